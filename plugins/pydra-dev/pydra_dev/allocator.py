@@ -9,7 +9,7 @@ from fractions import Fraction
 import msgspec
 
 from pydra_dev import schema
-from pydra_dev.allocation import build_allocation
+from pydra_dev.allocation_result import build_allocation
 from pydra_dev.pools import DeviceKey, NamedSlice, build_pools
 from pydra_dev.quantity import parse_quantity
 from pydra_dev.search import AllocationError, InUse, NamedClaim, Search, Wish

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import anyio
 
-from pydra_dev.control_plan import full_name
-from pydra_dev.descriptions import Paragraph
+from pydra_dev.controller_decisions import full_name
+from pydra_dev.explanations import Paragraph
 from pydra_dev.kinds import PODS, RESOURCE_CLAIMS
 from pydra_dev.kubelet.claims import ClaimCache, ClaimInfo
-from pydra_dev.kubelet.steps import Called, Step
+from pydra_dev.kubelet.observations import Called, Step
 from pydra_dev.node import AgentProcess, EmbeddedNode
 
 LOOK_INTERVAL = 0.02

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import anyio
 import anyio.lowlevel
 
-from pydra_dev.control_plan import (
+from pydra_dev.controller_decisions import (
     FINALIZER,
     attempt,
     build_claim,

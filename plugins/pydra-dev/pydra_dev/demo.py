@@ -25,9 +25,8 @@ from pydra_dev.allocator import AllocationError
 from pydra_dev.apiserver import DEFAULT_VERSION, FIRST_DRA_MINOR, parse_release
 from pydra_dev.cdi_specs import read_specs
 from pydra_dev.clean_up import LOOK_INTERVAL, CleanUp
-from pydra_dev.containers import Containers, find_runtime, run_containers
-from pydra_dev.control_plan import claim_names, full_name, is_finished
-from pydra_dev.descriptions import (
+from pydra_dev.controller_decisions import claim_names, full_name, is_finished
+from pydra_dev.explanations import (
     Paragraph,
     describe_allocation,
     describe_cdi_spec,
@@ -39,7 +38,7 @@ from pydra_dev.descriptions import (
     describe_step,
 )
 from pydra_dev.kinds import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from pydra_dev.kubelet.steps import Called, ContainerCreated, PodFailed, PodRunning, Registered, Step
+from pydra_dev.kubelet.observations import Called, ContainerCreated, PodFailed, PodRunning, Registered, Step
 from pydra_dev.node import (
     AgentProcess,
     EmbeddedNode,
@@ -51,6 +50,7 @@ from pydra_dev.node import (
 )
 from pydra_dev.page.operations import Operations
 from pydra_dev.page.server import Page, parse_address, serve_page
+from pydra_dev.real_containers import Containers, find_runtime, run_containers
 from pydra_dev.samples import (
     Manifest,
     choose_manifests,

@@ -42,9 +42,9 @@ from pydra.errors import BackendError, ContractError, PydraError, SettingsError
 from pydra.slices.build import build_wanted
 from pydra_dev.allocator import AllocationError
 from pydra_dev.apiserver import serve_control_plane
-from pydra_dev.control_plan import claim_names
+from pydra_dev.controller_decisions import claim_names
 from pydra_dev.demo import SETTLED, DemoError, Options
-from pydra_dev.descriptions import (
+from pydra_dev.explanations import (
     Paragraph,
     describe_allocation,
     describe_cdi_spec,

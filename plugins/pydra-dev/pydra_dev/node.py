@@ -29,9 +29,9 @@ from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
 from pydra_dev.apiserver import DEFAULT_VERSION, ApiServer, parse_release, serve_control_plane
 from pydra_dev.kubelet.kubelet import Kubelet, ignore_containers
+from pydra_dev.kubelet.observations import Report
 from pydra_dev.kubelet.pods import StopContainers
 from pydra_dev.kubelet.settings import QUICK, KubeletSettings
-from pydra_dev.kubelet.steps import Report
 
 _PORTS_TRIED = 1000
 STOP_DEADLINE = 30.0

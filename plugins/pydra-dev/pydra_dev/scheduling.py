@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from pydra_dev import schema
 from pydra_dev.allocator import AllocationError, InUse, NamedClaim, Review, allocate, read_in_use, review_devices
-from pydra_dev.control_plan import (
+from pydra_dev.controller_decisions import (
     FINALIZER,
     attempt,
     build_condition,

@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra_dev import schema
-from pydra_dev.allocation import Pick
+from pydra_dev.allocation_result import Pick
 from pydra_dev.capacity import CapacityError, Share, plan_share
 from pydra_dev.cel.environment import CompileError, EvaluationError, Variables, build_variables, compile_selector
 from pydra_dev.constraints import Constraint, build_constraints

@@ -22,7 +22,7 @@ from pydra_dev.kinds import (
     RESOURCE_SLICES,
     Kind,
 )
-from pydra_dev.rules import convert_event
+from pydra_dev.object_rules import convert_event
 from pydra_dev.status import JsonObject, StatusError, bad_request
 
 NONE = "<none>"

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from pydra.errors import PydraError
-from pydra_dev.descriptions import Paragraph, render
+from pydra_dev.explanations import Paragraph, render
 
 INTERRUPTED = 130
 

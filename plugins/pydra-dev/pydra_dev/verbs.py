@@ -19,8 +19,8 @@ import msgspec
 from pydra_dev.gates import Gates
 from pydra_dev.kinds import NAMESPACES, NEW_EVENTS, PODS, Kind
 from pydra_dev.metadata import begin_metadata, carry_metadata, format_time, mark_deleted, refuse_stale_delete
+from pydra_dev.object_rules import Context, admit_create, admit_update, convert_event
 from pydra_dev.patches import apply_patch
-from pydra_dev.rules import Context, admit_create, admit_update, convert_event
 from pydra_dev.schema import refuse_types
 from pydra_dev.selectors import Matcher, build_matcher
 from pydra_dev.status import (

@@ -9,7 +9,7 @@ import pytest
 from grpclib import GRPCError, Status
 
 from kubelet_world import World, open_world, running_plugin
-from pydra_dev.kubelet.steps import HealthChanged
+from pydra_dev.kubelet.observations import HealthChanged
 
 UNKNOWN, HEALTHY, UNHEALTHY = 0, 1, 2
 

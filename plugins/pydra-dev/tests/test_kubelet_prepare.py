@@ -8,7 +8,7 @@ from grpclib import GRPCError, Status
 
 from kubelet_world import open_world, running_plugin
 from pydra.kube.resources import EVENTS, RESOURCE_CLAIMS
-from pydra_dev.kubelet.steps import Called, ContainerCreated, PodEnded, PodFailed, PodRunning
+from pydra_dev.kubelet.observations import Called, ContainerCreated, PodEnded, PodFailed, PodRunning
 
 OTHER = "nic.example.com"
 

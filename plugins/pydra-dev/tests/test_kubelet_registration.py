@@ -11,8 +11,8 @@ from grpclib import GRPCError, Status
 from fake_plugin import FakePlugin
 from kubelet_world import World, open_world, running_plugin
 from pydra_dev.faults import Fault
+from pydra_dev.kubelet.observations import Deregistered, Registered, RegistrationFailed, SlicesWiped
 from pydra_dev.kubelet.registration import DraService
-from pydra_dev.kubelet.steps import Deregistered, Registered, RegistrationFailed, SlicesWiped
 
 DRIVER = "gpu.example.com"
 

@@ -12,7 +12,7 @@ import anyio
 import msgspec
 
 from pydra.kube.resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS, JsonObject
-from pydra_dev.kubelet.steps import Called, PodRunning, Step
+from pydra_dev.kubelet.observations import Called, PodRunning, Step
 from pydra_dev.node import EmbeddedNode, run_node
 from tests.integration.agent.process import Agent, run_agent
 

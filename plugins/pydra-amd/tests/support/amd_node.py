@@ -12,7 +12,7 @@ import anyio
 from pydra.kube.resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES, JsonObject
 from pydra_amd import DEVICE_CLASSES as CLASSES
 from pydra_amd import DRIVER
-from pydra_dev.kubelet.steps import Called, ContainerCreated, PodEnded, PodRunning, Step
+from pydra_dev.kubelet.observations import Called, ContainerCreated, PodEnded, PodRunning, Step
 from pydra_dev.node import EmbeddedNode, run_node
 from tests.integration.agent.process import DEADLINE, Agent, run_agent
 

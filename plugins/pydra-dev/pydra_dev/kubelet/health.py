@@ -22,10 +22,10 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from pydra.kubelet.pb import dra_health_v1, dra_health_v1alpha1
 from pydra_dev.kubelet.channel import settle_cancellation
+from pydra_dev.kubelet.observations import HealthChanged, Report
 from pydra_dev.kubelet.plugins import PluginInstance
 from pydra_dev.kubelet.registration import HealthService, Plugin
 from pydra_dev.kubelet.settings import KubeletSettings
-from pydra_dev.kubelet.steps import HealthChanged, Report
 
 MESSAGE_LIMIT = 1024
 WORDS = {0: "Unknown", 1: "Healthy", 2: "Unhealthy"}

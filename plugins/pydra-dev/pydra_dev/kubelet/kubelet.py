@@ -18,11 +18,11 @@ from pydra.kube.client import KubeClient
 from pydra.kube.resources import NODES, RESOURCE_SLICES
 from pydra_dev.kubelet.claims import ClaimCache
 from pydra_dev.kubelet.health import HealthCache, HealthStreams
+from pydra_dev.kubelet.observations import Report, SlicesWiped, Step
 from pydra_dev.kubelet.plugins import PluginRegistry, Registrar, watch_registry
 from pydra_dev.kubelet.pods import PodWorkers, StopContainers
 from pydra_dev.kubelet.preparer import ClaimPreparer
 from pydra_dev.kubelet.settings import KubeletSettings
-from pydra_dev.kubelet.steps import Report, SlicesWiped, Step
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from pydra.kubelet.pb import dra_v1, dra_v1beta1
 from pydra.kubelet.pb.pluginregistration_v1 import InfoRequest, RegistrationStatus, RegistrationStub
 from pydra_dev.kubelet.channel import WatchedChannel, settle_cancellation
 from pydra_dev.kubelet.claims import ClaimKey, PreparedDevice, check_unprepared, parse_prepared
+from pydra_dev.kubelet.observations import Deregistered, Registered, RegistrationFailed, Report
 from pydra_dev.kubelet.registration import DraService, Plugin, RegistrationError, accept_plugin, refuse_duplicate
 from pydra_dev.kubelet.settings import KubeletSettings, Periods
-from pydra_dev.kubelet.steps import Deregistered, Registered, RegistrationFailed, Report
 
 log = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from pydra.kube.client import KubeClient
 from pydra.kube.resources import EVENTS, PODS, WatchEventType
 from pydra_dev.cdi_specs import read_registry
 from pydra_dev.kubelet.health import HealthCache
+from pydra_dev.kubelet.observations import ContainerCreated, PodEnded, PodFailed, PodRunning, Report
 from pydra_dev.kubelet.preparer import CLAIM_ERRORS, ClaimPreparer
 from pydra_dev.kubelet.settings import KubeletSettings
-from pydra_dev.kubelet.steps import ContainerCreated, PodEnded, PodFailed, PodRunning, Report
 from pydra_dev.oci import InjectionError, OciSpec, inject_devices, stat_host_node
 
 JsonObject: TypeAlias = Mapping[str, Any]

@@ -27,8 +27,8 @@ from pydra_dev.kubelet.claims import (
     find_pod_claims,
     group_by_driver,
 )
+from pydra_dev.kubelet.observations import Called, Report
 from pydra_dev.kubelet.plugins import CallError, NotRegistered, PluginRegistry
-from pydra_dev.kubelet.steps import Called, Report
 
 CLAIM_ERRORS = (PodClaimError, NotRegistered, AnswerError, CallError, KubeError)
 """Everything that can keep a pod's claims from being prepared or unprepared."""

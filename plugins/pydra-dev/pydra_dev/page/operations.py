@@ -14,9 +14,9 @@ import msgspec
 from pydra.errors import SettingsError
 from pydra_dev.allocator import AllocationError, Review
 from pydra_dev.cdi_specs import read_specs
-from pydra_dev.control_plan import full_name
+from pydra_dev.controller_decisions import full_name
 from pydra_dev.kinds import DEVICE_TAINT_RULES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from pydra_dev.kubelet.steps import Called, Deregistered, HealthChanged, Step
+from pydra_dev.kubelet.observations import Called, Deregistered, HealthChanged, Step
 from pydra_dev.node import AgentProcess, EmbeddedNode
 from pydra_dev.page.view import (
     Claim,

@@ -23,7 +23,7 @@ from anyio import CancelScope
 from pydra.errors import SettingsError
 from pydra.observability.connections import Limits
 from pydra.observability.http import serve_routes
-from pydra_dev.descriptions import Paragraph
+from pydra_dev.explanations import Paragraph
 from pydra_dev.node import free_port
 from pydra_dev.page.operations import OperationError, Operations
 from pydra_dev.pools import DeviceKey

@@ -18,8 +18,8 @@ from pydra.kube.credentials import load_credentials
 from pydra.kube.resources import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
 from pydra_dev.apiserver import ApiServer, serve_api
 from pydra_dev.kubelet.kubelet import Kubelet
+from pydra_dev.kubelet.observations import Step
 from pydra_dev.kubelet.settings import QUICK, KubeletSettings, Periods
-from pydra_dev.kubelet.steps import Step
 
 DEADLINE = 60.0
 StepT = TypeVar("StepT", bound=Step)

@@ -28,7 +28,7 @@ from pydra.kube.resources import (
     JsonObject,
     Resource,
 )
-from pydra_dev.kubelet.steps import Called, ContainerCreated, PodRunning, Step
+from pydra_dev.kubelet.observations import Called, ContainerCreated, PodRunning, Step
 from pydra_dev.node import EmbeddedNode, run_node
 from pydra_dev.oci import OciSpec
 from pydra_nvidia import DEVICE_CLASSES as CLASSES

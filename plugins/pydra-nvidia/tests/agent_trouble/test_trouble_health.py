@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pydra_dev.kubelet.steps import PodEnded
+from pydra_dev.kubelet.observations import PodEnded
 
 if TYPE_CHECKING:
     from conftest import Scene

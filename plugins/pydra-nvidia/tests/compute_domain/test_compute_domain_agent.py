@@ -24,7 +24,7 @@ from pydra.kube.resources import (
     RESOURCE_SLICES,
     JsonObject,
 )
-from pydra_dev.kubelet.steps import ContainerCreated, PodRunning, Step
+from pydra_dev.kubelet.observations import ContainerCreated, PodRunning, Step
 from pydra_dev.node import EmbeddedNode, run_node
 from pydra_dev.oci import OciSpec
 from pydra_nvidia.compute_domain import DEVICE_CLASSES as CLASSES

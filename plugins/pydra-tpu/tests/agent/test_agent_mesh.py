@@ -11,7 +11,7 @@ import anyio
 import yaml
 
 from pydra.kube.resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES, JsonObject
-from pydra_dev.kubelet.steps import ContainerCreated, PodEnded, PodRunning, Step
+from pydra_dev.kubelet.observations import ContainerCreated, PodEnded, PodRunning, Step
 from pydra_dev.node import EmbeddedNode, run_node
 from pydra_tpu import DEVICE_CLASSES as CLASSES
 from pydra_tpu import DRIVER

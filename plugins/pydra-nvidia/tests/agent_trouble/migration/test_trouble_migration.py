@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pydra_dev.kubelet.steps import ContainerCreated
+from pydra_dev.kubelet.observations import ContainerCreated
 
 if TYPE_CHECKING:
     from conftest import Scene, Vendor

@@ -19,7 +19,7 @@ from anyio.streams.text import TextReceiveStream
 
 from pydra.errors import SettingsError
 from pydra_dev.cdi_specs import Hook
-from pydra_dev.kubelet.steps import ContainerCreated
+from pydra_dev.kubelet.observations import ContainerCreated
 from pydra_dev.oci import OciDevice, OciSpec
 
 RUNTIMES = ("runc", "crun")

@@ -10,9 +10,9 @@ import pytest
 
 from pydra.errors import SettingsError
 from pydra_dev.cdi_specs import Hook, Mount
-from pydra_dev.containers import build_config, find_runtime
 from pydra_dev.demo import Demo, Options, run_until_signal
 from pydra_dev.oci import OciDevice, OciSpec
+from pydra_dev.real_containers import build_config, find_runtime
 
 BACKEND = """
 from pathlib import Path

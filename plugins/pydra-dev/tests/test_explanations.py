@@ -9,7 +9,7 @@ import yaml
 
 from pydra_dev.allocator import Review
 from pydra_dev.cdi_specs import Hook, IntelRdt, Mount, NetDevice
-from pydra_dev.descriptions import (
+from pydra_dev.explanations import (
     Paragraph,
     describe_allocation,
     describe_cdi_spec,
@@ -23,8 +23,7 @@ from pydra_dev.descriptions import (
     render,
     shorten,
 )
-from pydra_dev.kubelet.registration import DraService, Plugin
-from pydra_dev.kubelet.steps import (
+from pydra_dev.kubelet.observations import (
     Called,
     ContainerCreated,
     Deregistered,
@@ -37,6 +36,7 @@ from pydra_dev.kubelet.steps import (
     SlicesWiped,
     Step,
 )
+from pydra_dev.kubelet.registration import DraService, Plugin
 from pydra_dev.oci import OciDevice, OciSpec
 from pydra_dev.samples import POD, read_sample
 

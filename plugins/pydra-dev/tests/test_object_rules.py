@@ -16,7 +16,7 @@ from pydra_dev.kinds import (
     RESOURCE_SLICES,
     Kind,
 )
-from pydra_dev.rules import Context, admit_create, admit_update
+from pydra_dev.object_rules import Context, admit_create, admit_update
 from pydra_dev.status import StatusError
 
 JsonObject = dict[str, Any]

@@ -13,7 +13,7 @@ import msgspec
 
 from pydra_dev.allocator import Review
 from pydra_dev.cdi_specs import Hook, Mount
-from pydra_dev.kubelet.steps import (
+from pydra_dev.kubelet.observations import (
     Called,
     ContainerCreated,
     Deregistered,
