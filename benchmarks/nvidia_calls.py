@@ -27,7 +27,7 @@ from pydra.backends.child.calls import CallThreads
 from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.composition import open_backend
 from pydra_nvidia.host.driver_root import SETTLED_SECONDS as SETTLED
-from pydra_nvidia.node import find_node
+from pydra_nvidia.machine_access import find_machine
 from pydra_nvidia.nvml.library import use_library
 from pydra_nvidia.simulation.tree.sync import TreeSync
 
@@ -139,7 +139,7 @@ async def _measure(report: Report, state: str, stopwatch: Stopwatch, rounds: int
         "PYDRA_NVIDIA_STATE": state,
         "PYDRA_NVIDIA_DYNAMIC_MIG": "true",
     }
-    async with open_backend(find_node(variables)) as backend:
+    async with open_backend(find_machine(variables)) as backend:
         await backend.restore(())
         begin = time.perf_counter()
         inventory = await backend.discover()

@@ -48,7 +48,7 @@ async def connect(settings: Settings) -> AsyncIterator[NvidiaBackend]:
     """The node's hardware, or the one of the scenario PYDRA_NVIDIA_SCENARIO."""
     # Imported here: the webhook reads types only.
     from pydra_nvidia.composition import open_backend  # noqa: PLC0415
-    from pydra_nvidia.node import find_node  # noqa: PLC0415
+    from pydra_nvidia.machine_access import find_machine  # noqa: PLC0415
 
-    async with open_backend(find_node(os.environ, settings)) as backend:
+    async with open_backend(find_machine(os.environ, settings)) as backend:
         yield backend

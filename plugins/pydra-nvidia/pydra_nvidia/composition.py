@@ -17,8 +17,8 @@ from pydra_nvidia.health.incidents import FILE, IncidentStore
 from pydra_nvidia.health.monitor import HealthMonitor
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
 from pydra_nvidia.host.persistenced import Persistenced
+from pydra_nvidia.machine_access import MachineAccess
 from pydra_nvidia.mig.apply_partitions import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
-from pydra_nvidia.node import Node
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.prior_state import PriorState
 from pydra_nvidia.settings import Settings
@@ -35,10 +35,10 @@ _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
+async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
     """The backend, with a session to NVML that begins when it is first needed and ends with the block."""
-    settings, tree, gate = node.settings, node.tree, node.gate
-    session = NvmlSession(node.load, gate)
+    settings, tree, gate = machine.settings, machine.tree, machine.gate
+    session = NvmlSession(machine.load, gate)
     hardware = HardwareReader(session, tree, settings=settings)
     health = HealthMonitor(session, IncidentStore(os.path.join(settings.state, FILE)), settings=settings)
 

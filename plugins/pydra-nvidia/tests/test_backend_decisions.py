@@ -10,7 +10,7 @@ import pytest
 from pydra import AllocatedDevice, Claim
 from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.composition import open_backend
-from pydra_nvidia.node import find_node
+from pydra_nvidia.machine_access import find_machine
 from pydra_nvidia.simulation.simulation import open_simulation
 from pydra_nvidia.steps import CreateMig, MigModeOn
 from small_agent import SmallAgent, as_kept
@@ -42,7 +42,7 @@ class Node:
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     variables = {"PYDRA_NVIDIA_SCENARIO": "hgx-h100", "PYDRA_NVIDIA_STATE": str(tmp_path)}
-    async with open_backend(find_node(variables)) as backend:
+    async with open_backend(find_machine(variables)) as backend:
         await backend.restore(())
         yield Node(backend, tmp_path)
 

@@ -11,7 +11,7 @@ import pytest
 
 from pydra import TerminalError
 from pydra_nvidia.composition import open_backend
-from pydra_nvidia.node import find_node
+from pydra_nvidia.machine_access import find_machine
 from pydra_nvidia.simulation.simulation import open_simulation
 
 
@@ -26,7 +26,7 @@ def wait_locked(lock: threading.Lock) -> None:
 async def test_a_gpu_that_leaves_while_the_machine_is_read_is_not_called_lost(tmp_path: Path) -> None:
     variables = {"PYDRA_NVIDIA_SCENARIO": "hgx-h100", "PYDRA_NVIDIA_STATE": str(tmp_path)}
     simulation = open_simulation("hgx-h100", str(tmp_path))
-    async with open_backend(find_node({**variables, "PYDRA_NVIDIA_POLL_PERIOD": "0.02"})) as backend:
+    async with open_backend(find_machine({**variables, "PYDRA_NVIDIA_POLL_PERIOD": "0.02"})) as backend:
         before = await backend.discover()
         reached, go_on = threading.Event(), threading.Event()
 
@@ -57,6 +57,6 @@ async def test_a_gpu_that_leaves_while_the_machine_is_read_is_not_called_lost(tm
 async def test_what_is_raised_while_a_backend_is_open_leaves_it_as_it_is(tmp_path: Path, raised: BaseException) -> None:
     variables = {"PYDRA_NVIDIA_SCENARIO": "hgx-h100", "PYDRA_NVIDIA_STATE": str(tmp_path)}
     with pytest.raises(type(raised)) as caught:
-        async with open_backend(find_node(variables)):
+        async with open_backend(find_machine(variables)):
             raise raised
     assert caught.value is raised

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pydra import AllocatedDevice, Claim, ClaimError, HeldClaim, StepStage
 from pydra_nvidia.composition import open_backend
-from pydra_nvidia.node import find_node
+from pydra_nvidia.machine_access import find_machine
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 from pydra_nvidia.simulation.state import GpuState, Process
 from pydra_nvidia.steps import BindVfio, MigModeOff
@@ -48,7 +48,7 @@ class Node:
     def backend(self, **settings: str) -> Any:
         named = {f"PYDRA_NVIDIA_{name.upper()}": value for name, value in settings.items()}
         own = {"PYDRA_NVIDIA_SCENARIO": self.scenario, "PYDRA_NVIDIA_STATE": str(self.path)}
-        return open_backend(find_node({**own, "PYDRA_NVIDIA_POLL_PERIOD": "0.02", **named}))
+        return open_backend(find_machine({**own, "PYDRA_NVIDIA_POLL_PERIOD": "0.02", **named}))
 
     def gpu(self) -> GpuState:
         view = self.simulation.machine.read()

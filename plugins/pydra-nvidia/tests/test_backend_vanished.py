@@ -10,7 +10,7 @@ import pytest
 
 from pydra import AllocatedDevice, Claim, Device, HealthStatus
 from pydra_nvidia.composition import open_backend
-from pydra_nvidia.node import find_node
+from pydra_nvidia.machine_access import find_machine
 from pydra_nvidia.simulation.simulation import open_simulation
 from small_agent import SmallAgent
 
@@ -29,7 +29,7 @@ class Node:
         self.inject = open_simulation(str(scenario), str(path / "machine")).inject
 
     def backend(self) -> Any:
-        return open_backend(find_node(self._place))
+        return open_backend(find_machine(self._place))
 
 
 async def unhealthy(backend: Any) -> dict[str, Device]:

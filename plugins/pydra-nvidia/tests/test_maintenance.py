@@ -17,7 +17,7 @@ import pytest
 from pydra import AllocatedDevice, Claim, HealthStatus, Inventory, TaintEffect
 from pydra_nvidia.composition import open_backend
 from pydra_nvidia.health.diagnosis import MAINTENANCE
-from pydra_nvidia.node import find_node
+from pydra_nvidia.machine_access import find_machine
 from pydra_nvidia.nvml.maintenance_gate import LOCK, REQUEST, UNSAID, Gate, InMaintenance
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
@@ -148,7 +148,9 @@ class Node:
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     simulation = open_simulation("hgx-h100", str(tmp_path))
     variables = {"SCENARIO": "hgx-h100", "STATE": str(tmp_path), "POLL_PERIOD": "0.02", "DYNAMIC_MIG": "true"}
-    async with open_backend(find_node({f"PYDRA_NVIDIA_{name}": value for name, value in variables.items()})) as backend:
+    async with open_backend(
+        find_machine({f"PYDRA_NVIDIA_{name}": value for name, value in variables.items()})
+    ) as backend:
         await backend.restore(())
         yield Node(backend, simulation, tmp_path)
 
@@ -247,7 +249,7 @@ async def test_what_has_begun_is_finished_before(node: Node) -> None:
 async def test_nothing_is_published_of_hardware_that_nobody_has_seen_yet(node: Node, tmp_path: Path) -> None:
     node.gate.ask(600)
     variables = {"PYDRA_NVIDIA_SCENARIO": "hgx-h100", "PYDRA_NVIDIA_STATE": str(tmp_path)}
-    async with open_backend(find_node(variables)) as backend:
+    async with open_backend(find_machine(variables)) as backend:
         await backend.restore(())
         with pytest.raises(InMaintenance):
             await backend.discover()

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from pydra_nvidia.composition import open_backend
-from pydra_nvidia.node import find_node
+from pydra_nvidia.machine_access import find_machine
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 from small_agent import SmallAgent
 
@@ -48,7 +48,7 @@ async def test_a_function_goes_back_to_the_driver_only_if_that_driver_bound_it(
     if overridden:
         tree.write(tree.sys(f"bus/pci/devices/{ADDRESS}/driver_override"), "vfio-pci")
     directory = leave_checkpoint(tmp_path)
-    async with open_backend(find_node(environ)) as backend:
+    async with open_backend(find_machine(environ)) as backend:
         (taken,) = (await backend.inherit(str(directory))).claims
         agent = SmallAgent(backend)
         agent.note(replace(taken.claim, namespace="default", name="guest"), completed=True)
@@ -79,6 +79,6 @@ async def test_a_device_plugin_that_gives_out_the_same_gpus_is_told(
         plugin.bind(f"{place}/{name}")
         if listens:
             plugin.listen()
-        async with open_backend(find_node(environ)) as backend:
+        async with open_backend(find_machine(environ)) as backend:
             await backend.inherit("/kubelet/plugins/gpu.nvidia.com")
     assert ("NVIDIA's device plugin serves on this node too" in caplog.text) is told

@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Mapping
 
-from pydra_nvidia.node import Node, find_node
+from pydra_nvidia.machine_access import MachineAccess, find_machine
 from pydra_nvidia.settings import PREFIX
 
 
@@ -22,10 +22,10 @@ def add_node_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def node_of(parsed: argparse.Namespace, environ: Mapping[str, str]) -> Node:
+def machine_of(parsed: argparse.Namespace, environ: Mapping[str, str]) -> MachineAccess:
     """The node that the arguments and variables mean; raises SettingsError, ScenarioError."""
     given = {f"{PREFIX}SCENARIO": parsed.scenario, f"{PREFIX}STATE": parsed.state}
-    return find_node({**environ, **{name: value for name, value in given.items() if value}})
+    return find_machine({**environ, **{name: value for name, value in given.items() if value}})
 
 
 def minor(text: str) -> int:

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydra import PydraError
-from pydra_nvidia.cli.arguments import add_node_arguments, node_of
+from pydra_nvidia.cli.arguments import add_node_arguments, machine_of
 from pydra_nvidia.devices import GpuName, gpu_name, parse_name
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.health.incidents import FILE, IncidentStore, explain
-from pydra_nvidia.node import Node
+from pydra_nvidia.machine_access import MachineAccess
 from pydra_nvidia.nvml.session import NvmlSession
 
 
@@ -38,10 +38,10 @@ def add_command(commands: Any) -> None:
 
 def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Raises ErrorsKept; PydraError when a minor number means nothing now."""
-    node = node_of(parsed, environ)
-    uuid = _uuid(node, parsed.gpu) if parsed.gpu else None
+    machine = machine_of(parsed, environ)
+    uuid = _uuid(machine, parsed.gpu) if parsed.gpu else None
     said: list[str] = []
-    memory = IncidentStore(os.path.join(node.settings.state, FILE), said.append)
+    memory = IncidentStore(os.path.join(machine.settings.state, FILE), said.append)
     forgotten = [one for one in memory.incidents if uuid in (None, one.gpu)]
     if not said:
         memory.forget(lambda one: one in forgotten)
@@ -54,16 +54,16 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return 0
 
 
-def _uuid(node: Node, text: str) -> str:
+def _uuid(machine: MachineAccess, text: str) -> str:
     """A UUID is taken as it is: its GPU may be gone."""
     if text.startswith("GPU-"):
         return text
     name = parse_name(text if text.startswith("gpu-") else gpu_name(int(text)) if text.isdecimal() else "")
     if not isinstance(name, GpuName):
         raise ErrorsKept(f"{text!r} is not a GPU: give its UUID, or its minor number as 3 or gpu-3")
-    session = NvmlSession(node.load, node.gate)
+    session = NvmlSession(machine.load, machine.gate)
     try:
-        reading = asyncio.run(HardwareReader(session, node.tree, settings=node.settings).read())
+        reading = asyncio.run(HardwareReader(session, machine.tree, settings=machine.settings).read())
     finally:
         session.close()
     for gpu in reading.gpus:

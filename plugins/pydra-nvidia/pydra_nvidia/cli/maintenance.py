@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from pydra import PydraError
-from pydra_nvidia.cli.arguments import add_node_arguments, node_of
+from pydra_nvidia.cli.arguments import add_node_arguments, machine_of
 from pydra_nvidia.nvml.maintenance_gate import Gate
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -70,7 +70,7 @@ def duration(text: str) -> float:
 
 def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Raises StillOpen, RequestFailed, SettingsError, ScenarioError."""
-    gate = node_of(parsed, environ).gate
+    gate = machine_of(parsed, environ).gate
     if parsed.hold:
         return _hold(gate, parsed.wait)
     gate.ask(parsed.seconds)
@@ -81,7 +81,7 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 def take_back(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Raises RequestFailed, SettingsError, ScenarioError."""
-    there = node_of(parsed, environ).gate.withdraw()
+    there = machine_of(parsed, environ).gate.withdraw()
     print("maintenance has ended; the GPUs are used again" if there else "no maintenance was requested")
     return 0
 

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from pydra_nvidia.cli.arguments import add_node_arguments, node_of
+from pydra_nvidia.cli.arguments import add_node_arguments, machine_of
 from pydra_nvidia.host.filesystem import replace_file
-from pydra_nvidia.node import needs_simulation
+from pydra_nvidia.machine_access import needs_simulation
 
 _SALT_BYTES = 32
 
@@ -40,11 +40,11 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     with needs_simulation():
         from pydra_nvidia.simulation.recording.record import record  # noqa: PLC0415 - the simulation, for this command only
 
-    node = node_of(parsed, environ)
+    machine = machine_of(parsed, environ)
     salt = parsed.salt.encode() if parsed.salt else secrets.token_bytes(_SALT_BYTES)
     today = datetime.datetime.now(datetime.UTC).date()
-    with node.gate.inside():
-        recording = asyncio.run(record(node.settings, node.tree, node.load, salt=salt, day=today))
+    with machine.gate.inside():
+        recording = asyncio.run(record(machine.settings, machine.tree, machine.load, salt=salt, day=today))
     if parsed.output is None:
         sys.stdout.write(recording.text)
     else:

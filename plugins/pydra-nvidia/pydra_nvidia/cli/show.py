@@ -15,7 +15,7 @@ import msgspec
 
 from pydra import HealthStatus, PydraError
 from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
-from pydra_nvidia.cli.arguments import add_node_arguments, node_of
+from pydra_nvidia.cli.arguments import add_node_arguments, machine_of
 from pydra_nvidia.devices import gpu_name, mig_name
 from pydra_nvidia.hardware_reader import HardwareReader, read_without_driver
 from pydra_nvidia.hardware_types import Gpu, Mig, NvLinks, Reading
@@ -24,7 +24,7 @@ from pydra_nvidia.health.incidents import FILE, Incident, IncidentStore, explain
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_driver_root
 from pydra_nvidia.host.kernel_driver import read_module_version
 from pydra_nvidia.host.pci import DRIVER
-from pydra_nvidia.node import Node
+from pydra_nvidia.machine_access import MachineAccess
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_pci import PciFunction, is_vfio
@@ -45,7 +45,7 @@ def add_command(commands: Any) -> None:
 
 def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Raises SettingsError, ScenarioError; what is wrong with the hardware is shown."""
-    look = asyncio.run(look_at(node_of(parsed, environ)))
+    look = asyncio.run(look_at(machine_of(parsed, environ)))
     if parsed.json:
         print(msgspec.json.format(msgspec.json.encode(look.reading), indent=2).decode())
         for problem in look.problems:
@@ -55,39 +55,39 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return 1 if look.problems else 0
 
 
-async def look_at(node: Node) -> Look:
+async def look_at(machine: MachineAccess) -> Look:
     """All that is to be said."""
     problems: list[str] = []
-    session = NvmlSession(node.load, node.gate)
+    session = NvmlSession(machine.load, machine.gate)
     try:
-        reading = await HardwareReader(session, node.tree, settings=node.settings).read()
+        reading = await HardwareReader(session, machine.tree, settings=machine.settings).read()
     except PydraError as error:
         problems.append(str(error))
-        reading = await asyncio.to_thread(read_without_driver, node.tree)
+        reading = await asyncio.to_thread(read_without_driver, machine.tree)
     finally:
         session.close()
-    root = await asyncio.to_thread(_find_root, node, problems, needed=bool(reading.functions))
+    root = await asyncio.to_thread(_find_root, machine, problems, needed=bool(reading.functions))
     try:
-        containers = describe_hooks(await asyncio.to_thread(find_hook, node.tree, node.settings))
+        containers = describe_hooks(await asyncio.to_thread(find_hook, machine.tree, machine.settings))
     except PydraError as error:
         containers = ""
         problems.append(str(error))
-    memory = IncidentStore(os.path.join(node.settings.state, FILE), problems.append)
+    memory = IncidentStore(os.path.join(machine.settings.state, FILE), problems.append)
     return Look(
         reading=reading,
         root=root,
-        module=await asyncio.to_thread(read_module_version, node.tree),
+        module=await asyncio.to_thread(read_module_version, machine.tree),
         containers=containers,
-        diagnosis=diagnose(reading, memory.incidents, settings=node.settings, now=time.time()),
+        diagnosis=diagnose(reading, memory.incidents, settings=machine.settings, now=time.time()),
         incidents=memory.incidents,
-        settings=node.settings,
+        settings=machine.settings,
         problems=tuple(problems),
     )
 
 
-def _find_root(node: Node, problems: list[str], *, needed: bool) -> DriverRoot | None:
+def _find_root(machine: MachineAccess, problems: list[str], *, needed: bool) -> DriverRoot | None:
     try:
-        return find_driver_root(node.tree, node.settings)
+        return find_driver_root(machine.tree, machine.settings)
     except DriverMissing as error:
         if needed and str(error) not in problems:
             problems.append(str(error))

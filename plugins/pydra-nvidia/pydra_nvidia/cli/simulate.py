@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydra_nvidia.cli.arguments import minor
-from pydra_nvidia.node import needs_simulation
+from pydra_nvidia.machine_access import needs_simulation
 from pydra_nvidia.settings import PREFIX
 
 if TYPE_CHECKING:

@@ -44,6 +44,6 @@ async def connect(settings: Settings) -> AsyncIterator[ComputeDomainBackend]:
     """The node's fabric and IMEX channels, or those of the scenario PYDRA_NVIDIA_COMPUTE_DOMAIN_SCENARIO."""
     # Imported here: the webhook reads types only.
     from pydra_nvidia.compute_domain.backend import ComputeDomainBackend  # noqa: PLC0415
-    from pydra_nvidia.node import find_node  # noqa: PLC0415
+    from pydra_nvidia.machine_access import find_machine  # noqa: PLC0415
 
-    yield ComputeDomainBackend(find_node({}, settings.of_node()), settings)
+    yield ComputeDomainBackend(find_machine({}, settings.of_node()), settings)

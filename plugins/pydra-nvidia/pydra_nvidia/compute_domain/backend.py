@@ -44,7 +44,7 @@ from pydra_nvidia.host.kernel_driver import (
 )
 from pydra_nvidia.host.pci import DRIVER as KERNEL_DRIVER
 from pydra_nvidia.host.pci import find_gpus
-from pydra_nvidia.node import Node
+from pydra_nvidia.machine_access import MachineAccess
 from pydra_nvidia.nvml.maintenance_gate import InMaintenance
 from pydra_nvidia.nvml.nvlink import NodeFabric, find_fabric, read_fabrics
 from pydra_nvidia.nvml.session import NvmlSession
@@ -70,15 +70,15 @@ class FabricNotReady(ClaimError):
 class ComputeDomainBackend:
     """One node's part in ComputeDomains. NVML is open only while it is asked, so it never keeps a driver in use."""
 
-    def __init__(self, node: Node, settings: Settings) -> None:
+    def __init__(self, machine: MachineAccess, settings: Settings) -> None:
         self._settings = settings
-        self._node = node
-        self._tree = node.tree
-        self._session = NvmlSession(node.load, node.gate)
-        self._bus = find_gpus(node.tree)
-        self._edits = DeviceEdits(node.tree, node.settings)
-        self._directories = DomainDirectories(node.settings.state)
-        self._imex = ImexControl(lambda: find_driver_root(node.tree, node.settings))
+        self._machine = machine
+        self._tree = machine.tree
+        self._session = NvmlSession(machine.load, machine.gate)
+        self._bus = find_gpus(machine.tree)
+        self._edits = DeviceEdits(machine.tree, machine.settings)
+        self._directories = DomainDirectories(machine.settings.state)
+        self._imex = ImexControl(lambda: find_driver_root(machine.tree, machine.settings))
         self._last: Inventory | None = None
         self._seen: object = None
         self._settled = True

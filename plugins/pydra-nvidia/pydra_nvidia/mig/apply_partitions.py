@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydra import Claim, ClaimError, HeldClaim, LeftBehind, held_claims
-from pydra_nvidia.entries import Entry, read_entries
 from pydra_nvidia.hardware_types import GpuInstance
+from pydra_nvidia.held_claims import Entry, read_entries
 from pydra_nvidia.mig.plan_partitions import describe, slices
 from pydra_nvidia.nvml.errors import PASSING, Code, NvmlError
 from pydra_nvidia.nvml.gpus import name_processes

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydra import Claim, ClaimError, HeldClaim, LeftBehind, PydraError, Sample, SampleKind, held_claims
 from pydra_nvidia.deadlines import left, time_for
-from pydra_nvidia.entries import Entry, read_entries
 from pydra_nvidia.hardware_types import Reading
+from pydra_nvidia.held_claims import Entry, read_entries
 from pydra_nvidia.nvml.gpus import restore_compute_modes, set_exclusive
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Orphans, Settings

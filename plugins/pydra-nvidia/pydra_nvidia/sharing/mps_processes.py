@@ -27,7 +27,7 @@ import msgspec
 from pydra_nvidia.host.driver_programs import SYSTEM_PATH, Program, find_environment
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.settings import MpsLauncher
-from pydra_nvidia.sharing import mps_exec
+from pydra_nvidia.sharing import mps_launcher
 from pydra_nvidia.sharing.mps_directory import MpsDirectory
 
 SHELLS = ("/usr/bin/sh", "/bin/sh")
@@ -62,7 +62,7 @@ def find_context(how: MpsLauncher, first: str = "/proc/1") -> LaunchContext:
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What `mps_exec` does, in this order.
+    """What `mps_launcher` does, in this order.
 
     Enter `namespaces`; leave the control groups; unmount; mount tmpfs with these options; bind directories (source to
     target) for itself only; change the root; become `argv`.
@@ -79,7 +79,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     def command(self) -> tuple[str, ...]:
         """The program to run, with its arguments."""
-        return (sys.executable, "-I", mps_exec.__file__, msgspec.json.encode(self).decode())
+        return (sys.executable, "-I", mps_launcher.__file__, msgspec.json.encode(self).decode())
 
 
 def plan_mount(place: MpsDirectory, size: str, where: LaunchContext) -> Launch:

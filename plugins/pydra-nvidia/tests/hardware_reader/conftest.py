@@ -10,7 +10,7 @@ import pytest
 from pydra import Sample
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Reading
-from pydra_nvidia.nvml.metrics import read_samples
+from pydra_nvidia.nvml.samples import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation

@@ -19,7 +19,7 @@ from pydra import ClaimError
 from pydra_nvidia.host.driver_programs import Program
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.settings import MpsLauncher, Settings
-from pydra_nvidia.sharing import mps_exec
+from pydra_nvidia.sharing import mps_launcher
 from pydra_nvidia.sharing.mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
 from pydra_nvidia.sharing.mps_directory import MpsDirectory, find_directory
@@ -157,7 +157,7 @@ def test_what_is_mounted_of_a_place_is_found_the_latest_first(tmp_path: Path) ->
 
 def test_a_plan_goes_to_a_program_that_needs_nothing_of_the_package() -> None:
     python, isolated, path, text = Launch(argv=("/bin/true",), environment={"A": "b"}).command()
-    assert (python, isolated, path) == (sys.executable, "-I", mps_exec.__file__)
+    assert (python, isolated, path) == (sys.executable, "-I", mps_launcher.__file__)
     assert json.loads(text)["argv"] == ["/bin/true"]
     assert json.loads(text)["environment"] == {"A": "b"}
 

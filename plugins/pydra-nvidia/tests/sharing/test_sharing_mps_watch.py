@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from pydra import AllocatedDevice, Claim
-from pydra_nvidia.entries import read_entries
+from pydra_nvidia.held_claims import read_entries
 from pydra_nvidia.settings import Orphans
 from pydra_nvidia.sharing.mps import MpsWatch, StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons

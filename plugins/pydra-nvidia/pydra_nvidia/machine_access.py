@@ -1,4 +1,4 @@
-"""The machine that a backend serves: its settings, its files, how NVML is loaded there. The node, or a scenario's."""
+"""How the machine that is served is reached: settings, files, and how NVML is loaded. The node, or a scenario's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def needs_simulation() -> Iterator[None]:
         raise SimulationMissing(message) from None
 
 
-class Node(NamedTuple):
+class MachineAccess(NamedTuple):
     """A machine to serve: its settings, its files, how NVML is loaded there, and whether it may be."""
 
     settings: Settings
@@ -47,7 +47,7 @@ class Node(NamedTuple):
     gate: Gate
 
 
-def find_node(environ: Mapping[str, str], settings: Settings | None = None) -> Node:
+def find_machine(environ: Mapping[str, str], settings: Settings | None = None) -> MachineAccess:
     """The node that this runs on, or the scenario's. `settings` are those that the agent read, where it did.
 
     Raises SettingsError, ScenarioError, SimulationMissing.
@@ -62,9 +62,9 @@ def find_node(environ: Mapping[str, str], settings: Settings | None = None) -> N
         simulation = open_simulation(settings.scenario, state)
         own = {name: value for name, value in environ.items() if name != f"{PREFIX}STATE"}
         settings = replace(parse_settings(own, simulation.settings), **_differing(settings))
-        return Node(settings, simulation.tree, simulation.load, Gate(settings.state))
+        return MachineAccess(settings, simulation.tree, simulation.load, Gate(settings.state))
     tree = Tree(Roots(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root))
-    return Node(
+    return MachineAccess(
         settings, tree, lambda: load_pynvml(find_driver_root(tree, settings).nvml_library), Gate(settings.state)
     )
 
