@@ -303,6 +303,7 @@ class _Run:
         self._conclude_one(
             Rule.BLOCKING, [f"it was blocked for {one.blocked:.1f} s: {one.place}" for one in observed if one.blocked]
         )
+        self._conclude_one(Rule.AWAITED, [one.unawaited for one in observed if one.unawaited])
         self._conclude_one(Rule.LEAKED_TASKS, self._leaks.tasks)
         self._conclude_one(Rule.LEAKED_THREADS, self._leaks.threads)
         self._conclude_one(Rule.LEAKED_DESCRIPTORS, self._leaks.descriptors)

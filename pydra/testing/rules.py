@@ -150,6 +150,11 @@ class Rule(Enum):
         "the event loop is not blocked",
         "no other call makes progress meanwhile, and after 15 s the process is replaced; use `asyncio.to_thread`",
     )
+    AWAITED = (
+        "awaited",
+        "every coroutine that it calls is awaited",
+        "without `await` nothing of it is done, and Python only warns",
+    )
     LEAKED_TASKS = "leaked-tasks", "repeated calls leave no tasks behind", "the agent calls it for months"
     LEAKED_THREADS = (
         "leaked-threads",

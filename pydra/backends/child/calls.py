@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import sys
 import threading
 import traceback
@@ -267,8 +268,9 @@ def _thread_frames(frame: FrameType | None) -> list[FrameType]:
 
 
 def _format(frames: Iterator[FrameType] | Sequence[FrameType]) -> str:
-    """Format the frames as in a traceback."""
-    stack = ((frame, frame.f_lineno) for frame in frames if frame.f_code.co_filename != __file__)
+    """Format the frames as in a traceback, without those of this package."""
+    here = os.path.dirname(__file__)
+    stack = ((one, one.f_lineno) for one in frames if os.path.dirname(one.f_code.co_filename) != here)
     return "".join(traceback.StackSummary.extract(stack).format())
 
 

@@ -12,12 +12,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
+import selectors
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from enum import Enum
 from types import FrameType
@@ -38,6 +41,10 @@ BLOCKED_SECONDS = 1.0
 
 _BEAT_SECONDS = 0.1
 _SAMPLES: tuple[Any, ...] = (None, True, -1, 0, 1.5, "", "pydra-no-such-value", (), {}, {"pydraNoSuchField": 1})
+_UNAWAITED = re.compile(
+    r"(?P<what>coroutine '.*' was never awaited)\n.*\n"
+    r' *File "(?P<file>.*)", line (?P<line>\d+), in (?P<name>.*)'
+)
 _CHANGES = {
     "os.mkdir",
     "os.remove",
@@ -97,6 +104,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """For how many seconds the event loop could do nothing else."""
     place: str = ""
     """Where it was then: `FILE:LINE, in FUNCTION`."""
+    unawaited: str = ""
+    """A coroutine that was not awaited, and where it was called."""
     failing_rules: tuple[str, ...] = ()
     """Values for which the backend's own rules for configuration fail instead of refusing them."""
     untyped: tuple[str, ...] = ()
@@ -146,6 +155,8 @@ class ObservedCalls(CallServer):
         self._watch = _LoopWatch(self._observe)
         for kind, config_type in types.configs.items():
             self._observe(_try_config_type(kind, config_type, check))
+
+        _UnawaitedWatch(self._observe).start()
 
     def receive(self, message: ToBackend) -> None:
         """Start the watch with the first call: what happens at the import keeps nobody waiting."""
@@ -212,26 +223,34 @@ class _Interrupted:
     def __init__(self, coroutine: Any, order: Order) -> None:
         self.cr_await = coroutine  # so that a stack of the call goes on below
         self._order = order
-        self._step = coroutine.send
-        self._argument: Any = None
         self.waits = 0
         self.cancelled = 0.0
 
-    def __await__(self) -> Generator[Any, Any, Any]:
+    def __await__(self) -> _Interrupted:
         if not self._order.at:
             self._interrupt()
-        while True:
-            try:
-                future = self._step(self._argument)
-            except StopIteration as end:
-                return end.value
-            self.waits += 1
-            if self.waits == self._order.at:
-                self._interrupt()
-            try:
-                self._step, self._argument = self.cr_await.send, (yield future)
-            except BaseException as error:  # noqa: BLE001 - thrown into the coroutine instead
-                self._step, self._argument = self.cr_await.throw, error
+        return self
+
+    def __iter__(self) -> _Interrupted:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def send(self, value: Any) -> Any:
+        return self._pass_on(self.cr_await.send(value))
+
+    def throw(self, *error: Any) -> Any:
+        return self._pass_on(self.cr_await.throw(*error))
+
+    def close(self) -> None:
+        self.cr_await.close()
+
+    def _pass_on(self, future: Any) -> Any:
+        self.waits += 1
+        if self.waits == self._order.at:
+            self._interrupt()
+        return future
 
     def _interrupt(self) -> None:
         task = asyncio.current_task()
@@ -247,46 +266,59 @@ class _Interrupted:
 class _LoopWatch:
     """Notices when the event loop runs nothing but one callback for long, and where that is.
 
-    Time for which the kernel let another process run instead does not count.
+    A thread that was not run either, on a busy machine, has no look at the loop, and one look proves nothing.
     """
 
     def __init__(self, observe: Any) -> None:
         self._observe = observe
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._schedstat = f"/proc/self/task/{threading.get_native_id()}/schedstat"
-        self._place = ""
+        self._places: list[str] = []
         self._started = False
 
     def start(self) -> None:
         if not self._started:
             self._started = True
-            self._last = self._now()
+            self._last = time.monotonic()
             self._loop.call_later(_BEAT_SECONDS, self._beat)
             threading.Thread(target=self._look, name="pydra-observer", daemon=True).start()
 
     def _beat(self) -> None:
-        blocked = self._now() - self._last - _BEAT_SECONDS
-        if blocked >= BLOCKED_SECONDS:
-            self._observe(Observation(blocked=blocked, place=self._place))
-        self._place, self._last = "", self._now()
+        blocked = time.monotonic() - self._last - _BEAT_SECONDS
+        places, self._places, self._last = self._places, [], time.monotonic()
+        if blocked >= BLOCKED_SECONDS and len(places) > 1:
+            self._observe(Observation(blocked=blocked, place=places[0]))
         self._loop.call_later(_BEAT_SECONDS, self._beat)
 
     def _look(self) -> None:
         """Note where the loop is when it is late, in a thread."""
         while True:
             time.sleep(BLOCKED_SECONDS / 4)
-            if not self._place and self._now() - self._last >= BLOCKED_SECONDS / 2:
-                self._place = _format_place(sys._current_frames().get(self._thread))  # noqa: SLF001 - the only way
+            frame = sys._current_frames().get(self._thread)  # noqa: SLF001 - the only way
+            is_idle = frame is not None and frame.f_code.co_filename == selectors.__file__
+            if not is_idle and time.monotonic() - self._last >= BLOCKED_SECONDS / 4:
+                self._places.append(_format_place(frame))
 
-    def _now(self) -> float:
-        """Return seconds, less those that the loop's thread has waited for a processor."""
-        try:
-            with open(self._schedstat, encoding="ascii") as file:
-                waited = int(file.read().split()[1]) / 1e9
-        except (OSError, IndexError):
-            waited = 0.0
-        return time.monotonic() - waited
+
+class _UnawaitedWatch:
+    """Notices coroutines that are called and never awaited: Python only warns of them, on stderr."""
+
+    def __init__(self, observe: Callable[[Observation], None]) -> None:
+        self._observe = observe
+        self._show = warnings.showwarning
+
+    def start(self) -> None:
+        sys.set_coroutine_origin_tracking_depth(1)
+        warnings.filterwarnings("always", r"coroutine .* was never awaited", RuntimeWarning)
+        warnings.showwarning = self._note
+
+    def _note(self, message: Warning | str, *more: Any, **named: Any) -> None:
+        """Take the place of `warnings.showwarning`."""
+        self._show(message, *more, **named)
+        if found := _UNAWAITED.match(str(message)):
+            self._observe(
+                Observation(unawaited=f"{found['what']}: {found['file']}:{found['line']}, in {found['name']}")
+            )
 
 
 def _format_place(frame: FrameType | None) -> str:

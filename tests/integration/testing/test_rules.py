@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from pydra.backends.discovery import BackendSource
 from pydra.backends.process import ProcessTimeouts
+from pydra.backends.restarts import Deadlines
 from pydra.testing import Report, run_checks
 from pydra.testing.rules import Rule
 from tests.integration.backends.harness import ENVIRON
@@ -214,6 +216,10 @@ PROOFS = {
     ),
     Rule.HINTS: Proof("async def wait_changed(): raise RuntimeError('no udev')", says="no udev"),
     Rule.BLOCKING: Proof("async def measure():\n    time.sleep(1.3)\n    return []", says=", in measure"),
+    Rule.AWAITED: Proof(
+        "async def power_up(): pass\nasync def prepare(claim):\n    power_up()\n    return await good(claim)",
+        says="coroutine 'power_up' was never awaited: ",
+    ),
     Rule.LEAKED_TASKS: Proof(
         "left = []\n"
         "async def prepare(claim):\n"
@@ -233,7 +239,7 @@ PROOFS = {
 }
 
 
-async def check(proof: Proof, directory: Path) -> Report:
+async def check(proof: Proof, directory: Path, **options: Any) -> Report:
     (directory / "proof.py").write_text(GOOD + proof.code + "\n")
     (directory / "disk").mkdir()
     records = directory / "run"
@@ -242,12 +248,33 @@ async def check(proof: Proof, directory: Path) -> Report:
         (records / "proof.example.com" / "claims" / "uid.json").touch()
     places = {"PYTHONPATH": str(directory), "PROOF_DISK": str(directory / "disk"), "PYDRA_RECORDS_DIR": str(records)}
     source, timeouts = BackendSource(name="proof", target="proof:"), ProcessTimeouts(cancel_timeout=1.0)
-    return await run_checks(source, timeouts=timeouts, environ={**ENVIRON, **places, **proof.environ})
+    return await run_checks(source, timeouts=timeouts, environ={**ENVIRON, **places, **proof.environ}, **options)
 
 
 async def test_a_good_backend_breaks_no_rule(tmp_path: Path) -> None:
     report = await check(Proof(), tmp_path)
     assert {check.rule for check in report.checks if check.mark != "ok"} == set(), report.text
+
+
+async def test_a_process_that_does_not_run_for_a_while_does_not_block_its_event_loop(tmp_path: Path) -> None:
+    """As on a machine with too much to do, whose kernel runs others meanwhile."""
+    stop = "kill -STOP $0; sleep 1.5; kill -CONT $0"
+    code = f"""
+async def measure():
+    process = await asyncio.create_subprocess_exec("sh", "-c", "{stop}", str(os.getpid()))
+    await process.wait()
+    return []
+"""
+    report = await check(Proof(code), tmp_path)
+    assert {check.rule for check in report.checks if check.mark != "ok"} == set(), report.text
+
+
+async def test_a_call_that_hangs_is_told_with_the_line_of_the_backend(tmp_path: Path) -> None:
+    code = "async def discover():\n    await asyncio.Event().wait()  # for ever"
+    report = await check(Proof(code), tmp_path, deadlines=Deadlines(connect=30.0, discover=0.5))
+    assert "it was waiting in wait (asyncio/locks.py" in report.text
+    assert f"called from discover ({tmp_path.name}/proof.py:" in report.text
+    assert "conformance_main" not in report.text
 
 
 @pytest.mark.parametrize("rule", list(Rule), ids=lambda rule: rule.value)
