@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from pydra_amd.claim_config import CONFIG_TYPES
-from pydra_amd.device_names import DRIVER
+from pydra_amd.devices import DRIVER
 from pydra_amd.settings import Settings
 from pydra_amd.steps import STEP_TYPES
 

@@ -25,10 +25,12 @@ from pydra import (
     UnknownDevice,
     held_claims,
 )
-from pydra_amd.amdsmi.link_state import Told
+from pydra_amd.amdsmi.gpu_reading import GpuReading
 from pydra_amd.amdsmi.session import AmdsmiSession
 from pydra_amd.cdi.edits import build_edits, build_function_edits
-from pydra_amd.device_names import name_gpu
+from pydra_amd.claim_plan import find_memory_step, plan_claim
+from pydra_amd.devices import list_functions, list_offered, name_gpu
+from pydra_amd.hardware_reader import HardwareReader
 from pydra_amd.hardware_types import Partition, Reading
 from pydra_amd.health.diagnosis import Assessment, diagnose
 from pydra_amd.health.monitor import HealthMonitor
@@ -37,18 +39,16 @@ from pydra_amd.host.amdgpu import is_asleep
 from pydra_amd.host.driver_module import DriverModule
 from pydra_amd.host.sensors import read_bad_pages, read_errors, read_sensors
 from pydra_amd.inventory.build import build_inventory
-from pydra_amd.inventory.samples import build_samples
-from pydra_amd.offering import list_functions, list_offered
+from pydra_amd.modes.compute_mode import GpuGone
 from pydra_amd.old_plans import is_in_old_plan, list_undoable
+from pydra_amd.samples import build_samples
 from pydra_amd.settings import Partitioning, Settings
 from pydra_amd.sharing import MASK, build_mask
-from pydra_amd.slicing.compute_mode import GpuGone
-from pydra_amd.slicing.execution import StepExecutor
-from pydra_amd.slicing.passthrough import Passthrough, read_policy
-from pydra_amd.slicing.plan import find_memory_step, plan_claim
+from pydra_amd.step_appliers import StepAppliers
 from pydra_amd.steps import Hold, Step
 from pydra_amd.takeover import inherit_claims
-from pydra_amd.telemetry import Telemetry
+from pydra_amd.vfio.apply_passthrough import Passthrough
+from pydra_amd.vfio.plan_passthrough import read_policy
 from pydra_pci import Tree
 
 _log = logging.getLogger(__name__)
@@ -64,18 +64,18 @@ class AmdBackend:
         self.DEADLINE = settings.reload_deadline if settings.partitioning is Partitioning.MEMORY else 0.0
         self._settings = settings
         self._tree = tree
-        self._telemetry = Telemetry(tree, vfio=settings.vfio)
+        self._hardware = HardwareReader(tree, vfio=settings.vfio)
         self._health = HealthMonitor(tree)
         self._library = AmdsmiSession(importer, self._health.hear)
         self._changing = Counter[str]()
-        self._executor = StepExecutor(tree, driver, Passthrough(tree, settings.vfio_idle_deadline))
+        self._appliers = StepAppliers(tree, driver, Passthrough(tree, settings.vfio_idle_deadline))
         self._kept: str | None = None
         chooses_memory = settings.partitioning is Partitioning.MEMORY
         self._poll_period = min(settings.poll_period, _MEMORY_POLL_SECONDS if chooses_memory else math.inf)
 
     async def discover(self) -> Inventory:
         """Whole GPUs and partitions, with their health."""
-        reading = await self._telemetry.read_to_publish(self._changing.keys())
+        reading = await self._hardware.read_to_publish(self._changing.keys())
         assessments = await asyncio.to_thread(self._diagnose, reading)
         self._kept = kept = self._find_kept_memory()
         memory = {gpu.address: kept or gpu.mode.memory for gpu in reading.known if gpu.mode and kept is not None}
@@ -87,7 +87,7 @@ class AmdBackend:
 
         While modes change for a claim, GPUs come and go as expected and are not reported; the end of the change is.
         """
-        while self._changing or (self._kept == self._find_kept_memory() and not await self._telemetry.has_changed()):
+        while self._changing or (self._kept == self._find_kept_memory() and not await self._hardware.has_changed()):
             if await self._health.wait_event(self._poll_period):
                 return
 
@@ -97,18 +97,18 @@ class AmdBackend:
 
     async def inherit(self, directory: str, /) -> Inheritance:
         """Claims that AMD's own driver had prepared. Raises VendorRuns."""
-        return await inherit_claims(directory, await self._telemetry.read(), self._tree)
+        return await inherit_claims(directory, await self._hardware.read(), self._tree)
 
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Plan:
         """What the claim will hold, and which modes change for it."""
-        reading = await self._telemetry.read(self._changing.keys())
+        reading = await self._hardware.read(self._changing.keys())
         offered = list_offered(reading, self._settings.partitioning)
         return plan_claim(claim, offered, list_functions(reading), host=reading.vfio, held=held)
 
     async def apply(self, step: Step, result: Any, claim: Claim, /) -> None:
         """Set a mode, or take a function for a guest."""
         async with self._change_modes(step):
-            await self._executor.apply(step, claim)
+            await self._appliers.apply(step, claim)
 
     async def undo(self, step: Step, result: Any, claim: Claim, /) -> None:
         """Set the mode back, or give the function back; what a claim of an earlier version needs stays for that."""
@@ -141,7 +141,7 @@ class AmdBackend:
 
     async def _undo(self, step: Step) -> None:
         async with self._change_modes(step):
-            await self._executor.undo(step)
+            await self._appliers.undo(step)
 
     @asynccontextmanager
     async def _change_modes(self, step: Step) -> AsyncIterator[None]:
@@ -170,7 +170,7 @@ class AmdBackend:
             return {}
         return diagnose(reading, self._health.read(reading, self._ask_library()), self._settings)
 
-    def _ask_library(self) -> Mapping[str, Told]:
+    def _ask_library(self) -> Mapping[str, GpuReading]:
         return self._library.read() if self._settings.amdsmi else {}
 
     def _measure(self) -> Sequence[Sample]:
@@ -178,20 +178,20 @@ class AmdBackend:
         told = self._ask_library()
         return [
             sample
-            for gpu in self._telemetry.last.gpus
+            for gpu in self._hardware.last.gpus
             if not is_asleep(self._tree, gpu.address)
             for sample in build_samples(
                 name_gpu(gpu),
                 read_sensors(self._tree, gpu.address),
                 read_errors(self._tree, gpu.address),
                 read_bad_pages(self._tree, gpu.address),
-                told.get(gpu.address, Told()),
+                told.get(gpu.address, GpuReading()),
             )
         ]
 
     def _describe(self, claim: Claim, holds: Sequence[Hold]) -> list[PreparedDevice]:
         """What containers get, from the hardware as it is now. Blocks."""
-        reading = self._telemetry.read_here()
+        reading = self._hardware.read_here()
         return [self._describe_device(*pair, reading) for pair in zip(claim.devices, holds, strict=True)]
 
     def _describe_device(self, device: AllocatedDevice, hold: Hold, reading: Reading) -> PreparedDevice:

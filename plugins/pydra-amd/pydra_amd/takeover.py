@@ -20,9 +20,9 @@ import msgspec
 
 from pydra import AllocatedDevice, Claim, ClaimError, Inheritance, InheritedClaim
 from pydra_amd.cdi.edits import build_edits
+from pydra_amd.devices import Offered, list_offered
 from pydra_amd.hardware_types import Reading
 from pydra_amd.held_claims import build_data
-from pydra_amd.offering import Offered, list_offered
 from pydra_amd.settings import Partitioning
 from pydra_amd.steps import Hold
 from pydra_pci import Tree

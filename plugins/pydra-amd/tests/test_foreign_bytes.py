@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydra import PydraError
+from pydra_amd.devices import list_offered
 from pydra_amd.host.amdgpu import read_machine, read_memory_modes, read_signature
 from pydra_amd.host.kfd import read_processes
 from pydra_amd.host.sensors import read_bad_pages, read_errors, read_sensors
-from pydra_amd.offering import list_offered
 from pydra_amd.settings import Partitioning
 from pydra_amd.simulation.machine_types import MACHINE_TYPES
 from pydra_amd.simulation.tree import build_tree

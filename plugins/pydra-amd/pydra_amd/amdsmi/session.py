@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from pydra_amd.amdsmi.events import Event, EventWatcher
+from pydra_amd.amdsmi.gpu_reading import GpuReading, read_gpu
 from pydra_amd.amdsmi.library import Amdsmi, AmdsmiError, AmdsmiMissing
-from pydra_amd.amdsmi.link_state import Told, read_told
 
 _log = logging.getLogger(__name__)
 
@@ -37,14 +37,14 @@ class AmdsmiSession:
         self._handles: Mapping[str, Any] = {}
         self._watcher: EventWatcher | None = None
 
-    def read(self) -> Mapping[str, Told]:
+    def read(self) -> Mapping[str, GpuReading]:
         """What the library tells of each GPU, by address; nothing where it cannot. Blocks."""
         with self._lock:
             if self._missing or self._paused:
                 return {}
             try:
                 library = self._open()
-                told = {address: read_told(library, handle) for address, handle in self._handles.items()}
+                told = {address: read_gpu(library, handle) for address, handle in self._handles.items()}
             except AmdsmiError as error:
                 self._missing = isinstance(error, AmdsmiMissing)
                 self._say(str(error))

@@ -6,7 +6,7 @@ import os
 import stat
 
 from pydra import AllocatedDevice, ClaimError, ContainerEdits, DeviceNode
-from pydra_amd.device_names import DRIVER
+from pydra_amd.devices import DRIVER
 from pydra_amd.hardware_types import Partition
 from pydra_amd.host.amdgpu import list_nodes
 from pydra_amd.sharing import build_mask

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from pydra import Health, HealthStatus, Taint, TaintEffect
-from pydra_amd.device_names import DRIVER
+from pydra_amd.devices import DRIVER
 from pydra_amd.hardware_types import Condition, Gpu, Reading
 from pydra_amd.host.amdgpu import list_nodes
 from pydra_amd.host.sensors import XGMI

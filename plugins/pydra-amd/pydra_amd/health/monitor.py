@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from pydra_amd.amdsmi.events import RESET_BEGINS, RESET_ENDS, THROTTLED, Event
-from pydra_amd.amdsmi.link_state import THERMAL, Told
+from pydra_amd.amdsmi.gpu_reading import THERMAL, GpuReading
 from pydra_amd.hardware_types import Condition, Gpu, Reading
 from pydra_amd.host.amdgpu import is_asleep
 from pydra_amd.host.sensors import read_bad_pages, read_errors
@@ -64,11 +64,11 @@ class HealthMonitor:
         self._woken.clear()
         return True
 
-    def read(self, reading: Reading, told: Mapping[str, Told]) -> Mapping[str, Condition]:
+    def read(self, reading: Reading, told: Mapping[str, GpuReading]) -> Mapping[str, Condition]:
         """What is wrong with each GPU of the reading, by address; `told` is what the library says of some. Blocks."""
-        return {gpu.address: self._read_gpu(gpu, told.get(gpu.address, Told())) for gpu in reading.gpus}
+        return {gpu.address: self._read_gpu(gpu, told.get(gpu.address, GpuReading())) for gpu in reading.gpus}
 
-    def _read_gpu(self, gpu: Gpu, told: Told) -> Condition:
+    def _read_gpu(self, gpu: Gpu, told: GpuReading) -> Condition:
         if is_asleep(self._tree, gpu.address):
             return Condition()
         errors = read_errors(self._tree, gpu.address)
@@ -83,7 +83,7 @@ class HealthMonitor:
                 is_throttled=self._is_throttled(gpu.address),
             )
 
-    def _count(self, address: str, told: Told) -> None:
+    def _count(self, address: str, told: GpuReading) -> None:
         """Firmware without events counts how often it held the clocks down for heat."""
         count = sum(told.throttled.get(cause, 0) for cause in THERMAL)
         if count > self._counts.get(address, count):

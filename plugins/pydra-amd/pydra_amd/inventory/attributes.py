@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 
 from pydra import AttributeValue, Version
+from pydra_amd.devices import Offered
 from pydra_amd.hardware_types import Reading
 from pydra_amd.models import name_product
-from pydra_amd.offering import Offered
 from pydra_pci import PciFunction
 
 _FAMILIES = {9: "AI", 10: "NV"}

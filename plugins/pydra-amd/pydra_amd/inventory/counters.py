@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pydra import CounterConsumption, CounterSet
-from pydra_amd.device_names import name_counter, name_counter_set
+from pydra_amd.devices import Offered, name_counter, name_counter_set
 from pydra_amd.hardware_types import Gpu, Mode
-from pydra_amd.offering import Offered
 
 FULL = 24
 """What each counter holds: it can be shared by 1, 2, 3, 4, 6 or 8."""

@@ -19,7 +19,7 @@ from pydra_amd.amdsmi.library import import_amdsmi
 from pydra_amd.amdsmi.session import AmdsmiSession
 from pydra_amd.settings import Settings
 from pydra_amd.simulation import library
-from pydra_amd.simulation.machine import open_machine
+from pydra_amd.simulation.simulation import open_simulation
 from pydra_pci import Tree
 
 ADDRESS = "0000:27:00.0"
@@ -30,7 +30,7 @@ class Node:
     """A simulated machine with a session on it, and the events that it told."""
 
     def __init__(self, root: Path, scenario: str = "mi300x-2") -> None:
-        self.tree: Tree = open_machine(Settings(scenario=scenario, state=str(root)))
+        self.tree: Tree = open_simulation(Settings(scenario=scenario, state=str(root)))
         self.told: list[Event | None] = []
         self._woken = threading.Condition()
         self._faults = root / "library"

@@ -18,8 +18,8 @@ import pydra_amd
 from amd_values import claim_of, held_claim
 from pydra import ClaimError, DeviceInUse
 from pydra_amd import Settings
+from pydra_amd.claim_plan import ModeConflict
 from pydra_amd.settings import Partitioning
-from pydra_amd.slicing.plan import ModeConflict
 
 
 @pytest.fixture

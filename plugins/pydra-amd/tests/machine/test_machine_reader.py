@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from pydra import Inventory
+from pydra_amd.hardware_reader import HardwareReader
 from pydra_amd.hardware_types import Mode
 from pydra_amd.host.kfd import NODES
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.settings import Partitioning, Settings
-from pydra_amd.simulation.machine import open_machine
-from pydra_amd.telemetry import Telemetry
+from pydra_amd.simulation.simulation import open_simulation
 from pydra_pci import Tree
 
 ADDRESS = "0000:27:00.0"
@@ -23,10 +23,10 @@ BOUND = "bus/pci/drivers/amdgpu"
 
 
 def open_tree(root: Path, scenario: str = "mi300x-2") -> Tree:
-    return open_machine(Settings(scenario=scenario, state=str(root)))
+    return open_simulation(Settings(scenario=scenario, state=str(root)))
 
 
-def publish(telemetry: Telemetry) -> Inventory:
+def publish(telemetry: HardwareReader) -> Inventory:
     return build_inventory(telemetry.read_here(), Partitioning.EXISTING)
 
 
@@ -43,7 +43,7 @@ def publish(telemetry: Telemetry) -> Inventory:
 def test_gpus_have_their_profile_and_their_neighbours_in_the_hive_where_they_have_any(
     scenario: str, devices: int, profile: str | None, neighbours: int | None, tmp_path: Path
 ) -> None:
-    found = publish(Telemetry(open_tree(tmp_path, scenario))).devices
+    found = publish(HardwareReader(open_tree(tmp_path, scenario))).devices
     assert len(found) == devices
     told = {(one.attributes.get("partitionProfile"), one.attributes.get("xgmiNeighbours")) for one in found}
     assert told == {(profile, neighbours)}
@@ -71,7 +71,7 @@ async def test_a_gpu_that_is_lost_keeps_its_name_and_the_others_their_numbers(
     lose: Callable[[Tree], None], why: str, tmp_path: Path
 ) -> None:
     tree = open_tree(tmp_path)
-    telemetry = Telemetry(tree)
+    telemetry = HardwareReader(tree)
     before = publish(telemetry)
     lose(tree)
     assert await telemetry.has_changed()
@@ -87,7 +87,7 @@ async def test_a_gpu_that_is_lost_keeps_its_name_and_the_others_their_numbers(
 
 def test_a_gpu_that_somebody_took_from_the_driver_is_not_lost(tmp_path: Path) -> None:
     tree = open_tree(tmp_path)
-    telemetry = Telemetry(tree)
+    telemetry = HardwareReader(tree)
     publish(telemetry)
     take_away(tree)
     assert len(publish(telemetry).devices) == 1
@@ -95,7 +95,7 @@ def test_a_gpu_that_somebody_took_from_the_driver_is_not_lost(tmp_path: Path) ->
 
 async def test_only_what_has_changed_since_it_was_published_asks_for_another_reading(tmp_path: Path) -> None:
     tree = open_tree(tmp_path)
-    telemetry = Telemetry(tree)
+    telemetry = HardwareReader(tree)
     await telemetry.read_to_publish()
     assert not await telemetry.has_changed()
     tree.write(tree.sys(f"{BOUND}/{ADDRESS}/current_compute_partition"), "CPX")
@@ -107,7 +107,7 @@ async def test_only_what_has_changed_since_it_was_published_asks_for_another_rea
 
 async def test_a_gpu_whose_mode_is_changing_is_as_it_was_until_the_change_has_ended(tmp_path: Path) -> None:
     tree = open_tree(tmp_path)
-    telemetry = Telemetry(tree)
+    telemetry = HardwareReader(tree)
     before = await telemetry.read_to_publish()
     shutil.rmtree(tree.sys("class/kfd/kfd/topology/nodes/3"))
     during = await telemetry.read_to_publish({ADDRESS})
@@ -118,13 +118,13 @@ async def test_a_gpu_whose_mode_is_changing_is_as_it_was_until_the_change_has_en
 
 def test_a_file_that_says_n_a_costs_what_it_would_tell_and_no_other_gpu(tmp_path: Path) -> None:
     tree = open_tree(tmp_path)
-    whole = publish(Telemetry(tree)).devices[0]
+    whole = publish(HardwareReader(tree)).devices[0]
     files = [one for one in (tmp_path / "tree/sys").rglob("*") if one.is_file() and not one.is_symlink()]
     told = 0
     for file in files:
         before = file.read_text()
         file.write_text("N/A\n")
-        found = publish(Telemetry(tree))
+        found = publish(HardwareReader(tree))
         assert whole in found.devices or ADDRESS not in str(file), file
         assert len(found.devices) + len(found.unreadable) == 2, file
         told += len(found.unreadable)
@@ -161,7 +161,7 @@ def test_a_gpu_whose_mode_and_partitions_contradict_each_other_is_unreadable(
 ) -> None:
     tree = open_tree(tmp_path, scenario)
     write_mode(tree, mode)
-    found = publish(Telemetry(tree))
+    found = publish(HardwareReader(tree))
     assert ADDRESS not in {one.attributes["pciAddr"] for one in found.devices}
     (unreadable,) = found.unreadable
     assert unreadable.startswith(f"GPU {ADDRESS} is bound to amdgpu and cannot be used: {told}; ")
@@ -170,7 +170,7 @@ def test_a_gpu_whose_mode_and_partitions_contradict_each_other_is_unreadable(
 def test_a_gpu_some_of_whose_partitions_kfd_does_not_show_has_the_others(tmp_path: Path) -> None:
     tree = open_tree(tmp_path, "mi300x-8-cpx")
     shutil.rmtree(tree.sys(f"{NODES}/5"))
-    found = publish(Telemetry(tree))
+    found = publish(HardwareReader(tree))
     assert (len(found.devices), found.unreadable) == (63, ())
 
 
@@ -185,9 +185,9 @@ def test_a_gpu_with_a_render_node_that_is_anothers_is_unreadable_and_costs_no_ot
     scenario: str, node: int, render: int, told: str, tmp_path: Path
 ) -> None:
     tree = open_tree(tmp_path, scenario)
-    before = publish(Telemetry(tree)).devices
+    before = publish(HardwareReader(tree)).devices
     rewrite(tree, node, f"drm_render_minor {render}")
-    found = publish(Telemetry(tree))
+    found = publish(HardwareReader(tree))
     assert [one.name for one in found.devices] == [one.name for one in before if one.attributes["pciAddr"] != ADDRESS]
     (unreadable,) = found.unreadable
     assert told in unreadable
@@ -199,7 +199,7 @@ def test_nodes_that_the_kernel_hides_from_a_container_are_told_with_what_to_do(t
         file = Path(tree.sys(f"{NODES}/{node}/properties"))
         file.unlink()
         file.mkdir()  # read by nobody, root included
-    found = publish(Telemetry(tree)).unreadable
+    found = publish(HardwareReader(tree)).unreadable
     assert len(found) == 2
     assert all("may not read 2 of KFD's nodes" in one and "backends.amd.privileged" in one for one in found)
 
@@ -209,13 +209,13 @@ def test_a_gpu_that_does_not_tell_its_mode_any_more_stays_what_it_was_and_is_los
     text: str, tmp_path: Path
 ) -> None:
     tree = open_tree(tmp_path)
-    telemetry = Telemetry(tree)
+    telemetry = HardwareReader(tree)
     before = publish(telemetry).devices
     file = Path(tree.sys(f"{BOUND}/{ADDRESS}/current_memory_partition"))
     file.write_text(text)
     assert publish(telemetry).devices == before
     assert [one.why for one in telemetry.last.lost] == ["the driver does not tell its partition mode any more"]
-    assert publish(Telemetry(tree)).devices[1].attributes.get("partitionProfile") is None
+    assert publish(HardwareReader(tree)).devices[1].attributes.get("partitionProfile") is None
     file.write_text("NPS1\n")
     publish(telemetry)
     assert telemetry.last.lost == ()

@@ -10,9 +10,9 @@ import pytest
 
 from amd_values import gpu_of
 from pydra import CounterConsumption
+from pydra_amd.devices import Offered
 from pydra_amd.inventory.counters import build_consumption, build_counter_set
 from pydra_amd.models import MODELS, list_modes
-from pydra_amd.offering import Offered
 
 GPUS = {one.name: gpu_of(one.device) for one in MODELS if one.xccs > 1}
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 from pydra import Claim, LeftBehind, UndoLater, set_status, time_left
 from pydra_amd.host.driver_module import DriverModule
-from pydra_amd.slicing.compute_mode import GpuBusy, GpuGone, set_compute_mode
-from pydra_amd.slicing.memory_mode import set_memory_modes
-from pydra_amd.slicing.passthrough import Passthrough
+from pydra_amd.modes.compute_mode import GpuBusy, GpuGone, set_compute_mode
+from pydra_amd.modes.memory_mode import set_memory_modes
 from pydra_amd.steps import BindVfio, SetMemoryMode, Step
+from pydra_amd.vfio.apply_passthrough import Passthrough
 from pydra_pci import Tree
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _AFTER_SECONDS = 5.0
 """Of the call's time, so that a GPU that stays in use is reported, instead of a timeout."""
 
 
-class StepExecutor:
+class StepAppliers:
     """The changes of this node's GPUs. AMD's library must be closed meanwhile."""
 
     def __init__(self, tree: Tree, driver: DriverModule, passthrough: Passthrough) -> None:

@@ -1,6 +1,12 @@
-"""What claims can have of a machine: every device by its name, with the hardware that it means. Pure.
+"""The devices of a machine: their names, and the hardware that each name stands for. Pure.
 
-The one owner of that: what is published and what a claim's devices mean both follow from it.
+    gpu-0-128               a whole GPU, or a partition that the admin made, by the numbers of its nodes in /dev/dri
+    gpu-0-128-cpx-nps1-3    a partition that is made when a claim gets it: of the GPU gpu-0-128, its mode, its number
+    gpu-vfio-0              a GPU or a virtual function for guests, by its place among AMD's functions on the PCI bus
+    gpu-0-128-partitions    the counter set of a GPU, from which its partitions draw
+
+What is published and what the devices of a claim mean both follow from this.
+Source of the first and the third: ROCm/k8s-gpu-dra-driver, so that allocations made for it mean the same here.
 """
 
 from __future__ import annotations
@@ -9,12 +15,43 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from pydra_amd.device_names import name_device, name_function, name_gpu, name_partition
 from pydra_amd.hardware_types import Gpu, Mode, Partition, Reading
 from pydra_amd.models import AMDGPU, WHOLE, list_modes
 from pydra_amd.settings import Partitioning
 from pydra_amd.sharing import is_shareable
 from pydra_pci import PciFunction, is_vfio
+
+DRIVER = "gpu.amd.com"
+
+
+def name_device(card: int, render: int) -> str:
+    """The device name of what has these nodes."""
+    return f"gpu-{card}-{render}"
+
+
+def name_partition(gpu: Gpu, mode: Mode, index: int) -> str:
+    """The device name of a partition that is made on demand."""
+    return f"{name_gpu(gpu)}-{mode.compute}-{mode.memory}-{index}"
+
+
+def name_function(index: int) -> str:
+    """The device name of a function that is passed through."""
+    return f"gpu-vfio-{index}"
+
+
+def name_gpu(gpu: Gpu) -> str:
+    """The device name of the whole GPU."""
+    return name_device(gpu.card, gpu.render)
+
+
+def name_counter_set(gpu: Gpu) -> str:
+    """The counter set of a GPU."""
+    return f"{name_gpu(gpu)}-partitions"
+
+
+def name_counter(mode: Mode | None, index: int) -> str:
+    """The counter of one partition of a mode; None: of what there is."""
+    return f"{mode.compute}-{mode.memory}-{index}" if mode else f"existing-{index}"
 
 
 class Offered(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,12 +18,11 @@ from pydra import (
     UnknownDevice,
 )
 from pydra_amd.claim_config import GpuConfig, VfioDeviceConfig
-from pydra_amd.device_names import name_gpu
+from pydra_amd.devices import Offered, OfferedFunction, name_gpu
 from pydra_amd.held_claims import PlanUnknown, build_data, find_begun, list_steps, name_claim, read_holds
-from pydra_amd.offering import Offered, OfferedFunction
 from pydra_amd.sharing import ShareRefused, choose_units
-from pydra_amd.slicing.passthrough import plan_passthrough
 from pydra_amd.steps import Hold, SetComputeMode, SetMemoryMode, Step
+from pydra_amd.vfio.plan_passthrough import plan_passthrough
 from pydra_pci import VfioHost
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from pydra import Sample, SampleKind
-from pydra_amd.amdsmi.link_state import Told
+from pydra_amd.amdsmi.gpu_reading import GpuReading
 from pydra_amd.host.sensors import Sensors
 
 _PERCENT = 100.0
 
 
 def build_samples(
-    device: str, sensors: Sensors, errors: Mapping[str, Mapping[str, int]], bad_pages: int | None, told: Told
+    device: str, sensors: Sensors, errors: Mapping[str, Mapping[str, int]], bad_pages: int | None, told: GpuReading
 ) -> Iterator[Sample]:
     """Of one GPU, whose name as a whole is `device`."""
 

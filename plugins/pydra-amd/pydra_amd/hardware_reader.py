@@ -14,7 +14,7 @@ from pydra_amd.models import CLASSES, VENDOR
 from pydra_pci import PciBus, Tree, VfioDrivers, read_vfio_host
 
 
-class Telemetry:
+class HardwareReader:
     """The node's GPUs. One reading at a time, each in a thread, since the kernel may take long for a file."""
 
     def __init__(self, tree: Tree, *, vfio: bool = False) -> None:

@@ -25,7 +25,7 @@ _COUNTERS = {
 _STATES = {"U": "up", "D": "down", "X": "disabled"}
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
     """`links` has the state of each xGMI link (`up`, `down`, `disabled`), empty where it is not told.
 
     `throttled` counts, by cause, how often the firmware held the clocks down, since the driver was loaded.
@@ -35,11 +35,11 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     throttled: Mapping[str, int] = {}
 
 
-def read_told(library: Amdsmi, handle: Any) -> Told:
+def read_gpu(library: Amdsmi, handle: Any) -> GpuReading:
     """Of one GPU; what it does not support is left out. Raises AmdsmiError: the library as a whole does not answer."""
     status = _ask(library, "amdsmi_get_gpu_xgmi_link_status", handle).get("status", ())
     metrics = _ask(library, "amdsmi_get_gpu_metrics_info", handle)
-    return Told(
+    return GpuReading(
         links=tuple(_STATES[one] for one in status if one in _STATES),
         throttled={cause: value for cause, key in _COUNTERS.items() if isinstance(value := metrics.get(key), int)},
     )

@@ -1,34 +1,27 @@
-"""Takes GPUs from amdgpu for guests, and gives them back: who uses a GPU is told by its nodes, and by KFD."""
+"""Applies and undoes the step of passthrough: takes a GPU from amdgpu for a guest, and gives it back.
+
+Who uses a GPU follows from its device nodes, and from KFD.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
-from msgspec.structs import replace
-
-from pydra import AllocatedDevice, ClaimError, time_left
-from pydra_amd.claim_config import Iommu, VfioDeviceConfig
+from pydra import time_left
 from pydra_amd.host.amdgpu import list_nodes, read_machine
 from pydra_amd.host.kfd import read_users
-from pydra_amd.models import AMDGPU
-from pydra_amd.offering import Offered, OfferedFunction
-from pydra_amd.slicing.compute_mode import GpuGone
+from pydra_amd.modes.compute_mode import GpuGone
 from pydra_amd.steps import BindVfio
 from pydra_pci import (
     FunctionState,
     KernelWork,
     Loader,
-    PciFunction,
     Tree,
     VfioBinder,
-    VfioHost,
-    find_problems,
     find_users,
-    is_vfio,
     own_pid,
-    plan_binding,
     read_command,
 )
 
@@ -36,48 +29,6 @@ DEADLINE = "PYDRA_AMD_VFIO_IDLE_DEADLINE"
 
 _AFTER_SECONDS = 5.0
 """Of the call's time, to report who uses the GPU instead of a timeout."""
-
-
-def plan_passthrough(
-    wanted: Iterable[tuple[AllocatedDevice, Offered | OfferedFunction]], host: VfioHost
-) -> tuple[BindVfio, ...]:
-    """The steps for the functions of a claim. Pure.
-
-    Raises ClaimError: what stands in the way of each function, and who can remove it.
-    """
-    functions = [(device, found) for device, found in wanted if isinstance(found, OfferedFunction)]
-    if problems := [text for device, one in functions for text in _find_problems(device, one.function, host)]:
-        raise ClaimError("; ".join(problems))
-    return tuple(_plan_step(one) for device, one in functions if not device.admin_access)
-
-
-def _plan_step(offered: OfferedFunction) -> BindVfio:
-    step = plan_binding(offered.function)
-    mode = offered.gpu.mode if offered.gpu else None
-    return BindVfio(
-        address=step.address,
-        before=step.before,
-        target=step.target,
-        compute=mode.compute if mode and step.before != step.target else "",
-        devices=(offered.name,),
-    )
-
-
-def _find_problems(device: AllocatedDevice, function: PciFunction, host: VfioHost) -> Iterator[str]:
-    where = f"{device.device} ({function.address})"
-    # Virtual functions are made for guests, and what made them leaves them to whom binds them.
-    for problem in find_problems(replace(function, is_virtual=False), host, driver=AMDGPU):
-        yield f"{where}: {problem}"
-    if device.admin_access and not is_vfio(function.driver):
-        yield f"{where}: admin access only looks, and no claim has the function passed through now"
-    if read_policy(device) == "RequireIommuFD" and not host.iommufd:
-        yield f"{where}: the claim requires iommufd, and this node has no /dev/iommu; ask for PreferIommuFD"
-
-
-def read_policy(device: AllocatedDevice) -> str:
-    """Which interface to the IOMMU the claim wants."""
-    config = device.config(VfioDeviceConfig) or VfioDeviceConfig()
-    return (config.iommu or Iommu()).backend_policy
 
 
 class Passthrough:

@@ -1,0 +1,1 @@
+"""Carries out changes of compute and memory modes."""

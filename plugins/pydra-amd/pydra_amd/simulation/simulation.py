@@ -1,0 +1,92 @@
+"""Opens a simulated machine: its files below the state directory, and the kernel and driver that react to writes.
+
+Existing files are not changed: a mode that was set stays set, and what somebody removed stays removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pydra import PydraError
+from pydra_amd.settings import Settings
+from pydra_amd.simulation.faults import take_fault
+from pydra_amd.simulation.machine import Driver
+from pydra_amd.simulation.machine_types import MACHINE_TYPES
+from pydra_amd.simulation.tree import (
+    build_tree,
+)
+from pydra_pci import Roots, Tree
+from pydra_pci.simulation.kernel import PciKernel
+
+DRIVER_IDS = {"amdgpu": "pci:v00001002d*sv*sd*bc12sc00i*"}
+"""What the driver takes of itself, when a function is free."""
+
+
+class ScenarioError(PydraError):
+    """There is no such scenario, or no place for its files."""
+
+    reason = "InvalidScenario"
+
+
+def open_simulation(settings: Settings) -> Tree:
+    """The tree of the machine of `settings.scenario`, made if it is not there yet. Raises ScenarioError."""
+    machine = MACHINE_TYPES.get(settings.scenario)
+    if machine is None:
+        raise ScenarioError(f"there is no scenario {settings.scenario}; bundled are: {', '.join(MACHINE_TYPES)}")
+    state = default_state() if settings.state == Settings().state else settings.state
+    root = os.path.join(os.path.realpath(state), "tree")
+    try:
+        if not os.path.exists(root):
+            build_tree(root, machine)
+    except OSError as error:
+        raise ScenarioError(
+            f"cannot write the simulated machine to {root}: {error.strerror}; set PYDRA_AMD_STATE to a directory of "
+            "your own"
+        ) from error
+    driver = Driver(root, machine)
+    kernel = PciKernel(f"{root}/sys", f"{root}/dev", DRIVER_IDS, driver)
+
+    lock = threading.Lock()
+
+    def react(path: str, text: str) -> None:
+        with lock, _exclude_processes(root):  # the files are its memory, and claims are prepared side by side
+            do(path, text)
+
+    def do(path: str, text: str) -> None:
+        driver.react(path, text)
+        if (address := _find_bound(path, text)) and (code := getattr(errno, take_fault(root, address), 0)):
+            raise OSError(code, os.strerror(code))
+        kernel.wrote(path, text)
+
+    with _exclude_processes(root):
+        driver.finish()
+    return Tree(Roots(sys=f"{root}/sys", dev=f"{root}/dev", proc=f"{root}/proc"), react)
+
+
+@contextmanager
+def _exclude_processes(root: str) -> Iterator[None]:
+    """Two agents of a node overlap in an upgrade, and have one machine."""
+    with open(f"{root}/lock", "a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _find_bound(path: str, text: str) -> str:
+    """The address of the function that is bound, taken away or reserved by this write; empty for another."""
+    match path.split("/")[-4:]:
+        case [*_, "devices", address, "driver_override"] | ["devices", address, "driver", "unbind"]:
+            return address
+        case [*_, "drivers", _, "bind" | "unbind"]:
+            return text.strip()
+    return ""
+
+
+def default_state() -> str:
+    """Where the machine's files are when nobody says where."""
+    return os.path.join(tempfile.gettempdir(), f"pydra-amd-{os.getuid()}")

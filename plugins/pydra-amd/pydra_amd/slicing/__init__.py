@@ -1,1 +1,0 @@
-"""What claims get: decided in `plan`, done and undone in `execution`."""

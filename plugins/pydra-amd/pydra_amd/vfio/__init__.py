@@ -1,0 +1,1 @@
+"""Passthrough of GPUs and virtual functions to virtual machines: plans the step, and carries it out."""

@@ -1,0 +1,56 @@
+"""Plans which functions a claim's passthrough devices take from which driver. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgspec.structs import replace
+
+from pydra import AllocatedDevice, ClaimError
+from pydra_amd.claim_config import Iommu, VfioDeviceConfig
+from pydra_amd.devices import Offered, OfferedFunction
+from pydra_amd.models import AMDGPU
+from pydra_amd.steps import BindVfio
+from pydra_pci import PciFunction, VfioHost, find_problems, is_vfio, plan_binding
+
+
+def plan_passthrough(
+    wanted: Iterable[tuple[AllocatedDevice, Offered | OfferedFunction]], host: VfioHost
+) -> tuple[BindVfio, ...]:
+    """The steps for the functions of a claim. Pure.
+
+    Raises ClaimError: what stands in the way of each function, and who can remove it.
+    """
+    functions = [(device, found) for device, found in wanted if isinstance(found, OfferedFunction)]
+    if problems := [text for device, one in functions for text in _find_problems(device, one.function, host)]:
+        raise ClaimError("; ".join(problems))
+    return tuple(_plan_step(one) for device, one in functions if not device.admin_access)
+
+
+def _plan_step(offered: OfferedFunction) -> BindVfio:
+    step = plan_binding(offered.function)
+    mode = offered.gpu.mode if offered.gpu else None
+    return BindVfio(
+        address=step.address,
+        before=step.before,
+        target=step.target,
+        compute=mode.compute if mode and step.before != step.target else "",
+        devices=(offered.name,),
+    )
+
+
+def _find_problems(device: AllocatedDevice, function: PciFunction, host: VfioHost) -> Iterator[str]:
+    where = f"{device.device} ({function.address})"
+    # Virtual functions are made for guests, and what made them leaves them to whom binds them.
+    for problem in find_problems(replace(function, is_virtual=False), host, driver=AMDGPU):
+        yield f"{where}: {problem}"
+    if device.admin_access and not is_vfio(function.driver):
+        yield f"{where}: admin access only looks, and no claim has the function passed through now"
+    if read_policy(device) == "RequireIommuFD" and not host.iommufd:
+        yield f"{where}: the claim requires iommufd, and this node has no /dev/iommu; ask for PreferIommuFD"
+
+
+def read_policy(device: AllocatedDevice) -> str:
+    """Which interface to the IOMMU the claim wants."""
+    config = device.config(VfioDeviceConfig) or VfioDeviceConfig()
+    return (config.iommu or Iommu()).backend_policy
