@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from pydra_tpu.config import CONFIG_TYPES
+from pydra_tpu.claim_config import CONFIG_TYPES
+from pydra_tpu.devices import DRIVER
 from pydra_tpu.settings import Settings
 
 if TYPE_CHECKING:
     from pydra_tpu.backend import TpuBackend
 
-DRIVER = "tpu.google.com"
 SETTINGS_TYPE = Settings
 
 __all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "connect"]

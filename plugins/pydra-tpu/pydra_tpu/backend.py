@@ -13,18 +13,19 @@ from msgspec.structs import replace
 
 from pydra import Claim, HeldClaim, Inventory, PreparedDevice, Sample
 from pydra_pci import Tree
-from pydra_tpu.claims import prepare_claim
-from pydra_tpu.config import TpuConfig
-from pydra_tpu.hardware import Host
+from pydra_tpu.cdi.edits import prepare_claim
+from pydra_tpu.claim_config import TpuConfig
+from pydra_tpu.devices import list_offered
+from pydra_tpu.hardware_reader import read_chip_users, read_host
+from pydra_tpu.hardware_types import Host
 from pydra_tpu.health import find_unclaimed_users
-from pydra_tpu.inventory import build_inventory, list_offered
-from pydra_tpu.reading import read_chip_users, read_host
-from pydra_tpu.runtime_metrics.link_metrics import LinkMetrics
-from pydra_tpu.runtime_metrics.links import add_links, build_link_samples
-from pydra_tpu.runtime_metrics.ports import ask_runtimes
+from pydra_tpu.inventory import build_inventory
+from pydra_tpu.libtpu.link_monitor import LinkMonitor
+from pydra_tpu.libtpu.link_reading import add_links, build_link_samples
+from pydra_tpu.runtime_metrics.find_runtimes import ask_runtimes
 from pydra_tpu.runtime_metrics.samples import HeldChips, build_samples
 from pydra_tpu.settings import Settings
-from pydra_tpu.sources.metadata_server import MetadataServer
+from pydra_tpu.slice_facts.metadata_server import MetadataServer
 
 RUNTIME_DEADLINE = 2.0
 """Seconds for all answers of a workload's TPU runtime, which is on the same machine."""
@@ -36,7 +37,7 @@ class TpuBackend:
     That a device node is still there is checked by the agent, for each claim.
     """
 
-    def __init__(self, settings: Settings, tree: Tree, metadata: MetadataServer, links: LinkMetrics) -> None:
+    def __init__(self, settings: Settings, tree: Tree, metadata: MetadataServer, links: LinkMonitor) -> None:
         self._settings = settings
         self._tree = tree
         self._metadata = metadata

@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pydra import PydraError
 from pydra_pci import Roots, Tree
 from pydra_tpu.backend import TpuBackend
-from pydra_tpu.runtime_metrics.link_metrics import LinkMetrics, find_library
+from pydra_tpu.libtpu.link_monitor import LinkMonitor, find_library
 from pydra_tpu.settings import Settings
-from pydra_tpu.sources.metadata_server import MetadataServer
+from pydra_tpu.slice_facts.metadata_server import MetadataServer
 
 LOOKS_PER_LINK_LOOK = 6
 """A look at the links costs half a second of a core: there is one for so many at chips and nodes."""
@@ -43,13 +43,13 @@ async def open_backend(settings: Settings) -> AsyncIterator[TpuBackend]:
         if settings.scenario:
             # Imported only here: a node with hardware has no use for one without.
             with needs_simulation():
-                from pydra_tpu.simulation.scenario import open_scenario  # noqa: PLC0415
+                from pydra_tpu.simulation.simulation import open_simulation  # noqa: PLC0415
 
-            settings, library = await stack.enter_async_context(open_scenario(settings))
+            settings, library = await stack.enter_async_context(open_simulation(settings))
         roots = Roots(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root, dev=settings.dev_root)
         tree = Tree(roots)
         metadata = MetadataServer(settings.metadata_server)
-        links = LinkMetrics(library, settings.link_metrics_port, settings.poll_period * LOOKS_PER_LINK_LOOK)
+        links = LinkMonitor(library, settings.link_metrics_port, settings.poll_period * LOOKS_PER_LINK_LOOK)
         async with asyncio.TaskGroup() as tasks:
             asking = (
                 tasks.create_task(metadata.run(), name="metadata server"),

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from pydra import Health, HealthStatus, TaintEffect
-from pydra_tpu.hardware import VFIO_CONTROL, Chip, Host, Process
+from pydra_tpu.hardware_types import VFIO_CONTROL, Chip, Host, Process
 
 BROKEN_LINK = 10
 """The state, of 0 to 10, of a link that cannot be used. Source: the description of libtpu's ici_link_health."""

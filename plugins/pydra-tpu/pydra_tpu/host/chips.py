@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from pydra_tpu.hardware import Chip, ChipFunction
+from pydra_tpu.hardware_types import Chip, ChipFunction
 
 
 def build_chips(functions: Sequence[ChipFunction]) -> tuple[Chip, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from pydra_pci import VFIO_PCI, PciBus, PciFunction, Tree, read_attribute
 from pydra_tpu.generations import VENDOR, Generation, identify
-from pydra_tpu.hardware import VFIO_CONTROL, ChipFunction
+from pydra_tpu.hardware_types import VFIO_CONTROL, ChipFunction
 
 OTHER_DEVICES = frozenset(("0x001f", "0x0042", "0xabcd"))
 """Google's disks, network cards and virtual devices."""

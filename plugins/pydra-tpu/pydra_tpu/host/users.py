@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from pydra_pci import Tree, list_users
-from pydra_tpu.hardware import Process
+from pydra_tpu.hardware_types import Process
 
 
 def read_users(tree: Tree, nodes: Collection[str]) -> Mapping[str, tuple[Process, ...]]:

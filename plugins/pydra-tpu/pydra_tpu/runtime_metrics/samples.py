@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from pydra import Sample
-from pydra_tpu.hardware import Host
+from pydra_tpu.hardware_types import Host
 
 
 class RuntimeAnswer(msgspec.Struct, frozen=True, kw_only=True):

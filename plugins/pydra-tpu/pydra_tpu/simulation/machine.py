@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from pydra_tpu.generations import VENDOR
-from pydra_tpu.hardware import VFIO_CONTROL
+from pydra_tpu.hardware_types import VFIO_CONTROL
 from pydra_tpu.simulation.machine_types import MachineType
 
 MACHINE_UUID = "5f1c7d0e-8a52-4a0f-9d3e-2b6f0c9d1e47"

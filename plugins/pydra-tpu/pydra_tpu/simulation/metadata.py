@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from pydra_tpu.simulation.machine_types import MachineType
-from pydra_tpu.sources.metadata_server import FLAVOR
+from pydra_tpu.slice_facts.metadata_server import FLAVOR
 
 PATH = "/computeMetadata/v1/instance/attributes/"
 

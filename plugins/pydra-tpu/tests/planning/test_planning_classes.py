@@ -12,7 +12,7 @@ from pydra_dev import schema
 from pydra_dev.cel.environment import build_variables, compile_selector
 from pydra_tpu import DEVICE_CLASSES, DRIVER, SHAPES
 from pydra_tpu.generations import GENERATIONS
-from pydra_tpu.hardware import Host
+from pydra_tpu.hardware_types import Host
 from pydra_tpu.inventory import build_inventory
 from tpu_values import host_of
 

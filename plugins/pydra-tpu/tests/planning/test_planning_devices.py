@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from pydra import HealthStatus
 from pydra_tpu.geometry import Bounds
-from pydra_tpu.hardware import Host
+from pydra_tpu.hardware_types import Host
 from pydra_tpu.inventory import build_inventory
 from pydra_tpu.settings import Offer
 from tpu_values import chip_of, host_of

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 import pydra_tpu
 from pydra import Sample
 from pydra_tpu import Settings
-from pydra_tpu.config import TpuConfig
-from pydra_tpu.hardware import Process
+from pydra_tpu.claim_config import TpuConfig
+from pydra_tpu.hardware_types import Process
 from pydra_tpu.runtime_metrics.client import DUTY_CYCLE
-from pydra_tpu.runtime_metrics.ports import ask_runtimes
+from pydra_tpu.runtime_metrics.find_runtimes import ask_runtimes
 from pydra_tpu.runtime_metrics.samples import HeldChips, RuntimeAnswer, build_samples
 from pydra_tpu.simulation.runtime import GIB, SimulatedRuntime, describe_workload, run_runtime
 from tpu_values import allocated_device, chip_of, claim_of, host_of
@@ -151,7 +151,7 @@ def test_chips_are_not_named_where_a_runtime_without_a_claim_may_have_others() -
 
 def test_nothing_of_grpc_is_loaded_while_no_workload_runs() -> None:
     code = (
-        "import asyncio, sys; from pydra_tpu.runtime_metrics.ports import ask_runtimes\n"
+        "import asyncio, sys; from pydra_tpu.runtime_metrics.find_runtimes import ask_runtimes\n"
         "import pydra_tpu.backend; assert asyncio.run(ask_runtimes((1,), 5)) == ()\n"
         "assert not {'grpclib', 'betterproto2'} & {*sys.modules}"
     )

@@ -7,7 +7,7 @@ from typing import Any
 from pydra import AllocatedDevice, Claim, HeldClaim
 from pydra_tpu.generations import BY_NAME
 from pydra_tpu.geometry import Bounds
-from pydra_tpu.hardware import Chip, ChipFunction, Host, SliceFacts
+from pydra_tpu.hardware_types import Chip, ChipFunction, Host, SliceFacts
 
 
 def host_of(generation: str, chips: int, topology: Bounds | None = None, **facts: Any) -> Host:

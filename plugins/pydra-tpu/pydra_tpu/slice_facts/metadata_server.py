@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from http.client import HTTPException, HTTPResponse
 from typing import Any, Final, cast
 
-from pydra_tpu.sources.told import ATTRIBUTES
+from pydra_tpu.slice_facts.parse import ATTRIBUTES
 
 DEADLINE: Final = 2.0
 """Seconds for all attributes together; the server is on the same machine."""

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from pydra_tpu.generations import Generation
 from pydra_tpu.geometry import HOST_BOUNDS, Bounds, divide_bounds, format_topology
-from pydra_tpu.hardware import Chip, SliceFacts
-from pydra_tpu.sources.told import SETTINGS, Told
+from pydra_tpu.hardware_types import Chip, SliceFacts
+from pydra_tpu.slice_facts.parse import SETTINGS, SourceFacts
 
 CHIPS: Final = "the chips"
 REMEDY: Final = "set it in the settings of pydra-tpu"
@@ -26,7 +26,7 @@ class Fact(NamedTuple):
     source: str
 
 
-def merge_facts(told: Sequence[Told], chips: Sequence[Chip]) -> tuple[SliceFacts, tuple[str, ...]]:
+def merge_facts(told: Sequence[SourceFacts], chips: Sequence[Chip]) -> tuple[SliceFacts, tuple[str, ...]]:
     """The facts of a host with these chips, and a text for each value that is not used.
 
     `told` is in the order in which sources are believed. A machine without chips, or with chips of several
@@ -62,13 +62,13 @@ def merge_facts(told: Sequence[Told], chips: Sequence[Chip]) -> tuple[SliceFacts
     ), tuple(problems)
 
 
-def _describe_lie(told: Told, generation: Generation) -> str:
+def _describe_lie(told: SourceFacts, generation: Generation) -> str:
     named = told.generation.product if told.generation else ""
     text = f"by {told.source} the chips of this machine are {named}, but they are {generation.product}"
     return f"{text}: nothing from there is used"
 
 
-def _choose(name: str, believed: Sequence[Told], generation: Generation) -> tuple[Fact | None, str]:
+def _choose(name: str, believed: Sequence[SourceFacts], generation: Generation) -> tuple[Fact | None, str]:
     """The fact that the sources agree on, or a text that says how they do not."""
     facts = [Fact(value, one.source) for one in believed if (value := getattr(one, name, None)) is not None]
     first = next(iter(facts), None)

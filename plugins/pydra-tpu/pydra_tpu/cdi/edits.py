@@ -14,11 +14,11 @@ from pydra import (
     PreparedDevice,
     UnknownDevice,
 )
-from pydra_tpu.config import TpuConfig
-from pydra_tpu.environment import build_environment
+from pydra_tpu.cdi.environment import build_environment
+from pydra_tpu.cdi.mesh_processes import find_processes
+from pydra_tpu.claim_config import TpuConfig
 from pydra_tpu.geometry import SubSlice, find_sub_slice
-from pydra_tpu.hardware import VFIO_CONTROL, Host, host_node
-from pydra_tpu.processes import find_processes
+from pydra_tpu.hardware_types import VFIO_CONTROL, Host, host_node
 from pydra_tpu.settings import Settings
 
 LOGS = "/tmp/tpu_logs"  # noqa: S108 - where libtpu writes

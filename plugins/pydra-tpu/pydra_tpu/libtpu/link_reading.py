@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra import Sample
-from pydra_tpu.hardware import Chip
+from pydra_tpu.hardware_types import Chip
 
 _LINK = re.compile(r"tray(\d{1,4})\.chip(\d{1,4})\.(\S{1,64}): (\d{1,2})")
 _THROTTLE = re.compile(r"(\d{1,4})-(\d{1,2})")

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from pydra_tpu import Settings
 from pydra_tpu.geometry import Bounds
-from pydra_tpu.hardware import Chip, SliceFacts
-from pydra_tpu.sources.merge import merge_facts
-from pydra_tpu.sources.told import parse_attributes, parse_settings, parse_tpu_env
+from pydra_tpu.hardware_types import Chip, SliceFacts
+from pydra_tpu.slice_facts.merge import merge_facts
+from pydra_tpu.slice_facts.parse import parse_attributes, parse_settings, parse_tpu_env
 from tpu_values import chip_of
 
 V4_POD = """

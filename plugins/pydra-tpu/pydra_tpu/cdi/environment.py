@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pydra import ClaimError
-from pydra_tpu.config import TpuConfig, VisibleChips, build_config_environment
+from pydra_tpu.cdi.mesh_processes import MeshProcess, NotProcesses
+from pydra_tpu.claim_config import TpuConfig, VisibleChips, build_config_environment
 from pydra_tpu.geometry import SubSlice
-from pydra_tpu.hardware import Host
-from pydra_tpu.processes import MeshProcess, NotProcesses
+from pydra_tpu.hardware_types import Host
 
 _CHIP_BOUNDS = ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS", "CHIPS_PER_HOST_BOUNDS")
 _PROCESS_BOUNDS = ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS", "HOST_BOUNDS")

@@ -1,4 +1,4 @@
-"""Parses what the sources tell: the text of tpu-env, the metadata server's attributes and labels, to `Told`.
+"""Parses what the sources tell: the text of tpu-env, the metadata server's attributes and labels, to `SourceFacts`.
 
 Sources: pytorch/xla and JAX, which read tpu-env and worker-network-endpoints; the labels are GKE's, and the neutral
 ones of Google's DRA driver.
@@ -28,7 +28,7 @@ _ACCELERATOR_TYPE = re.compile(r"(.+)-([1-9][0-9]{0,5})")
 _OTHER_NAMES: Final = {"v5lite": "v5litepod", "v7x": "tpu7x"}
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What one source tells; None is what it does not tell. `unusable` has a text for each value that cannot be read.
 
     `accelerator` is a label of GKE; `accelerator_type` such as `v5litepod-16`. The other fields are those of
@@ -50,9 +50,9 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     unusable: tuple[str, ...] = ()
 
 
-def parse_settings(settings: Settings) -> Told:
+def parse_settings(settings: Settings) -> SourceFacts:
     """What the admin has said, which was validated before the start."""
-    return Told(
+    return SourceFacts(
         source=SETTINGS,
         generation=_find_label(settings.accelerator),
         accelerator=settings.accelerator or None,
@@ -63,7 +63,7 @@ def parse_settings(settings: Settings) -> Told:
     )
 
 
-def parse_tpu_env(text: str, source: str) -> Told:
+def parse_tpu_env(text: str, source: str) -> SourceFacts:
     """What lines `KEY: 'value'` tell, in the file or in the attribute of the metadata server."""
     values = _Values(source, _split_lines(text))
     kind = values.read("ACCELERATOR_TYPE", _parse_accelerator_type)
@@ -72,7 +72,7 @@ def parse_tpu_env(text: str, source: str) -> Told:
     topology = values.read("TOPOLOGY", parse_topology)
     if topology is None and chips and hosts:
         topology = Bounds(*(one * other for one, other in zip(chips, hosts, strict=True)))
-    return Told(
+    return SourceFacts(
         source=source,
         generation=generation,
         accelerator_type=kind and kind[1],
@@ -87,11 +87,11 @@ def parse_tpu_env(text: str, source: str) -> Told:
     )
 
 
-def parse_attributes(answers: Mapping[str, str]) -> tuple[Told, ...]:
+def parse_attributes(answers: Mapping[str, str]) -> tuple[SourceFacts, ...]:
     """What the metadata server tells, by the names of ATTRIBUTES; those that it does not have are absent."""
     values = _Values("the metadata server", answers)
     kind = values.read("accelerator-type", _parse_accelerator_type)
-    own = Told(
+    own = SourceFacts(
         source="the metadata server",
         generation=kind and kind[0],
         accelerator_type=kind and kind[1],
@@ -103,14 +103,14 @@ def parse_attributes(answers: Mapping[str, str]) -> tuple[Told, ...]:
     return tpu_env, own, parse_labels(answers.get("kube-labels", ""), "the metadata server's kube-labels")
 
 
-def parse_labels(text: str, source: str) -> Told:
+def parse_labels(text: str, source: str) -> SourceFacts:
     """What labels of the node tell, as `key=value,key=value`."""
     pairs = (one.partition("=") for one in text.split(","))
     values = _Values(source, {key.strip(): value.strip() for key, _, value in pairs})
     accelerator = values.read_first(
         ("tpu.google.com/accelerator", "cloud.google.com/gke-tpu-accelerator"), _parse_label
     )
-    return Told(
+    return SourceFacts(
         source=source,
         generation=_find_label(accelerator or ""),
         accelerator=accelerator,

@@ -84,7 +84,7 @@ SERVICE_FAULTS = ("workload", "metrics-hang", "metadata-silent", *METADATA)
 
 
 @asynccontextmanager
-async def open_scenario(settings: Settings) -> AsyncIterator[tuple[Settings, Sequence[str]]]:
+async def open_simulation(settings: Settings) -> AsyncIterator[tuple[Settings, Sequence[str]]]:
     """The settings to read the machine with, and the command that stands for Google's library.
 
     Raises ScenarioError.

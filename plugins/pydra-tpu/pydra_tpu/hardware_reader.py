@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pydra_pci import Tree
-from pydra_tpu.hardware import Chip, Host, Process
+from pydra_tpu.hardware_types import Chip, Host, Process
 from pydra_tpu.host.chips import build_chips, keep_places
 from pydra_tpu.host.pci import read_functions
 from pydra_tpu.host.users import read_users
 from pydra_tpu.settings import Settings
-from pydra_tpu.sources.merge import merge_facts
-from pydra_tpu.sources.told import parse_attributes, parse_settings, parse_tpu_env
+from pydra_tpu.slice_facts.merge import merge_facts
+from pydra_tpu.slice_facts.parse import parse_attributes, parse_settings, parse_tpu_env
 
 
 def read_host(tree: Tree, settings: Settings, answers: Mapping[str, str], before: Host) -> Host:

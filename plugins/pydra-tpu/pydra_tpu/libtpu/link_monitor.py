@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pydra_tpu.runtime_metrics.links import LinkReading
-from pydra_tpu.runtime_metrics.ports import LOOPBACK, is_listening
+from pydra_tpu.libtpu.link_reading import LinkReading
+from pydra_tpu.runtime_metrics.find_runtimes import LOOPBACK, is_listening
 
 DEADLINE = 10.0
 """Seconds that the library has for all its answers."""
@@ -28,10 +28,10 @@ ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "TPU_SDK_GRPC_TIMEOUT_SEC": "5"}
 def find_library() -> Sequence[str]:
     """The command that prints a LinkReading as JSON; empty where libtpu is not installed."""
     installed = importlib.util.find_spec("libtpu") is not None
-    return (sys.executable, "-m", "pydra_tpu.runtime_metrics.library") if installed else ()
+    return (sys.executable, "-m", "pydra_tpu.libtpu.print_metrics") if installed else ()
 
 
-class LinkMetrics:
+class LinkMonitor:
     """`reading` is the last answer. It stays while the library hangs or fails, and goes when the port closes."""
 
     def __init__(self, command: Sequence[str], port: int, period: float, deadline: float = DEADLINE) -> None:

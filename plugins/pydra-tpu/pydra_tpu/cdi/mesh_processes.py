@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from pydra import Claim, ClaimError
-from pydra_tpu.config import Processes, TpuConfig
+from pydra_tpu.claim_config import Processes, TpuConfig
 from pydra_tpu.geometry import Bounds, SubSlice, divide_bounds, find_sub_slice
 
 EIGHT_PROCESSES = Bounds(4, 2)

@@ -17,10 +17,10 @@ from pydra_pci import Roots, Tree
 from pydra_tpu import Settings
 from pydra_tpu.backend import TpuBackend
 from pydra_tpu.geometry import HOST_BOUNDS
-from pydra_tpu.runtime_metrics.link_metrics import LinkMetrics
-from pydra_tpu.simulation.scenario import open_scenario
-from pydra_tpu.sources.metadata_server import LIMIT, MetadataServer, NoAnswer, fetch_attributes
-from pydra_tpu.sources.told import ATTRIBUTES
+from pydra_tpu.libtpu.link_monitor import LinkMonitor
+from pydra_tpu.simulation.simulation import open_simulation
+from pydra_tpu.slice_facts.metadata_server import LIMIT, MetadataServer, NoAnswer, fetch_attributes
+from pydra_tpu.slice_facts.parse import ATTRIBUTES
 from tpu_metadata import FakeMetadataServer
 from tpu_values import claim_of
 
@@ -33,7 +33,7 @@ WORKER = "ACCELERATOR_TYPE: 'v5litepod-32'\nTOPOLOGY: '4x8'\nWORKER_ID: '2'\n"
 @asynccontextmanager
 async def backend_that_asks(address: str, state: Path) -> AsyncIterator[TpuBackend]:
     """Over a machine with eight chips, of which only the metadata server tells anything."""
-    async with open_scenario(Settings(scenario="v5e-8", state=str(state))) as (told_by_machine, _):
+    async with open_simulation(Settings(scenario="v5e-8", state=str(state))) as (told_by_machine, _):
         pass
     fields = {name: getattr(told_by_machine, name) for name in ("host_root", "sys_root", "proc_root", "dev_root")}
     settings = Settings(**fields, tpu_env=told_by_machine.tpu_env, poll_period=60)
@@ -42,7 +42,7 @@ async def backend_that_asks(address: str, state: Path) -> AsyncIterator[TpuBacke
     metadata = MetadataServer(address, first_pause=0.01, deadline=30)
     async with asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(metadata.run())
-        yield TpuBackend(settings, tree, metadata, LinkMetrics((), 1, period=60))
+        yield TpuBackend(settings, tree, metadata, LinkMonitor((), 1, period=60))
         asking.cancel()
 
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra_tpu.runtime_metrics.library import METRICS
-from pydra_tpu.runtime_metrics.link_metrics import ENVIRONMENT, LinkMetrics, find_library
-from pydra_tpu.runtime_metrics.links import LinkReading, add_links, build_link_samples
+from pydra_tpu.libtpu.link_monitor import ENVIRONMENT, LinkMonitor, find_library
+from pydra_tpu.libtpu.link_reading import LinkReading, add_links, build_link_samples
+from pydra_tpu.libtpu.print_metrics import METRICS
 from tpu_values import host_of
 
 GOOD = ("echo", '{"ici_link_health": ["tray1.chip0.ici0.int: 10"]}')
@@ -28,7 +28,7 @@ async def look(*commands: tuple[str, ...]) -> LinkReading:
     with socket.create_server(("127.0.0.1", 0)) as server:
         reading = LinkReading()
         for command in commands:
-            links = LinkMetrics(command, server.getsockname()[1], 1, 0.5 if "sleep" in " ".join(command) else 30)
+            links = LinkMonitor(command, server.getsockname()[1], 1, 0.5 if "sleep" in " ".join(command) else 30)
             links.reading = reading
             await links.look()
             reading = links.reading
@@ -60,7 +60,7 @@ def test_googles_library_answers_in_the_form_that_is_parsed(tmp_path: Path) -> N
 async def test_nothing_is_asked_and_known_while_the_port_is_closed(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    links = LinkMetrics(("touch", str(tmp_path / "asked")), port, 1)
+    links = LinkMonitor(("touch", str(tmp_path / "asked")), port, 1)
     links.reading = TOLD
     await links.look()
     assert links.reading == LinkReading()
@@ -74,7 +74,7 @@ def test_the_program_prints_what_the_library_says(tmp_path: Path) -> None:
         "class Metric:\n    def data(self): return ['0-3', 1.5]\n"
         "class tpumonitoring:\n    get_metric = staticmethod(lambda name: Metric())\n"
     )
-    command = [sys.executable, "-m", "pydra_tpu.runtime_metrics.library"]
+    command = [sys.executable, "-m", "pydra_tpu.libtpu.print_metrics"]
     done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert '"tpu_throttle_score":["0-3","1.5"]' in done.stdout

@@ -1,1 +1,0 @@
-"""What tells a machine about the TPU slice that it is a worker of."""
