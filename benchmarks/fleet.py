@@ -31,10 +31,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydra import Capacity, Device, Taint, Version
 from pydra.devices import Pool
 from pydra.errors import Conflict, KubeError
+from pydra.kube.api_resources import NODES, RESOURCE_SLICES
 from pydra.kube.client import KubeClient, RequestDone
 from pydra.kube.credentials import Credentials, load_credentials
 from pydra.kube.informer import Informer
-from pydra.kube.resources import NODES, RESOURCE_SLICES
 from pydra.kube.version import check_server
 from pydra.slices.reconciler import SliceReconciler, slice_selector
 
@@ -63,7 +63,7 @@ class Member(Protocol):
 
 
 class Requests:
-    """The requests of an agent: what `pydra.agent.main` and `pydra.agent.driver` compose for the API server."""
+    """The requests of an agent: what `pydra.agent.assembly` and `pydra.agent.driver` compose for the API server."""
 
     def __init__(self, credentials: Credentials, node: str, unanswered: Counter[str]) -> None:
         """`unanswered` counts the requests, by verb, that the client gave up or whose connection broke."""

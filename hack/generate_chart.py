@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from pydra.admission.known_backends import read_backend
+from pydra.admission.config_types import read_backend
 from pydra.admission.policy import build_policy
 from pydra.admission.review import build_rules
 from pydra.backends.backend_settings import settings_schema

@@ -13,10 +13,10 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
+from pydra.api_names import LABEL, SUBDOMAIN
 from pydra.cdi.edits import ContainerEdits
 from pydra.devices import AttributeValue
 from pydra.errors import PydraError
-from pydra.limits import LABEL, SUBDOMAIN
 
 ConfigT = TypeVar("ConfigT")
 

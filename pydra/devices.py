@@ -1,7 +1,7 @@
 """Value types for devices, capacities, counters, taints and health.
 
 What a backend reports about its hardware. Frozen, keyword-only, without JSON and Kubernetes objects. The API's own
-rules for these values (names, sizes, counts) are checked by `pydra.device_rules`.
+rules for these values (names, sizes, counts) are checked by `pydra.inventory.api_rules`.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """What a driver publishes for one node: devices and counter sets that satisfy every rule of the API.
 
-    Made by `pydra.device_health`.
+    Made by `pydra.inventory.health`.
     """
 
     name: str

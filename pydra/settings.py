@@ -15,9 +15,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from pydra.api_names import DRIVER_RULE, SUBDOMAIN, is_driver_name
 from pydra.errors import SettingsError, suggest
-from pydra.json_values import find_json_problems
-from pydra.limits import DRIVER_RULE, SUBDOMAIN, is_driver_name
+from pydra.json_problems import find_json_problems
 
 KUBELET_ROOT = "/var/lib/kubelet"
 RECORDS_DIRECTORY = "/run/pydra"

@@ -13,7 +13,7 @@ import anyio
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
     [
-        *("pytest", "pydra.agent.main", "pydra.agent.early_start", "pydra.cli.agent"),
+        *("pytest", "pydra.agent.assembly", "pydra.agent.entry", "pydra.cli.agent"),
         *(
             f"pydra_nvidia.{name}"
             for name in ("mig.apply_partitions", "nvml.session", "simulation.simulation", "prior_state")

@@ -32,7 +32,7 @@ from pydra.admission.cel_builder import (
     show_text,
     translate_pattern,
 )
-from pydra.admission.known_backends import KnownBackend
+from pydra.admission.config_types import KnownBackend
 from pydra.admission.review import OPERATIONS, PLACES, build_rules
 from pydra.backends.type_check import EXAMPLES, is_quantity_type, read_type
 from pydra.backends.type_messages import LEAVES, describe

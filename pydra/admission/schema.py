@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from pydra.admission.known_backends import KnownBackend
+from pydra.admission.config_types import KnownBackend
 from pydra.errors import BackendError, SettingsError
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

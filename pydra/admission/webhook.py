@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.process_collector import ProcessCollector
 
 from pydra import __version__
-from pydra.admission.known_backends import read_backends
+from pydra.admission.config_types import read_backends
 from pydra.admission.review import (
     PLACES,
     RESULTS,

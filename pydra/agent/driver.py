@@ -24,10 +24,10 @@ from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
 from pydra import atomic_files
-from pydra.agent.early_start import StartedBackend
 from pydra.agent.import_claims import Names, import_claims
 from pydra.agent.inventory_loop import InventoryLoop
 from pydra.agent.metrics_and_events import Reports
+from pydra.agent.started_backend import StartedBackend
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendFacts
 from pydra.backends.wire import Method
@@ -41,12 +41,12 @@ from pydra.claims.device_index import PublishedPool
 from pydra.claims.gc import GarbageCollector
 from pydra.claims.left_over import retry_left_over
 from pydra.claims.preparer import ClaimPreparer, Deadlines
-from pydra.device_health import HealthPolicy, Published
 from pydra.devices import TaintEffect
 from pydra.errors import CheckpointError, ContractError, PydraError, SettingsError
+from pydra.inventory.health import HealthPolicy, Published
+from pydra.kube.api_resources import RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kube.client import KubeClient
 from pydra.kube.informer import Informer
-from pydra.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kubelet.health_service import HealthBoard
 from pydra.kubelet.plugin import DIRECTORY_MODE, KubeletEvent, KubeletPlugin, Serving, Waiting
 from pydra.kubelet.registration import Registered, RegistrationRefused

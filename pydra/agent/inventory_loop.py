@@ -14,9 +14,9 @@ import anyio
 import msgspec
 
 from pydra.backends.supervisor import BackendSupervisor
-from pydra.device_health import HealthPolicy, Published, Snapshot, build_pool, mark_unavailable, observe, stale_key
 from pydra.devices import DeviceHealth, HealthStatus, Pool
 from pydra.errors import BackendError, PydraError
+from pydra.inventory.health import HealthPolicy, Published, Snapshot, build_pool, mark_unavailable, observe, stale_key
 
 _log = logging.getLogger(__name__)
 FIRST_RETRY = 1.0

@@ -26,9 +26,9 @@ from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import ClaimRef
 from pydra.claims.gc import GarbageCollected
 from pydra.claims.preparer import OperationDone, OperationFailed, OperationStarted, StepsLeftOver
-from pydra.device_health import Published
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import PydraError, Unavailable, Unsupported
+from pydra.inventory.health import Published
 from pydra.kube.client import RequestDone
 from pydra.kube.informer import WatchFailed
 from pydra.kubelet.health_service import HealthStreams

@@ -20,12 +20,12 @@ from typing import Any, TypeAlias
 import anyio
 import msgspec
 
-from pydra.backends.cgroup import has_oom_kill
 from pydra.backends.crash_attribution import CallInFlight, Cause, Ending, Involvement, find_wait
 from pydra.backends.discovery import BackendSource, variable_prefix
 from pydra.backends.error_codec import FaultKind
 from pydra.backends.process_output import LogLimit, OutputLog, OutputPipe, connect_pipe, is_stack
-from pydra.backends.process_rights import find_memory_excess, prepare_start
+from pydra.backends.process_start import prepare_start
+from pydra.backends.resource_limits import find_memory_excess, has_oom_kill
 from pydra.backends.wire import (
     MAX_EXCEPTION,
     MAX_MESSAGE,

@@ -33,7 +33,7 @@ from pydra.backends.discovery import BackendSource, refresh_source
 from pydra.backends.error_codec import FaultKind, parse_fault
 from pydra.backends.held_updates import HeldUpdates
 from pydra.backends.process import BackendProcess, Outcome, ProcessTimeouts
-from pydra.backends.process_rights import CHILD
+from pydra.backends.process_start import CHILD
 from pydra.backends.restarts import Deadlines, RestartPolicy
 from pydra.backends.supervisor_events import (
     AnswerRejected,

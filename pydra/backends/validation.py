@@ -2,7 +2,7 @@
 
 Each function returns all violations at once, as sentences for the backend's author. The classes of return values are
 checked in the backend's process, where they are still Python objects; the rest is checked in the agent, which trusts
-nothing that comes from there. The rules for devices and counters are in `pydra.device_rules`.
+nothing that comes from there. The rules for devices and counters are in `pydra.inventory.api_rules`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Union
 
 import msgspec
 
+from pydra.api_names import DRIVER_RULE, SUBDOMAIN, is_driver_name
 from pydra.backends.type_check import find_mismatches
 from pydra.backends.wire import Method
 from pydra.cdi.edits import ContainerEdits
@@ -27,11 +28,10 @@ from pydra.claim import (
     find_device_name_problem,
     find_name_problem,
 )
-from pydra.device_rules import check_attributes
 from pydra.devices import CounterSet, Device, Inventory, Sample
 from pydra.errors import find_similar
-from pydra.json_values import find_json_problems
-from pydra.limits import DRIVER_RULE, SUBDOMAIN, is_driver_name
+from pydra.inventory.api_rules import check_attributes
+from pydra.json_problems import find_json_problems
 
 REQUIRED = {Method.DISCOVER: (), Method.PREPARE: ("claim",), Method.UNPREPARE: ("claim", "prepared")}
 OPTIONAL: dict[Method, tuple[str, ...]] = {

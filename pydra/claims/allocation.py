@@ -13,7 +13,7 @@ import msgspec
 
 from pydra.claim import AllocatedDevice, Claim, ClaimRef, OpaqueConfig, PodRef, find_device_name_problem
 from pydra.errors import ClaimError, NotAllocated, Replaced
-from pydra.json_values import find_json_problems
+from pydra.json_problems import find_json_problems
 
 _NOT_STORABLE = (OverflowError, UnicodeEncodeError, RecursionError)
 

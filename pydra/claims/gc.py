@@ -33,7 +33,7 @@ from pydra.claims.allocation import parse_allocation
 from pydra.claims.metadata import build_metadata_files
 from pydra.claims.preparer import ClaimPreparer, Reconciled
 from pydra.errors import CdiError, CheckpointError, KubeError, NotAllocated, NotFound, PydraError, Replaced, Unreadable
-from pydra.kube.resources import RESOURCE_CLAIMS
+from pydra.kube.api_resources import RESOURCE_CLAIMS
 
 if TYPE_CHECKING:
     from pydra.kube.client import KubeClient

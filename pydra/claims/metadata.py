@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from pydra.api_names import is_label
 from pydra.cdi.metadata_files import MetadataPaths
 from pydra.cdi.spec import cdi_vendor
 from pydra.checkpoint.record import Metadata, Record
@@ -25,7 +26,7 @@ from pydra.claim import Claim, ClaimRef, ContainerDevice, PreparedDevice
 from pydra.claims.allocation import base_request
 from pydra.claims.device_index import Published, PublishedPool
 from pydra.errors import ClaimError, ContractError
-from pydra.limits import ATTRIBUTES_AND_CAPACITIES, is_label
+from pydra.inventory.api_rules import ATTRIBUTES_AND_CAPACITIES
 from pydra.slices.build import build_attributes
 
 VERSIONS = ("v1beta1", "v1alpha1")

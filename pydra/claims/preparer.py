@@ -52,7 +52,7 @@ from pydra.claims.lifecycle import (
 from pydra.claims.metadata import add_metadata_ids, build_metadata, build_metadata_files, parse_pod_claim_name
 from pydra.claims.steps import StepRunner, build_left_over
 from pydra.errors import BackendError, BackendUnavailable, CdiError, DeviceInUse, InternalError, PydraError, Unavailable
-from pydra.kube.resources import RESOURCE_CLAIMS
+from pydra.kube.api_resources import RESOURCE_CLAIMS
 from pydra.observability.logging import set_logging_fields
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from pydra import __version__
-from pydra.cli.options import add_options, read_values
-from pydra.cli.process import Parser, check_package_conflict, exit_on_sigterm, print_errors
+from pydra.cli.options import Parser, add_options, read_values
+from pydra.cli.output import print_errors
+from pydra.cli.startup import check_package_conflict, exit_on_sigterm
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import Settings, parse_settings
 
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         exit_on_sigterm()
         # Imported only now: --help and a wrong flag must be quick.
-        from pydra.agent.early_start import run  # noqa: PLC0415
+        from pydra.agent.entry import run  # noqa: PLC0415
 
         return run(settings, reread=lambda: read_settings(parsed, os.environ))
     except SettingsError as error:

@@ -20,6 +20,22 @@ from pydra.errors import SettingsError, suggest
 from pydra.settings import Settings, WebhookSettings, find_value_problems, parse_settings
 
 
+class Parser(argparse.ArgumentParser):
+    """Takes no abbreviated flags, which a later flag could make ambiguous, and names the flag that may be meant."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; unknown arguments are an error here already, with the usage of the subcommand that got them."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            listed = ", ".join(f"{one}{suggest(one.partition('=')[0], flags)}" for one in unknown)
+            self.error(f"unrecognized arguments: {listed}")
+        return parsed, unknown
+
+
 class Option(NamedTuple):
     """One setting: its field in Settings, its group in `--help`, the placeholder and the text."""
 

@@ -1,10 +1,11 @@
-"""Prints what the tools find out: JSON, tables and findings; with rich, where it is installed, on a terminal."""
+"""Prints errors and what the tools find out: JSON, tables, findings; with rich on a terminal, where it is installed."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -49,6 +50,27 @@ def print_findings(findings: Iterable[Finding]) -> None:
         print(f"{_style(finding.level)}{_GAP}{finding.subject:<{width}}{_GAP}{finding.found}")
         if finding.advice:
             print(f"{'':<7}{_GAP}{'':<{width}}{_GAP}-> {finding.advice}")
+
+
+def hide_tracebacks(program: str) -> None:
+    """Print one line for an exception that nobody expected; its traceback is for people who debug this program."""
+
+    def print_error(_kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        text = f"internal error: {type(error).__name__}: {error}; `{program} --debug ...` shows the traceback"
+        print_errors(program, [text], code=1)
+
+    sys.excepthook = print_error
+
+
+def print_errors(program: str, problems: Sequence[str], *, code: int) -> int:
+    """Print one line for each problem to stderr; return the exit code."""
+    for problem in problems:
+        print(f"{program}: {problem}", file=sys.stderr)
+    if code == 2:
+        print(f"{program}: see {program} --help", file=sys.stderr)
+    return code
 
 
 def _style(level: Level) -> str:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from pydra import __version__
 from pydra.cli.diagnosis_commands import EXIT_CODES, add_diagnosis, add_output
-from pydra.cli.options import WEBHOOK, add_options, read_config, read_values
-from pydra.cli.output import Table, print_json, print_tables
-from pydra.cli.process import Parser, check_package_conflict, exit_on_sigterm, hide_tracebacks, print_errors
+from pydra.cli.options import WEBHOOK, Parser, add_options, read_config, read_values
+from pydra.cli.output import Table, hide_tracebacks, print_errors, print_json, print_tables
+from pydra.cli.startup import check_package_conflict, exit_on_sigterm
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import WebhookSettings, parse_webhook_settings
 
@@ -304,7 +304,7 @@ def _webhook(parsed: argparse.Namespace) -> int:
 
 
 def _policy(parsed: argparse.Namespace) -> int:
-    from pydra.admission.known_backends import read_backend  # noqa: PLC0415
+    from pydra.admission.config_types import read_backend  # noqa: PLC0415
     from pydra.admission.policy import build_policy, write_policy  # noqa: PLC0415 - for this command only
 
     policy = build_policy(read_backend(_import_from(parsed.backend), driver=parsed.driver))
@@ -314,7 +314,7 @@ def _policy(parsed: argparse.Namespace) -> int:
 
 
 def _schema(parsed: argparse.Namespace) -> int:
-    from pydra.admission.known_backends import read_types  # noqa: PLC0415
+    from pydra.admission.config_types import read_types  # noqa: PLC0415
     from pydra.admission.schema import build_schema  # noqa: PLC0415
 
     schema = build_schema(read_types(_import_from(parsed.backend)), kind=parsed.kind)

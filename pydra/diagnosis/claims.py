@@ -19,8 +19,7 @@ from pydra.diagnosis.cluster_reader import EventLine, Reader
 from pydra.diagnosis.findings import Finding, Level
 from pydra.diagnosis.slices import PublishedDevice, find_results, judge_taints, parse_slices
 from pydra.errors import ClaimError, KubeError, NotFound, PydraError, suggest
-from pydra.kube.client import KubeClient
-from pydra.kube.resources import (
+from pydra.kube.api_resources import (
     DEVICE_CLASSES,
     DEVICE_TAINT_RULES,
     NODES,
@@ -29,6 +28,7 @@ from pydra.kube.resources import (
     RESOURCE_SLICES,
     JsonObject,
 )
+from pydra.kube.client import KubeClient
 from pydra.settings import Settings
 
 _CLASS = "class"

@@ -11,9 +11,9 @@ import msgspec
 from pydra import __version__
 from pydra.diagnosis.findings import Finding, Level
 from pydra.errors import KubeError
+from pydra.kube.api_resources import EVENTS, JsonObject, Resource
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
-from pydra.kube.resources import EVENTS, JsonObject, Resource
 from pydra.settings import Settings
 
 _DEADLINE = 5.0

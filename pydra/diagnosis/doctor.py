@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from pydra.agent.main import REQUESTS
+from pydra.agent.assembly import REQUESTS
 from pydra.devices import CounterConsumption, CounterSet, Device, Pool, Taint, TaintEffect
 from pydra.diagnosis.agent_state import AgentState, judge_agent, read_agent
 from pydra.diagnosis.checkpoint import find_drivers, judge_left_over
@@ -17,14 +17,22 @@ from pydra.diagnosis.cluster_reader import open_cluster
 from pydra.diagnosis.findings import Finding, Level
 from pydra.diagnosis.node_paths import judge_places, judge_runtime
 from pydra.errors import Invalid, KubeError, NotFound, PydraError, Unsupported
+from pydra.kube.api_resources import (
+    ACCESS_REVIEWS,
+    DEVICE_CLASSES,
+    EVENTS,
+    NODES,
+    RESOURCE_SLICES,
+    JsonObject,
+    Resource,
+)
 from pydra.kube.client import KubeClient
-from pydra.kube.resources import ACCESS_REVIEWS, DEVICE_CLASSES, EVENTS, NODES, RESOURCE_SLICES, JsonObject, Resource
 from pydra.kube.version import ServerVersion, check_server, parse_version
 from pydra.observability.events import Create, EventDeduplicator, EventRequest, Subject
 from pydra.settings import Settings
 from pydra.slices.build import build_wanted
 from pydra.slices.diff import plan_slices
-from pydra.slices.feature_gates import BINDING, LISTS, PARTITIONS, SHARES, TAINTS, name_gates, name_refused
+from pydra.slices.server_limitations import BINDING, LISTS, PARTITIONS, SHARES, TAINTS, name_gates, name_refused
 
 _SKEW_SECONDS = 5.0
 """Clocks farther apart make ages of Events and taints wrong; minutes make tokens and certificates invalid."""

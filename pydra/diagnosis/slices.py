@@ -8,8 +8,8 @@ import msgspec
 
 from pydra.diagnosis.cluster_reader import EventLine, Reader
 from pydra.diagnosis.findings import Finding, Level
+from pydra.kube.api_resources import RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
 from pydra.kube.client import KubeClient
-from pydra.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
 
 _TAINTS = {
     "unhealthy": "the backend reports the device as unhealthy: the Event DeviceUnhealthy of the node says why",

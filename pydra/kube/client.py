@@ -26,9 +26,11 @@ import msgspec
 from yarl import URL
 
 from pydra.errors import Gone, KubeError, Unavailable
+from pydra.kube.api_resources import JsonObject, ObjectList, Resource, WatchEvent, WatchEventType
 from pydra.kube.credentials import Credentials
 from pydra.kube.errors import build_error, build_unanswered, describe, find_tls_error, parse_status, read_status
-from pydra.kube.resources import JsonObject, ObjectList, Resource, WatchEvent, WatchEventType
+from pydra.kube.http_session import BURST_IDLE_SECONDS, IDLE_SECONDS, open_session
+from pydra.kube.lean_imports import aiohttp
 from pydra.kube.tolerant_decoding import (
     LineSplitter,
     LineTooLong,
@@ -40,7 +42,6 @@ from pydra.kube.tolerant_decoding import (
     decode_object,
     decode_page,
 )
-from pydra.kube.transport import BURST_IDLE_SECONDS, IDLE_SECONDS, aiohttp, open_session
 
 log = logging.getLogger(__name__)
 

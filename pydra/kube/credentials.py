@@ -28,7 +28,7 @@ import msgspec
 from yarl import URL
 
 from pydra.errors import SettingsError
-from pydra.kube.transport import aiohttp, import_kubeconfig_loader
+from pydra.kube.lean_imports import aiohttp, import_kubeconfig_loader
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from urllib.parse import unquote
 import msgspec
 
 from pydra.errors import Conflict, Gone, Invalid, KubeError, NotFound, Unavailable, Unreadable
-from pydra.kube.resources import JsonObject, Resource
+from pydra.kube.api_resources import JsonObject, Resource
+from pydra.kube.lean_imports import aiohttp
 from pydra.kube.tolerant_decoding import LineTooLong, NotJson, TooLarge, Undecodable, decode_document
-from pydra.kube.transport import aiohttp
 
 ERROR_BY_STATUS: dict[int, type[KubeError]] = {
     404: NotFound,

@@ -13,8 +13,7 @@ from types import MappingProxyType
 import msgspec
 
 from pydra.errors import Gone, KubeError, Unavailable
-from pydra.kube.client import KubeClient
-from pydra.kube.resources import (
+from pydra.kube.api_resources import (
     JsonObject,
     Resource,
     WatchEvent,
@@ -22,6 +21,7 @@ from pydra.kube.resources import (
     object_key,
     parse_resource_version,
 )
+from pydra.kube.client import KubeClient
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pydra.kube.resources import RESOURCE_SLICES, JsonObject, WatchEvent, WatchEventType
+from pydra.kube.api_resources import RESOURCE_SLICES, JsonObject, WatchEvent, WatchEventType
 
 _NOT_STRICT = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _EVENT_TYPES = {kind.value: kind for kind in WatchEventType}

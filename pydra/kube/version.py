@@ -8,8 +8,8 @@ import re
 import msgspec
 
 from pydra.errors import NotFound, Unsupported
+from pydra.kube.api_resources import RESOURCE_GROUP, JsonObject
 from pydra.kube.client import KubeClient
-from pydra.kube.resources import RESOURCE_GROUP, JsonObject
 
 log = logging.getLogger(__name__)
 

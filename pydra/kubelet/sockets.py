@@ -21,8 +21,8 @@ from hashlib import sha256
 
 import msgspec
 
+from pydra.api_names import DRIVER_RULE, is_driver_name
 from pydra.errors import SettingsError
-from pydra.limits import DRIVER_RULE, is_driver_name
 
 SOCKET_MODE = 0o600
 BACKLOG = 128

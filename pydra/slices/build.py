@@ -24,9 +24,15 @@ from pydra.devices import (
     Taint,
     Version,
 )
-from pydra.kube.resources import JsonObject
-from pydra.limits import SLICE_ADVANCED_DEVICES, SLICE_BYTES, SLICE_COUNTER_SETS, SLICE_DEVICES
+from pydra.kube.api_resources import JsonObject
 from pydra.quantity import canonical_quantity
+
+SLICE_DEVICES = 128
+SLICE_ADVANCED_DEVICES = 64
+"""Devices in a slice where at least one has taints, consumes counters or has a list attribute."""
+SLICE_COUNTER_SETS = 8
+SLICE_BYTES = 1_000_000
+"""Devices' JSON in a slice: etcd takes 1.5 MiB a request, and stores less than JSON."""
 
 INDEX_WIDTH = 5
 GENERATED_BASE = 58

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from pydra.kube.resources import RESOURCE_SLICES, JsonObject
+from pydra.kube.api_resources import RESOURCE_SLICES, JsonObject
 from pydra.quantity import parse_quantity
 from pydra.slices.build import WantedPool, build_generate_name, parse_index
 

@@ -24,7 +24,7 @@ import msgspec
 
 from pydra.devices import Pool
 from pydra.errors import Conflict, Invalid, KubeError, NotFound, Unavailable
-from pydra.kube.resources import (
+from pydra.kube.api_resources import (
     NODES,
     RESOURCE_SLICES,
     JsonObject,
@@ -35,7 +35,7 @@ from pydra.kube.resources import (
 )
 from pydra.slices.build import GENERATED_BASE, WantedPool, build_wanted
 from pydra.slices.diff import Create, Delete, Owner, Plan, Update, plan_slices, share_devices
-from pydra.slices.feature_gates import (
+from pydra.slices.server_limitations import (
     BINDING,
     EFFECT_NONE,
     LISTS,

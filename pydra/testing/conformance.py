@@ -36,7 +36,6 @@ from pydra.backends.wire import Method
 from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec
 from pydra.claim import Claim, OpaqueConfig, PreparedDevice
-from pydra.device_rules import validate_inventory
 from pydra.devices import Device, Inventory
 from pydra.errors import (
     BackendError,
@@ -48,9 +47,10 @@ from pydra.errors import (
     PydraError,
     SettingsError,
 )
+from pydra.inventory.api_rules import validate_inventory
 from pydra.settings import CLAIM_DEADLINE, CONNECT_DEADLINE, DISCOVER_DEADLINE, Settings, parse_settings
 from pydra.testing.interruptions import Leaks, cancel_everywhere, crash_in_prepare, crash_in_restore, crash_in_unprepare
-from pydra.testing.inventory import find_changes, find_pair, find_unaffordable, list_usable
+from pydra.testing.inventory_checks import find_changes, find_pair, find_unaffordable, list_usable
 from pydra.testing.report import Check, Report, fold_alike
 from pydra.testing.rules import Rule
 from pydra.testing.session import ABSENT, Session

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pydra.admission.known_backends import read_backend
+from pydra.admission.config_types import read_backend
 from pydra.admission.policy import build_policy
 from tests.chart.effects import CA
 from tests.chart.rendering import BOTH, NVIDIA, SIM, at, overlay, render

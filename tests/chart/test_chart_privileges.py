@@ -11,7 +11,7 @@ import pytest
 import yaml
 from cel_expr_python import cel
 
-from pydra.agent.main import REQUESTS
+from pydra.agent.assembly import REQUESTS
 from pydra.observability.metrics import Metrics
 from tests.chart.rendering import AMD, BOTH, CHART, NVIDIA, SIM, TPU, Object, Objects, at, by_name, overlay, render
 

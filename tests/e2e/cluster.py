@@ -19,9 +19,7 @@ import pytest
 
 from pydra.devices import Device, Pool, Taint
 from pydra.errors import Conflict, KubeError, NotFound
-from pydra.kube.client import KubeClient
-from pydra.kube.credentials import load_credentials
-from pydra.kube.resources import (
+from pydra.kube.api_resources import (
     DEVICE_CLASSES,
     EVENTS,
     NAMESPACES,
@@ -33,9 +31,11 @@ from pydra.kube.resources import (
     JsonObject,
     Resource,
 )
+from pydra.kube.client import KubeClient
+from pydra.kube.credentials import load_credentials
 from pydra.slices.build import build_wanted
 from pydra.slices.diff import plan_slices
-from pydra.slices.feature_gates import name_gates
+from pydra.slices.server_limitations import name_gates
 
 DRIVER = "sim.pydra.dev"
 IMAGE = os.environ.get("PYDRA_E2E_IMAGE", "localhost/busybox:latest")

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from pydra.kube.resources import NODES, RESOURCE_CLAIMS, JsonObject
+from pydra.kube.api_resources import NODES, RESOURCE_CLAIMS, JsonObject
 from tests.e2e.cluster import Cluster, open_cluster
 from tests.e2e.release import PRIVILEGED, Release, open_release, state_of
 

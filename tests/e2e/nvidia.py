@@ -11,7 +11,7 @@ import pytest
 from anyio import to_thread
 
 from pydra.errors import Conflict
-from pydra.kube.resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIMS, JsonObject
+from pydra.kube.api_resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIMS, JsonObject
 from pydra_nvidia import DEVICE_CLASSES as CLASSES
 from pydra_nvidia import DRIVER
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation

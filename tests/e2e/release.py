@@ -18,9 +18,9 @@ import anyio.to_thread
 import helm_python
 import yaml
 
+from pydra.kube.api_resources import NAMESPACES, PODS, JsonObject, Resource
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
-from pydra.kube.resources import NAMESPACES, PODS, JsonObject, Resource
 from tests.chart.rendering import CHART, overlay
 from tests.e2e.cluster import KUBELET_ROOT, Cluster, open_cluster
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pydra.errors import KubeError
-from pydra.kube.resources import DEVICE_CLASSES, RESOURCE_CLAIMS, JsonObject
+from pydra.kube.api_resources import DEVICE_CLASSES, RESOURCE_CLAIMS, JsonObject
 from tests.e2e.agent import open_agent
 from tests.e2e.cluster import DRIVER, STAY, Cluster, open_cluster
 from tests.e2e.release import IMAGE as RELEASED

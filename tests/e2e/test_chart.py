@@ -9,7 +9,7 @@ import helm_python
 import pytest
 
 from pydra.errors import KubeError, NotFound
-from pydra.kube.resources import (
+from pydra.kube.api_resources import (
     DEVICE_CLASSES,
     PODS,
     RESOURCE_CLAIM_TEMPLATES,

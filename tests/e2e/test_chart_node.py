@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from pydra.kube.resources import DEVICE_CLASSES, PODS
+from pydra.kube.api_resources import DEVICE_CLASSES, PODS
 from tests.e2e.cluster import IMAGE as BUSYBOX
 from tests.e2e.cluster import REPORT, STAY, Cluster, cdi_files, found_by
 from tests.e2e.kubelet import count_failures

@@ -9,7 +9,7 @@ from typing import Any
 import helm_python
 import pytest
 
-from pydra.kube.resources import EVENTS, JsonObject
+from pydra.kube.api_resources import EVENTS, JsonObject
 from tests.e2e.cluster import STAY, Cluster, cdi_files, records
 from tests.e2e.release import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, IMAGE, Release, open_place
 

@@ -10,7 +10,7 @@ import os
 import anyio
 import pytest
 
-from pydra.kube.resources import NODES, Resource
+from pydra.kube.api_resources import NODES, Resource
 from tests.e2e.cluster import STAY, Cluster
 from tests.e2e.kubelet import count_failures
 from tests.e2e.release import IMAGE, Release, image_values, open_place

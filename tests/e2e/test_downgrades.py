@@ -15,7 +15,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from pydra.kube.resources import EVENTS, PODS
+from pydra.kube.api_resources import EVENTS, PODS
 from tests.e2e.agent import open_agent, run_agent
 from tests.e2e.cluster import DRIVER, STAY, Cluster, cdi_files, open_cluster, records
 

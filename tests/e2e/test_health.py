@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pydra.errors import NotFound
-from pydra.kube.resources import Resource
+from pydra.kube.api_resources import Resource
 from tests.e2e.agent import open_agent
 from tests.e2e.cluster import DRIVER, STAY, Cluster, open_cluster
 

@@ -13,7 +13,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from pydra.kube.resources import RESOURCE_CLAIMS
+from pydra.kube.api_resources import RESOURCE_CLAIMS
 from pydra_nvidia import DRIVER
 from pydra_nvidia.devices import MigName, parse_name
 from tests.e2e.agent import run_agent

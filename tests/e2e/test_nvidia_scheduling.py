@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydra.kube.resources import PODS
+from pydra.kube.api_resources import PODS
 from tests.e2e.cluster import IMAGE, STAY
 from tests.e2e.nvidia import LOOK, ONE, PLAIN, TWO, allocated, ask, delete_pods, open_node, partition, start_pods
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from pydra.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES
+from pydra.kube.api_resources import RESOURCE_CLAIMS, RESOURCE_SLICES
 from tests.e2e.agent import open_agent
 from tests.e2e.cluster import DRIVER, STAY, cdi_files, open_cluster
 

@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from pydra.kube.resources import RESOURCE_SLICES, JsonObject
+from pydra.kube.api_resources import RESOURCE_SLICES, JsonObject
 from tests.e2e.agent import open_agent, run_agent
 from tests.e2e.cluster import DRIVER, STAY, Cluster, cdi_files, open_cluster, records
 

@@ -29,8 +29,8 @@ from pathlib import Path
 import anyio
 
 from pydra.errors import KubeError
+from pydra.kube.api_resources import DEVICE_CLASSES
 from pydra.kube.credentials import load_credentials
-from pydra.kube.resources import DEVICE_CLASSES
 from tests.e2e.cluster import missing, open_cluster
 from tests.soak.faults import REPLACING, Faults
 from tests.soak.node import DRIVER, Node, PatientCluster, Pods

@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 
 from pydra.errors import KubeError
-from pydra.kube.resources import RESOURCE_SLICES
+from pydra.kube.api_resources import RESOURCE_SLICES
 from tests.soak.node import Node
 
 Fault = Callable[[random.Random], Awaitable[str]]

@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 
 from pydra.errors import Conflict, KubeError, NotFound
-from pydra.kube.resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIMS
+from pydra.kube.api_resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIMS
 from tests.e2e.agent import Agent, run_agent
 from tests.e2e.cluster import KUBELET_ROOT, STAY, Cluster, cdi_files
 from tests.soak.relay import Relay

@@ -36,9 +36,9 @@ from pydra.cdi.spec import ClaimSpec, build_spec
 from pydra.claim import Claim, ClaimRef, HeldClaim, PreparedDevice, StepStage
 from pydra.claims.allocation import base_request, parse_allocation
 from pydra.claims.steps import set_stage
-from pydra.device_health import HealthPolicy, Snapshot, build_pool, observe
 from pydra.devices import Inventory
 from pydra.errors import BackendError, ContractError, PydraError, SettingsError
+from pydra.inventory.health import HealthPolicy, Snapshot, build_pool, observe
 from pydra.slices.build import build_wanted
 from pydra_dev.allocator import AllocationError
 from pydra_dev.apiserver import serve_control_plane

@@ -24,9 +24,7 @@ from allocation_families import FAMILIES
 from allocation_outcomes import DATA, allocate_world, fingerprint, normalize
 from allocation_worlds import NODE, build_world
 from pydra.errors import Conflict, KubeError, NotFound
-from pydra.kube.client import KubeClient
-from pydra.kube.credentials import load_credentials
-from pydra.kube.resources import (
+from pydra.kube.api_resources import (
     DEVICE_CLASSES,
     NAMESPACES,
     NODES,
@@ -36,6 +34,8 @@ from pydra.kube.resources import (
     JsonObject,
     Resource,
 )
+from pydra.kube.client import KubeClient
+from pydra.kube.credentials import load_credentials
 from pydra_dev.allocator import AllocationError
 
 NAMESPACE = "pydra-allocations"

@@ -317,7 +317,7 @@ def test_a_failure_that_repeats_is_counted() -> None:
 
 def test_what_the_backend_says_and_tracebacks_are_told_of_the_agents_log() -> None:
     log = """\
-04:22:59.079 INFO    agent.main: pydra serves mine
+04:22:59.079 INFO    agent.assembly: pydra serves mine
 04:22:59.251 INFO    backend.mine.bus: opened  backend=mine  claim=default/c
 04:22:59.252 WARNING claims.preparer: prepare failed: RuntimeError: boom  backend=mine
 Traceback (most recent call last):

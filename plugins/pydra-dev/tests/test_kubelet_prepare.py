@@ -7,7 +7,7 @@ import pytest
 from grpclib import GRPCError, Status
 
 from kubelet_world import open_world, running_plugin
-from pydra.kube.resources import EVENTS, RESOURCE_CLAIMS
+from pydra.kube.api_resources import EVENTS, RESOURCE_CLAIMS
 from pydra_dev.kubelet.observations import Called, ContainerCreated, PodEnded, PodFailed, PodRunning
 
 OTHER = "nic.example.com"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from pydra.kube import resources
+from pydra.kube import api_resources
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
 from pydra_dev.apiserver import ApiServer, serve_control_plane
@@ -53,6 +53,6 @@ async def test_the_kubeconfig_has_a_token_that_is_another_one_for_each_server() 
     async with serve_control_plane() as server, serve_control_plane() as other:
         credentials = await load_credentials(environ={}, kubeconfig=str(server.kubeconfig))
         async with KubeClient(credentials, user_agent="test") as client:
-            assert not (await client.list(resources.PODS)).items
+            assert not (await client.list(api_resources.PODS)).items
         assert len(server.token) > 30
         assert server.token != other.token

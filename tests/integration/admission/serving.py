@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from pydra.admission.known_backends import read_backend
+from pydra.admission.config_types import read_backend
 from pydra.admission.webhook import PATH, AdmissionMetrics, ReviewService, serve_reviews
 from tests.integration.admission.certificates import Authority
 from tests.unit.admission.questions import build_body, encode

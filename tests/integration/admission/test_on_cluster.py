@@ -18,7 +18,7 @@ import anyio
 import msgspec
 import pytest
 
-from pydra.admission.known_backends import KnownBackend, read_backend
+from pydra.admission.config_types import KnownBackend, read_backend
 from pydra.admission.policy import build_policy
 from pydra.admission.tls import ServedCertificate
 from pydra.admission.webhook import PATH, AdmissionMetrics, ReviewService, serve_reviews

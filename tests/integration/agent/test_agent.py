@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 from grpclib.client import Channel
 
-from pydra.kube.resources import RESOURCE_SLICES
+from pydra.kube.api_resources import RESOURCE_SLICES
 from pydra.kubelet.pb.dra_v1 import Claim, DraPluginStub, NodePrepareResourcesRequest
 from pydra_dev.faults import Fault
 from pydra_dev.node import run_node

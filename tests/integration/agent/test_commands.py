@@ -204,7 +204,7 @@ async def test_checking_a_backend_prints_each_check_when_it_is_made(tmp_path: Pa
 
 def test_an_internal_error_is_one_line() -> None:
     program = (
-        "from pydra.cli.process import hide_tracebacks; hide_tracebacks('pydra')\n"
+        "from pydra.cli.output import hide_tracebacks; hide_tracebacks('pydra')\n"
         "raise ExceptionGroup('tasks', [ExceptionGroup('one', [KeyError('why')])])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from pydra.kube.resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS, JsonObject
+from pydra.kube.api_resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS, JsonObject
 from pydra_dev.kubelet.observations import Called, PodRunning, Step
 from pydra_dev.node import EmbeddedNode, run_node
 from tests.integration.agent.process import Agent, run_agent

@@ -15,7 +15,7 @@ from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore
 from pydra.claim import AllocatedDevice, Claim, Inheritance, InheritedClaim
 from pydra.errors import CheckpointError, ClaimError
-from pydra.kube.resources import EVENTS
+from pydra.kube.api_resources import EVENTS
 from pydra_dev.node import EmbeddedNode, run_node
 from tests.integration.agent.process import DEADLINE, run_agent
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 
-from pydra.kube.resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pydra.kube.api_resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.node import EmbeddedNode, run_node
 from tests.integration.agent.process import run_agent
 

@@ -28,8 +28,8 @@ from pydra.claims.device_index import PublishedPool
 from pydra.claims.gc import GarbageCollector
 from pydra.claims.preparer import ClaimEvent, ClaimPreparer, Deadlines
 from pydra.errors import NotFound, Unavailable
+from pydra.kube.api_resources import Resource
 from pydra.kube.client import KubeClient
-from pydra.kube.resources import Resource
 
 DRIVER = "gpu.example.com"
 POOL = "node-1"

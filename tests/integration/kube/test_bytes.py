@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from pydra.errors import KubeError, Unavailable, Unreadable
+from pydra.kube.api_resources import RESOURCE_CLAIMS, RESOURCE_SLICES, WatchEventType
 from pydra.kube.informer import Informer
-from pydra.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES, WatchEventType
 from tests.integration.kube.raw_server import open_raw_client, reply, serve_raw
 
 DEEP = b"[" * 200_000 + b"]" * 200_000

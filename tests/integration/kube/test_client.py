@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pydra.errors import Conflict, Gone, Invalid, KubeError, NotFound, Unavailable
+from pydra.kube.api_resources import DEVICE_CLASSES, NAMESPACES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kube.client import RequestDone
-from pydra.kube.resources import DEVICE_CLASSES, NAMESPACES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.faults import Fault
 from pydra_dev.kinds import KINDS
 from tests.integration.api_handle import ApiHandle

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import anyio
 
+from pydra.kube.api_resources import NAMESPACES
 from pydra.kube.client import KubeClient
-from pydra.kube.resources import NAMESPACES
 from tests.integration.kube.raw_server import open_raw_client, reply
 
 BURST = 50

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from pydra.errors import KubeError, SettingsError, Unavailable
+from pydra.kube.api_resources import NAMESPACES
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import Credentials, load_credentials
-from pydra.kube.resources import NAMESPACES
 from pydra_dev.apiserver import ApiServer, serve_api
 from tests.integration.kube.authority import Authority
 

@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from pydra.errors import Gone, Unavailable
+from pydra.kube.api_resources import RESOURCE_CLAIMS
 from pydra.kube.client import KubeClient, RequestDone
 from pydra.kube.informer import Informer, WatchFailed
-from pydra.kube.resources import RESOURCE_CLAIMS
 from pydra_dev.faults import Fault
 from tests.integration.api_handle import ApiHandle, Scratch, open_api
 from tests.integration.kube.opened import open_client

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from pydra.errors import SettingsError, Unavailable
+from pydra.kube.api_resources import NAMESPACES
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
-from pydra.kube.resources import NAMESPACES
 from pydra_dev.apiserver import ApiServer, serve_api
 from tests.integration.kube.authority import NAME, Authority
 from tests.integration.kube.test_credentials import write_kubeconfig

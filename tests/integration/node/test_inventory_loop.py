@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from pydra.agent.inventory_loop import DevicesCurrent, DevicesStale, InventoryLoop
 from pydra.backends.supervisor import BackendSupervisor
-from pydra.device_health import HealthPolicy, Published
 from pydra.devices import Device, Health, HealthStatus, Inventory, TaintEffect
 from pydra.errors import BackendUnavailable
+from pydra.inventory.health import HealthPolicy, Published
 
 POLICY = HealthPolicy(
     effect=TaintEffect.NO_SCHEDULE,

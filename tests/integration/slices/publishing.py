@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 
 from pydra.devices import Device, Pool
+from pydra.kube.api_resources import NODES, RESOURCE_SLICES
 from pydra.kube.client import KubeClient
 from pydra.kube.informer import Informer
-from pydra.kube.resources import NODES, RESOURCE_SLICES
 from pydra.slices.reconciler import PoolPublished, SliceClient, SliceReconciler, SliceWritten, slice_selector
 from tests.integration.api_handle import ApiHandle, Scratch
 from tests.integration.kube.opened import open_client

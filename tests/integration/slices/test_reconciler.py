@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 
 from pydra.devices import Capacity, CounterConsumption, CounterSet, Device, Taint
-from pydra.kube.resources import NODES, RESOURCE_SLICES
+from pydra.kube.api_resources import NODES, RESOURCE_SLICES
 from pydra.slices.reconciler import (
     BATCH_SECONDS,
     Backoff,

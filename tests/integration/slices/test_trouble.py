@@ -9,12 +9,12 @@ import pytest
 
 from pydra.devices import CounterConsumption, CounterSet, Device, Taint, TaintEffect
 from pydra.errors import Invalid, NotFound, Unavailable
+from pydra.kube.api_resources import RESOURCE_SLICES, JsonObject, Resource
 from pydra.kube.client import KubeClient
-from pydra.kube.resources import RESOURCE_SLICES, JsonObject, Resource
 from pydra.slices.build import build_device
 from pydra.slices.diff import same_content
-from pydra.slices.feature_gates import EFFECT_NONE
 from pydra.slices.reconciler import Backoff, FieldsDropped, FieldsKept, PoolPublished, PublishFailed
+from pydra.slices.server_limitations import EFFECT_NONE
 from pydra_dev.faults import Fault
 from pydra_dev.gates import PARTITIONS, TAINTS, build_gates
 from pydra_dev.kinds import KINDS

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 from msgspec import Meta
 
-from pydra.admission.known_backends import KnownBackend
+from pydra.admission.config_types import KnownBackend
 from pydra.devices import Quantity
 
 

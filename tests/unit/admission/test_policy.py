@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from pydra.admission.cel_builder import translate_pattern
-from pydra.admission.known_backends import KnownBackend, read_backend
+from pydra.admission.config_types import KnownBackend, read_backend
 from pydra.admission.policy import UNCHECKED, build_policy, write_policy
 from tests.unit.admission.everything import EVERYTHING, Everything
 

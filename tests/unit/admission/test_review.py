@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra.admission.known_backends import KnownBackend, read_backend, read_backends
+from pydra.admission.config_types import KnownBackend, read_backend, read_backends
 from pydra.admission.review import (
     MAX_MESSAGE,
     MOST_PROBLEMS,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pydra.admission.known_backends import KnownBackend, read_backend, read_backends, read_types
+from pydra.admission.config_types import KnownBackend, read_backend, read_backends, read_types
 from pydra.admission.schema import DIALECT, build_schema
 from pydra.errors import BackendError, ContractError, SettingsError
 from tests.unit.admission.everything import EVERYTHING, Tree

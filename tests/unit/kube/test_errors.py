@@ -8,9 +8,9 @@ import aiohttp
 import pytest
 
 from pydra.errors import Conflict, Gone, Invalid, KubeError, NotFound, Unavailable
+from pydra.kube.api_resources import EVENTS, NODES, PODS, RESOURCE_CLAIMS, Resource
 from pydra.kube.client import LOWER_ERRORS, build_path
 from pydra.kube.errors import Status, build_error, build_unanswered, describe, error_class, parse_status
-from pydra.kube.resources import EVENTS, NODES, PODS, RESOURCE_CLAIMS, Resource
 
 CLASSES = {
     0: Unavailable,

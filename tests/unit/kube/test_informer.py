@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydra.kube.api_resources import WatchEventType
 from pydra.kube.informer import Key, diff
-from pydra.kube.resources import WatchEventType
 
 JsonObject = dict[str, Any]
 

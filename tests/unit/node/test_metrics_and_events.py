@@ -15,9 +15,9 @@ from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import AllocatedDevice, ClaimRef
 from pydra.claims.gc import GarbageCollected, GarbageCounts
 from pydra.claims.preparer import ClaimEvent, Operation, OperationDone, OperationFailed, OperationStarted
-from pydra.device_health import Published
 from pydra.devices import DeviceHealth, HealthStatus, Pool
 from pydra.errors import ClaimError, InvalidConfig, KubeError, Unavailable, Unsupported
+from pydra.inventory.health import Published
 from pydra.kube.client import RequestDone
 from pydra.kube.informer import WatchFailed
 from pydra.kubelet.health_service import HealthStreams

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pydra.slices.build import WantedPool
 from pydra.slices.diff import Create, Owner, Plan, Update, plan_slices, same_content
-from pydra.slices.feature_gates import ServerModification, apply_modifications, find_modification, name_gates
+from pydra.slices.server_limitations import ServerModification, apply_modifications, find_modification, name_gates
 
 DRIVER, NODE, POOL = "gpu.example.com", "node1", "pool1"
 OWNER = Owner(name=NODE, uid="node-uid")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydra.kube.resources import WatchEvent, WatchEventType
+from pydra.kube.api_resources import WatchEvent, WatchEventType
 from pydra.slices.reconciler import PendingWrites
 
 JsonObject = dict[str, Any]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amd_node import run_scene
-from pydra.kube.resources import PODS
+from pydra.kube.api_resources import PODS
 from pydra.settings import KUBELET_CALL_DEADLINE
 
 if TYPE_CHECKING:

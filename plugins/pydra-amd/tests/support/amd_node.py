@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 
-from pydra.kube.resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES, JsonObject
+from pydra.kube.api_resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES, JsonObject
 from pydra_amd import DEVICE_CLASSES as CLASSES
 from pydra_amd import DRIVER
 from pydra_dev.kubelet.observations import Called, ContainerCreated, PodEnded, PodRunning, Step

@@ -14,8 +14,8 @@ import anyio
 from anyio.abc import TaskStatus
 
 from pydra.errors import Conflict, KubeError, NotFound
+from pydra.kube.api_resources import NODES, RESOURCE_SLICES
 from pydra.kube.client import KubeClient
-from pydra.kube.resources import NODES, RESOURCE_SLICES
 from pydra_dev.kubelet.claims import ClaimCache
 from pydra_dev.kubelet.health import HealthCache, HealthStreams
 from pydra_dev.kubelet.observations import Report, SlicesWiped, Step

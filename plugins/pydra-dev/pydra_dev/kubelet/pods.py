@@ -21,8 +21,8 @@ import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
 from pydra.errors import KubeError, NotFound
+from pydra.kube.api_resources import EVENTS, PODS, WatchEventType
 from pydra.kube.client import KubeClient
-from pydra.kube.resources import EVENTS, PODS, WatchEventType
 from pydra_dev.cdi_specs import read_registry
 from pydra_dev.kubelet.health import HealthCache
 from pydra_dev.kubelet.observations import ContainerCreated, PodEnded, PodFailed, PodRunning, Report

@@ -9,8 +9,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 
 from pydra.errors import KubeError
+from pydra.kube.api_resources import RESOURCE_CLAIMS
 from pydra.kube.client import KubeClient
-from pydra.kube.resources import RESOURCE_CLAIMS
 from pydra_dev.kubelet.claims import (
     AnswerError,
     ClaimCache,

@@ -13,9 +13,9 @@ import msgspec
 
 from fake_plugin import DRIVER, NODE, FakePlugin
 from pydra.errors import NotFound
+from pydra.kube.api_resources import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
-from pydra.kube.resources import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
 from pydra_dev.apiserver import ApiServer, serve_api
 from pydra_dev.kubelet.kubelet import Kubelet
 from pydra_dev.kubelet.observations import Step

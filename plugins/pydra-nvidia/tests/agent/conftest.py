@@ -17,7 +17,7 @@ import pytest
 
 from node_thread import NodeThread
 from pydra.errors import NotFound
-from pydra.kube.resources import (
+from pydra.kube.api_resources import (
     DEVICE_CLASSES,
     EVENTS,
     NAMESPACES,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from pydra.kube.resources import PODS, RESOURCE_CLAIM_TEMPLATES
+from pydra.kube.api_resources import PODS, RESOURCE_CLAIM_TEMPLATES
 
 if TYPE_CHECKING:
     from conftest import Scene

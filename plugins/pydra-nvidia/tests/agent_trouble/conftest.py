@@ -19,7 +19,7 @@ import pytest
 
 from claim_requests import request_for
 from node_thread import NodeThread
-from pydra.kube.resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
+from pydra.kube.api_resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
 from pydra_dev.kubelet.observations import Called, HealthChanged, PodEnded, PodRunning, Step
 from pydra_dev.node import EmbeddedNode, run_node
 from pydra_nvidia import DEVICE_CLASSES as CLASSES

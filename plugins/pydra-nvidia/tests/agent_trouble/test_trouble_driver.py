@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pydra.kube.resources import RESOURCE_SLICES
+from pydra.kube.api_resources import RESOURCE_SLICES
 from pydra_dev.kubelet.observations import ContainerCreated
 from pydra_nvidia.simulation.inject import InUse
 

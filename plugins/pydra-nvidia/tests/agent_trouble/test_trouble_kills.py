@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from claim_requests import request_for
-from pydra.kube.resources import PODS
+from pydra.kube.api_resources import PODS
 
 if TYPE_CHECKING:
     from conftest import Scene

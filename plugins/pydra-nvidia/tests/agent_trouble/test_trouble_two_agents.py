@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from grpclib.client import Channel
 
-from pydra.kube.resources import RESOURCE_CLAIMS, JsonObject
+from pydra.kube.api_resources import RESOURCE_CLAIMS, JsonObject
 from pydra_dev.kubelet.plugins import SERVICES
 from pydra_dev.kubelet.registration import DraService
 from pydra_nvidia import DRIVER

@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 import pytest
 
-from pydra.kube.resources import (
+from pydra.kube.api_resources import (
     DEVICE_CLASSES,
     EVENTS,
     PODS,

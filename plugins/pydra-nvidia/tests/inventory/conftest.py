@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from pydra import Device, Inventory, TaintEffect
-from pydra.device_health import HealthPolicy, Published, Snapshot, build_pool, observe
+from pydra.inventory.health import HealthPolicy, Published, Snapshot, build_pool, observe
 from pydra_nvidia.hardware_types import ComputeInstance, Driver, Gpu, GpuInstance, Mig, Placement, Profile, Reading
 from pydra_nvidia.health.diagnosis import Diagnosis
 from pydra_nvidia.inventory.build import build_inventory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pydra import Device, Version
-from pydra.device_rules import check_device
+from pydra.inventory.api_rules import check_device
 from pydra_nvidia.inventory.attributes import cuda_version, parse_version
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import yaml
 
-from pydra.kube.resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES, JsonObject
+from pydra.kube.api_resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES, JsonObject
 from pydra_dev.kubelet.observations import ContainerCreated, PodEnded, PodRunning, Step
 from pydra_dev.node import EmbeddedNode, run_node
 from pydra_tpu import DEVICE_CLASSES as CLASSES

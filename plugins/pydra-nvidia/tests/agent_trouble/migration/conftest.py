@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from claim_requests import request_for
-from pydra.kube.resources import RESOURCE_CLAIMS, JsonObject
+from pydra.kube.api_resources import RESOURCE_CLAIMS, JsonObject
 from pydra_nvidia import DRIVER
 from pydra_nvidia.claim_config import GROUP_VERSION
 

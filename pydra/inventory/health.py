@@ -1,7 +1,7 @@
 """Debounces the health of a backend's devices, and builds the pool to publish.
 
 A device's health is debounced once; its taint and what is reported to the kubelet follow from that. Devices that break
-the API's rules (`pydra.device_rules`) are left out. The clock is an argument.
+the API's rules (`pydra.inventory.api_rules`) are left out. The clock is an argument.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from pydra.device_rules import validate_inventory
+from pydra.api_names import is_label_key
 from pydra.devices import (
     Device,
     DeviceHealth,
@@ -23,7 +23,7 @@ from pydra.devices import (
     Taint,
     TaintEffect,
 )
-from pydra.limits import TAINTS, is_label_key
+from pydra.inventory.api_rules import TAINTS, validate_inventory
 
 
 class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,8 @@ from pydra.devices import (
     TaintEffect,
 )
 from pydra.slices.build import WantedPool, build_wanted
-from pydra.slices.feature_gates import (
+from pydra.slices.reconciler import FieldsDropped
+from pydra.slices.server_limitations import (
     BINDING,
     EFFECT_NONE,
     LISTS,
@@ -35,7 +36,6 @@ from pydra.slices.feature_gates import (
     needs_gates,
     reduce_pool,
 )
-from pydra.slices.reconciler import FieldsDropped
 
 GATES = (BINDING, LISTS, PARTITIONS, SHARES, TAINTS)
 BOARD = CounterSet(name="board", counters={"slots": 4, "memory": "16Gi"})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pydra.device_rules import check_counter_set, check_device
+from pydra.api_names import is_driver_name, is_qualified_name
 from pydra.devices import (
     Capacity,
     CapacityRange,
@@ -19,7 +19,7 @@ from pydra.devices import (
     Taint,
     Version,
 )
-from pydra.limits import is_driver_name, is_qualified_name
+from pydra.inventory.api_rules import check_counter_set, check_device
 from pydra.slices.build import build_device
 from pydra_dev.gates import build_gates
 from pydra_dev.kinds import KINDS

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pydra.kube.client import build_path
-from pydra.kube.resources import (
+from pydra.kube.api_resources import (
     EVENTS,
     NODES,
     PODS,
@@ -14,6 +13,7 @@ from pydra.kube.resources import (
     object_key,
     parse_resource_version,
 )
+from pydra.kube.client import build_path
 
 PATHS = {
     "a core collection": (build_path(NODES), "/api/v1/nodes"),

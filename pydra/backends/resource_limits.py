@@ -1,12 +1,13 @@
-"""Gives a backend's process a cgroup of its own, whose limits the kernel enforces.
+"""Limits what a backend's process uses: in a cgroup of its own, or, for memory, by looking.
 
-It needs cgroup v2 that the agent may write to: in Kubernetes a privileged container. Source:
-Documentation/admin-guide/cgroup-v2.rst of the kernel.
+A cgroup, whose limits the kernel enforces, needs cgroup v2 that the agent may write to: in Kubernetes a privileged
+container. Source: Documentation/admin-guide/cgroup-v2.rst of the kernel.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +23,8 @@ _AGENT = "pydra-agent"
 
 _CPU_PERIOD = 100_000
 """Microseconds in which a process may use its share of CPU time; the kernel's default."""
+
+_OWN_MEMORY = re.compile(r"^(?:RssAnon|VmSwap):\s*(\d+) kB$", re.MULTILINE)
 
 
 class CgroupUnavailable(Exception):
@@ -60,6 +63,24 @@ def has_oom_kill(directory: Path) -> bool:
     except OSError:
         return False
     return events.get("oom_kill", "0") != "0"
+
+
+def find_memory_excess(pid: int, rights: ProcessRights) -> str:
+    """Return by how much the process exceeds its limit of memory; empty if it does not, or has none, or has ended.
+
+    Counted is what only this process has, in memory or swapped out: neither files and libraries nor what it started.
+    Source: proc_pid_status(5).
+    """
+    if rights.memory_limit is None:
+        return ""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    used = sum(int(kilobytes) for kilobytes in _OWN_MEMORY.findall(status)) * 1024
+    if used <= parse_quantity(rights.memory_limit):
+        return ""
+    return f"{used // 2**20} MiB, and its memoryLimit is {rights.memory_limit}"
 
 
 def _build_limits(rights: ProcessRights) -> Iterator[tuple[str, str]]:

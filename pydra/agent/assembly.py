@@ -1,6 +1,6 @@
 """Builds the agent's components, runs them in one task group, and stops them in order.
 
-`pydra.agent.early_start` has started the backends' processes by then. Order of stopping: sockets and calls in flight
+`pydra.agent.entry` has started the backends' processes by then. Order of stopping: sockets and calls in flight
 first (each driver drains), then the connection to the API server, then the backends. What is prepared stays prepared,
 and what is published stays published.
 """
@@ -19,12 +19,12 @@ import anyio
 
 from pydra import __version__
 from pydra.agent.driver import AgentContext, Driver
-from pydra.agent.early_start import StartedBackend
 from pydra.agent.metrics_and_events import Reports
+from pydra.agent.started_backend import StartedBackend
 from pydra.errors import KubeError, SettingsError, Unsupported
+from pydra.kube.api_resources import EVENTS, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
-from pydra.kube.resources import EVENTS, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kube.version import check_server
 from pydra.observability.events import Create, EventDeduplicator, EventRecorder, Repetition
 from pydra.observability.http import serve_http
@@ -121,7 +121,7 @@ class Cluster:
 async def _return_memory() -> None:
     """After the start, collect garbage, exempt the survivors from later collections, and return free pages."""
     await anyio.sleep(_START_SECONDS)
-    gc.unfreeze()  # `bootstrap` froze what it had imported, garbage included
+    gc.unfreeze()  # `pydra.agent.entry` froze what it had imported, garbage included
     gc.collect()
     gc.freeze()
     try:

@@ -15,7 +15,7 @@ from tests.integration.kube.authority import Authority
 PROGRAM = """
 import asyncio, ssl, sys
 {first}
-from pydra.kube.transport import LazySSLContext, aiohttp
+from pydra.kube.lean_imports import LazySSLContext, aiohttp
 from aiohttp.connector import _SSL_CONTEXT_VERIFIED as context
 context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # the authority here has no key identifier
 
@@ -71,8 +71,11 @@ async def test_an_aiohttp_that_is_loaded_already_is_left_as_it_is(tmp_path: Path
     ("program", "modules"),
     [
         ("import pydra.kube.client, pydra.kube.informer", 0),
-        ("from pydra.kube.transport import import_kubeconfig_loader; import_kubeconfig_loader().KubeConfigLoader", 0),
-        ("import kubernetes_asyncio; import pydra.kube.transport as t; t.import_kubeconfig_loader()", 700),
+        (
+            "import pydra.kube.lean_imports as t; t.import_kubeconfig_loader().KubeConfigLoader",
+            0,
+        ),
+        ("import kubernetes_asyncio; import pydra.kube.lean_imports as t; t.import_kubeconfig_loader()", 700),
     ],
     ids=["the client", "a kubeconfig", "a program that uses the package itself"],
 )

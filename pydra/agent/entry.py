@@ -8,51 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import resource
 from collections.abc import Callable, Iterator, Sequence
 
 import anyio
 
+from pydra.agent.started_backend import StartedBackend
 from pydra.backends.discovery import BackendSource, find_backend
-from pydra.backends.process_rights import build_environ
-from pydra.backends.restarts import Deadlines
-from pydra.backends.supervisor import BackendSupervisor
-from pydra.backends.supervisor_events import BackendEvent
 from pydra.errors import SettingsError
 from pydra.observability.logging import configure_logs, log_loop_problem
 from pydra.settings import Settings
-
-
-class StartedBackend:
-    """A backend whose process is started, and the driver's name if the settings give one.
-
-    What the supervisor reports before the agent's parts are there is kept for them.
-    """
-
-    def __init__(self, source: BackendSource, settings: Settings, *, driver: str = "") -> None:
-        self.source = source
-        self.driver = driver
-        self._kept: list[BackendEvent] = []
-        self._report: Callable[[BackendEvent], None] = self._kept.append
-        self.supervisor = BackendSupervisor(
-            source,
-            deadlines=Deadlines(connect=settings.connect_deadline, discover=settings.discover_deadline),
-            environ=build_environ(os.environ),
-            settings=settings.backend_settings.get(source.configured_name, {}),
-            rights=settings.process_rights(source.configured_name),
-            report=self._forward,
-        )
-
-    def report_to(self, report: Callable[[BackendEvent], None]) -> None:
-        """Report to this function from now on; what was kept comes first."""
-        self._report = report
-        for event in self._kept:
-            report(event)
-        self._kept.clear()
-
-    def _forward(self, event: BackendEvent) -> None:
-        self._report(event)
 
 
 def run(settings: Settings, *, reread: Callable[[], Settings]) -> int:
@@ -93,7 +58,7 @@ async def _start(settings: Settings, sources: Sequence[BackendSource], reread: C
         for backend in backends:
             await backend.supervisor.wait_spawned()
         gc.disable()  # imported objects stay: looking for garbage in them takes a tenth of the import
-        from pydra.agent.main import serve  # noqa: PLC0415 - see above
+        from pydra.agent.assembly import serve  # noqa: PLC0415 - see above
 
         gc.freeze()  # without it, the first collection would look at all of them
         gc.enable()

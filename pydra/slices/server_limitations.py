@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.devices import Capacity, Device, Pool, TaintEffect
-from pydra.kube.resources import JsonObject
+from pydra.kube.api_resources import JsonObject
 from pydra.quantity import parse_quantity
 from pydra.slices.build import WantedPool
 from pydra.slices.diff import CONTENT, same_content

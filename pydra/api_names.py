@@ -1,8 +1,6 @@
-"""Kubernetes name formats and API limits.
+"""Formats of the names in the Kubernetes API.
 
-Sources: RFC 1123, section 2.1; Kubernetes 1.36, apimachinery validation, pkg/apis/resource/validation, and the API
-reference of resource.k8s.io/v1. Kubernetes 1.35 has the same limits. What 1.34 limits more tightly (4 taints) is left
-to the server: a device that it refuses is left out.
+Sources: RFC 1123, section 2.1; Kubernetes 1.36, apimachinery validation and pkg/apis/resource/validation.
 """
 
 from __future__ import annotations
@@ -19,27 +17,9 @@ SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
-ATTRIBUTES_AND_CAPACITIES = 32
-"""Of a device, together."""
-ATTRIBUTE_VALUES = 48
-"""Of a device, elements of lists counted."""
-VALUE_BYTES = 64
-COUNTERS = 32
-CONSUMPTIONS = 2
-TAINTS = 16
-BINDING_CONDITIONS = 4
-VALID_VALUES = 10
 DRIVER_BYTES = 63
 DRIVER_RULE = f"a lower-case DNS subdomain of at most {DRIVER_BYTES} bytes, such as gpu.example.com"
 """What `is_driver_name` allows, for messages."""
-INT64 = range(-(2**63), 2**63)
-
-SLICE_DEVICES = 128
-SLICE_ADVANCED_DEVICES = 64
-"""Devices in a slice where at least one has taints, consumes counters or has a list attribute."""
-SLICE_COUNTER_SETS = 8
-SLICE_BYTES = 1_000_000
-"""Devices' JSON in a slice: etcd takes 1.5 MiB a request, and stores less than JSON."""
 
 
 def is_label(name: str) -> bool:

@@ -2,6 +2,9 @@
 
 The only place that knows these rules. A device that the API server would refuse is left out, with a text that says
 why, so one invalid device does not affect the others.
+
+Sources: Kubernetes 1.36, pkg/apis/resource/validation, and the API reference of resource.k8s.io/v1. Kubernetes 1.35 has
+the same limits. What 1.34 limits more tightly (4 taints) is left to the server: a device that it refuses is left out.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
+from pydra.api_names import is_label, is_label_key, is_label_value, is_qualified_name
 from pydra.devices import (
     AttributeValue,
     Capacity,
@@ -28,23 +32,20 @@ from pydra.devices import (
     Taint,
     Version,
 )
-from pydra.limits import (
-    ATTRIBUTE_VALUES,
-    ATTRIBUTES_AND_CAPACITIES,
-    BINDING_CONDITIONS,
-    CONSUMPTIONS,
-    COUNTERS,
-    INT64,
-    TAINTS,
-    VALID_VALUES,
-    VALUE_BYTES,
-    is_label,
-    is_label_key,
-    is_label_value,
-    is_qualified_name,
-)
 from pydra.quantity import is_quantity, parse_quantity
 
+ATTRIBUTES_AND_CAPACITIES = 32
+"""Of a device, together."""
+ATTRIBUTE_VALUES = 48
+"""Of a device, elements of lists counted."""
+VALUE_BYTES = 64
+COUNTERS = 32
+CONSUMPTIONS = 2
+TAINTS = 16
+BINDING_CONDITIONS = 4
+VALID_VALUES = 10
+
+_INT64 = range(-(2**63), 2**63)
 _SEMVER = re.compile(
     r"(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)"
     r"(-(0|[1-9][0-9]*|[0-9]*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9][0-9]*|[0-9]*[a-zA-Z-][0-9a-zA-Z-]*))*)?"
@@ -169,7 +170,7 @@ def _check_scalar(field: str, value: Scalar) -> Iterator[str]:
             return
         if size > VALUE_BYTES:
             yield f"{field}: a string of {size} bytes; at most {VALUE_BYTES} are allowed"
-    elif not isinstance(value, bool) and value not in INT64:
+    elif not isinstance(value, bool) and value not in _INT64:
         yield f"{field}: {value} does not fit in 64 bits"
 
 

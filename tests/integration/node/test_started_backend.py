@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from pydra.agent.early_start import StartedBackend
+from pydra.agent.started_backend import StartedBackend
 from pydra.backends.discovery import BackendSource, find_backend
 from pydra.backends.supervisor_events import BackendEvent, BackendReady, BackendRefused, BackendState
 from pydra.errors import ContractError

@@ -9,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pydra.device_health import HealthPolicy, Published, Snapshot, build_pool, mark_unavailable, observe
-from pydra.device_rules import check_device
 from pydra.devices import (
     CounterConsumption,
     CounterSet,
@@ -22,6 +20,8 @@ from pydra.devices import (
     Taint,
     TaintEffect,
 )
+from pydra.inventory.api_rules import check_device
+from pydra.inventory.health import HealthPolicy, Published, Snapshot, build_pool, mark_unavailable, observe
 
 WELL = Health()
 SICK = Health(status=HealthStatus.UNHEALTHY, message="XID 79: the GPU fell off the bus", reason="XID79")

@@ -1,20 +1,18 @@
-"""Determines which of the agent's rights a backend's process gets, and whether it uses more memory than it may."""
+"""Determines how a backend's process starts: its command line, environment and cgroup, and so its rights."""
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from pydra.backends.cgroup import CgroupUnavailable, create_cgroup
 from pydra.backends.discovery import BackendSource
+from pydra.backends.resource_limits import CgroupUnavailable, create_cgroup
 from pydra.errors import SettingsError
-from pydra.quantity import parse_quantity
 from pydra.settings import ProcessRights, SeccompProfile
 
 CHILD = "pydra.backends.child.main"
@@ -25,7 +23,6 @@ _log = logging.getLogger(__name__)
 _GIVE_UP_RIGHTS = Path(__file__).parent / "child" / "give_up_rights.py"
 _AGENTS_OWN = ("KUBECONFIG", "PYDRA_KUBECONFIG")
 _AGENTS_OWN_PREFIXES = ("KUBERNETES_SERVICE_", "KUBERNETES_PORT", "OTEL_")
-_OWN_MEMORY = re.compile(r"^(?:RssAnon|VmSwap):\s*(\d+) kB$", re.MULTILINE)
 
 
 def build_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -91,21 +88,3 @@ def _find_cgroup(backend: str, rights: ProcessRights) -> Path | None:
             raise SettingsError([f"cpuLimit and pidsLimit need a cgroup, and none can be made: {error}"]) from error
         _log.info("backend %s: memoryLimit is checked every 2 s, not enforced by the kernel: %s", backend, error)
         return None
-
-
-def find_memory_excess(pid: int, rights: ProcessRights) -> str:
-    """Return by how much the process exceeds its limit of memory; empty if it does not, or has none, or has ended.
-
-    Counted is what only this process has, in memory or swapped out: neither files and libraries nor what it started.
-    Source: proc_pid_status(5).
-    """
-    if rights.memory_limit is None:
-        return ""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    used = sum(int(kilobytes) for kilobytes in _OWN_MEMORY.findall(status)) * 1024
-    if used <= parse_quantity(rights.memory_limit):
-        return ""
-    return f"{used // 2**20} MiB, and its memoryLimit is {rights.memory_limit}"
