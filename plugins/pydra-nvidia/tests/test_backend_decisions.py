@@ -13,8 +13,8 @@ from pydra_nvidia.composition import open_backend
 from pydra_nvidia.machine_access import find_machine
 from pydra_nvidia.simulation.simulation import open_simulation
 from pydra_nvidia.steps import CreateMig, MigModeOn
-from small_agent import SmallAgent, as_kept
-from step_agent import list_steps
+from small_agent import SmallAgent
+from step_agent import as_kept, list_steps
 
 SMALL, OTHER = "gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-19-5"
 
@@ -50,7 +50,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 async def test_eight_gpus_of_one_claim_are_prepared_as_each_would_be(node: Node) -> None:
     names = [f"gpu-{minor}" for minor in range(8)]
     together = await node.agent.prepare(claim("all", *names))
-    await node.agent.unprepare(claim("all", *names))
+    await node.agent.unprepare("all")
     assert [one.device for one in together] == names
     for one in together:
         (alone,) = await node.agent.prepare(claim(one.device, one.device))

@@ -19,8 +19,8 @@ from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 from pydra_nvidia.simulation.state import GpuState, Process
 from pydra_nvidia.steps import BindVfio, MigModeOff
 from pydra_pci import bind_function
-from small_agent import SmallAgent, as_kept
-from step_agent import list_steps
+from small_agent import SmallAgent
+from step_agent import as_kept, list_steps
 
 STARTED = Path(__file__).parent / "data" / "vendor-checkpoints" / "started.json"
 MACHINE = {"settings": {"dynamic_mig": True}, "gpus": [{"model": "h100-80gb", "count": 3, "minors": [2, 0, 1]}]}
@@ -118,7 +118,7 @@ async def test_what_is_taken_over_is_undone_by_its_plan(node: Node) -> None:
         agent = SmallAgent()
         agent.records["vendor"] = HeldClaim(claim=taken.claim, prepared=taken.prepared, completed=True)
         await agent.start(backend)
-        await agent.unprepare(taken.claim)
+        await agent.unprepare(taken.claim.uid)
         await agent.prepare(claim("one", "gpu-0"))
 
 
@@ -155,7 +155,7 @@ async def test_what_was_before_is_in_the_plan(node: Node) -> None:
         assert isinstance(step, BindVfio)
         assert step.override == "nvidia"
         assert as_kept(await backend.prepare(record.claim)) == prepared, "a GPU that is bound has no mode to leave"
-        await agent.unprepare(passed)
+        await agent.unprepare(passed.uid)
         assert tree.read(tree.sys(f"bus/pci/devices/{node.address()}/driver_override")) == "nvidia"
 
 
@@ -164,7 +164,7 @@ async def test_what_a_process_began_is_undone_when_the_next_one_starts(node: Nod
     async with node.backend(dynamic_mig="true") as backend:
         await agent.start(backend)
         await agent.prepare(claim("kept", "gpu-0-mig-1g10gb-19-5"))
-        await agent.carry_out((await agent.plan(claim("begun", PART))).claim)
+        await agent.carry_out(await agent.plan(claim("begun", PART)))
         agent.note(agent.records["begun"].claim)
         await agent.plan(claim("planned", "gpu-1"))
     assert sorted(one.start for one in node.gpu().instances) == [0, 5]
@@ -172,7 +172,7 @@ async def test_what_a_process_began_is_undone_when_the_next_one_starts(node: Nod
         await agent.start(backend)
         assert list(agent.records) == ["kept"]
         assert [one.start for one in node.gpu().instances] == [5]
-        await agent.unprepare(claim("kept"))
+        await agent.unprepare("kept")
     assert not node.gpu().mig
 
 
@@ -197,7 +197,7 @@ async def test_claims_end_while_the_driver_is_away_at_the_start_and_the_rest_is_
     async with node.backend(dynamic_mig="true") as backend:
         node.simulation.inject.unload_driver(force=True)
         await agent.start(backend)
-        await agent.unprepare(claim("one"))
+        await agent.unprepare("one")
         node.simulation.inject.load_driver()
         assert (await backend.discover()).devices
 
@@ -206,11 +206,11 @@ async def test_a_partition_that_appears_between_the_plan_and_its_step_is_not_tak
     async with node.backend(dynamic_mig="true") as backend:
         agent = SmallAgent()
         await agent.start(backend)
-        record = await agent.plan(claim("one", PART))
+        planned = await agent.plan(claim("one", PART))
         node.simulation.inject.set_mig_mode(0, True, force=True)
         theirs = node.simulation.inject.create_mig(0, "1g.10gb", 0)
         with pytest.raises(ClaimError, match="made outside of this driver a moment ago"):
-            await agent.carry_out(record.claim)
+            await agent.carry_out(planned)
         assert [one.uuid for part in node.gpu().instances for one in part.compute] == [theirs]
 
 
@@ -230,8 +230,8 @@ async def test_a_claim_whose_plan_lists_its_steps_is_undone_by_them(node: Node, 
     async with node.backend(dynamic_mig="true", orphans="remove") as backend:
         await agent.start(backend)
         assert [one.start for one in node.gpu().instances] == [0]
-        await agent.unprepare(claim("one", PART))
+        await agent.unprepare("one")
         assert [one.start for one in node.gpu().instances] == ([0] if has_shared else [])
-        await agent.unprepare(claim("two", PART))
+        await agent.unprepare("two")
         assert node.gpu().instances == []
         assert not node.gpu().mig

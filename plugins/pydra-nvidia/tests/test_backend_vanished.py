@@ -57,7 +57,7 @@ async def test_a_partition_that_is_removed_under_a_claim_is_gone_until_the_claim
     async with node.backend() as backend:
         await agent.start(backend)
         assert list(await unhealthy(backend)) == [PART], "another process knows it too"
-        await agent.unprepare(CLAIM)
+        await agent.unprepare(CLAIM.uid)
         assert await unhealthy(backend) == {}
         assert (PART in {one.name for one in (await backend.discover()).devices}) is dynamic
 

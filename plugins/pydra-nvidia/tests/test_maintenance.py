@@ -199,7 +199,7 @@ async def test_claims_are_refused_meanwhile_and_served_when_it_is_over(node: Nod
     assert node.agent.records == {}
     node.gate.withdraw()
     await node.agent.prepare(claim("a", PART))
-    await node.agent.unprepare(claim("a", PART))
+    await node.agent.unprepare("a")
     assert node.instances() == 0
 
 
@@ -207,7 +207,7 @@ async def test_what_a_claim_left_meanwhile_is_undone_when_it_is_over(node: Node)
     await node.backend.discover()
     await node.agent.prepare(claim("a", PART))
     await node.request_maintenance()
-    await node.agent.unprepare(claim("a", PART))
+    await node.agent.unprepare("a")
     assert node.instances() == 1
     assert node.simulation.machine.clients() == {}
     assert [one.left_over for one in node.agent.held()] == [True]
@@ -217,16 +217,16 @@ async def test_what_a_claim_left_meanwhile_is_undone_when_it_is_over(node: Node)
 
 
 async def test_a_claim_that_was_planned_before_is_refused_and_ends_with_nothing_left(node: Node) -> None:
-    record = await node.agent.plan(claim("a", PART))
+    planned = await node.agent.plan(claim("a", PART))
     await node.request_maintenance()
     with pytest.raises(InMaintenance):
-        await node.agent.carry_out(record.claim)
+        await node.agent.carry_out(planned)
     assert node.agent.records == {}
 
 
 async def test_what_has_begun_is_finished_before(node: Node) -> None:
     await node.backend.discover()
-    record = await node.agent.plan(claim("a", PART))
+    planned = await node.agent.plan(claim("a", PART))
     reached, go_on = threading.Event(), threading.Event()
 
     def hold(_nvml: object) -> None:
@@ -235,7 +235,7 @@ async def test_what_has_begun_is_finished_before(node: Node) -> None:
 
     held = asyncio.create_task(node.backend._session.run(hold))
     await asyncio.to_thread(reached.wait, DEADLINE)
-    preparing = asyncio.create_task(node.agent.carry_out(record.claim))
+    preparing = asyncio.create_task(node.agent.carry_out(planned))
     await until(lambda: node.backend._at_work == 1)
     node.gate.ask(600)
     await until(lambda: node.backend._maintenance is not None)

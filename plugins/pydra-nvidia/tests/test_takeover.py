@@ -52,7 +52,7 @@ async def test_a_function_goes_back_to_the_driver_only_if_that_driver_bound_it(
         (taken,) = (await backend.inherit(str(directory))).claims
         agent = SmallAgent(backend)
         agent.note(replace(taken.claim, namespace="default", name="guest"), completed=True)
-        await agent.unprepare(taken.claim)
+        await agent.unprepare(taken.claim.uid)
     (gpu,) = machine.machine.read().state.gpus.values()
     assert gpu.driver == ("nvidia" if overridden else "vfio-pci")
 

@@ -55,9 +55,9 @@ class FileAgent(StepAgent):
             types = BackendTypes(configs={}, steps=STEP_TYPES)
             self.records[record.claim.uid] = replace(record, claim=types.decode_steps(record.claim))
 
-    def note(self, claim: Claim, *, completed: bool = False) -> None:
-        super().note(claim, completed=completed)
-        self._path.write_bytes(msgspec.json.encode(self.records[claim.uid]))
+    def hold(self, held: HeldClaim) -> None:
+        super().hold(held)
+        self._path.write_bytes(msgspec.json.encode(held))
 
 
 def work_on_claim(node: Path, action: str, boundary: int | None) -> None:

@@ -1,14 +1,9 @@
-"""An agent of a few lines: it keeps the plan of each claim from before the first effect, as pydra's agent does."""
+"""An agent of a few lines, for backends that are started one after the other."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
-from pydra import Claim, ClaimError, HeldClaim, PreparedDevice, describe_step
 from pydra.backends.contract import held_copy
 from step_agent import StepAgent
 
@@ -26,34 +21,4 @@ class SmallAgent(StepAgent):
         await backend.restore(self.held())
         for record in self.held():
             if not record.completed:
-                await self.unprepare(record.claim)
-
-    async def prepare(self, claim: Claim) -> tuple[PreparedDevice, ...]:
-        """Plan, write, do; what fails is undone."""
-        planned = await self.carry_out((await self.plan(claim)).claim)
-        try:
-            prepared = as_kept(await self.backend.prepare(planned))
-        except ClaimError:
-            await self.unprepare(claim)
-            raise
-        self.records[claim.uid] = HeldClaim(claim=planned, prepared=prepared, completed=True)
-        return prepared
-
-    async def plan(self, claim: Claim) -> HeldClaim:
-        """The record of a claim that has begun."""
-        others = tuple(one for uid, one in self.records.items() if uid != claim.uid)
-        plan = await self.backend.plan(claim, others)
-        steps = tuple([describe_step(step) for step in plan.steps])
-        self.note(replace(claim, plan=json.loads(json.dumps(plan.data)), steps=steps))
-        return self.records[claim.uid]
-
-    async def unprepare(self, claim: Claim) -> None:
-        """Undo, and forget."""
-        if (record := self.records.get(claim.uid)) is not None:
-            await self.backend.unprepare(record.claim, record.prepared)
-            await self.undo(claim.uid)
-
-
-def as_kept(prepared: Sequence[PreparedDevice]) -> tuple[PreparedDevice, ...]:
-    """As JSON keeps their state."""
-    return tuple(replace(one, state=json.loads(json.dumps(one.state))) for one in prepared)
+                await self.unprepare(record.claim.uid)
