@@ -192,7 +192,7 @@ def nvidia_settings_page() -> str:
         "[its own settings](../../../docs/settings.md).",
         "",
         "With `PYDRA_NVIDIA_SCENARIO`, `PYDRA_NVIDIA_STATE` is the simulated machine's directory, and the scenario may",
-        "have other defaults. The simulation comes with `pip install pydra-nvidia`; images for nodes leave it out.",
+        "have other defaults. The simulation comes with the distribution pydra-nvidia; images for nodes leave it out.",
         "",
         *backend_settings_table(nvidia.Settings, nvidia.PREFIX),
         *signals_tables(nvidia, nvidia_diagnosis.DEFAULT_REACTIONS),
@@ -278,7 +278,7 @@ def backend_settings_head(name: str, example: str, prefix: str) -> Iterator[str]
         "[its own settings](../../../docs/settings.md).",
         "",
         f"With `{prefix}SCENARIO`, `{prefix}STATE` is the simulated machine's directory. The simulation comes with",
-        f"`pip install pydra-{name}`; images for nodes leave it out.",
+        f"the distribution pydra-{name}; images for nodes leave it out.",
         "",
     )
 

@@ -85,9 +85,8 @@ def choose_backend(name: str, installed: Iterable[BackendSource]) -> BackendSour
     raise SettingsError(
         [
             f"backend {name} is not installed{suggest(name, names)} ({listed}); "
-            f"install the distribution that provides it, usually `pip install pydra-{name}`: where pydra is, in an "
-            f"image of your own, or by the chart's value packages.names, [pydra-{name}]; "
-            "or name a module of your own by its file or with a colon, as in `./my_backend.py` or `my_backend:`"
+            "install the distribution that provides it where pydra is, in an image of your own, or by the chart's "
+            "value packages.names; or name a module of your own by its file or with a colon, as in `./my_backend.py` or `my_backend:`"
         ]
     )
 

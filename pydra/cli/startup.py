@@ -25,7 +25,7 @@ def check_package_conflict() -> None:
         [
             f"the distribution 'pydra' {foreign}, another project, is installed in this environment and shares the "
             f"import name with {DISTRIBUTION}; use an environment of its own: "
-            f"pip uninstall pydra && pip install --force-reinstall {DISTRIBUTION}"
+            f"pip uninstall pydra, and install {DISTRIBUTION} again"
         ]
     )
 

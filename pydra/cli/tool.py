@@ -168,7 +168,8 @@ def _needs_dev(command: str, error: ModuleNotFoundError) -> int:
     """Say what to install for a command that needs pydra-dev or what comes with it, which no node has."""
     if (error.name or "").partition(".")[0] not in ("pydra_dev", "shtab"):
         raise error
-    print(f"pydra: `pydra {command}` needs the package pydra-dev; run: pip install 'pydra-dra[dev]'", file=sys.stderr)
+    needs = f"`pydra {command}` needs the distribution pydra-dev, which is in plugins/pydra-dev of pydra's sources"
+    print(f"pydra: {needs}; install it there: pip install ./plugins/pydra-dev", file=sys.stderr)
     return 2
 
 
@@ -288,7 +289,7 @@ def _backends(parsed: argparse.Namespace) -> int:
     rows = [(entry.name, entry.distribution, entry.version, entry.target) for entry in found]
     print_tables(Table(("name", "distribution", "version", "target"), rows))
     if not found:
-        print("no backend is installed; try: pip install pydra-sim", file=sys.stderr)
+        print("no backend is installed; in a copy of pydra's sources: pip install ./plugins/pydra-sim", file=sys.stderr)
     return 0
 
 

@@ -24,7 +24,9 @@ def open_tracer(environ: Mapping[str, str], *, node: str, version: str) -> Trace
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
     except ImportError:
-        _log.warning("an OpenTelemetry endpoint is set, but tracing is not installed: pip install 'pydra-dra[tracing]'")
+        _log.warning(
+            "an OpenTelemetry endpoint is set, but tracing is not installed: it is the extra `tracing` of pydra-dra"
+        )
         return None
     names = {"service.name": "pydra-agent", "service.version": version, "k8s.node.name": node}
     provider = TracerProvider(resource=Resource.create(names))

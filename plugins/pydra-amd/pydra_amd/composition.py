@@ -68,7 +68,7 @@ def needs_simulation() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if not f"{error.name}.".startswith("pydra_amd.simulation."):
             raise
-        message = "the simulation is not part of this image; it comes with `pip install pydra-amd`"
+        message = "the simulation is not part of this image; the distribution pydra-amd has it"
         raise SimulationMissing(message) from None
 
 

@@ -34,7 +34,7 @@ def needs_simulation() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if not f"{error.name}.".startswith(("pydra_nvidia.simulation.", "pydra_pci.simulation.")):
             raise
-        message = "the simulation is not part of this image; it comes with `pip install pydra-nvidia`"
+        message = "the simulation is not part of this image; the distribution pydra-nvidia has it"
         raise SimulationMissing(message) from None
 
 

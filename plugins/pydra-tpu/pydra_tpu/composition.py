@@ -31,7 +31,7 @@ def needs_simulation() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if not f"{error.name}.".startswith("pydra_tpu.simulation."):
             raise
-        message = "the simulation is not part of this image; it comes with `pip install pydra-tpu`"
+        message = "the simulation is not part of this image; the distribution pydra-tpu has it"
         raise SimulationMissing(message) from None
 
 

@@ -230,4 +230,5 @@ def test_pydra_dev_without_pydra_dev_says_what_to_install(tmp_path: Path) -> Non
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['pydra_dev'] = None\n")
     done = run("pydra.cli.tool", "dev", path=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "pydra: `pydra dev` needs the package pydra-dev; run: pip install 'pydra-dra[dev]'\n"
+    assert "`pydra dev` needs the distribution pydra-dev" in done.stderr
+    assert done.stderr.endswith("pip install ./plugins/pydra-dev\n")

@@ -13,7 +13,7 @@ import pytest
 import pydra_nvidia
 import pydra_pci
 
-MISSING = "the simulation is not part of this image; it comes with `pip install pydra-nvidia`"
+MISSING = "the simulation is not part of this image; the distribution pydra-nvidia has it"
 
 
 @pytest.fixture(scope="module")
