@@ -86,7 +86,8 @@ def choose_backend(name: str, installed: Iterable[BackendSource]) -> BackendSour
         [
             f"backend {name} is not installed{suggest(name, names)} ({listed}); "
             "install the distribution that provides it where pydra is, in an image of your own, or by the chart's "
-            "value packages.names; or name a module of your own by its file or with a colon, as in `./my_backend.py` or `my_backend:`"
+            "value packages.names; or name a module of your own by its file or with a colon, as in `./my_backend.py` "
+            "or `my_backend:`"
         ]
     )
 

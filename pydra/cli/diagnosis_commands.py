@@ -152,14 +152,18 @@ def _load_review() -> Review | None:
         from pydra_dev.status import StatusError  # noqa: PLC0415
     except ModuleNotFoundError:
         return None
-    from pydra.diagnosis.claims import Judgement  # noqa: PLC0415
+    from pydra.diagnosis.claims import Judgement, Judgements  # noqa: PLC0415
 
-    def review(claim: dict[str, Any], **objects: Any) -> list[Judgement]:
+    def review(claim: dict[str, Any], **objects: Any) -> Judgements:
         try:
             found = review_objects(claim, **objects)
         except (AllocationError, StatusError) as error:
             raise ClaimError(str(error)) from error
-        return [Judgement(request=one.request, device=one.device[-1], reason=one.reason) for one in found]
+        devices = (
+            Judgement(request=one.request, device=one.device[-1], reason=one.reason, values=one.values)
+            for one in found.devices
+        )
+        return Judgements(devices=tuple(devices), problem=found.problem)
 
     return review
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
-from pydra.cdi.spec import build_spec
-from pydra.cdi.store import CdiStore
 from pydra.checkpoint.record import Stage
 from pydra.claim import ClaimRef
 from pydra.claims.allocation import parse_allocation
-from pydra.diagnosis.checkpoint import ClaimRecord, read_records
+from pydra.diagnosis.checkpoint import ClaimRecord
 from pydra.diagnosis.cluster_reader import EventLine, Reader
 from pydra.diagnosis.findings import Finding, Level
+from pydra.diagnosis.prepared import judge_record, list_prepared, read_held
 from pydra.diagnosis.slices import PublishedDevice, find_results, judge_taints, parse_slices
 from pydra.errors import ClaimError, KubeError, NotFound, PydraError, suggest
 from pydra.kube.api_resources import (
     DEVICE_CLASSES,
-    DEVICE_TAINT_RULES,
     NODES,
     PODS,
     RESOURCE_CLAIMS,
@@ -36,6 +32,10 @@ _PODS = 5
 """Pods whose Events are read; more of one claim have the same ones."""
 _NODES = 8
 """Nodes whose devices are compared with a claim; more are much the same."""
+
+
+_VALUES = 4
+"""Different values in one reason."""
 
 
 class ClaimDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,11 +60,22 @@ class DeviceReview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scheduler says of one device for one request; the reason is empty if it can be had."""
+    """What a scheduler says of one device for one request; the reason is empty if it can be had.
+
+    `values` is what the device has of that which decides.
+    """
 
     request: str
     device: str
     reason: str
+    values: str = ""
+
+
+class Judgements(msgspec.Struct, frozen=True, kw_only=True):
+    """Those of all devices that a node reaches; `problem` says why the claim cannot be allocated there."""
+
+    devices: tuple[Judgement, ...]
+    problem: str
 
 
 class Review(Protocol):
@@ -79,7 +90,7 @@ class Review(Protocol):
         slices: Sequence[JsonObject],
         classes: Sequence[JsonObject],
         rules: Sequence[JsonObject],
-    ) -> Sequence[Judgement]:
+    ) -> Judgements:
         """Raises ClaimError for a mistake in the claim or its class."""
         ...
 
@@ -96,6 +107,28 @@ class ClaimReport(msgspec.Struct, frozen=True, kw_only=True):
     last_error: str = ""
 
 
+class _Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim as the API server has it: without `body` there is none, or `refusal` says why it cannot be read."""
+
+    namespace: str
+    name: str
+    body: JsonObject | None = None
+    refusal: str = ""
+
+    @property
+    def uid(self) -> str:
+        return str(self.body["metadata"]["uid"]) if self.body is not None else ""
+
+    @property
+    def results(self) -> Sequence[JsonObject]:
+        return find_results(self.body or {})
+
+    def has(self, record: ClaimRecord) -> bool:
+        if self.uid:
+            return record.claim.uid == self.uid
+        return (record.claim.namespace, record.claim.name) == (self.namespace, self.name)
+
+
 async def explain_claim(
     settings: Settings, client: KubeClient, *, namespace: str, name: str, review: Review | None = None
 ) -> ClaimReport:
@@ -104,59 +137,56 @@ async def explain_claim(
     `review` says of a claim that is not allocated why not. Without the API server, what the node has is explained.
     """
     reader = Reader(client)
-    records, unknown = await _read_local(settings)
-    body: JsonObject | None = None
-    refusal: KubeError | None = None
-    try:
-        body = await client.get(RESOURCE_CLAIMS, name, namespace=namespace)
-    except KubeError as error:
-        refusal = error
-    uid = body["metadata"]["uid"] if body is not None else ""
-    mine = [one for one in records if (one.claim.uid == uid if uid else _names(one) == (namespace, name))]
-    prepared = {named: ids for one in mine for named, ids in _list_prepared(one)}
-    findings: list[Finding] = []
-    devices: list[ClaimDevice] = []
-    reviews: list[DeviceReview] = []
-    pods: list[JsonObject] = []
-    is_readable = refusal is None or isinstance(refusal, NotFound)
-    if not is_readable:
-        findings.append(Finding(subject="claim", level=Level.UNKNOWN, found=str(refusal)))
-    elif body is None:
-        findings.append(await _miss(reader, namespace, name, is_held=bool(mine)))
-    else:
-        pods = [pod for pod in await reader.list(PODS, namespace=namespace) if name in find_claim_names(pod)]
-        findings += await _judge_allocation(reader, body, pods)
-        published = await _find_published(reader, body)
-        findings += _judge_devices(body, published)
-        devices = [_build_device(result, published, prepared) for result in find_results(body)]
-        if not devices and review is not None and not any(one.subject == _CLASS for one in findings):
-            try:
-                reviews = await _review_devices(reader, body, pods, review)
-            except ClaimError as error:
-                findings.append(Finding(subject="request", level=Level.PROBLEM, found=str(error)))
+    held, unknown = await read_held(settings)
+    claim = await _read_claim(client, namespace, name)
+    mine = [one for one in held if claim.has(one)]
+    pods = await _read_pods(reader, claim)
+    findings = await _judge_claim(reader, claim, pods, settings.node_name, is_held=bool(mine))
+    published = await _find_published(reader, claim.results)
+    findings += _judge_devices(claim, published)
+    reviews: Sequence[DeviceReview] = ()
+    has_classes = all(one.subject != _CLASS for one in findings)
+    if claim.body is not None and not claim.results and review is not None and has_classes:
+        try:
+            reviews = await _review_devices(reader, claim.body, pods, review)
+        except ClaimError as error:
+            findings.append(Finding(subject="request", level=Level.PROBLEM, found=str(error)))
     for record in mine:
-        findings += await _judge_record(settings, record, is_wanted=bool(devices) or not is_readable)
+        findings += await judge_record(settings, record, is_wanted=bool(claim.results or claim.refusal))
     findings += unknown
-    if not mine and devices and body is not None:
-        findings.append(_judge_absence(settings, body, is_known=not unknown))
-    events = [*await reader.list_events("ResourceClaim", name, namespace=namespace)] if is_readable else []
-    for pod in pods[:_PODS]:
-        events += await reader.list_events("Pod", pod["metadata"]["name"], namespace=namespace)
-    events.sort(key=lambda event: event.time)
-    errors = [event for event in events if event.type == "Warning" and _is_about_claim(event)]
-    last_error = f"{errors[-1].reason}: {errors[-1].note}" if errors else ""
-    if errors and devices and not any(one.stage == Stage.COMPLETED.value for one in mine):
-        advice = f"docs/events.md explains the reason; seen at {errors[-1].time}, {errors[-1].count} times"
-        findings.append(Finding(subject="last error", level=Level.PROBLEM, found=last_error, advice=advice))
+    if not mine and claim.body is not None and claim.results:
+        findings.append(_judge_absence(settings, claim.body, is_known=not unknown))
+    events = await _read_events(reader, claim, pods)
+    last = _find_last_error(events)
+    if last is not None and claim.results and not any(one.stage == Stage.COMPLETED.value for one in mine):
+        findings.append(_judge_error(last))
+    prepared = {named: ids for one in mine for named, ids in list_prepared(one)}
     return ClaimReport(
         claim=f"{namespace}/{name}",
-        uid=uid,
+        uid=claim.uid,
         findings=(*findings, *reader.findings),
-        devices=tuple(devices),
+        devices=tuple(_build_device(result, published, prepared) for result in claim.results),
         reviews=tuple(reviews),
         events=tuple(events),
-        last_error=last_error,
+        last_error=f"{last.reason}: {last.note}" if last is not None else "",
     )
+
+
+async def _read_claim(client: KubeClient, namespace: str, name: str) -> _Claim:
+    try:
+        body = await client.get(RESOURCE_CLAIMS, name, namespace=namespace)
+    except NotFound:
+        return _Claim(namespace=namespace, name=name)
+    except KubeError as error:
+        return _Claim(namespace=namespace, name=name, refusal=str(error))
+    return _Claim(namespace=namespace, name=name, body=body)
+
+
+async def _read_pods(reader: Reader, claim: _Claim) -> Sequence[JsonObject]:
+    """Return the pods that use the claim."""
+    if claim.body is None:
+        return ()
+    return [pod for pod in await reader.list(PODS, namespace=claim.namespace) if claim.name in find_claim_names(pod)]
 
 
 def find_claim_names(pod: JsonObject) -> set[str]:
@@ -166,54 +196,66 @@ def find_claim_names(pod: JsonObject) -> set[str]:
     return {name for name in direct | made if name}
 
 
+async def _read_events(reader: Reader, claim: _Claim, pods: Sequence[JsonObject]) -> Sequence[EventLine]:
+    """Return the Events of the claim and of its pods, the oldest first."""
+    if claim.refusal:
+        return ()
+    subjects = [("ResourceClaim", claim.name), *(("Pod", pod["metadata"]["name"]) for pod in pods[:_PODS])]
+    events = [
+        event for kind, name in subjects for event in await reader.list_events(kind, name, namespace=claim.namespace)
+    ]
+    return sorted(events, key=lambda event: event.time)
+
+
+def _find_last_error(events: Sequence[EventLine]) -> EventLine | None:
+    errors = [event for event in events if event.type == "Warning" and _is_about_claim(event)]
+    return errors[-1] if errors else None
+
+
+def _judge_error(error: EventLine) -> Finding:
+    advice = f"docs/events.md explains the reason; seen at {error.time}, {error.count} times"
+    return Finding(subject="last error", level=Level.PROBLEM, found=f"{error.reason}: {error.note}", advice=advice)
+
+
 def _is_about_claim(event: EventLine) -> bool:
     """Return whether an Event of a claim or of its pod is about allocating or preparing: pods have other troubles."""
     of_claim = event.object.startswith(f"{RESOURCE_CLAIMS.kind} ")
     return of_claim or event.reason == "FailedScheduling" or "DynamicResources" in event.reason
 
 
-async def _read_local(settings: Settings) -> tuple[Sequence[ClaimRecord], Sequence[Finding]]:
-    try:
-        return await asyncio.to_thread(read_records, settings), ()
-    except PydraError as error:
-        advice = "run it as root on the node, or in the agent's pod"
-        return (), (Finding(subject="record", level=Level.UNKNOWN, found=str(error), advice=advice),)
-
-
-def _list_prepared(one: ClaimRecord) -> Iterator[tuple[tuple[str, str, str], tuple[str, ...]]]:
-    """Yield driver, pool and name of each prepared device, with its CDI ids; none where the record cannot be read."""
-    if one.stored.record is None:
-        return
-    with suppress(PydraError):  # of the file: it is reported with the file
-        prepared = one.stored.record.prepared
-        for device, ids in zip(prepared, build_spec(one.driver, one.claim.uid, prepared).ids, strict=True):
-            yield (one.driver, device.pool, device.device), ids
-
-
-def _names(record: ClaimRecord) -> tuple[str, str]:
-    return record.claim.namespace, record.claim.name
-
-
 # The claim in the API
 
 
-async def _miss(reader: Reader, namespace: str, name: str, *, is_held: bool) -> Finding:
+async def _judge_claim(
+    reader: Reader, claim: _Claim, pods: Sequence[JsonObject], node: str, *, is_held: bool
+) -> list[Finding]:
+    if claim.refusal:
+        return [Finding(subject="claim", level=Level.UNKNOWN, found=claim.refusal)]
+    if claim.body is None:
+        return [await _miss(reader, claim, is_held=is_held)]
+    if not claim.results:
+        return [
+            *_judge_pending(pods, node),
+            *await _judge_classes(reader, claim.body),
+            *await _judge_drivers(reader, claim.body),
+        ]
+    return _judge_allocation(claim.body)
+
+
+async def _miss(reader: Reader, claim: _Claim, *, is_held: bool) -> Finding:
     if is_held:
         advice = "garbage collection unprepares it two minutes after the kubelet has forgotten it, too"
         found = "the API server has no such claim, and this node holds it"
         return Finding(subject="claim", level=Level.PROBLEM, found=found, advice=advice)
-    known = [one["metadata"]["name"] for one in await reader.list(RESOURCE_CLAIMS, namespace=namespace)]
-    found = f"there is no claim {name} in namespace {namespace}{suggest(name, known)}"
+    known = [one["metadata"]["name"] for one in await reader.list(RESOURCE_CLAIMS, namespace=claim.namespace)]
+    found = f"there is no claim {claim.name} in namespace {claim.namespace}{suggest(claim.name, known)}"
     advice = "kubectl get resourceclaims; a claim made from a template has the pod's name in its own"
     return Finding(subject="claim", level=Level.PROBLEM, found=found, advice=advice)
 
 
-async def _judge_allocation(reader: Reader, body: JsonObject, pods: Sequence[JsonObject]) -> list[Finding]:
-    results = find_results(body)
-    if not results:
-        return [*_judge_pending(pods), *await _judge_classes(reader, body)]
+def _judge_allocation(body: JsonObject) -> list[Finding]:
     node = _find_node(body)
-    names = ", ".join(f"{one['device']} of {one['driver']}" for one in results)
+    names = ", ".join(f"{one['device']} of {one['driver']}" for one in find_results(body))
     found = f"{names}{f', on node {node}' if node else ''}"
     findings = [Finding(subject="allocated", level=Level.OK, found=found)]
     users = [one["name"] for one in body["status"].get("reservedFor") or ()]
@@ -226,7 +268,7 @@ async def _judge_allocation(reader: Reader, body: JsonObject, pods: Sequence[Jso
     return findings
 
 
-def _judge_pending(pods: Sequence[JsonObject]) -> Iterator[Finding]:
+def _judge_pending(pods: Sequence[JsonObject], node: str) -> Iterator[Finding]:
     if not pods:
         found = "not yet, since no pod uses the claim"
         yield Finding(subject="allocated", level=Level.NOTE, found=found, advice="create a pod that names it")
@@ -234,7 +276,7 @@ def _judge_pending(pods: Sequence[JsonObject]) -> Iterator[Finding]:
         status, name = pod.get("status") or {}, pod["metadata"]["name"]
         scheduled = [one for one in status.get("conditions") or () if one["type"] == "PodScheduled"]
         why = next((one.get("message") or "" for one in scheduled if one["status"] != "True"), "")
-        advice = "pydra slices --node-name NODE lists what a node has, with its taints and holders"
+        advice = f"pydra slices --node-name {node} lists what this node has, with taints and holders"
         found = f"not yet; the scheduler says of pod {name}: {why or 'nothing yet'}"
         if pod["spec"].get("nodeName"):
             found = f"no, but pod {name} is on node {pod['spec']['nodeName']}: the scheduler did not place it"
@@ -261,12 +303,30 @@ async def _judge_classes(reader: Reader, body: JsonObject) -> list[Finding]:
     ]
 
 
+async def _judge_drivers(reader: Reader, body: JsonObject) -> list[Finding]:
+    """Find configs for a driver of which no device is published: the others ignore them."""
+    slices = await reader.list(RESOURCE_SLICES)
+    known = {str(one["spec"]["driver"]) for one in slices}
+    configs = ((body.get("spec") or {}).get("devices") or {}).get("config") or ()
+    named = ((place, str((one.get("opaque") or {}).get("driver") or "")) for place, one in enumerate(configs))
+    return [
+        Finding(
+            subject="config",
+            level=Level.PROBLEM,
+            found=f"config[{place}] is for driver {driver}, which publishes no device{suggest(driver, known)}",
+            advice="a driver ignores what is for another one; kubectl get resourceslices lists the drivers",
+        )
+        for place, driver in named
+        if known and driver and driver not in known
+    ]
+
+
 async def _review_devices(
     reader: Reader, body: JsonObject, pods: Sequence[JsonObject], review: Review
 ) -> list[DeviceReview]:
     slices = await reader.list(RESOURCE_SLICES)
     claims, classes = await reader.list(RESOURCE_CLAIMS), await reader.list(DEVICE_CLASSES)
-    rules = await _read_taint_rules(reader)
+    rules = await reader.list_taint_rules()
     own = {name for one in slices if (name := one["spec"].get("nodeName"))}
     listed = {one["metadata"]["name"]: one for one in await reader.list(NODES)}
     everywhere = any(not one["spec"].get("nodeName") for one in slices)  # some devices are for the nodes of a selector
@@ -276,26 +336,24 @@ async def _review_devices(
         if refused := _find_refusal(node, pods):
             reviews.append(DeviceReview(request="", node=name, devices=(), reason=refused))
             continue
-        by_reason: dict[tuple[str, str], list[str]] = {}
-        for one in review(body, node=node, claims=claims, slices=slices, classes=classes, rules=rules):
-            by_reason.setdefault((one.request, one.reason), []).append(one.device)
-        for (request, reason), found in by_reason.items():
-            reviews.append(DeviceReview(request=request, node=name, devices=tuple(found), reason=reason))
+        found = review(body, node=node, claims=claims, slices=slices, classes=classes, rules=rules)
+        if found.problem:
+            reviews.append(DeviceReview(request="", node=name, devices=(), reason=found.problem))
+        reviews += _group_judgements(name, found.devices)
     return reviews
 
 
-async def _read_taint_rules(reader: Reader) -> Sequence[JsonObject]:
-    """Read the DeviceTaintRules in the newest version that is served; most clusters serve none."""
-    for resource in DEVICE_TAINT_RULES:
-        try:
-            return (await reader.client.list(resource)).items
-        except NotFound:
-            continue
-        except KubeError as error:
-            found = f"{error}; taints that they give are not considered"
-            reader.findings.append(Finding(subject=resource.plural, level=Level.UNKNOWN, found=found))
-            break
-    return ()
+def _group_judgements(node: str, judgements: Iterable[Judgement]) -> Iterator[DeviceReview]:
+    """Yield devices with the same reason together, with what they have of that which decides."""
+    groups: dict[tuple[str, str], list[Judgement]] = {}
+    for one in judgements:
+        groups.setdefault((one.request, one.reason), []).append(one)
+    for (request, reason), found in groups.items():
+        values = list(dict.fromkeys(one.values for one in found if one.values))
+        why = (
+            f"{reason} ({'; '.join(values[:_VALUES])}{'; ...' if len(values) > _VALUES else ''})" if values else reason
+        )
+        yield DeviceReview(request=request, node=node, devices=tuple(one.device for one in found), reason=why)
 
 
 def _find_refusal(node: JsonObject, pods: Sequence[JsonObject]) -> str:
@@ -318,26 +376,28 @@ def _find_node(body: JsonObject) -> str:
 # Its devices
 
 
-async def _find_published(reader: Reader, body: JsonObject) -> dict[tuple[str, str, str], PublishedDevice]:
-    drivers = sorted({result["driver"] for result in find_results(body)})
+async def _find_published(
+    reader: Reader, results: Sequence[JsonObject]
+) -> Mapping[tuple[str, str, str], PublishedDevice]:
+    drivers = sorted({result["driver"] for result in results})
     slices = [
         one for driver in drivers for one in await reader.list(RESOURCE_SLICES, field_selector=f"spec.driver={driver}")
     ]
-    return {device.key: device for device in parse_slices(slices, {})[1]}
+    rules = await reader.list_taint_rules() if slices else ()
+    return {device.key: device for device in parse_slices(slices, {}, rules)[1]}
 
 
-def _judge_devices(body: JsonObject, published: dict[tuple[str, str, str], PublishedDevice]) -> Iterator[Finding]:
-    keys = {(one["driver"], one["pool"], one["device"]): None for one in find_results(body)}
+def _judge_devices(claim: _Claim, published: Mapping[tuple[str, str, str], PublishedDevice]) -> Iterator[Finding]:
+    keys = {(one["driver"], one["pool"], one["device"]): None for one in claim.results}
     for driver, pool, device in keys:
         if published and (driver, pool, device) not in published:
             found = f"{device} is not in pool {pool} of {driver} any more"
             advice = f"pydra slices --node-name {pool} says what is there; the claim keeps the device until it ends"
             yield Finding(subject="device", level=Level.PROBLEM, found=found, advice=advice)
-    metadata = body["metadata"]
-    ref = ClaimRef(uid=metadata["uid"], namespace=metadata["namespace"], name=metadata["name"])
+    ref = ClaimRef(uid=claim.uid, namespace=claim.namespace, name=claim.name)
     for driver in sorted({driver for driver, _, _ in keys}):
         try:
-            parse_allocation(body, ref, driver)
+            parse_allocation(claim.body or {}, ref, driver)
         except PydraError as error:  # what the agent says, too, when the kubelet asks it
             yield Finding(subject="device", level=Level.PROBLEM, found=str(error))
     yield from judge_taints(published[key] for key in keys if key in published)
@@ -345,8 +405,8 @@ def _judge_devices(body: JsonObject, published: dict[tuple[str, str, str], Publi
 
 def _build_device(
     result: JsonObject,
-    published: dict[tuple[str, str, str], PublishedDevice],
-    prepared: dict[tuple[str, str, str], tuple[str, ...]],
+    published: Mapping[tuple[str, str, str], PublishedDevice],
+    prepared: Mapping[tuple[str, str, str], tuple[str, ...]],
 ) -> ClaimDevice:
     key = result["driver"], result["pool"], result["device"]
     found = published.get(key)
@@ -373,37 +433,3 @@ def _judge_absence(settings: Settings, body: JsonObject, *, is_known: bool) -> F
     level = Level.NOTE if is_known else Level.UNKNOWN
     advice = "the kubelet has not asked for it yet, or it failed: see the Events, and pydra doctor"
     return Finding(subject="prepared", level=level, found="no: this node has no record of the claim", advice=advice)
-
-
-async def _judge_record(settings: Settings, record: ClaimRecord, *, is_wanted: bool) -> list[Finding]:
-    kept, where = record.stored.record, record.stored.path
-    if kept is None:
-        found = f"the record of {record.driver} cannot be read: {record.stored.problem} ({where})"
-        return [Finding(subject="prepared", level=Level.PROBLEM, found=found, advice="see: pydra checkpoint repair")]
-    if kept.stage is Stage.STARTED:
-        found = f"{record.driver} has begun, and not ended, to prepare or to unprepare it ({where})"
-        advice = "the agent undoes or repeats it at the kubelet's next call; the last error is in the Events"
-        return [Finding(subject="prepared", level=Level.PROBLEM, found=found, advice=advice)]
-    findings = [Finding(subject="prepared", level=Level.OK, found=f"by {record.driver} ({where})")]
-    if not is_wanted:
-        found = "but the claim is not allocated any more"
-        advice = "the kubelet unprepares it when its pods have ended; garbage collection does if the kubelet forgot it"
-        findings.append(Finding(subject="prepared", level=Level.PROBLEM, found=found, advice=advice))
-    return [*findings, await _judge_file(settings, record)]
-
-
-async def _judge_file(settings: Settings, record: ClaimRecord) -> Finding:
-    uid, kept = record.claim.uid, record.stored.record
-    store = CdiStore(settings.cdi_dir, record.driver)
-    path = f"{store.base}{uid}.json"
-    try:
-        content = (await store.read()).get(uid)
-        expected = build_spec(record.driver, uid, kept.prepared).content if kept is not None else None
-    except PydraError as error:
-        return Finding(subject="CDI file", level=Level.UNKNOWN, found=str(error))
-    if content == expected:
-        found = path if expected is not None else "none: the devices change nothing in a container"
-        return Finding(subject="CDI file", level=Level.OK, found=found)
-    found = f"{path} {'is missing' if content is None else 'is not what the record says'}"
-    advice = "the agent writes it again at its start, and at each garbage collection (sweepPeriod)"
-    return Finding(subject="CDI file", level=Level.PROBLEM, found=found, advice=advice)

@@ -10,8 +10,8 @@ import msgspec
 
 from pydra import __version__
 from pydra.diagnosis.findings import Finding, Level
-from pydra.errors import KubeError
-from pydra.kube.api_resources import EVENTS, JsonObject, Resource
+from pydra.errors import KubeError, NotFound
+from pydra.kube.api_resources import DEVICE_TAINT_RULES, EVENTS, JsonObject, Resource
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
 from pydra.settings import Settings
@@ -66,6 +66,19 @@ class Reader:
                     Finding(subject=resource.plural, level=Level.UNKNOWN, found=str(error), advice=advice)
                 )
             return ()
+
+    async def list_taint_rules(self) -> Sequence[JsonObject]:
+        """Return the DeviceTaintRules in the newest version that is served; most clusters serve none."""
+        for resource in DEVICE_TAINT_RULES:
+            try:
+                return (await self.client.list(resource)).items
+            except NotFound:
+                continue
+            except KubeError as error:
+                found = f"{error}; taints that they give are not considered"
+                self.findings.append(Finding(subject=resource.plural, level=Level.UNKNOWN, found=found))
+                break
+        return ()
 
     def may_list(self, resource: Resource) -> bool:
         """Return whether no list of the resource has failed."""

@@ -28,6 +28,8 @@ class PublishedDevice(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     slice: str
     taints: tuple[str, ...] = ()
+    rules: Mapping[str, str] = {}
+    """The DeviceTaintRules that give taints, by the taint."""
     claims: tuple[str, ...] = ()
 
     @property
@@ -66,16 +68,21 @@ async def report_slices(client: KubeClient, node: str) -> SliceReport:
     reader = Reader(client)
     slices = (await client.list(RESOURCE_SLICES, field_selector=f"spec.nodeName={node}")).items
     holders = find_holders(await reader.list(RESOURCE_CLAIMS))
-    pools, devices = parse_slices(slices, holders)
+    pools, devices = parse_slices(slices, holders, await reader.list_taint_rules())
     events = [event for event in await reader.list_events("Node", node) if event.source == "pydra-agent"]
     findings = [*_judge(node, pools, devices), *reader.findings]
     return SliceReport(node=node, pools=pools, devices=devices, findings=tuple(findings), events=tuple(events))
 
 
 def parse_slices(
-    slices: Iterable[JsonObject], holders: Mapping[tuple[str, str, str], Sequence[str]]
+    slices: Iterable[JsonObject],
+    holders: Mapping[tuple[str, str, str], Sequence[str]],
+    rules: Sequence[JsonObject] = (),
 ) -> tuple[tuple[PublishedPool, ...], tuple[PublishedDevice, ...]]:
-    """Return pools and devices of the slices; of each pool the newest generation counts, as for the scheduler."""
+    """Return pools and devices of the slices, with the taints that DeviceTaintRules give them.
+
+    Of each pool the newest generation counts, as for the scheduler.
+    """
     by_pool: dict[tuple[str, str], list[JsonObject]] = {}
     for body in sorted(slices, key=lambda body: str(body["metadata"]["name"])):
         by_pool.setdefault((body["spec"]["driver"], body["spec"]["pool"]["name"]), []).append(body)
@@ -85,14 +92,7 @@ def parse_slices(
         generation = max(body["spec"]["pool"]["generation"] for body in bodies)
         current = [body for body in bodies if body["spec"]["pool"]["generation"] == generation]
         own = [
-            PublishedDevice(
-                driver=driver,
-                pool=pool,
-                device=device["name"],
-                slice=body["metadata"]["name"],
-                taints=tuple(map(_format_taint, device.get("taints") or ())),
-                claims=tuple(holders.get((driver, pool, device["name"]), ())),
-            )
+            _build_device((driver, pool, device["name"]), body["metadata"]["name"], device, holders, rules)
             for body in current
             for device in body["spec"].get("devices") or ()
         ]
@@ -109,6 +109,32 @@ def parse_slices(
             )
         )
     return tuple(pools), tuple(devices)
+
+
+def _build_device(
+    key: tuple[str, str, str],
+    name: str,
+    device: JsonObject,
+    holders: Mapping[tuple[str, str, str], Sequence[str]],
+    rules: Sequence[JsonObject],
+) -> PublishedDevice:
+    given = {_format_taint(one["spec"]["taint"]): one["metadata"]["name"] for one in rules if _selects(one, key)}
+    return PublishedDevice(
+        driver=key[0],
+        pool=key[1],
+        device=key[2],
+        slice=name,
+        taints=(*map(_format_taint, device.get("taints") or ()), *given),
+        rules=given,
+        claims=tuple(holders.get(key, ())),
+    )
+
+
+def _selects(rule: JsonObject, key: tuple[str, str, str]) -> bool:
+    """Return whether a DeviceTaintRule selects the device; one without a selector selects none."""
+    wanted: JsonObject | None = rule["spec"].get("deviceSelector")
+    names = zip(("driver", "pool", "device"), key, strict=True)
+    return wanted is not None and all(wanted.get(field) in (None, name) for field, name in names)
 
 
 def find_holders(claims: Iterable[JsonObject]) -> dict[tuple[str, str, str], list[str]]:
@@ -132,16 +158,21 @@ def find_results(claim: JsonObject) -> Sequence[JsonObject]:
 
 def judge_taints(devices: Iterable[PublishedDevice]) -> Iterator[Finding]:
     """Yield what each taint means and what to do, devices with the same one together."""
-    tainted: dict[tuple[str, str], list[str]] = {}
+    tainted: dict[tuple[str, str, str], list[str]] = {}
     for one in devices:
         for taint in one.taints:
-            tainted.setdefault((one.driver, taint), []).append(one.device)
-    for (driver, taint), names in sorted(tainted.items()):
-        own, _, name = taint.partition("=")[0].partition(":")[0].partition("/")
-        advice = _TAINTS.get(name, "") if own == driver else ""
-        advice = advice or "the taint is the backend's own: its documentation says what it means"
+            tainted.setdefault((one.driver, taint, one.rules.get(taint, "")), []).append(one.device)
+    for (driver, taint, rule), names in sorted(tainted.items()):
         found = f"{_list_names(names)}: tainted {taint}"
-        yield Finding(subject="taints", level=Level.PROBLEM, found=found, advice=advice)
+        yield Finding(subject="taints", level=Level.PROBLEM, found=found, advice=_advise(driver, taint, rule))
+
+
+def _advise(driver: str, taint: str, rule: str) -> str:
+    if rule:
+        return f"DeviceTaintRule {rule} gives it; kubectl delete devicetaintrule {rule} ends that"
+    own, _, name = taint.partition("=")[0].partition(":")[0].partition("/")
+    advice = _TAINTS.get(name, "") if own == driver else ""
+    return advice or "the taint is the backend's own: its documentation says what it means"
 
 
 def _judge(node: str, pools: Sequence[PublishedPool], devices: Sequence[PublishedDevice]) -> Iterator[Finding]:

@@ -123,6 +123,10 @@ def test_taints_of_rules_and_node_selectors_of_pods_are_seen_as_the_scheduler_se
     reviews = tool.json("explain", "claim", claim.name)["reviews"]
     (reason,) = (one["reason"] for one in reviews if device in one["devices"])
     assert "board.example.com/repair" in reason
+    printed = tool.run("slices")[1]
+    assert f"{device}: tainted board.example.com/repair:NoSchedule" in printed
+    assert "-> DeviceTaintRule repair gives it" in printed
+    quiet.api.request("DELETE", "/apis/resource.k8s.io/v1beta2/devicetaintrules/repair")
     pod = {
         "metadata": {"name": "choosy"},
         "spec": {
@@ -136,6 +140,32 @@ def test_taints_of_rules_and_node_selectors_of_pods_are_seen_as_the_scheduler_se
         ([], "pod choosy wants a node with disk=ssd")
     ]
     quiet.api.request("DELETE", "/api/v1/namespaces/default/pods/choosy")
+
+
+@pytest.mark.usefixtures("board_class")
+def test_what_no_device_has_is_told_with_the_selector_the_values_and_the_count(quiet: Node, tool: Tool) -> None:
+    selector = {"cel": {"expression": f"device.attributes['{DRIVER}'].?serail.orValue('') == 'b9'"}}
+    wanted = {"deviceClassName": "board", "count": 31, "selectors": [selector]}
+    requests = [{"name": "r", "exactly": wanted}]
+    config = [{"opaque": {"driver": "baord.example.com", "parameters": {"apiVersion": "v1", "kind": "Board"}}}]
+    claim = quiet.api.create_claim(name="much", allocated=False, devices={"requests": requests, "config": config})
+    pod = {
+        "metadata": {"name": "much"},
+        "spec": {
+            "containers": [{"name": "main", "image": "none"}],
+            "resourceClaims": [{"name": "it", "resourceClaimName": claim.name}],
+        },
+    }
+    quiet.api.request("POST", "/api/v1/namespaces/default/pods", pod)
+    code, printed = tool.run("explain", "claim", claim.name)
+    quiet.api.request("DELETE", "/api/v1/namespaces/default/pods/much")
+    assert code == 1
+    assert "config[0] is for driver baord.example.com, which publishes no device" in printed
+    assert '(did you mean "board.example.com"?)' in printed
+    assert "wants 31 devices of class board, of 0 that match 0 can be had" in printed
+    assert f"not selected by the request: device.attributes['{DRIVER}'].?serail.orValue('') == 'b9' (" in printed
+    assert 'no attribute serail (did you mean "serial"?)' in printed
+    assert f"pydra slices --node-name {NODE} lists" in printed
 
 
 def test_a_claim_of_a_wrong_name_is_told_which_there_is(quiet: Node, tool: Tool) -> None:

@@ -10,12 +10,12 @@ import msgspec
 
 from pydra_dev import schema
 from pydra_dev.allocation_result import build_allocation
-from pydra_dev.pools import DeviceKey, NamedSlice, build_pools
+from pydra_dev.pools import Candidate, DeviceKey, NamedSlice, build_pools
 from pydra_dev.quantity import parse_quantity
 from pydra_dev.search import AllocationError, InUse, NamedClaim, Search, Wish
 from pydra_dev.status import JsonObject
 
-__all__ = ["AllocationError", "InUse", "NamedClaim", "Review", "allocate", "read_in_use", "review_devices"]
+__all__ = ["AllocationError", "InUse", "NamedClaim", "Review", "Reviews", "allocate", "read_in_use", "review_devices"]
 
 
 def read_in_use(statuses: Iterable[schema.ClaimStatus]) -> InUse:
@@ -66,13 +66,24 @@ def allocate(
 
 
 class Review(msgspec.Struct, frozen=True):
-    """Why a request does not have a device; empty: it has it, or would have it if it needed one more."""
+    """Why a request does not have a device; empty: it has it, or would have it if it needed one more.
+
+    `values` is what the device has of that which the selector reads that does not select it.
+    """
 
     claim: str
     request: str
     device: DeviceKey
     reason: str
     picked: bool
+    values: str = ""
+
+
+class Reviews(msgspec.Struct, frozen=True):
+    """What is against each device for each request; `problem` says why the claims cannot be allocated together."""
+
+    devices: tuple[Review, ...] = ()
+    problem: str = ""
 
 
 def review_devices(
@@ -83,26 +94,29 @@ def review_devices(
     classes: Mapping[str, schema.ClassSpec],
     in_use: InUse,
     lists: bool = False,
-) -> tuple[Review, ...]:
+) -> Reviews:
     """For each request, or each of its alternatives, every device that the node reaches; raises AllocationError.
 
     A reason is what is against the device beside what the search has picked; without a solution it has picked nothing.
     """
     search = Search(claims, build_pools(slices, node), classes, in_use, lists=lists)
-    search.run()
+    problem = "" if search.run() else _explain(search)
     picked = {(pick.claim, pick.request, pick.candidate.key) for pick in search.picks}
-    return tuple(
-        Review(
-            claims[wish.claim].name,
-            wish.name,
-            one.key,
-            "" if (wish.claim, wish.name, one.key) in picked else search.find_obstacle(wish, one),
-            (wish.claim, wish.name, one.key) in picked,
-        )
+    found = tuple(
+        _review(search, wish, one, is_picked=(wish.claim, wish.name, one.key) in picked)
         for wishes in search.wishes
         for wish in wishes
         for one in search.candidates
     )
+    return Reviews(found, problem)
+
+
+def _review(search: Search, wish: Wish, candidate: Candidate, *, is_picked: bool) -> Review:
+    reason = "" if is_picked else search.find_obstacle(wish, candidate)
+    mismatch = search.selection.find_mismatch(wish, candidate)
+    is_mismatch = mismatch is not None and mismatch.text == reason
+    values = search.selection.describe_values(wish, candidate) if is_mismatch else ""
+    return Review(search.claims[wish.claim].name, wish.name, candidate.key, reason, is_picked, values)
 
 
 def _explain(search: Search) -> str:

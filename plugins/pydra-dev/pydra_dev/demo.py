@@ -471,7 +471,7 @@ class DemoRun:
 
     def _explain_others(self, claim: JsonObject) -> tuple[str, ...]:
         with suppress(AllocationError):  # the devices may have changed since
-            return describe_others(review_claim(self._api, claim, self._node.settings.node_name))
+            return describe_others(review_claim(self._api, claim, self._node.settings.node_name).devices)
         return ()
 
     def _tell_events(self) -> None:

@@ -227,12 +227,21 @@ class Refusal(msgspec.Struct, frozen=True):
 
 def group_refusals(reviews: Iterable[Review]) -> tuple[Refusal, ...]:
     """Why a claim did not get the devices that were not picked, by request and reason."""
-    groups: dict[tuple[str, str], list[DeviceKey]] = {}
+    groups: dict[tuple[str, str], list[Review]] = {}
     for review in reviews:
         if not review.picked:
             reason = review.reason or "free too, but the first that fits is taken"
-            groups.setdefault((review.request, reason), []).append(review.device)
-    return tuple(Refusal(request, reason, tuple(devices)) for (request, reason), devices in groups.items())
+            groups.setdefault((review.request, reason), []).append(review)
+    return tuple(
+        Refusal(request, explain_refusal(reason, found), tuple(one.device for one in found))
+        for (request, reason), found in groups.items()
+    )
+
+
+def explain_refusal(reason: str, reviews: Iterable[Review]) -> str:
+    """The reason that these have, with the values of their devices."""
+    values = list(dict.fromkeys(one.values for one in reviews if one.values))
+    return f"{reason} ({_list_some(values)})" if values else reason
 
 
 def describe_others(reviews: Sequence[Review]) -> tuple[str, ...]:

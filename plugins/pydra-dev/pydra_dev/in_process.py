@@ -299,7 +299,7 @@ class Session:
     def _describe(self, resource_claim: JsonObject) -> Paragraph:
         told = describe_allocation(resource_claim)
         try:
-            others = describe_others(review_claim(self._api, resource_claim, NODE))
+            others = describe_others(review_claim(self._api, resource_claim, NODE).devices)
         except AllocationError:
             others = ()
         return replace(told, details=(*told.details, *others))

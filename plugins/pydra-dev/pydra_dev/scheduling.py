@@ -14,7 +14,7 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from pydra_dev import schema
-from pydra_dev.allocator import AllocationError, InUse, NamedClaim, Review, allocate, read_in_use, review_devices
+from pydra_dev.allocator import AllocationError, InUse, NamedClaim, Reviews, allocate, read_in_use, review_devices
 from pydra_dev.controller_decisions import (
     FINALIZER,
     attempt,
@@ -285,7 +285,7 @@ class Scheduler:
                 self._api.delete(PODS, consumer.name, namespace=namespace)
 
 
-def review_claim(api: Api, claim: JsonObject, node: str) -> tuple[Review, ...]:
+def review_claim(api: Api, claim: JsonObject, node: str) -> Reviews:
     """Why each device that the node reaches is the claim's or not, if the claim were allocated now.
 
     Raises AllocationError for a mistake in the claim or its class.
@@ -311,7 +311,7 @@ def review_objects(
     classes: Iterable[JsonObject],
     rules: Iterable[JsonObject] = (),
     lists: bool = True,
-) -> tuple[Review, ...]:
+) -> Reviews:
     """Do the same for objects of any cluster; raises StatusError, too, for one that cannot be read."""
     others = [one for one in claims if one["metadata"]["uid"] != claim["metadata"]["uid"]]
     return review_devices(

@@ -9,6 +9,7 @@ Kubernetes 1.36.
 
 from __future__ import annotations
 
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -23,8 +24,11 @@ from pydra_dev.cel.environment import CompileError, EvaluationError, Variables, 
 from pydra_dev.constraints import Constraint, build_constraints
 from pydra_dev.pools import Candidate, CounterKey, DeviceKey, PoolView
 from pydra_dev.quantity import parse_quantity
+from pydra_dev.selector_values import describe_values, suggest_name
 
 MAX_RESULTS = 32
+MAX_SHOWN = 200
+"""Characters of an expression in a message."""
 MAX_TRIES = 100_000
 """Devices looked at in one allocation before the search gives up; the real scheduler does after 10 seconds."""
 
@@ -221,7 +225,7 @@ class Search:
 
     def _describe_mismatch(self, wish: Wish, candidate: Candidate) -> str:
         mismatch = self.selection.find_mismatch(wish, candidate)
-        return f"not selected by {mismatch}" if " selector #" in mismatch else mismatch
+        return mismatch.text if mismatch is not None else ""
 
     def _untake(self) -> None:
         pick = self.picks.pop()
@@ -229,6 +233,13 @@ class Search:
             constraint.remove(pick.request)
         self._books.release(pick)
         self._counts[pick.claim] -= 1
+
+
+class Mismatch(msgspec.Struct, frozen=True):
+    """Why a device is not one that a request wants, and the expression that does not select it, if one does not."""
+
+    text: str
+    expression: str = ""
 
 
 class Selection:
@@ -241,7 +252,7 @@ class Selection:
         self, claims: Sequence[NamedClaim], classes: Mapping[str, schema.ClassSpec], *, lists: bool = False
     ) -> None:
         self._claims, self._classes, self._lists = claims, classes, lists
-        self._found: dict[tuple[int, str, DeviceKey], str] = {}
+        self._found: dict[tuple[int, str, DeviceKey], Mismatch | None] = {}
         self._variables: dict[DeviceKey, Variables] = {}
 
     def find_class(self, wish: Wish) -> schema.ClassSpec:
@@ -256,35 +267,38 @@ class Selection:
 
     def selects(self, wish: Wish, candidate: Candidate) -> bool:
         """Whether the device is one that the request wants; raises AllocationError."""
-        return not self.find_mismatch(wish, candidate)
+        return self.find_mismatch(wish, candidate) is None
 
-    def find_mismatch(self, wish: Wish, candidate: Candidate) -> str:
-        """Which selector does not select the device; empty if all do. Raises AllocationError."""
+    def find_mismatch(self, wish: Wish, candidate: Candidate) -> Mismatch | None:
+        """Which selector does not select the device; None if all do. Raises AllocationError."""
         known = (wish.claim, wish.name, candidate.key)
         if known not in self._found:
             self._found[known] = self._evaluate(wish, candidate)
         return self._found[known]
 
-    def _evaluate(self, wish: Wish, candidate: Candidate) -> str:
+    def describe_values(self, wish: Wish, candidate: Candidate) -> str:
+        """What the device has of that which the selector reads that does not select it."""
+        mismatch = self.find_mismatch(wish, candidate)
+        return describe_values(mismatch.expression, candidate.driver, candidate.device) if mismatch is not None else ""
+
+    def _evaluate(self, wish: Wish, candidate: Candidate) -> Mismatch | None:
         name = wish.wanted.device_class_name
         owners = ((f"class {name}", self.find_class(wish).selectors), ("request", wish.wanted.selectors))
         for owner, selectors in owners:
             for index, selector in enumerate(selectors):
-                at = f"{owner} selector #{index}"
                 if selector.cel is None:
                     raise self._error(wish, owner, f"selector #{index}: CEL expression empty")
                 try:
                     compiled = compile_selector(selector.cel.expression, lists=self._lists)
                     if not compiled.matches(self._read_variables(candidate)):
-                        return at
+                        return _build_mismatch(owner, selector.cel.expression)
                 except CompileError as error:
                     raise self._error(wish, owner, f"selector #{index}: CEL compile error: {error}") from error
                 except EvaluationError as error:
-                    device = "/".join(candidate.key)
-                    raise self._error(
-                        wish, owner, f"selector #{index}: CEL runtime error: {error} (device {device})"
-                    ) from error
-        return "" if candidate.reachable else "for other nodes"
+                    meant = suggest_name(selector.cel.expression, candidate.driver, candidate.device)
+                    problem = f"CEL runtime error: {error}{meant} (device {'/'.join(candidate.key)})"
+                    raise self._error(wish, owner, f"selector #{index}: {problem}") from error
+        return None if candidate.reachable else Mismatch("for other nodes")
 
     def _error(self, wish: Wish, owner: str, problem: str) -> AllocationError:
         subject = owner if owner != "request" else f"claim {self._claims[wish.claim].name}, request {wish.name}"
@@ -295,6 +309,11 @@ class Selection:
         if found is None:
             found = self._variables[candidate.key] = build_variables(candidate.driver, candidate.device)
         return found
+
+
+def _build_mismatch(owner: str, expression: str) -> Mismatch:
+    shown = textwrap.shorten(expression, MAX_SHOWN, placeholder=" ...")
+    return Mismatch(f"not selected by the {owner}: {shown}", expression)
 
 
 class Books:

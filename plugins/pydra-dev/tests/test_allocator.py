@@ -360,7 +360,7 @@ def test_the_class_s_configuration_comes_first_and_the_claim_s_for_what_was_chos
         ),
         pytest.param(
             a_claim(request(selectors=[{"cel": {"expression": "true"}}, {"cel": {"expression": "1 > 2"}}])),
-            r"of 0 that match 0 can be had .4 not selected by request selector #1",
+            r"of 0 that match 0 can be had .4 not selected by the request: 1 > 2",
             id="not selected",
         ),
         pytest.param(
@@ -396,14 +396,14 @@ def test_a_review_says_for_each_device_why_a_request_does_not_have_it() -> None:
         classes={"gpu": schema.ClassSpec()},
         in_use=read_in_use([status_of({"device": "used"})]),
     )
-    assert [(one.device[-1], one.picked, one.reason) for one in reviews] == [
+    assert [(one.device[-1], one.picked, one.reason) for one in reviews.devices] == [
         ("used", False, "in use"),
         ("picked", True, ""),
         ("sick", False, "tainted example.com/sick=yes:NoSchedule"),
         ("small", False, "has 1Gi memory, 2Gi is asked for"),
         ("far", False, "against matchAttribute gpu.example.com/numa: has 0, the devices before it 1"),
         ("spare", False, ""),
-        ("none", False, "not selected by request selector #0"),
+        ("none", False, f"not selected by the request: has({own}.numa)"),
     ]
 
 

@@ -145,7 +145,7 @@ def test_a_claim_is_explained_and_the_keyboard_keeps_its_place(page: Page) -> No
     expect(page.get_by_role("heading", name=re.compile("^Claim sample-c-"))).to_be_visible()
     expect(tile(page, "half-0")).to_contain_text("this claim has it, for r")
     expect(tile(page, "half-1")).to_contain_text("free too, but the first that fits is taken")
-    expect(tile(page, "whole")).to_contain_text("not selected by request selector #0")
+    expect(tile(page, "whole")).to_contain_text("not selected by the request: ")
     page.get_by_text("CDI spec that containers get").click()
     link.focus()
     assert page.evaluate("fetch('operations/start-pod', {method: 'POST'}).then((answer) => answer.status)") == 200

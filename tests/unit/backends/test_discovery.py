@@ -38,14 +38,16 @@ def test_a_name_means_its_entry_point() -> None:
             INSTALLED,
             'backend nvidai is not installed (did you mean "nvidia"?) (installed: nvidia, sim); '
             "install the distribution that provides it where pydra is, in an image of your own, or by the chart's "
-            "value packages.names; or name a module of your own by its file or with a colon, as in `./my_backend.py` or `my_backend:`",
+            "value packages.names; or name a module of your own by its file or with a colon, as in `./my_backend.py` "
+            "or `my_backend:`",
         ),
         (
             "tpu",
             (),
             "backend tpu is not installed (none is installed); "
             "install the distribution that provides it where pydra is, in an image of your own, or by the chart's "
-            "value packages.names; or name a module of your own by its file or with a colon, as in `./my_backend.py` or `my_backend:`",
+            "value packages.names; or name a module of your own by its file or with a colon, as in `./my_backend.py` "
+            "or `my_backend:`",
         ),
         (
             "sim",

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from pydra.errors import SettingsError
-from pydra_dev.allocator import AllocationError, Review
+from pydra_dev.allocator import AllocationError, Reviews
 from pydra_dev.cdi_specs import read_specs
 from pydra_dev.controller_decisions import full_name
 from pydra_dev.kinds import DEVICE_TAINT_RULES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
@@ -113,17 +113,15 @@ class Operations:
         obj = self._api.find(RESOURCE_CLAIMS, name, namespace=namespace)
         if obj is None:
             raise OperationError(f"there is no claim {namespace}/{name} any more")
-        reviews: Sequence[Review] = ()
-        problem = ""
         try:
             reviews = review_claim(self._api, obj, self._node.settings.node_name)
         except AllocationError as error:
-            problem = str(error)
+            reviews = Reviews(problem=str(error))
         (claim,) = (one for one in self._build_claims() if (one.namespace, one.name) == (namespace, name))
         call = self._calls.get(full_name(obj))
         found = read_specs(self._node.cdi_directory, call.cdi_ids if call is not None else ())
         specs = tuple((path, content.decode(errors="replace")) for path, content in found)
-        return msgspec.structs.replace(build_claim_page(claim, obj, reviews, problem), specs=specs)
+        return msgspec.structs.replace(build_claim_page(claim, obj, reviews), specs=specs)
 
     def describe_device(self, key: DeviceKey) -> DevicePage:
         """All about a device. Raises OperationError."""

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from pydra_dev.allocator import Review
+from pydra_dev.allocator import Reviews
 from pydra_dev.controller_decisions import claim_names, full_name
 from pydra_dev.explanations import Refusal, describe_step, group_refusals, read_values
 from pydra_dev.kinds import PODS, RESOURCE_CLAIMS, Kind
@@ -243,16 +243,16 @@ def _build_pod(pod: JsonObject, now: str) -> Pod:
     )
 
 
-def build_claim_page(claim: Claim, obj: JsonObject, reviews: Sequence[Review], problem: str) -> ClaimPage:
+def build_claim_page(claim: Claim, obj: JsonObject, reviews: Reviews) -> ClaimPage:
     """A claim with the scheduler's reviews of every device, as it would decide now."""
     results = tuple(_list_results(obj))
-    others = [one for one in reviews if (one.request, one.device) not in results]
+    others = [one for one in reviews.devices if (one.request, one.device) not in results]
     return ClaimPage(
         claim=claim,
         spec=obj["spec"],
         results=results,
         refusals=group_refusals(replace(one, picked=False, reason=PREFERRED) if one.picked else one for one in others),
-        problem=problem,
+        problem=reviews.problem,
     )
 
 

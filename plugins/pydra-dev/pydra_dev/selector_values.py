@@ -1,0 +1,50 @@
+"""What a device has of that which a selector reads, for people who ask why it is not selected. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from pydra.errors import suggest
+from pydra_dev import schema
+
+_READS = re.compile(
+    r"""device\.(?P<kind>attributes|capacity)\[\s*["'](?P<domain>[^"']+)["']\s*\]\s*"""
+    r"""(?:\.\??(?P<name>\w+)|\[\s*\??\s*["'](?P<quoted>[^"']+)["']\s*\])"""
+)
+
+
+def describe_values(expression: str, driver: str, device: schema.Device) -> str:
+    """`model is x1, no attribute modle (did you mean "model"?)`; empty if the expression names nothing it reads."""
+    texts = [f"driver is {driver}"] if "device.driver" in expression else []
+    for kind, domain, name in _find_reads(expression):
+        known = _read_values(driver, device, kind, domain)
+        absent = f"no {'capacity' if kind == 'capacity' else 'attribute'} {name}{suggest(name, known)}"
+        texts.append(f"{name} is {known[name]}" if name in known else absent)
+    return ", ".join(dict.fromkeys(texts))
+
+
+def suggest_name(expression: str, driver: str, device: schema.Device) -> str:
+    """` (did you mean "model"?)` for the first name that the device lacks, if it has one that is close."""
+    read = ((name, _read_values(driver, device, kind, domain)) for kind, domain, name in _find_reads(expression))
+    return next((found for name, known in read if name not in known and (found := suggest(name, known))), "")
+
+
+def _find_reads(expression: str) -> Iterator[tuple[str, str, str]]:
+    for found in _READS.finditer(expression):
+        yield found["kind"], found["domain"], found["name"] or found["quoted"]
+
+
+def _read_values(driver: str, device: schema.Device, kind: str, domain: str) -> dict[str, str]:
+    """The attributes or capacities of a domain, as text."""
+    if kind == "capacity":
+        texts = {name: str(one.value) for name, one in device.capacity.items()}
+    else:
+        texts = {name: _show(one) for name, one in device.attributes.items()}
+    qualified = {name if "/" in name else f"{driver}/{name}": text for name, text in texts.items()}
+    return {name.removeprefix(f"{domain}/"): text for name, text in qualified.items() if name.startswith(f"{domain}/")}
+
+
+def _show(attribute: schema.Attribute) -> str:
+    (value,) = schema.build_fields(attribute).values() or ("",)
+    return str(value).lower() if isinstance(value, bool) else str(value)
