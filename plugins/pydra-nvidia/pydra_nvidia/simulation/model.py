@@ -1,6 +1,6 @@
 """What a kind of GPU is: all that NVML and sysfs tell of it that never changes. Values, from YAML.
 
-A recording of a real machine brings its own models; those of the bundled scenarios are in `models/`.
+A scenario may bring its own models; those of the bundled scenarios are in `models/`.
 """
 
 from __future__ import annotations

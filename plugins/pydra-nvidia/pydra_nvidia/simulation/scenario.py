@@ -108,10 +108,7 @@ class Preset(_Part, frozen=True, kw_only=True):
 
 
 class ConditionPart(_Part, frozen=True, kw_only=True):
-    """How a GPU is when the machine is new: fields of `state.GpuState` and `state.Counters`, which say what they mean.
-
-    A recording of a machine with a sick GPU needs them.
-    """
+    """How a GPU is when the machine is new: fields of `state.GpuState` and `state.Counters`, which explain them."""
 
     lost: bool = False
     recovery: Natural = 0

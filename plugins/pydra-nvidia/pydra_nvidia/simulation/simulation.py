@@ -1,6 +1,6 @@
 """Opens a simulation: pynvml over the fake library, the tree of files, the settings that go with the scenario.
 
-All other code uses the simulation through this module, except that recordings use `recording.record`.
+All other code uses the simulation through this module.
 """
 
 from __future__ import annotations

@@ -1,45 +1,70 @@
-"""`record` writes a scenario that stands for the machine."""
+"""`record` writes what a machine reports, for a defect report: without changing it, and without its names."""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
+import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pynvml
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pydra_nvidia.simulation.scenario_file import ScenarioFile
+from pydra_nvidia.recording import CallLog, Names, NotReadOnly, ReadOnlyLibrary
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+CLUSTER = "0e1d2c3b-4a59-4687-9706-152433425160"
+
+
+def write(place: Path, **scenario: Any) -> tuple[str, ...]:
+    """The flags for a machine with this scenario."""
+    (place / "of").mkdir(exist_ok=True)
+    file = place / "of" / "scenario.json"
+    file.write_text(json.dumps(scenario))
+    return "--scenario", str(file), "--state", str(place / "m")
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[str, ...]:
-    (tmp_path / "of").mkdir()
-    scenario = tmp_path / "of" / "pair.json"
-    scenario.write_text(json.dumps({"gpus": [{"model": "t4", "count": 2}]}))
-    return "--scenario", str(scenario), "--state", str(tmp_path / "m")
+    return write(tmp_path, gpus=[{"model": "t4", "count": 2}])
 
 
-def test_a_recording_stands_for_the_machine(command: Run, process: Run, tmp_path: Path, pair: tuple[str, ...]) -> None:
-    file = tmp_path / "recorded.yaml"
-    ran = process("record", *pair, "--output", str(file))
+def test_a_recording_has_what_the_backend_reads(process: Run, tmp_path: Path) -> None:
+    partition = {"profile": "1g.10gb", "start": 0, "compute": [{"slices": 1, "uuid": "MIG-aaaa"}]}
+    machine = write(tmp_path, gpus=[{"model": "t4"}, {"model": "h100-80gb", "mig": True, "instances": [partition]}])
+    file = tmp_path / "recorded.json"
+    ran = process("record", *machine, "--output", str(file), DYNAMIC_MIG="true")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"wrote {file}: 2 GPUs\n", "")
-    shown = command("show", "--scenario", str(file), "--state", str(tmp_path / "again"), "--json")
-    original = command("show", *pair, "--json")
-    assert _without_names(shown.stdout) == _without_names(original.stdout)
-    assert not set(_uuids(shown.stdout)) & set(_uuids(original.stdout))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "m", "of", "recorded.yaml"], "no draft is left"
+    found = json.loads(file.read_text())
+    assert [gpu["name"] for gpu in found["reading"]["gpus"]] == ["Tesla T4", "NVIDIA H100 80GB HBM3"]
+    assert len(found["reading"]["gpus"][1]["mig"]["instances"]) == 1
+    assert found["settings"] == {"dynamic_mig": True}
+    assert re.fullmatch(r"\d+\.\d+(\.\d+)?", found["kernel"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "of", "recorded.json"], "no draft is left"
 
 
-def test_without_a_file_it_goes_to_the_standard_output(command: Run, tmp_path: Path, pair: tuple[str, ...]) -> None:
-    ran = command("record", *pair)
-    assert ran.returncode == 0
-    file = tmp_path / "piped.yaml"
-    file.write_text(ran.stdout)
-    assert sum(group.count for group in ScenarioFile(str(file)).read().gpus) == 2
+def test_it_names_the_calls_that_nvml_refused(command: Run, tmp_path: Path) -> None:
+    fault = {"op": "nvmlDeviceGetSerial", "do": "raise", "code": "UNKNOWN"}
+    found = json.loads(command("record", *write(tmp_path, gpus=[{"model": "t4"}], faults=[fault])).stdout)
+    assert found["refused"]["nvmlDeviceGetSerial"] == {"UNKNOWN": 1}
+
+
+def test_nothing_of_the_machine_is_in_its_recording(command: Run, tmp_path: Path) -> None:
+    fabric = {"state": 3, "clique": 7, "cluster": CLUSTER}
+    partition = {"profile": "1g.10gb", "start": 0, "compute": [{"slices": 1, "uuid": "MIG-aaaa"}]}
+    group = {"model": "h100-80gb", "fabric": fabric}
+    machine = write(tmp_path, seed="acme", gpus=[group, {**group, "mig": True, "instances": [partition]}])
+    shown = json.loads(command("show", *machine, "--json").stdout)
+    text = command("record", *machine).stdout
+    originals = re.findall(r"GPU-[0-9a-f-]{36}|\"serial\": \"\d+\"", json.dumps(shown))
+    assert len(originals) >= 2
+    for original in (*originals, CLUSTER, "MIG-aaaa", "acme", "simulated", str(tmp_path)):
+        assert original not in text
 
 
 def test_names_differ_from_recording_to_recording_unless_the_salt_is_given(command: Run, pair: tuple[str, ...]) -> None:
@@ -52,44 +77,68 @@ def test_names_differ_from_recording_to_recording_unless_the_salt_is_given(comma
 
 
 def test_a_file_that_cannot_be_written_is_told_in_one_line(command: Run, tmp_path: Path, pair: tuple[str, ...]) -> None:
-    ran = command("record", *pair, "--output", str(tmp_path / "none" / "file.yaml"))
+    ran = command("record", *pair, "--output", str(tmp_path / "none" / "file.json"))
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "No such file or directory" in ran.stderr
     assert len(ran.stderr.splitlines()) == 1
 
 
-def test_an_existing_file_is_replaced_as_a_whole_or_not_at_all(
-    command: Run, tmp_path: Path, pair: tuple[str, ...]
-) -> None:
-    file = tmp_path / "recorded.yaml"
+def test_an_existing_file_is_kept_if_nothing_can_be_recorded(command: Run, tmp_path: Path) -> None:
+    file = tmp_path / "recorded.json"
     file.write_text("before")
     assert command("record", "--scenario", "nonsense", "--output", str(file)).returncode == 1
     assert file.read_text() == "before"
-    assert command("record", *pair, "-o", str(file)).returncode == 0
-    assert file.read_text().startswith("# A machine with NVIDIA GPUs, recorded by pydra-nvidia on 20")
 
 
-def test_a_node_without_gpus_is_a_machine_without_gpus(command: Run, tmp_path: Path, bare_root: dict[str, str]) -> None:
+def test_a_node_without_gpus_is_a_machine_without_gpus(command: Run, bare_root: dict[str, str]) -> None:
     ran = command("record", **bare_root)
     assert ran.returncode == 0
-    file = tmp_path / "bare.yaml"
-    file.write_text(ran.stdout)
-    assert ScenarioFile(str(file)).read().gpus == ()
+    assert json.loads(ran.stdout)["reading"]["gpus"] == []
 
 
 def test_nvml_that_does_not_answer_is_told_in_one_line(command: Run, tmp_path: Path) -> None:
-    scenario = tmp_path / "s.json"
     fault = {"op": "nvmlInitWithFlags", "do": "raise", "code": "LIB_RM_VERSION_MISMATCH"}
-    scenario.write_text(json.dumps({"gpus": [{"model": "t4"}], "faults": [fault]}))
-    ran = command("record", "--scenario", str(scenario), "--state", str(tmp_path / "m"))
+    ran = command("record", *write(tmp_path, gpus=[{"model": "t4"}], faults=[fault]))
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "NVML_ERROR_LIB_RM_VERSION_MISMATCH (18)" in ran.stderr
     assert len(ran.stderr.splitlines()) == 1
 
 
+CHANGES = sorted(
+    name
+    for name in dir(pynvml)
+    if name.startswith("nvml") and any(word in name for word in ("Set", "Reset", "Create", "Destroy", "Clear"))
+    if "Get" not in name
+)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_no_function_that_changes_the_machine_is_let_through(name: str) -> None:
+    with pytest.raises(NotReadOnly, match=name):
+        getattr(ReadOnlyLibrary(pynvml, CallLog()), name)
+
+
+ORIGINALS = st.text(min_size=1)
+
+
+@given(ORIGINALS, ORIGINALS, st.binary(min_size=1), st.binary(min_size=1))
+def test_a_name_follows_from_the_original_and_the_salt_alone(one: str, other: str, salt: bytes, pepper: bytes) -> None:
+    names = Names(salt)
+    for kind in ("gpu", "partition", "serial", "cluster"):
+        name: Callable[[str], str] = getattr(names, kind)
+        assert (name(one) == name(other)) == (one == other)
+        if salt.rstrip(b"\0") != pepper.rstrip(b"\0"):  # a key is filled up with zeros
+            assert name(one) != getattr(Names(pepper), kind)(one)
+
+
+def test_names_have_the_form_of_what_they_stand_for_and_none_stays_none() -> None:
+    names = Names(b"salt")
+    assert uuid.UUID(names.gpu("x").removeprefix("GPU-")).version == 4
+    assert uuid.UUID(names.partition("x").removeprefix("MIG-")).version == 4
+    assert re.fullmatch(r"\d{13}", names.serial("x"))
+    assert names.serial("") == ""
+    assert names.cluster(str(uuid.UUID(int=0))) == str(uuid.UUID(int=0))
+
+
 def _uuids(text: str) -> list[str]:
     return re.findall(r"GPU-[0-9a-f-]{36}", text)
-
-
-def _without_names(text: str) -> object:
-    return re.sub(r'(GPU|MIG)-[0-9a-f-]{36}|"serial": "\d+"', "NAME", text)

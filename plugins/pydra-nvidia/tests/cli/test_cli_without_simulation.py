@@ -36,7 +36,7 @@ def run(packages: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, env=environ, cwd=packages)
 
 
-@pytest.mark.parametrize("arguments", [("show",), ("record",), ("simulate", "lose", "0")], ids=lambda one: one[0])
+@pytest.mark.parametrize("arguments", [("show",), ("simulate", "lose", "0")], ids=lambda one: one[0])
 def test_a_command_that_needs_it_says_that_it_is_missing(packages: Path, arguments: tuple[str, ...]) -> None:
     done = run(packages, "pydra_nvidia.cli", *arguments)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"pydra-nvidia: {MISSING}\n")

@@ -1,1 +1,0 @@
-"""A real machine, read without changing anything, as a scenario for the simulation."""
