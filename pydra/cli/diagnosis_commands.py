@@ -169,7 +169,8 @@ def _load_review() -> Review | None:
 
 
 def _add_slices(commands: Commands) -> None:
-    _add(commands, "slices", "what a node publishes, and why a device is tainted or absent", _report_slices)
+    slices = _add(commands, "slices", "what a node publishes, and why a device is tainted or absent", _report_slices)
+    slices.add_argument("--all-nodes", action="store_true", help="all nodes, also those that publish nothing")
 
 
 def _report_slices(parsed: argparse.Namespace) -> int:
@@ -180,7 +181,7 @@ def _report_slices(parsed: argparse.Namespace) -> int:
 
     async def run() -> SliceReport:
         async with open_cluster(settings) as client:
-            return await report_slices(client, settings.node_name)
+            return await report_slices(client, "" if parsed.all_nodes else settings.node_name)
 
     report = asyncio.run(run())
     if parsed.output == "json":

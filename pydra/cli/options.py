@@ -146,8 +146,8 @@ _NODE_FIELDS = (
 NODE_TOOL = AGENT._replace(options=tuple(option for option in OPTIONS if option.field in _NODE_FIELDS))
 """The flags of a tool that looks at what the agent of a node does: it reads the agent's variables and file."""
 
-UNNAMED = "unnamed"
-"""Stands for the backends in the settings of such a tool where neither flags nor variables nor the file name one."""
+UNNAMED = "unnamed:"
+"""Stands, as a module would, for the backends in the settings of such a tool where none is named."""
 
 SERVING = "where to listen"
 

@@ -85,8 +85,8 @@ class Reader:
         return all(one.subject != resource.plural for one in self.findings)
 
     async def list_events(self, kind: str, name: str, *, namespace: str = "default") -> Sequence[EventLine]:
-        """Return the Events about one object, the oldest first."""
-        selector = f"regarding.kind={kind},regarding.name={name}"
+        """Return the Events about one object, or about all of the kind without a name, the oldest first."""
+        selector = f"regarding.kind={kind}" + (f",regarding.name={name}" if name else "")
         found = await self.list(EVENTS, namespace=namespace, field_selector=selector)
         return sorted(map(_parse_event, found), key=lambda event: event.time)
 

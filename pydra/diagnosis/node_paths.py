@@ -11,6 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from pydra import atomic_files
 from pydra.agent.driver import read_boot_id
 from pydra.checkpoint.store import list_stored
@@ -43,7 +45,7 @@ def judge_places(settings: Settings, drivers: Collection[str]) -> Iterator[Findi
     ):
         yield _judge_directory(subject, path, absent=advice, denied=root)
     yield _judge_call("boot id", settings.boot_id_file, lambda: read_boot_id(settings.boot_id_file))
-    yield _judge_call("kubelet", settings.kubelet_claims, lambda: read_kubelet_claims(settings.kubelet_claims))
+    yield _judge_kubelet(settings.kubelet_claims)
     yield from _judge_files(settings.cdi_dir)
     for driver in sorted(drivers):
         yield from _judge_sockets(settings, driver)
@@ -54,7 +56,7 @@ def _judge_directory(subject: str, path: str, *, absent: str, denied: str) -> Fi
     if not os.path.isdir(path):
         if absent:
             return Finding(subject=subject, level=Level.PROBLEM, found=f"{path} is not there", advice=absent)
-        return Finding(subject=subject, level=Level.OK, found=f"{path} is not there yet; the agent makes it")
+        return Finding(subject=subject, level=Level.NOTE, found=f"{path} is not there yet; the agent makes it")
     if not os.access(path, os.W_OK | os.X_OK):
         return Finding(subject=subject, level=Level.PROBLEM, found=f"{path}: this user may not write", advice=denied)
     status = os.statvfs(path)
@@ -77,6 +79,13 @@ def _judge_call(subject: str, path: str, read: Callable[[], object]) -> Finding:
         advice = "garbage collection needs it; hostRoot is where the host's / is mounted"
         return Finding(subject=subject, level=Level.PROBLEM, found=found, advice=advice)
     return Finding(subject=subject, level=Level.OK, found=path)
+
+
+def _judge_kubelet(path: str) -> Finding:
+    finding = _judge_call("kubelet", path, lambda: read_kubelet_claims(path))
+    if finding.level is Level.OK and not os.path.exists(path):
+        return replace(finding, level=Level.NOTE, found=f"{path} is not there: the kubelet has asked for no claim yet")
+    return finding
 
 
 def _judge_files(directory: str) -> Iterator[Finding]:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from pydra.cdi.spec import build_spec
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.record import Stage
@@ -50,6 +52,19 @@ async def judge_record(settings: Settings, record: ClaimRecord, *, is_wanted: bo
         advice = "the kubelet unprepares it when its pods have ended; garbage collection does if the kubelet forgot it"
         findings.append(Finding(subject="prepared", level=Level.PROBLEM, found=found, advice=advice))
     return [*findings, await judge_file(settings, record)]
+
+
+async def judge_files(settings: Settings) -> list[Finding]:
+    """Return which claims that are prepared have no CDI file, or another than their record says."""
+    held, _ = await read_held(settings)  # what cannot be read is among the findings on directories
+    findings = [
+        (one, await judge_file(settings, one)) for one in held if one.stage == Stage.COMPLETED.value and one.claim.name
+    ]
+    return [
+        replace(finding, found=f"{finding.found}: claim {one.claim.namespace}/{one.claim.name}")
+        for one, finding in findings
+        if finding.level is not Level.OK
+    ]
 
 
 async def judge_file(settings: Settings, record: ClaimRecord) -> Finding:

@@ -8,7 +8,7 @@ import msgspec
 
 from pydra.diagnosis.cluster_reader import EventLine, Reader
 from pydra.diagnosis.findings import Finding, Level
-from pydra.kube.api_resources import RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
+from pydra.kube.api_resources import NODES, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
 from pydra.kube.client import KubeClient
 
 _TAINTS = {
@@ -50,7 +50,7 @@ class PublishedPool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SliceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node publishes. The Events are the node's that the agent wrote, the oldest first."""
+    """What a node publishes, or all of them. The Events are the node's that the agent wrote, the oldest first."""
 
     node: str
     pools: tuple[PublishedPool, ...]
@@ -60,17 +60,20 @@ class SliceReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def report_slices(client: KubeClient, node: str) -> SliceReport:
-    """Read what the node's drivers publish, and the agent's Events about it.
+    """Read what the node's drivers publish, and the agent's Events about it; of all nodes if `node` is empty.
 
     Raises:
         KubeError: the slices cannot be listed.
     """
     reader = Reader(client)
-    slices = (await client.list(RESOURCE_SLICES, field_selector=f"spec.nodeName={node}")).items
+    slices = (await client.list(RESOURCE_SLICES, field_selector=f"spec.nodeName={node}" if node else "")).items
     holders = find_holders(await reader.list(RESOURCE_CLAIMS))
     pools, devices = parse_slices(slices, holders, await reader.list_taint_rules())
     events = [event for event in await reader.list_events("Node", node) if event.source == "pydra-agent"]
-    findings = [*_judge(node, pools, devices), *reader.findings]
+    nodes = [node] if node else [one["metadata"]["name"] for one in await reader.list(NODES)]
+    served = {one["spec"].get("nodeName") for one in slices}
+    silent = [one for one in nodes if one not in served]
+    findings = [*_judge_silent(silent), *_judge(pools, devices), *reader.findings]
     return SliceReport(node=node, pools=pools, devices=devices, findings=tuple(findings), events=tuple(events))
 
 
@@ -175,11 +178,14 @@ def _advise(driver: str, taint: str, rule: str) -> str:
     return advice or "the taint is the backend's own: its documentation says what it means"
 
 
-def _judge(node: str, pools: Sequence[PublishedPool], devices: Sequence[PublishedDevice]) -> Iterator[Finding]:
-    if not pools:
-        advice = "is the name right (kubectl get nodes), and is an agent ready there? On the node: pydra doctor"
+def _judge_silent(nodes: Sequence[str]) -> Iterator[Finding]:
+    advice = "is the name right (kubectl get nodes), and is an agent ready there? On the node: pydra doctor"
+    for node in nodes:
         found = f"node {node} publishes nothing"
         yield Finding(subject="slices", level=Level.PROBLEM, found=found, advice=advice)
+
+
+def _judge(pools: Sequence[PublishedPool], devices: Sequence[PublishedDevice]) -> Iterator[Finding]:
     for pool in pools:
         subject = f"pool {pool.pool}"
         if pool.slices != pool.expected:

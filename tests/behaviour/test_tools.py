@@ -239,6 +239,15 @@ def test_slices_show_devices_with_their_taints_and_claims(changing: Node, tool: 
     assert "the Event DeviceUnhealthy of the node says why" in printed
 
 
+def test_all_nodes_are_shown_and_those_that_publish_nothing_are_named(quiet: Node, tool: Tool) -> None:
+    quiet.api.request("POST", "/api/v1/nodes", {"metadata": {"name": "silent"}})
+    code, printed = tool.run("slices", "--all-nodes")
+    quiet.api.request("DELETE", "/api/v1/nodes/silent")
+    assert code == 1
+    assert "node silent publishes nothing" in printed
+    assert f"pool {NODE}" in printed
+
+
 def test_a_node_that_publishes_nothing_is_told(tool: Tool) -> None:
     code = main(["slices", *tool.flags, "--node-name", "other"])
     assert code == 1
@@ -281,6 +290,28 @@ def test_the_doctor_warns_of_an_older_kubelet_that_starts_pods_without_their_ext
         quiet.api.request("DELETE", "/api/v1/nodes/old")
 
 
+def test_the_doctor_names_the_claim_whose_cdi_file_has_been_deleted(quiet: Node, tool: Tool) -> None:
+    claim = quiet.api.create_claim(quiet.board.device())
+    quiet.kubelet.prepare_one(claim)
+    (file,) = (one for one in quiet.cdi.iterdir() if claim.uid in one.name)
+    content = file.read_text()
+    file.unlink()
+    code, printed = tool.run("doctor")
+    file.write_text(content)
+    assert code == 1
+    assert f"{file} is missing: claim default/{claim.name}" in printed
+    quiet.kubelet.release(claim)
+
+
+def test_the_doctor_does_not_call_ok_what_is_not_there(quiet: Node, tool: Tool) -> None:
+    tool.flags += ["--cdi-dir", "/nowhere"]
+    found = {one["found"]: one["level"] for one in tool.json("doctor")["findings"]}
+    checkpoint = quiet.root / "kubelet" / "dra_manager_state"
+    assert not checkpoint.exists()
+    assert found[f"{checkpoint} is not there: the kubelet has asked for no claim yet"] == "note"
+    assert found["/nowhere is not there yet; the agent makes it"] == "note"
+
+
 def test_the_doctor_names_each_request_that_the_agent_may_not_make(tool: Tool, quiet: Node) -> None:
     quiet.api_fault(verb="update", resource="resourceslices", status=403, times=None)
     try:
@@ -299,6 +330,7 @@ def test_the_doctor_names_each_request_that_the_agent_may_not_make(tool: Tool, q
         (("--boot-id-file", "/nowhere"), "the boot id cannot be read from /nowhere"),
         (("--node-name", "nobody"), "--node-name is the name that kubectl get nodes has"),
         (("--kubeconfig", "/nowhere"), "kubeconfig /nowhere"),
+        (("--backend", "baord"), "backend baord is not installed"),
     ],
 )
 def test_the_doctor_finds_what_is_wrong_and_says_what_to_do(tool: Tool, flags: tuple[str, ...], words: str) -> None:
