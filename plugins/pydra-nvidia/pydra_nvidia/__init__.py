@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from pydra_nvidia.claim_config import CONFIG_TYPES, check_config
+from pydra_nvidia.devices import DRIVER
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import STEP_TYPES
 
 if TYPE_CHECKING:
     from pydra_nvidia.backend import NvidiaBackend
 
-DRIVER = "gpu.nvidia.com"
 SETTINGS_TYPE = Settings
 
 __all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "STEP_TYPES", "check_config", "connect"]

@@ -21,6 +21,8 @@ from pydra import AllocatedDevice, AttributeValue, TerminalError, UnknownDevice
 from pydra_nvidia.hardware_types import Gpu, GpuInstance, Placement, Profile, Reading
 from pydra_pci import PciFunction
 
+DRIVER = "gpu.nvidia.com"
+
 _GPU = re.compile(r"gpu-(0|[1-9]\d{0,5})")
 _MIG = re.compile(r"gpu-(0|[1-9]\d{0,5})-mig-([0-9a-z-]+)-(\d{1,5})-(\d{1,3})")
 _VFIO = re.compile(r"gpu-vfio-(0|[1-9]\d{0,5})")
