@@ -21,6 +21,7 @@ from pydra.backends.backend_settings import read_settings as read_backend_settin
 from pydra.cli.agent import build_parser, read_settings
 from pydra.settings import LogLevel, Settings
 from pydra_nvidia import settings as nvidia
+from pydra_pci import Reaction
 from tests.chart.rendering import (
     BOTH,
     CHART,
@@ -158,7 +159,7 @@ EXAMPLES: dict[str, Any] = {
     "health": False,
     "xids_ignored": (31, 43),
     "xids_fatal": (1000000,),
-    "signals": {nvidia.Signal.XID: nvidia.Reaction.NO_EXECUTE, nvidia.Signal.ECC: nvidia.Reaction.IGNORE},
+    "signals": {nvidia.Signal.XID: Reaction.NO_EXECUTE, nvidia.Signal.ECC: Reaction.IGNORE},
     "quiet_period": 1000000.0,
     "cdi_hook": "/usr/bin/nvidia-cdi-hook",
     "poll_period": 2.5,

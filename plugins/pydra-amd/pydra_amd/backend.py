@@ -32,7 +32,7 @@ from pydra_amd.claim_plan import find_memory_step, plan_claim
 from pydra_amd.devices import list_functions, list_offered, name_gpu
 from pydra_amd.hardware_reader import HardwareReader
 from pydra_amd.hardware_types import Partition, Reading
-from pydra_amd.health.diagnosis import Assessment, diagnose
+from pydra_amd.health.diagnosis import diagnose
 from pydra_amd.health.monitor import HealthMonitor
 from pydra_amd.held_claims import read_holds
 from pydra_amd.host.amdgpu import is_asleep
@@ -49,7 +49,7 @@ from pydra_amd.steps import Hold, Step
 from pydra_amd.takeover import inherit_claims
 from pydra_amd.vfio.apply_passthrough import Passthrough
 from pydra_amd.vfio.plan_passthrough import read_policy
-from pydra_pci import Tree
+from pydra_pci import Assessment, Tree
 
 _log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -14,13 +14,7 @@ from pydra_amd.amdsmi.library import import_amdsmi
 from pydra_amd.backend import AmdBackend
 from pydra_amd.host.driver_module import DriverModule
 from pydra_amd.settings import Partitioning, Settings
-from pydra_pci import Roots, Tree
-
-
-class SimulationMissing(PydraError):
-    """A simulated machine was asked for where `pydra_amd.simulation` is not installed."""
-
-    reason = "SimulationMissing"
+from pydra_pci import Roots, Tree, needs_simulation
 
 
 class RightsMissing(PydraError):
@@ -60,25 +54,13 @@ def find_missing_rights(tree: Tree, settings: Settings) -> Iterator[str]:
         yield from tell("vfio", "to see which processes have a GPU open", "SYS_PTRACE", "DAC_READ_SEARCH")
 
 
-@contextmanager
-def needs_simulation() -> Iterator[None]:
-    """Around imports of `pydra_amd.simulation`, which images for nodes leave out. Raises SimulationMissing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if not f"{error.name}.".startswith("pydra_amd.simulation."):
-            raise
-        message = "the simulation is not part of this image; the distribution pydra-amd has it"
-        raise SimulationMissing(message) from None
-
-
 @asynccontextmanager
 async def open_backend(settings: Settings) -> AsyncIterator[AmdBackend]:
     """The backend. Raises SimulationMissing, ScenarioError, RightsMissing."""
     importer: Callable[[], Any]
     if settings.scenario:
         # Imported only here: a node with hardware has no use for one without.
-        with needs_simulation():
+        with needs_simulation("pydra_amd"):
             from pydra_amd.simulation import library, machine, simulation  # noqa: PLC0415
 
         tree = simulation.open_simulation(settings)

@@ -13,6 +13,8 @@ from typing import Annotated
 
 import msgspec
 
+from pydra_pci import Reaction
+
 PREFIX = "PYDRA_AMD_"
 
 AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
@@ -52,21 +54,6 @@ class Signal(Enum):
     """More pages of its memory are retired than the threshold allows."""
     THROTTLING = "throttling"
     """Its clocks are throttled because of heat, or were within the last five minutes. Reported by amdsmi."""
-
-
-class Reaction(Enum):
-    """The reaction to a signal."""
-
-    UNHEALTHY = "Unhealthy"
-    """The device is unhealthy; its taint has the agent's effect (`--health-taint`)."""
-    NO_SCHEDULE = "NoSchedule"
-    """The device is unhealthy; its taint keeps new pods away."""
-    NO_EXECUTE = "NoExecute"
-    """The device is unhealthy; its taint also evicts the pods that use it."""
-    NONE = "None"
-    """The device is healthy; a taint with the effect `None` reports the signal."""
-    IGNORE = "Ignore"
-    """No reaction."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,11 +25,9 @@ from pydra_amd.hardware_types import Reading
 from pydra_amd.held_claims import build_data
 from pydra_amd.settings import Partitioning
 from pydra_amd.steps import Hold
-from pydra_pci import Tree
+from pydra_pci import Tree, find_live_socket
 
 FILE = "checkpoint.json"
-
-_SOCKET_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +58,7 @@ async def inherit_claims(directory: str, reading: Reading, tree: Tree) -> Inheri
     text = await asyncio.to_thread(_read, path)
     if text is None:
         return Inheritance()
-    if socket := await _find_live_socket(directory):
+    if socket := await find_live_socket(directory):
         raise VendorRuns(
             f"AMD's own DRA driver still serves on this node ({socket} answers, {FILE} is there); uninstall it, and "
             "its prepared claims are taken over"
@@ -118,24 +116,3 @@ def _read(path: str) -> bytes | None:
         return None
     except OSError as error:
         raise ClaimError(f"{path} cannot be read: {error.strerror}; is the plugin directory mounted?") from error
-
-
-async def _find_live_socket(directory: str) -> str | None:
-    """A socket in the directory that somebody accepts connections on; None when all are left over."""
-    for name in sorted(await asyncio.to_thread(os.listdir, directory)):
-        path = os.path.join(directory, name)
-        if name.endswith(".sock") and await _is_live(path):
-            return path
-    return None
-
-
-async def _is_live(path: str) -> bool:
-    try:
-        async with asyncio.timeout(_SOCKET_SECONDS):
-            _, writer = await asyncio.open_unix_connection(path)
-    except TimeoutError:
-        return True  # somebody holds it and is too busy to answer
-    except OSError:
-        return False
-    writer.close()
-    return True

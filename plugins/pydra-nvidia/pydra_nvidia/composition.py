@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from pydra import ClaimError
@@ -29,7 +29,7 @@ from pydra_nvidia.step_appliers import StepAppliers
 from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOff, MigModeOn, SetTimeSlice, StartMps
 from pydra_nvidia.takeover.takeover import VendorTakeover
 from pydra_nvidia.vfio.apply_passthrough import BindVfioApplier
-from pydra_pci import Tree
+from pydra_pci import Tree, run_beside
 
 _log = logging.getLogger(__name__)
 
@@ -82,31 +82,11 @@ async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
             "maintenance": backend.follow_maintenance(),
             "MPS daemons": backend.supervise(),
         }
-        async with _beside(work):
+        async with run_beside(work):
             yield backend
     finally:
         if health.close():
             session.close()
-
-
-@asynccontextmanager
-async def _beside(work: Mapping[str, Coroutine[None, None, None]]) -> AsyncIterator[None]:
-    """Work that goes on beside the block and ends with it. What the block raises leaves it as it is, not in a group."""
-    alone: BaseException | None = None
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine, name=name) for name, coroutine in work.items()]
-            try:
-                yield
-            finally:
-                for task in tasks:
-                    task.cancel()
-    except BaseExceptionGroup as several:
-        if len(several.exceptions) > 1:
-            raise
-        (alone,) = several.exceptions
-    if alone is not None:
-        raise alone
 
 
 async def _say_hook(tree: Tree, settings: Settings) -> None:

@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from pydra import PydraError
 from pydra_nvidia.host.driver_root import find_driver_root
 from pydra_nvidia.nvml.library import load_pynvml
 from pydra_nvidia.nvml.maintenance_gate import Gate
 from pydra_nvidia.settings import PREFIX, Settings, parse_settings
-from pydra_pci import Roots, Tree
-
-
-class SimulationMissing(PydraError):
-    """A simulated machine was asked for where `pydra_nvidia.simulation` is not installed."""
-
-    reason = "SimulationMissing"
-
-
-@contextmanager
-def needs_simulation() -> Iterator[None]:
-    """Around imports of `pydra_nvidia.simulation`, which images for nodes leave out, as they do what it needs.
-
-    Raises SimulationMissing.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if not f"{error.name}.".startswith(("pydra_nvidia.simulation.", "pydra_pci.simulation.")):
-            raise
-        message = "the simulation is not part of this image; the distribution pydra-nvidia has it"
-        raise SimulationMissing(message) from None
+from pydra_pci import Roots, Tree, needs_simulation
 
 
 class MachineAccess(NamedTuple):
@@ -55,7 +32,7 @@ def find_machine(environ: Mapping[str, str], settings: Settings | None = None) -
     settings = settings if settings is not None else parse_settings(environ)
     if settings.scenario:
         # Imported only here: a node with hardware has no use for one without.
-        with needs_simulation():
+        with needs_simulation("pydra_nvidia"):
             from pydra_nvidia.simulation.simulation import default_state, open_simulation  # noqa: PLC0415
 
         state = default_state() if settings.state == Settings().state else settings.state

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import msgspec
 
 from pydra import read_settings
+from pydra_pci import Reaction
 
 PREFIX = "PYDRA_NVIDIA_"
 
@@ -72,21 +73,6 @@ class Signal(Enum):
     """The NVLink fabric of the GPU is unhealthy."""
     UNMONITORED = "unmonitored"
     """The driver reports no XIDs of this GPU."""
-
-
-class Reaction(Enum):
-    """The reaction to a signal."""
-
-    UNHEALTHY = "Unhealthy"
-    """The device is unhealthy; its taint has the agent's effect (`--health-taint`)."""
-    NO_SCHEDULE = "NoSchedule"
-    """The device is unhealthy; its taint keeps new pods away."""
-    NO_EXECUTE = "NoExecute"
-    """The device is unhealthy; its taint also evicts the pods that use it."""
-    NONE = "None"
-    """The device is healthy; a taint with the effect `None` reports the signal."""
-    IGNORE = "Ignore"
-    """No reaction."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,12 +17,14 @@ import pydra_pci
 from pydra_nvidia import DEVICE_CLASSES
 from pydra_nvidia.cdi.hooks import PLACES
 from pydra_nvidia.compute_domain.configuration import Settings as ComputeDomainSettings
-from pydra_nvidia.health.diagnosis import DEFAULT_REACTIONS, DOMAIN
+from pydra_nvidia.devices import DRIVER
+from pydra_nvidia.health.diagnosis import DEFAULT_REACTIONS
 from pydra_nvidia.health.incidents import APPLICATION_XIDS
 from pydra_nvidia.host.driver_root import ROOTS
 from pydra_nvidia.nvml.errors import Code
-from pydra_nvidia.settings import Reaction, Settings, Signal
+from pydra_nvidia.settings import Settings, Signal
 from pydra_nvidia.simulation.scenario_file import bundled_models, bundled_scenarios, parse_scenario
+from pydra_pci import Reaction
 
 HERE = Path(__file__).resolve().parents[1]
 CODE = Path(pydra_nvidia.__file__).parent
@@ -79,7 +81,7 @@ def test_variables_in_the_pages_are_settings(page: Path) -> None:
 
 def test_the_page_of_health_has_every_signal_with_what_follows() -> None:
     told = {
-        code(taint)[0].removeprefix(f"{DOMAIN}/"): device == "Unhealthy"
+        code(taint)[0].removeprefix(f"{DRIVER}/"): device == "Unhealthy"
         for what, _, device, taint in rows("docs/health.md", "signal")
         if "ignored" not in what
     }

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.hardware_types import Condition, Gpu, LostGpu, Placement, Reading
-from pydra_nvidia.health.diagnosis import WELL, Assessment, combine, diagnose
+from pydra_nvidia.health.diagnosis import WELL, combine, diagnose
 from pydra_nvidia.health.incidents import Incident
-from pydra_nvidia.settings import Reaction, Settings, Signal
+from pydra_nvidia.settings import Settings, Signal
+from pydra_pci import Assessment, Reaction
 
 NOW = 10_000.0
 PLACE = Placement(2, 1)

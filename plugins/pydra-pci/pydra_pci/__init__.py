@@ -4,7 +4,7 @@ This is the public API; every other name below `pydra_pci` is private, except `p
 out.
 """
 
-from pydra import LeftBehind
+from pydra_pci.beside import run_beside
 from pydra_pci.binding import (
     FunctionState,
     KernelRefused,
@@ -50,10 +50,16 @@ from pydra_pci.processes import (
     shows_all_processes,
     wait_until_idle,
 )
+from pydra_pci.reactions import DEFAULT_EFFECT, EFFECTS, Assessment, Reaction
+from pydra_pci.sockets import find_live_socket
 from pydra_pci.vfio_drivers import DriverUnavailable, Loader, VfioDrivers, run_modprobe
+from pydra_pci.without_simulation import SimulationMissing, needs_simulation
 
 __all__ = [
+    "DEFAULT_EFFECT",
+    "EFFECTS",
     "VFIO_PCI",
+    "Assessment",
     "BindVfio",
     "DeviceBusy",
     "DriverUnavailable",
@@ -61,18 +67,20 @@ __all__ = [
     "KernelRefused",
     "KernelWaits",
     "KernelWork",
-    "LeftBehind",
     "Loader",
     "ParsedFile",
     "PciBus",
     "PciFunction",
     "ProcessesUnseen",
+    "Reaction",
     "Roots",
+    "SimulationMissing",
     "Tree",
     "VfioBinder",
     "VfioDrivers",
     "VfioHost",
     "bind_function",
+    "find_live_socket",
     "find_own_namespaces",
     "find_problems",
     "find_users",
@@ -82,6 +90,7 @@ __all__ = [
     "is_vfio",
     "list_users",
     "list_vfio_nodes",
+    "needs_simulation",
     "own_pid",
     "parse_regions",
     "plan_binding",
@@ -94,6 +103,7 @@ __all__ = [
     "read_root",
     "read_vfio_host",
     "require_all_seen",
+    "run_beside",
     "run_modprobe",
     "shows_all_processes",
     "wait_until_idle",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
-from pydra import PydraError
-from pydra_pci import Roots, Tree
+from pydra_pci import Roots, Tree, needs_simulation, run_beside
 from pydra_tpu.backend import TpuBackend
 from pydra_tpu.libtpu.link_monitor import LinkMonitor, find_library
 from pydra_tpu.settings import Settings
@@ -17,24 +15,6 @@ LOOKS_PER_LINK_LOOK = 6
 """A look at the links costs half a second of a core: there is one for so many at chips and nodes."""
 
 
-class SimulationMissing(PydraError):
-    """A simulated machine was asked for where `pydra_tpu.simulation` is not installed."""
-
-    reason = "SimulationMissing"
-
-
-@contextmanager
-def needs_simulation() -> Iterator[None]:
-    """Around imports of `pydra_tpu.simulation`, which images for nodes leave out. Raises SimulationMissing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if not f"{error.name}.".startswith("pydra_tpu.simulation."):
-            raise
-        message = "the simulation is not part of this image; the distribution pydra-tpu has it"
-        raise SimulationMissing(message) from None
-
-
 @asynccontextmanager
 async def open_backend(settings: Settings) -> AsyncIterator[TpuBackend]:
     """The backend. Raises SimulationMissing, ScenarioError."""
@@ -42,7 +22,7 @@ async def open_backend(settings: Settings) -> AsyncIterator[TpuBackend]:
         library = find_library()
         if settings.scenario:
             # Imported only here: a node with hardware has no use for one without.
-            with needs_simulation():
+            with needs_simulation("pydra_tpu"):
                 from pydra_tpu.simulation.simulation import open_simulation  # noqa: PLC0415
 
             settings, library = await stack.enter_async_context(open_simulation(settings))
@@ -50,13 +30,5 @@ async def open_backend(settings: Settings) -> AsyncIterator[TpuBackend]:
         tree = Tree(roots)
         metadata = MetadataServer(settings.metadata_server)
         links = LinkMonitor(library, settings.link_metrics_port, settings.poll_period * LOOKS_PER_LINK_LOOK)
-        async with asyncio.TaskGroup() as tasks:
-            asking = (
-                tasks.create_task(metadata.run(), name="metadata server"),
-                tasks.create_task(links.run(), name="link metrics"),
-            )
-            try:
-                yield TpuBackend(settings, tree, metadata, links)
-            finally:
-                for task in asking:
-                    task.cancel()
+        async with run_beside({"metadata server": metadata.run(), "link metrics": links.run()}):
+            yield TpuBackend(settings, tree, metadata, links)

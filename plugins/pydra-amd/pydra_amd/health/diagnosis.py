@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from pydra import Health, HealthStatus, Taint, TaintEffect
+from pydra import Health, HealthStatus, Taint
 from pydra_amd.devices import DRIVER
 from pydra_amd.hardware_types import Condition, Gpu, Reading
 from pydra_amd.host.amdgpu import list_nodes
 from pydra_amd.host.sensors import XGMI
-from pydra_amd.settings import Reaction, Settings, Signal
+from pydra_amd.settings import Settings, Signal
+from pydra_pci import DEFAULT_EFFECT, EFFECTS, Assessment, Reaction
 
 DEFAULT_REACTIONS: Mapping[Signal, Reaction] = {
     Signal.GPU_LOST: Reaction.UNHEALTHY,
@@ -28,25 +29,8 @@ DEFAULT_REACTIONS: Mapping[Signal, Reaction] = {
 }
 """Worst first: the first that makes a device unhealthy is its health."""
 
-_EFFECTS = {
-    Reaction.UNHEALTHY: None,
-    Reaction.NO_SCHEDULE: TaintEffect.NO_SCHEDULE,
-    Reaction.NO_EXECUTE: TaintEffect.NO_EXECUTE,
-    Reaction.NONE: TaintEffect.NONE,
-}
-
-_AGENTS = TaintEffect.NO_SCHEDULE
-"""The effect where the agent's own is meant, which nobody but the agent knows: its default."""
-
 _BYTES_PER_BAD_PAGE = 100 << 20
 """Source: RAS_BAD_PAGE_COVER in the kernel's drivers/gpu/drm/amd/amdgpu/amdgpu_ras.c."""
-
-
-class Assessment(msgspec.Struct, frozen=True, kw_only=True):
-    """How a GPU is; as taints, what else is wrong with it and what only informs (effect None)."""
-
-    health: Health = Health()
-    taints: tuple[Taint, ...] = ()
 
 
 class _Finding(msgspec.Struct, frozen=True):
@@ -103,9 +87,9 @@ def _assess(findings: Iterable[_Finding], settings: Settings) -> Assessment:
         reaction = settings.signals.get(finding.signal, DEFAULT_REACTIONS[finding.signal])
         if reaction is Reaction.IGNORE:
             continue
-        key, effect = f"{DRIVER}/{finding.signal.value}", _EFFECTS[reaction]
+        key, effect = f"{DRIVER}/{finding.signal.value}", EFFECTS[reaction]
         if reaction is Reaction.NONE or health.status is HealthStatus.UNHEALTHY:
-            taints.append(Taint(key=key, value=finding.value, effect=effect or _AGENTS))
+            taints.append(Taint(key=key, value=finding.value, effect=effect or DEFAULT_EFFECT))
         else:
             health = Health(
                 status=HealthStatus.UNHEALTHY, message=finding.message, reason=finding.value, taint=key, effect=effect

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from amd_values import GIB, gpu_of, reading_of
 from pydra import HealthStatus, Taint, TaintEffect
 from pydra_amd.hardware_types import Condition, LostGpu, Reading
-from pydra_amd.health.diagnosis import Assessment, diagnose
-from pydra_amd.settings import Reaction, Settings, Signal
+from pydra_amd.health.diagnosis import diagnose
+from pydra_amd.settings import Settings, Signal
+from pydra_pci import Assessment, Reaction
 
 GPU = gpu_of()
 DOMAIN = "gpu.amd.com"

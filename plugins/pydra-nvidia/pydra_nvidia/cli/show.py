@@ -19,7 +19,7 @@ from pydra_nvidia.cli.arguments import add_node_arguments, machine_of
 from pydra_nvidia.devices import gpu_name, mig_name
 from pydra_nvidia.hardware_reader import HardwareReader, read_without_driver
 from pydra_nvidia.hardware_types import Gpu, Mig, NvLinks, Reading
-from pydra_nvidia.health.diagnosis import WELL, Assessment, Diagnosis, diagnose
+from pydra_nvidia.health.diagnosis import WELL, Diagnosis, diagnose
 from pydra_nvidia.health.incidents import FILE, Incident, IncidentStore, explain
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_driver_root
 from pydra_nvidia.host.kernel_driver import read_module_version
@@ -27,7 +27,7 @@ from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.machine_access import MachineAccess
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
-from pydra_pci import PciFunction, is_vfio
+from pydra_pci import Assessment, PciFunction, is_vfio
 
 
 def add_command(commands: Any) -> None:

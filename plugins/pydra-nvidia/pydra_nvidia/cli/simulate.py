@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydra_nvidia.cli.arguments import minor
-from pydra_nvidia.machine_access import needs_simulation
 from pydra_nvidia.settings import PREFIX
+from pydra_pci import needs_simulation
 
 if TYPE_CHECKING:
     from pydra_nvidia.simulation.simulation import Injector
@@ -219,7 +219,7 @@ def add_command(commands: Any) -> None:
 
 def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Raises InjectionError for what cannot happen, ScenarioError when there is no machine, SimulationMissing."""
-    with needs_simulation():
+    with needs_simulation("pydra_nvidia"):
         from pydra_nvidia.simulation.simulation import default_state, reopen_simulation  # noqa: PLC0415 - only for this
 
     state = parsed.state or environ.get(f"{PREFIX}STATE") or default_state()

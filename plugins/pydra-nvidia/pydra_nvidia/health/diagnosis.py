@@ -12,17 +12,11 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra import Health, HealthStatus, Taint, TaintEffect
+from pydra_nvidia.devices import DRIVER
 from pydra_nvidia.hardware_types import Gpu, LostGpu, Placement, Reading
 from pydra_nvidia.health.incidents import Incident, explain, is_ignored, is_over
-from pydra_nvidia.settings import Reaction, Settings, Signal
-
-
-class Assessment(msgspec.Struct, frozen=True, kw_only=True):
-    """How a piece of hardware is; as taints, what else is wrong with it and what only informs (effect None)."""
-
-    health: Health = Health()
-    taints: tuple[Taint, ...] = ()
-
+from pydra_nvidia.settings import Settings, Signal
+from pydra_pci import DEFAULT_EFFECT, EFFECTS, Assessment, Reaction
 
 WELL = Assessment()
 
@@ -42,9 +36,6 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 _SEVERITY = {HealthStatus.HEALTHY: 0, HealthStatus.UNKNOWN: 1, HealthStatus.UNHEALTHY: 2}
 _STRENGTH = {TaintEffect.NONE: 0, TaintEffect.NO_SCHEDULE: 1, TaintEffect.NO_EXECUTE: 2}
 
-_AGENTS = TaintEffect.NO_SCHEDULE
-"""The effect where the agent's own is meant, which nobody but the agent knows: its default."""
-
 
 def combine(healths: Iterable[Health], taints: Iterable[Taint]) -> Assessment:
     """The worst health, of two alike the first; the other unhealthy ones are taints beside it.
@@ -61,7 +52,7 @@ def combine(healths: Iterable[Health], taints: Iterable[Taint]) -> Assessment:
             strongest[taint.key] = taint
     if worst.status is HealthStatus.UNHEALTHY:
         same = strongest.pop(worst.taint, None)
-        if same is not None and _STRENGTH[same.effect] > _STRENGTH[worst.effect or _AGENTS]:
+        if same is not None and _STRENGTH[same.effect] > _STRENGTH[worst.effect or DEFAULT_EFFECT]:
             worst = replace(worst, effect=same.effect)
     return Assessment(health=worst, taints=tuple(strongest.values()))
 
@@ -74,12 +65,10 @@ def join_assessments(*assessments: Assessment) -> Assessment:
 
 
 def _as_taint(health: Health) -> Taint:
-    return Taint(key=health.taint, value=health.reason, effect=health.effect or _AGENTS)
+    return Taint(key=health.taint, value=health.reason, effect=health.effect or DEFAULT_EFFECT)
 
 
-DOMAIN = "gpu.nvidia.com"
-
-MAINTENANCE = f"{DOMAIN}/maintenance"
+MAINTENANCE = f"{DRIVER}/maintenance"
 """The taint of all devices while the admin has the driver for himself."""
 
 DEFAULT_REACTIONS: Mapping[Signal, Reaction] = {
@@ -108,12 +97,6 @@ RECOVERY_ACTIONS = {
     7: "SYSTEM_REBOOT",
 }
 """NVML field 230."""
-
-_EFFECTS = {
-    Reaction.UNHEALTHY: None,
-    Reaction.NO_SCHEDULE: TaintEffect.NO_SCHEDULE,
-    Reaction.NO_EXECUTE: TaintEffect.NO_EXECUTE,
-}
 
 
 class _Finding(msgspec.Struct, frozen=True):
@@ -234,7 +217,7 @@ def _assess(findings: Iterable[_Finding], settings: Settings, *, silence: str = 
                     message=finding.message,
                     reason=finding.value,
                     taint=key,
-                    effect=_EFFECTS[reaction],
+                    effect=EFFECTS[reaction],
                 )
             )
     if silence and not sick:
@@ -244,4 +227,4 @@ def _assess(findings: Iterable[_Finding], settings: Settings, *, silence: str = 
 
 def _key(signal: Signal) -> str:
     """The vendor has one key for all XIDs, whether they are ignored or not."""
-    return f"{DOMAIN}/{(Signal.XID if signal is Signal.IGNORED_XID else signal).value}"
+    return f"{DRIVER}/{(Signal.XID if signal is Signal.IGNORED_XID else signal).value}"

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pydra import AttributeValue, Capacity, CounterConsumption, CounterSet, Device, Inventory
 from pydra_nvidia.devices import counter_set_name, gpu_name, mig_name, passthrough_candidates, vfio_name
 from pydra_nvidia.hardware_types import Gpu, LostGpu, Placement, Profile, Reading
-from pydra_nvidia.health.diagnosis import WELL, Assessment, Diagnosis, join_assessments
+from pydra_nvidia.health.diagnosis import WELL, Diagnosis, join_assessments
 from pydra_nvidia.inventory.attributes import (
     build_capacities,
     build_quantity,
@@ -24,7 +24,7 @@ from pydra_nvidia.inventory.attributes import (
 )
 from pydra_nvidia.inventory.partitions import Adopted, Offer, Offering, build_table, decide_offering, with_removed
 from pydra_nvidia.settings import Settings, Shares
-from pydra_pci import PciFunction
+from pydra_pci import Assessment, PciFunction
 
 _DISPLAYS = ("DGX Display", "NVIDIA DGX Display")
 """Cards that only drive a workstation's screen; NVIDIA's driver does not count them either."""

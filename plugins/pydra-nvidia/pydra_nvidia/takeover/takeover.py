@@ -32,11 +32,9 @@ from pydra_nvidia.takeover.vendor_checkpoint import (
     parse_vendor_checkpoint,
 )
 from pydra_nvidia.takeover.vendor_claims import ConvertedClaim, convert_claim, plan_cleaning
-from pydra_pci import Tree, is_vfio, read_function
+from pydra_pci import Tree, find_live_socket, is_vfio, read_function
 
 _log = logging.getLogger(__name__)
-
-_SOCKET_SECONDS = 2.0
 
 
 class VendorRuns(ClaimError):
@@ -207,28 +205,3 @@ def _read(path: str) -> bytes | None:
         return None
     except OSError as error:
         raise ClaimError(f"{path} cannot be read: {error.strerror}; is the plugin directory mounted?") from error
-
-
-async def find_live_socket(directory: str, prefix: str = "") -> str | None:
-    """A socket in the directory that somebody accepts connections on; None when all of that prefix are left over."""
-    try:
-        names = sorted(await asyncio.to_thread(os.listdir, directory))
-    except OSError:
-        return None
-    for name in names:
-        path = os.path.join(directory, name)
-        if name.startswith(prefix) and name.endswith(".sock") and await _is_live(path):
-            return path
-    return None
-
-
-async def _is_live(path: str) -> bool:
-    try:
-        async with asyncio.timeout(_SOCKET_SECONDS):
-            _, writer = await asyncio.open_unix_connection(path)
-    except TimeoutError:
-        return True  # somebody holds it and is too busy to answer
-    except OSError:
-        return False
-    writer.close()
-    return True

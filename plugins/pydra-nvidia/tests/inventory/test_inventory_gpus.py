@@ -11,7 +11,8 @@ from pydra import Capacity, Health, HealthStatus, Taint, TaintEffect, Version
 from pydra.slices.build import build_wanted
 from pydra_nvidia.devices import mig_name
 from pydra_nvidia.hardware_types import Gpu, LostGpu, Placement
-from pydra_nvidia.health.diagnosis import Assessment, Diagnosis
+from pydra_nvidia.health.diagnosis import Diagnosis
+from pydra_pci import Assessment
 
 SICK = Assessment(health=Health(status=HealthStatus.UNHEALTHY, message="fell off the bus", reason="gpu-lost"))
 

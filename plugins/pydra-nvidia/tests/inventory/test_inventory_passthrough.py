@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from pydra import Capacity, CounterConsumption, Health, HealthStatus
-from pydra_nvidia.health.diagnosis import Assessment, Diagnosis
-from pydra_pci import VfioHost
+from pydra_nvidia.health.diagnosis import Diagnosis
+from pydra_pci import Assessment, VfioHost
 
 
 def test_a_function_has_the_attributes_of_nvidias_driver(boards: Any) -> None:

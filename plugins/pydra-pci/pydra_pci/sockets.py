@@ -1,0 +1,33 @@
+"""Whether another program serves on this node, by the sockets in its directory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+_SECONDS = 2.0
+
+
+async def find_live_socket(directory: str, prefix: str = "") -> str | None:
+    """Return the first socket in the directory that accepts connections; None if there is none with this prefix."""
+    try:
+        names = sorted(await asyncio.to_thread(os.listdir, directory))
+    except OSError:
+        return None
+    for name in names:
+        path = os.path.join(directory, name)
+        if name.startswith(prefix) and name.endswith(".sock") and await _is_live(path):
+            return path
+    return None
+
+
+async def _is_live(path: str) -> bool:
+    try:
+        async with asyncio.timeout(_SECONDS):
+            _, writer = await asyncio.open_unix_connection(path)
+    except TimeoutError:
+        return True  # a program has it, and is too busy to answer
+    except OSError:
+        return False
+    writer.close()
+    return True
