@@ -50,10 +50,6 @@ def find_boards(scenario: Scenario) -> tuple[Board, ...]:
         values = [getattr(board, name) for board in boards]
         if twice := sorted({str(value) for value in values if values.count(value) > 1}):
             raise ValueError(f"two GPUs have the same {name}: {', '.join(twice)}")
-    minors = {board.minor for board in boards}
-    for position, pair in enumerate(scenario.topology):
-        if unknown := sorted(set(pair.gpus) - minors):
-            raise ValueError(f"topology[{position}]: no GPU has the minor number {unknown[0]}")
     return _linked(tuple(sorted(boards, key=lambda board: board.address)))
 
 

@@ -161,8 +161,8 @@ class Model(_Table, frozen=True, kw_only=True):
     """A kind of GPU.
 
     `compute` is its CUDA capability, `power_limit` in watts, `addressing` NVML's mode (0 none, 1 HMM, 2 ATS; None: not
-    told), `numa_node` whether nvmlDeviceGetNumaNodeId answers. `memory_told` False: unified memory, which NVML does not
-    count. `remap_banks` have spare rows. `events` is the mask of supported event types, `fields` the values of further
+    told). `memory_told` False: unified memory, which NVML does not
+    count. `events` is the mask of supported event types, `fields` the values of further
     field ids. `unsupported` lists C symbols (`*` allowed) and `unsupported_fields` field ids that answer NOT_SUPPORTED
     whatever else is said.
     """
@@ -183,16 +183,12 @@ class Model(_Table, frozen=True, kw_only=True):
     power_limit: Natural = msgspec.field(name="powerLimitWatts", default=300)
     ecc: bool = True
     row_remapping: bool = True
-    remap_banks: Natural = 640
     page_retirement: bool = False
-    repair_status: bool = False
     recovery_action: bool = True
     addressing: Annotated[int, msgspec.Meta(ge=0, le=2)] | None = 0
-    numa_node: bool = False
     virtualization: Annotated[int, msgspec.Meta(ge=0, le=4)] = 0
     module: bool = True
     serial: bool = True
-    part_number: str = ""
     vbios: str = "96.00.00.00.01"
     gsp_firmware: str = ""
     events: Natural = 0x01FF

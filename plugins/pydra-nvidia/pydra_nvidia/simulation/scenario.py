@@ -188,22 +188,13 @@ LISTS = (
 """Fields of a group that have a value for each GPU."""
 
 
-class PairPart(_Part, frozen=True, kw_only=True):
-    """How near two GPUs (minor numbers) are, where their PCI bridges do not tell: NVML's topology level."""
-
-    gpus: tuple[Natural, Natural]
-    level: Literal[0, 10, 20, 30, 40, 50]
-
-
 class Scenario(_Part, frozen=True, kw_only=True):
-    """A machine. `seed` makes its UUIDs and serials; `origin` says where a recording is from."""
+    """A machine. `seed` makes its UUIDs and serials."""
 
-    origin: str = ""
     seed: str = "pydra"
     driver: DriverPart = DriverPart()
     host: HostPart = HostPart()
     settings: Mapping[str, Any] = {}
     models: Mapping[str, Model] = {}
     gpus: tuple[GroupPart, ...] = ()
-    topology: tuple[PairPart, ...] = ()
     faults: tuple[Fault, ...] = ()

@@ -82,11 +82,9 @@ def test_every_gpu_of_a_bundled_scenario_says_what_it_is(simulate: Simulate, nam
     try:
         for index in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            assert nvml.nvmlDeviceGetIndex(handle) == index
             assert nvml.nvmlDeviceGetUUID(handle).startswith("GPU-")
             memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
             assert memory.total == memory.used + memory.free + memory.reserved
             assert nvml.nvmlDeviceGetPciInfo(handle).pciDeviceId & 0xFFFF == 0x10DE
-            assert nvml.nvmlDeviceGetBAR1MemoryInfo(handle).bar1Total > 0
     finally:
         nvml.nvmlShutdown()

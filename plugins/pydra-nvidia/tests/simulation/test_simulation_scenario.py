@@ -41,7 +41,6 @@ H100 = "model: h100-80gb"
             f"gpus: [{{{H100}, mig: true, instances: [{{profile: 2g.20gb, start: 0, compute: [1, 2]}}]}}]",
             "gpus[0].instances[0].compute: 3 slices are more than the 2 there are",
         ),
-        ("topology: [{gpus: [0, 1], level: 10}]", "topology[0]: no GPU has the minor number 0"),
         ("faults: [{op: nvmlInit, do: explode}]", "$.faults[0].do"),
         ("faults: [{op: nvmlInit, do: raise, code: OOPS}]", "code must be one of SUCCESS"),
         ("faults: [{op: 'rm -rf', do: raise}]", "$.faults[0].op"),

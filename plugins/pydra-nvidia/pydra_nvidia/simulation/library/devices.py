@@ -41,21 +41,9 @@ def _driver_version(call: Call, buffer: Any, size: Any) -> None:
     put_text(buffer, size, call.view.driver_version())
 
 
-@system("nvmlSystemGetNVMLVersion", session=False)
-def _nvml_version(call: Call, buffer: Any, size: Any) -> None:
-    cuda = call.view.scenario.driver.cuda
-    put_text(buffer, size, f"{cuda // 1000}.{call.library.version}")
-
-
 @system("nvmlSystemGetCudaDriverVersion", "nvmlSystemGetCudaDriverVersion_v2", session=False)
 def _cuda_version(call: Call, reference: Any) -> None:
     put(reference, call.view.scenario.driver.cuda)
-
-
-@system("nvmlSystemGetDriverBranch")
-def _driver_branch(call: Call, info: Any, _size: Any) -> None:
-    major = call.view.driver_version().partition(".")[0]
-    fill(info, BRANCH_VERSION, branch=f"r{major}_00".encode())
 
 
 @system("nvmlSystemGetProcessName")
@@ -118,11 +106,6 @@ def _handle_by_uuid(call: Call, wanted: Any, reference: Any) -> None:
                 put_handle(reference, call.library.address(Target("mig", uuid, gi.serial, ci.uuid)))
 
 
-@system("nvmlDeviceGetHandleBySerial", finds=_by_serial)
-def _handle_by_serial(call: Call, serial: Any, reference: Any) -> None:
-    _give(call, _by_serial(call.library, call.view, (serial,)), reference)
-
-
 @system("nvmlDeviceGetHandleByPciBusId_v2", finds=_by_address)
 def _handle_by_address(call: Call, address: Any, reference: Any) -> None:
     _give(call, _by_address(call.library, call.view, (address,)), reference)
@@ -149,11 +132,6 @@ def _name_of(call: Call, buffer: Any, size: Any) -> None:
         part = profile.name if call.compute.slices == profile.slices else f"{call.compute.slices}c.{profile.name}"
         name = f"{name} MIG {part}"
     put_text(buffer, size, name)
-
-
-@gpu("nvmlDeviceGetIndex")
-def _index_of(call: Call, reference: Any) -> None:
-    put(reference, call.library.check(call.view).uuids.index(call.board.uuid))
 
 
 @device("nvmlDeviceGetMinorNumber")
@@ -184,36 +162,11 @@ def _serial(call: Call, buffer: Any, size: Any) -> None:
     put_text(buffer, size, _told(call.board.serial if call.board.model.serial else ""))
 
 
-@gpu("nvmlDeviceGetBoardPartNumber")
-def _part_number(call: Call, buffer: Any, size: Any) -> None:
-    put_text(buffer, size, _told(call.board.model.part_number))
-
-
-@device("nvmlDeviceGetVbiosVersion")
-def _vbios(call: Call, buffer: Any, size: Any) -> None:
-    put_text(buffer, size, _told(call.board.model.vbios))
-
-
-@gpu("nvmlDeviceGetGspFirmwareVersion")
-def _gsp_firmware(call: Call, buffer: Any) -> None:
-    put_text(buffer, 64, _told(call.board.model.gsp_firmware))
-
-
 @gpu("nvmlDeviceGetModuleId")
 def _module(call: Call, reference: Any) -> None:
     if not call.board.model.module:
         raise Refusal(Code.NOT_SUPPORTED)
     put(reference, call.board.module)
-
-
-@gpu("nvmlDeviceGetBoardId")
-def _board_id(call: Call, reference: Any) -> None:
-    put(reference, int(call.board.address.split(":")[-2], 16) << 8)
-
-
-@gpu("nvmlDeviceGetMultiGpuBoard")
-def _multi_gpu_board(_call: Call, reference: Any) -> None:
-    put(reference, 0)
 
 
 @device("nvmlDeviceGetVirtualizationMode")
@@ -241,25 +194,6 @@ def _pci_info(call: Call, info: Any) -> None:
         device=slot,
         pciDeviceId=_pair(board.model.pci.device, board.model.pci.vendor),
         pciSubSystemId=_pair(board.model.pci.subsystem_device, board.model.pci.subsystem_vendor),
-    )
-
-
-@gpu("nvmlDeviceGetPciInfoExt")
-def _pci_info_ext(call: Call, info: Any) -> None:
-    board = call.board
-    domain, bus, slot = _numbers(board)
-    kind = int(board.model.pci.pci_class, 16)
-    fill(
-        info,
-        PCI_EXT_VERSION,
-        busId=f"{domain:08X}:{bus:02X}:{slot:02X}.0".encode(),
-        domain=domain,
-        bus=bus,
-        device=slot,
-        pciDeviceId=_pair(board.model.pci.device, board.model.pci.vendor),
-        pciSubSystemId=_pair(board.model.pci.subsystem_device, board.model.pci.subsystem_vendor),
-        baseClass=kind >> 16,
-        subClass=kind >> 8 & 0xFF,
     )
 
 
@@ -310,24 +244,3 @@ def node_mask(reference: Any, size: Any, members: range) -> None:
     words = pointed(reference)
     for word in range(number(size)):
         words[word] = sum(1 << bit for bit in range(64) if word * 64 + bit in members)
-
-
-@gpu("nvmlDeviceGetNumaNodeId")
-def _numa_node(call: Call, reference: Any) -> None:
-    if not call.board.model.numa_node or call.board.numa < 0:
-        raise Refusal(Code.NOT_SUPPORTED)
-    put(reference, call.board.numa)
-
-
-@gpu("nvmlDeviceGetMemoryAffinity")
-def _memory_affinity(call: Call, size: Any, reference: Any, _scope: Any) -> None:
-    node = max(call.board.numa, 0)
-    node_mask(reference, size, range(node, node + 1))
-
-
-@gpu("nvmlDeviceGetCpuAffinity", "nvmlDeviceGetCpuAffinityWithinScope")
-def _cpu_affinity(call: Call, size: Any, reference: Any, _scope: Any = None) -> None:
-    nodes = 1 + max((board.numa for board in call.view.boards.values()), default=0)
-    share = call.view.scenario.host.cpus // nodes
-    node = max(call.board.numa, 0)
-    node_mask(reference, size, range(node * share, (node + 1) * share))

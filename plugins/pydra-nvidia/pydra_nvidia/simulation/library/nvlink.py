@@ -1,4 +1,4 @@
-"""How GPUs are connected: PCI topology, NVLink, the multi-node fabric."""
+"""How GPUs are connected: NVLink, the multi-node fabric."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import uuid
 from typing import Any
 
 from pydra_nvidia.nvml.errors import Code
-from pydra_nvidia.simulation.boards import Board
-from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put, put_handles
-from pydra_nvidia.simulation.library.symbols import Call, gpu, gpu_target, system
+from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put
+from pydra_nvidia.simulation.library.symbols import Call, gpu
 from pydra_nvidia.simulation.scenario import LinkPart
 
 MOST_LINKS = 36
@@ -19,50 +18,10 @@ P2P_OK, P2P_NOT_SUPPORTED = 0, 5
 P2P_NVLINK, P2P_MOST = 2, 4
 
 
-@gpu("nvmlDeviceGetTopologyCommonAncestor")
-def _common_ancestor(call: Call, other: Any, reference: Any) -> None:
-    put(reference, _level(call, _other(call, other)))
-
-
-@gpu("nvmlDeviceGetTopologyNearestGpus")
-def _nearest_gpus(call: Call, level: Any, count: Any, array: Any) -> None:
-    uuids = call.library.check(call.view).uuids
-    near = [one for one in uuids if one != call.board.uuid and _level(call, call.view.boards[one]) == number(level)]
-    put_handles(array, count, [call.library.address(gpu_target(call.view, one)) for one in near])
-
-
-@system("nvmlSystemGetTopologyGpuSet")
-def _topology_gpu_set(call: Call, cpu: Any, count: Any, array: Any) -> None:
-    boards = call.view.boards
-    share = call.view.scenario.host.cpus // (1 + max((one.numa for one in boards.values()), default=0))
-    near = [one for one in call.library.check(call.view).uuids if boards[one].numa == number(cpu) // share]
-    put_handles(array, count, [call.library.address(gpu_target(call.view, one)) for one in near])
-
-
-@gpu("nvmlDeviceGetP2PStatus")
-def _p2p_status(call: Call, other: Any, index: Any, reference: Any) -> None:
-    if number(index) > P2P_MOST:
-        raise Refusal(Code.INVALID_ARGUMENT)
-    peer = _other(call, other)
-    possible = not call.gpu.mig and not call.view.state.gpus[peer.uuid].mig
-    if number(index) == P2P_NVLINK:
-        switched = any(link.remote == 2 for link in call.board.links) and any(link.remote == 2 for link in peer.links)
-        direct = any(link.address == peer.address for link in call.board.links)
-        possible = possible and (switched or direct)
-    put(reference, P2P_OK if possible else P2P_NOT_SUPPORTED)
-
-
 @gpu("nvmlDeviceGetNvLinkState")
 def _link_state(call: Call, link: Any, reference: Any) -> None:
     part = _link(call, link)
     put(reference, part.state if part.state != 1 or number(link) in active_links(call) else 0)
-
-
-@gpu("nvmlDeviceGetNvLinkVersion")
-def _link_version(call: Call, link: Any, reference: Any) -> None:
-    _link(call, link)
-    assert call.board.model.nvlink is not None
-    put(reference, call.board.model.nvlink.version)
 
 
 @gpu("nvmlDeviceGetNvLinkRemoteDeviceType")
@@ -133,24 +92,6 @@ def _fabric(call: Call, info: Any) -> None:
         return fill(info, state=0, status=0, cliqueId=0)
     pointed(info).clusterUuid[:] = uuid.UUID(fabric.cluster).bytes
     return fill(info, state=fabric.state, status=fabric.status, cliqueId=fabric.clique)
-
-
-def _other(call: Call, argument: Any) -> Board:
-    return call.view.boards[call.library.target(argument, "gpu").uuid]
-
-
-def _level(call: Call, other: Board) -> int:
-    here = call.board
-    for pair in call.view.scenario.topology:
-        if set(pair.gpus) == {here.minor, other.minor}:
-            return pair.level
-    if here.uuid == other.uuid:
-        return 0
-    if here.bridges and other.bridges and here.bridges[0] == other.bridges[0]:
-        return SINGLE if here.bridges[-1] == other.bridges[-1] else MULTIPLE
-    if here.root == other.root:
-        return HOST_BRIDGE
-    return NODE if here.numa == other.numa else SYSTEM
 
 
 def _link(call: Call, link: Any) -> LinkPart:

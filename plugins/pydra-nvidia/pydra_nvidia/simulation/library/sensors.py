@@ -26,23 +26,6 @@ def _temperature(call: Call, sensor: Any, reference: Any) -> None:
     put(reference, call.gpu.gauges.temperature)
 
 
-@gpu("nvmlDeviceGetTemperatureV")
-def _temperature_v(call: Call, info: Any) -> None:
-    fill(info, TEMPERATURE_VERSION, temperature=call.gpu.gauges.temperature)
-
-
-@gpu("nvmlDeviceGetMarginTemperature")
-def _margin_temperature(call: Call, info: Any) -> None:
-    fill(info, MARGIN_VERSION, marginTemperature=SLOWDOWN - call.gpu.gauges.temperature)
-
-
-@gpu("nvmlDeviceGetTemperatureThreshold")
-def _temperature_threshold(_call: Call, kind: Any, reference: Any) -> None:
-    if number(kind) > 1:
-        raise Refusal(Code.NOT_SUPPORTED)
-    put(reference, SLOWDOWN + 5 * (1 - number(kind)))
-
-
 @gpu("nvmlDeviceGetPowerUsage")
 def _power_usage(call: Call, reference: Any) -> None:
     put(reference, call.gpu.gauges.power)
@@ -53,20 +36,9 @@ def _power_limit(call: Call, reference: Any) -> None:
     put(reference, call.board.model.power_limit * 1000)
 
 
-@gpu("nvmlDeviceGetPowerManagementLimitConstraints")
-def _power_constraints(call: Call, least: Any, most: Any) -> None:
-    put(least, call.board.model.power_limit * 1000 // 4)
-    put(most, call.board.model.power_limit * 1000)
-
-
 @gpu("nvmlDeviceGetTotalEnergyConsumption")
 def _energy(call: Call, reference: Any) -> None:
     put(reference, call.gpu.gauges.power * 60)
-
-
-@gpu("nvmlDeviceGetPerformanceState", "nvmlDeviceGetPowerState")
-def _performance_state(call: Call, reference: Any) -> None:
-    put(reference, 0)
 
 
 @gpu("nvmlDeviceGetClockInfo", "nvmlDeviceGetMaxClockInfo")
@@ -76,22 +48,10 @@ def _clock(call: Call, kind: Any, reference: Any) -> None:
     put(reference, getattr(call.board.model.clocks, CLOCKS[number(kind)]))
 
 
-@gpu("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-def _clock_reasons(call: Call, reference: Any) -> None:
-    put(reference, 0 if call.gpu.processes else EVENT_REASON_IDLE)
-
-
 @gpu("nvmlDeviceGetUtilizationRates")
 def _utilization(call: Call, info: Any) -> None:
     _not_with_mig(call)
     fill(info, gpu=call.gpu.gauges.utilization, memory=call.gpu.gauges.memory_utilization)
-
-
-@gpu("nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetDecoderUtilization")
-def _engine_utilization(call: Call, reference: Any, period: Any) -> None:
-    _not_with_mig(call)
-    put(reference, 0)
-    put(period, SAMPLING_MICROSECONDS)
 
 
 @gpu("nvmlDeviceGetPcieReplayCounter")
@@ -111,28 +71,9 @@ def _pcie_width(call: Call, reference: Any) -> None:
     put(reference, call.board.model.pci.width)
 
 
-@gpu("nvmlDeviceGetEccMode")
-def _ecc_mode(call: Call, current: Any, pending: Any) -> None:
-    _needs(call.board.model.ecc)
-    put(current, 1)
-    put(pending, 1)
-
-
-@gpu("nvmlDeviceGetDefaultEccMode")
-def _default_ecc_mode(call: Call, reference: Any) -> None:
-    _needs(call.board.model.ecc)
-    put(reference, 1)
-
-
 @gpu("nvmlDeviceGetTotalEccErrors")
 def _total_ecc_errors(call: Call, kind: Any, counter: Any, reference: Any) -> None:
     put(reference, ecc_errors(call, uncorrected=number(kind) == UNCORRECTED, aggregate=number(counter) == AGGREGATE))
-
-
-@gpu("nvmlDeviceGetMemoryErrorCounter")
-def _memory_error_counter(call: Call, kind: Any, counter: Any, location: Any, reference: Any) -> None:
-    found = ecc_errors(call, uncorrected=number(kind) == UNCORRECTED, aggregate=number(counter) == AGGREGATE)
-    put(reference, found if number(location) == DRAM else 0)
 
 
 def ecc_errors(call: Call, *, uncorrected: bool, aggregate: bool) -> int:
@@ -144,17 +85,6 @@ def ecc_errors(call: Call, *, uncorrected: bool, aggregate: bool) -> int:
     return counters.ecc_uncorrected_volatile if uncorrected else counters.ecc_corrected_volatile
 
 
-@gpu("nvmlDeviceClearEccErrorCounts", root=True)
-def _clear_ecc(call: Call, counter: Any) -> None:
-    _needs(call.board.model.ecc)
-    with call.changing():
-        counters = call.gpu.counters
-        if number(counter) == AGGREGATE:
-            counters.ecc_corrected = counters.ecc_uncorrected = 0
-        else:
-            counters.ecc_corrected_volatile = counters.ecc_uncorrected_volatile = 0
-
-
 @gpu("nvmlDeviceGetRemappedRows")
 def _remapped_rows(call: Call, corrected: Any, uncorrected: Any, pending: Any, failed: Any) -> None:
     _needs(call.board.model.row_remapping)
@@ -163,14 +93,6 @@ def _remapped_rows(call: Call, corrected: Any, uncorrected: Any, pending: Any, f
     put(uncorrected, counters.remapped_uncorrected)
     put(pending, int(counters.remap_pending))
     put(failed, int(counters.remap_failed))
-
-
-@gpu("nvmlDeviceGetRowRemapperHistogram")
-def _row_remapper_histogram(call: Call, info: Any) -> None:
-    _needs(call.board.model.row_remapping)
-    banks = call.board.model.remap_banks
-    used = min(banks, call.gpu.counters.remapped_corrected + call.gpu.counters.remapped_uncorrected)
-    fill(info, max=banks - used, high=used, partial=0, low=0, none=0)
 
 
 @gpu("nvmlDeviceGetRetiredPages", "nvmlDeviceGetRetiredPages_v2")
@@ -194,18 +116,6 @@ def _retired_pages(call: Call, cause: Any, count: Any, pages: Any, times: Any = 
 def _retirement_pending(call: Call, reference: Any) -> None:
     _needs(call.board.model.page_retirement)
     put(reference, int(call.gpu.counters.retirement_pending))
-
-
-@gpu("nvmlDeviceGetRepairStatus")
-def _repair_status(call: Call, info: Any) -> None:
-    _needs(call.board.model.repair_status)
-    counters = call.gpu.counters
-    fill(
-        info,
-        REPAIR_VERSION,
-        bChannelRepairPending=int(counters.channel_repair_pending),
-        bTpcRepairPending=int(counters.tpc_repair_pending),
-    )
 
 
 def _needs(present: bool) -> None:
