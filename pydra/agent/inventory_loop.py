@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import anyio
 import msgspec
 
 from pydra.backends.supervisor import BackendSupervisor
-from pydra.devices import DeviceHealth, HealthStatus, Pool
+from pydra.devices import DeviceHealth, HealthStatus, Inventory, Pool
 from pydra.errors import BackendError, PydraError
 from pydra.inventory.health import HealthPolicy, Published, Snapshot, build_pool, mark_unavailable, observe, stale_key
 
 _log = logging.getLogger(__name__)
 FIRST_RETRY = 1.0
 _SHOWN = 3
+_HINTS = 20
+_HINT_SECONDS = 10.0
 
 
 class DevicesStale(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +72,9 @@ class InventoryLoop:
         self._failing_since = 0.0
         self._stale = False
         self._woken = anyio.Event()
+        self._inventory: Inventory | None = None
+        self._hints: deque[float] = deque(maxlen=_HINTS)
+        self._warned = False
 
     def wake(self) -> None:
         """Call `discover` now."""
@@ -88,7 +94,22 @@ class InventoryLoop:
     async def _wait_for_hints(self) -> None:
         while True:
             await self._backend.wait_changed()
+            self._hints.append(time.monotonic())
             self.wake()
+
+    def _judge_hints(self, inventory: Inventory) -> None:
+        """Warn once of a `wait_changed` that returns although nothing changes."""
+        if inventory != self._inventory:
+            self._inventory = inventory
+            self._hints.clear()
+        elif len(self._hints) == _HINTS and self._hints[-1] - self._hints[0] < _HINT_SECONDS and not self._warned:
+            self._warned = True
+            _log.warning(
+                "wait_changed has returned %d times within %.1f s, and discover answered the same: it must wait until "
+                "something has changed, since the agent calls discover each time",
+                _HINTS,
+                self._hints[-1] - self._hints[0],
+            )
 
     async def _discover(self) -> None:
         began = time.monotonic()
@@ -108,6 +129,7 @@ class InventoryLoop:
             self._stale = False
             _log.info("devices can be discovered again")
             self._report(DevicesCurrent(driver=self._driver))
+        self._judge_hints(inventory)
         before = self._snapshot or Snapshot()
         self._change(observe(before, inventory, now=time.monotonic(), policy=self._policy))
 

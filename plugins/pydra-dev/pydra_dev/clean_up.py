@@ -7,13 +7,16 @@ from collections.abc import Callable
 
 import anyio
 
+from pydra.diagnosis.checkpoint import judge_left_over
 from pydra_dev.controller_decisions import full_name
 from pydra_dev.explanations import Paragraph
 from pydra_dev.kinds import PODS, RESOURCE_CLAIMS
 from pydra_dev.kubelet.claims import ClaimCache, ClaimInfo
 from pydra_dev.kubelet.observations import Called, Step
 from pydra_dev.node import AgentProcess, EmbeddedNode
+from pydra_dev.terminal import Progress
 
+_BY_HAND = "what the backend did for it is still configured; undo it by hand"
 LOOK_INTERVAL = 0.02
 """Seconds between two looks at the API server or at a directory."""
 REFUSALS = 3
@@ -58,13 +61,18 @@ class CleanUp:
                 await self._wait_unprepared()
         finally:
             left = self._find_held()
+            left_over = tuple(judge_left_over(self._node.read_settings()))
             for info in left:
                 self._say(self._describe(info))
-        return not left
+            for one in left_over:
+                self._say(Paragraph(headline=f"left over: {one.found}", details=(_BY_HAND,)))
+        return not (left or left_over)
 
     async def _wait_unprepared(self) -> None:
         may_start = True
+        progress = Progress(self._say, "the claims are unprepared")
         while self._is_busy():
+            progress.look()
             if may_start and self._agent.returncode is not None:
                 may_start = False
                 await self._agent.start()  # only an agent can undo what one has prepared
@@ -91,8 +99,7 @@ class CleanUp:
             devices = {result["device"] for result in results}
         place = f" on {', '.join(sorted(devices))}" if devices else ""
         why = self._errors.get(_name(info), "")
-        advice = "what the backend did for it is still configured; undo it by hand"
-        return Paragraph(headline=f"left prepared: claim {_name(info)}{place}", details=(*why.splitlines(), advice))
+        return Paragraph(headline=f"left prepared: claim {_name(info)}{place}", details=(*why.splitlines(), _BY_HAND))
 
 
 def _name(info: ClaimInfo) -> str:

@@ -63,7 +63,7 @@ from pydra_dev.samples import (
 )
 from pydra_dev.scheduling import EVICTION, review_claim
 from pydra_dev.status import JsonObject
-from pydra_dev.terminal import INTERRUPTED, Output, Printer, run_with_signals
+from pydra_dev.terminal import INTERRUPTED, Output, Printer, Progress, run_with_signals
 from pydra_dev.verbs import Api, Query, Signal
 
 STEP_DEADLINE = 30.0
@@ -270,7 +270,9 @@ class DemoRun:
             self._node, self._api = node, node.server.api
             self._cdi_directory = node.cdi_directory
             self._say(Paragraph(headline=f"ready: API server {node.server.url}, kubelet below {node.settings.root}"))
-            environment = scenario_environment(options.backend, options.scenario, node.root)
+            # With asyncio's debug mode the backend's process logs what blocks its event loop.
+            debug = {"PYTHONASYNCIODEBUG": "1"}
+            environment = {**scenario_environment(options.backend, options.scenario, node.root), **debug}
             flags = (*AGENT_FLAGS, *(("--config", options.config) if options.config else ()))
             async with (
                 run_agent(node, options.backend, environment, flags) as agent,
@@ -386,7 +388,11 @@ class DemoRun:
         self._may_end = True
         if status := await self._agent.stop():
             raise DemoError(f"the agent ended with status {status} when told to stop")
-        self._say(Paragraph(headline="stopped: pydra-agent"))
+        self._say(Paragraph(headline="stopped: pydra-agent", details=(self._describe_check(),)))
+
+    def _describe_check(self) -> str:
+        tries = "two devices in one claim, several claims at once, crashes and cancelled calls"
+        return f"pydra check {self._options.backend} tries what one pod does not: {tries}"
 
     async def _stay(self) -> None:
         """Until cancelled; an agent that ends is started again, as a DaemonSet does it."""
@@ -394,6 +400,7 @@ class DemoRun:
         settings = node.write_settings(self._options.backend, agent.http_address, self._options.config)
         hints = describe_hints(
             node.root,
+            backend=self._options.backend,
             kubeconfig=str(node.server.kubeconfig),
             settings=str(settings),
             http_address=agent.http_address,
@@ -549,9 +556,11 @@ class DemoRun:
 
     async def _wait(self, what: str, look: Callable[[], Awaitable[FoundT | None]]) -> FoundT:
         """What `look` finds, as soon as it finds something; raises DemoError."""
+        progress = Progress(self._say, what)
         with anyio.move_on_after(self._options.deadline):
             while (found := await look()) is None:
                 self._refuse_hopeless()
+                progress.look()
                 await anyio.sleep(LOOK_INTERVAL)
             return found
         raise DemoError(f"timed out after {self._options.deadline:g} s waiting until {what}")
@@ -601,6 +610,9 @@ class DemoRun:
 
 
 _LOG_LINE = re.compile(r"\d\d:\d\d:\d\d\.\d+ (?P<level>[A-Z]+) +(?P<logger>[\w.-]+): (?P<text>.*)")
+_SLOW = re.compile(r"Executing <Task .* name='(?P<call>\w+)#\d+'.*> took (?P<seconds>[\d.]+) seconds")
+_BLOCKED_SECONDS = 1.0
+"""What keeps the event loop for less is not printed."""
 _LOG_FIELDS = re.compile(r"(  \w+=\S*)+$")
 
 
@@ -613,9 +625,22 @@ def describe_log(text: str) -> list[Paragraph]:
         elif records:
             records[-1][1].append(line)
     paragraphs = []
+    unawaited = False
     for record, lines in records:
         message = _LOG_FIELDS.sub("", record["text"])
-        if record["logger"] == "claims.preparer" and message.startswith("prepared in ") and message.endswith(")"):
+        if unawaited:  # where that was called is in its line; of its stack only the end is to be skipped
+            unawaited = not message.startswith("RuntimeWarning: Enable tracemalloc")
+            continue
+        unawaited = message.endswith("was never awaited")
+        if record["logger"].endswith(".asyncio") and "Executing <" in message:
+            slow = _SLOW.search(message)
+            if slow is not None and float(slow["seconds"]) >= _BLOCKED_SECONDS:
+                headline = f"blocked: {slow['call']} kept the event loop for {float(slow['seconds']):.1f} s"
+                hint = "no other call makes progress meanwhile; use asyncio.to_thread"
+                paragraphs.append(Paragraph(headline=headline, details=(hint,)))
+        elif record["logger"] == "agent.inventory_loop" and message.startswith("wait_changed "):
+            paragraphs.append(Paragraph(headline=message))
+        elif record["logger"] == "claims.preparer" and message.startswith("prepared in ") and message.endswith(")"):
             paragraphs.append(Paragraph(headline=f"steps in ms: {message}"))
         elif record["logger"].startswith("backend."):
             paragraphs.append(Paragraph(headline=f"{record['logger']}: {message}", details=tuple(lines)))

@@ -278,7 +278,7 @@ def describe_sample(manifests: Iterable[str]) -> str:
 
 
 def describe_hints(
-    root: str, *, kubeconfig: str, settings: str, http_address: str, pid: int, pods: Sequence[str]
+    root: str, *, backend: str, kubeconfig: str, settings: str, http_address: str, pid: int, pods: Sequence[str]
 ) -> str:
     """How to look around while the node stays up; `pods` as namespace/name."""
     namespace, _, name = pods[0].partition("/") if pods else ("default", "/", "NAME")
@@ -293,13 +293,15 @@ The node stays up. From another terminal:
   export PYDRA_CONFIG={settings}
   pydra doctor
   pydra slices
+  pydra check {backend}
   pydra checkpoint list
   curl -s http://{http_address}/metrics
   tail -f {root}/agent.log
   ls -lR {root}
   kill -9 {pid}
 
-These show the API objects, delete the pod, diagnose the node, show the agent's metrics and log, list sockets, records
+These show the API objects, delete the pod, diagnose the node, try the backend with several devices, crashes and
+cancelled calls, show the agent's metrics and log, list sockets, records
 and CDI files, and kill the agent, which is then started again, as a DaemonSet would, with the backend as it is then: it
 finds what it had prepared.
 Ctrl-C here deletes all pods, waits until their claims are unprepared, and stops everything.

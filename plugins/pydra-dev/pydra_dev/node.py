@@ -27,6 +27,7 @@ from pydra.backends.process_start import CHILD
 from pydra.errors import SettingsError
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
+from pydra.settings import Settings, parse_settings
 from pydra_dev.apiserver import DEFAULT_VERSION, ApiServer, parse_release, serve_control_plane
 from pydra_dev.kubelet.kubelet import Kubelet, ignore_containers
 from pydra_dev.kubelet.observations import Report
@@ -68,6 +69,11 @@ class EmbeddedNode:
             *("--log-format", "text"),
             *("--log-file", ""),
         ]
+
+    def read_settings(self) -> Settings:
+        """Where the agent of this node keeps its records."""
+        places = {"kubeletRoot": self.settings.root, "recordsDir": f"{self.root}/run"}
+        return parse_settings({"backends": ["any:"], "nodeName": self.settings.node_name, **places})
 
     def write_settings(self, backend: str, http_address: str, config: str | None) -> Path:
         """Write the file of PYDRA_CONFIG with which `pydra doctor` and the like find this node.

@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -15,6 +16,7 @@ from pydra.errors import PydraError
 from pydra_dev.explanations import Paragraph, render
 
 INTERRUPTED = 130
+PROGRESS_SECONDS = 5.0
 
 
 async def run_with_signals(run: Callable[[], Awaitable[int]], hear: Callable[[int], None], *numbers: int) -> int:
@@ -58,6 +60,26 @@ class Output:
             self.closed = True
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             self.when_closed()
+
+
+class Progress:
+    """Says every few seconds what is still waited for; `look` must be called more often."""
+
+    def __init__(
+        self, say: Callable[[Paragraph], None], what: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._say = say
+        self._what = what
+        self._clock = clock
+        self._begun = clock()
+        self._next = PROGRESS_SECONDS
+
+    def look(self) -> None:
+        """Say it if it is time."""
+        waited = self._clock() - self._begun
+        if waited >= self._next:
+            self._say(Paragraph(headline=f"waiting until {self._what}, for {waited:.0f} s"))
+            self._next += PROGRESS_SECONDS
 
 
 class Printer:

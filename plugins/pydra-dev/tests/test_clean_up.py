@@ -161,6 +161,28 @@ def test_what_cannot_be_undone_is_named_with_its_device_and_the_reason(hardware:
     assert "it is stuck" in left
 
 
+def test_what_a_claim_that_has_ended_leaves_is_named(hardware: Hardware) -> None:
+    steps = """
+import msgspec
+from pydra import Plan, UndoLater
+class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
+    device: str
+STEP_TYPES = (Attach,)
+async def plan(claim, held): return Plan(steps=[Attach(device=one.device) for one in claim.devices])
+async def apply(step, result, claim): return None
+async def undo(step, result, claim): raise UndoLater("the bus hangs")
+"""
+    hardware.write(BACKEND + steps)
+    with hardware.start() as process:
+        read_until(process, "The node stays up")
+        process.send_signal(signal.SIGTERM)
+        text = read_rest(process)
+        assert process.wait() == 1, text
+    left = text[text.index("left over") :]
+    assert re.match(r"left over: default/sample-device-\w+ of driver mine.example.com has ended and still holds", left)
+    assert "the bus hangs" in left
+
+
 def test_a_second_interrupt_does_not_wait_and_names_what_is_left(hardware: Hardware) -> None:
     begun = hardware.place / "begun"
     os.mkfifo(begun)

@@ -24,7 +24,7 @@ from pydra.errors import SettingsError
 from pydra_dev.demo import Demo, Options, describe_log, run, run_until_signal
 from pydra_dev.explanations import Paragraph
 from pydra_dev.node import scenario_environment
-from pydra_dev.terminal import Printer
+from pydra_dev.terminal import Printer, Progress
 
 TOLD = [
     "ready: API server",
@@ -213,6 +213,53 @@ async def test_a_change_of_the_backend_starts_everything_again(tmp_path: Path) -
     assert text.index("FAILED: the backend") < text.index(f"changed: {backend}") < text.index("running: pod")
     first, second = re.findall("ready: API server (.*)", text)
     assert first == second, "kubectl is told once where the API server is"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        pytest.param(
+            ("async def prepare(claim): ", "async def prepare(claim): __import__('time').sleep(1.1); "),
+            "blocked: prepare kept the event loop for 1.",
+            id="a call blocks",
+        ),
+        pytest.param(
+            ("async def prepare(claim): ", "async def f(): pass\nasync def prepare(claim): f(); "),
+            "mine.py:8: RuntimeWarning: coroutine 'f' was never awaited\n",
+            id="a coroutine is not awaited",
+        ),
+    ],
+)
+async def test_a_mistake_that_does_not_keep_the_pod_from_running_is_told(
+    change: tuple[str, str], told: str, tmp_path: Path
+) -> None:
+    backend = tmp_path / "mine.py"
+    backend.write_text(BACKEND.replace(*change))
+    code, text = await tell(backend=str(backend), once=True)
+    assert code == 0, text
+    assert told in text
+    assert f"pydra check {backend} tries what one pod does not: two devices in one claim" in text
+
+
+async def test_hints_although_nothing_has_changed_are_told(tmp_path: Path) -> None:
+    backend = tmp_path / "mine.py"
+    backend.write_text(f"{BACKEND}async def wait_changed(): pass\n")
+
+    def write(text: str) -> None:
+        if "wait_changed has returned 20 times within" in text:
+            demo.stop()
+
+    demo = Demo(Options(backend=str(backend)), write=write)
+    assert await run_until_signal(demo) == 0
+
+
+def test_what_takes_long_is_told_while_it_lasts() -> None:
+    said: list[Paragraph] = []
+    now = [0.0]
+    progress = Progress(said.append, "pod a runs", clock=lambda: now[0])
+    for now[0] in (1.0, 5.0, 6.0, 11.0):
+        progress.look()
+    assert [one.headline for one in said] == ["waiting until pod a runs, for 5 s", "waiting until pod a runs, for 11 s"]
 
 
 async def test_a_step_that_does_not_happen_ends_the_demo_at_its_deadline(tmp_path: Path) -> None:

@@ -176,6 +176,7 @@ def test_a_cdi_spec_is_laid_out_for_reading() -> None:
 def test_the_hints_name_where_everything_is() -> None:
     hints = describe_hints(
         "/tmp/x",
+        backend="npu",
         kubeconfig="/tmp/x/kubeconfig",
         settings="/tmp/x/config.json",
         http_address="127.0.0.1:1",
@@ -187,6 +188,7 @@ def test_the_hints_name_where_everything_is() -> None:
         "PYDRA_CONFIG=/tmp/x/config.json",
         "http://127.0.0.1:1/metrics",
         "kill -9 42",
+        "pydra check npu",
         "delete pod -n ns p",
     ):
         assert needed in hints
