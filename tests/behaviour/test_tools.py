@@ -304,12 +304,12 @@ def test_the_doctor_names_the_claim_whose_cdi_file_has_been_deleted(quiet: Node,
 
 
 def test_the_doctor_does_not_call_ok_what_is_not_there(quiet: Node, tool: Tool) -> None:
-    tool.flags += ["--cdi-dir", "/nowhere"]
+    tool.flags += ["--cdi-dir", "/proc/nowhere"]
     found = {one["found"]: one["level"] for one in tool.json("doctor")["findings"]}
     checkpoint = quiet.root / "kubelet" / "dra_manager_state"
     assert not checkpoint.exists()
     assert found[f"{checkpoint} is not there: the kubelet has asked for no claim yet"] == "note"
-    assert found["/nowhere is not there yet; the agent makes it"] == "note"
+    assert found["/proc/nowhere is not there yet; the agent makes it"] == "note"
 
 
 def test_the_doctor_names_each_request_that_the_agent_may_not_make(tool: Tool, quiet: Node) -> None:
@@ -325,11 +325,11 @@ def test_the_doctor_names_each_request_that_the_agent_may_not_make(tool: Tool, q
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--kubelet-root", "/nowhere"), "/nowhere/plugins_registry is not there"),
+        (("--kubelet-root", "/proc/nowhere"), "/proc/nowhere/plugins_registry is not there"),
         (("--http-address", "127.0.0.1:1"), "no agent answers at 127.0.0.1:1"),
-        (("--boot-id-file", "/nowhere"), "the boot id cannot be read from /nowhere"),
+        (("--boot-id-file", "/proc/nowhere"), "the boot id cannot be read from /proc/nowhere"),
         (("--node-name", "nobody"), "--node-name is the name that kubectl get nodes has"),
-        (("--kubeconfig", "/nowhere"), "kubeconfig /nowhere"),
+        (("--kubeconfig", "/proc/nowhere"), "kubeconfig /proc/nowhere"),
         (("--backend", "baord"), "backend baord is not installed"),
     ],
 )

@@ -274,9 +274,9 @@ async def test_a_step_that_does_not_happen_ends_the_demo_at_its_deadline(tmp_pat
     ("options", "problem"),
     [
         (Options(backend="nosuch"), "backend nosuch is not installed"),
-        (Options(backend="/nowhere/mine.py"), "there is no file /nowhere/mine.py"),
-        (Options(scenario="/nowhere/s.yaml"), "there is no file /nowhere/s.yaml"),
-        (Options(manifests=("/nowhere/m.yaml",)), "/nowhere/m.yaml: cannot be read: No such file"),
+        (Options(backend="/proc/nowhere/mine.py"), "there is no file /proc/nowhere/mine.py"),
+        (Options(scenario="/proc/nowhere/s.yaml"), "there is no file /proc/nowhere/s.yaml"),
+        (Options(manifests=("/proc/nowhere/m.yaml",)), "/proc/nowhere/m.yaml: cannot be read: No such file"),
     ],
 )
 def test_what_is_missing_is_said_before_anything_starts(options: Options, problem: str) -> None:

@@ -117,4 +117,4 @@ def test_what_is_no_answer_is_an_error_in_words(tmp_path: Path, daemon: Daemon, 
 
 def test_what_is_no_address_is_said() -> None:
     with pytest.raises(PersistenceFailed, match="'gpu-0' is not a PCI address"):
-        make(Path("/nowhere")).keeps("gpu-0")
+        make(Path("/proc/nowhere")).keeps("gpu-0")

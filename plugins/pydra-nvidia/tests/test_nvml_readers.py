@@ -53,8 +53,8 @@ def text(value: bytes) -> Callable[..., int]:
 
 
 def test_a_library_that_is_not_there_is_an_error_with_the_linkers_words() -> None:
-    with pytest.raises(NvmlError, match=r"dlopen for /nowhere/libnvidia-ml.so.1: .*LIBRARY_NOT_FOUND") as caught:
-        load_pynvml("/nowhere/libnvidia-ml.so.1")
+    with pytest.raises(NvmlError, match=r"dlopen for /proc/nowhere/libnvidia-ml.so.1: .*LIBRARY_NOT_FOUND") as caught:
+        load_pynvml("/proc/nowhere/libnvidia-ml.so.1")
     assert caught.value.code == Code.LIBRARY_NOT_FOUND
 
 

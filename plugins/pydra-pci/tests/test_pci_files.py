@@ -19,7 +19,7 @@ KINDS = {"k": lambda text: int(text) * b"k"}
 ENTRIES = st.one_of(
     st.sampled_from(["one", "two"]).map(files.text),
     st.sampled_from(["#!/bin/sh\n"]).map(files.program),
-    st.sampled_from(["../elsewhere", "/nowhere"]).map(files.link),
+    st.sampled_from(["../elsewhere", "/proc/nowhere"]).map(files.link),
     st.sampled_from([files.folder(), files.device(), files.socket(), "k7"]),
 )
 

@@ -149,5 +149,5 @@ async def test_a_module_that_cannot_be_loaded_is_told_with_what_to_do(programs: 
 
 async def test_a_node_without_modprobe_is_told(programs: Path) -> None:
     (programs / "chroot").mkdir()  # found, and not to be run
-    with pytest.raises(DriverUnavailable, match="loading it failed: chroot /nowhere modprobe vfio-pci"):
-        await modprobe_in("/nowhere")("vfio-pci")
+    with pytest.raises(DriverUnavailable, match="loading it failed: chroot /proc/nowhere modprobe vfio-pci"):
+        await modprobe_in("/proc/nowhere")("vfio-pci")

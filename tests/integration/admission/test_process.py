@@ -228,8 +228,8 @@ def run(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.
     [
         (("webhook",), 2, "pydra: backends: must name at least one backend, as in --backend sim\npydra: see pydra --h"),
         (("webhook", "--backend", "simm"), 2, 'pydra: backend simm is not installed (did you mean "sim"?)'),
-        (("webhook", "--backend", "sim", "--tls-cert", "/nowhere/a", "--tls-key", "/nowhere/b"), 2,
-         "pydra: tlsCert, tlsKey: /nowhere/a cannot be read: No such file or directory\n"),
+        (("webhook", "--backend", "sim", "--tls-cert", "/proc/nowhere/a", "--tls-key", "/proc/nowhere/b"), 2,
+         "pydra: tlsCert, tlsKey: /proc/nowhere/a cannot be read: No such file or directory\n"),
         (("webhook", "--backend", "nowhere:"), 1, "pydra: backend nowhere: there is no module nowhere"),
         (("policy",), 2, "the following arguments are required: --backend"),
         (("policy", "--backend", "nowhere:"), 1, "pydra: backend nowhere: there is no module nowhere"),

@@ -127,9 +127,9 @@ def test_a_command_that_does_not_exist_ends_with_2() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        pytest.param(("--kubeconfig", "/nowhere"), "kubeconfig /nowhere", id="no kubeconfig"),
+        pytest.param(("--kubeconfig", "/proc/nowhere"), "kubeconfig /proc/nowhere", id="no kubeconfig"),
         pytest.param(("--http-address", "192.0.2.1:1"), "httpAddress: cannot listen on 192.0.2.1:1", id="no address"),
-        pytest.param(("--log-file", "/nowhere/log"), "logFile: /nowhere/log", id="no log"),
+        pytest.param(("--log-file", "/proc/nowhere/log"), "logFile: /proc/nowhere/log", id="no log"),
     ],
 )
 def test_what_keeps_the_agent_from_starting_is_one_line_and_exit_code_2(

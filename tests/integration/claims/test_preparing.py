@@ -234,7 +234,7 @@ async def test_a_missing_cdi_file_is_restored_when_the_claim_is_prepared_again(n
 async def test_a_host_path_that_is_missing_undoes_the_claim(node: Node) -> None:
     node.api.allocate("a", "gpu-0")
     async with node.running() as agent:
-        agent.preparer._host_root = "/nowhere"
+        agent.preparer._host_root = "/proc/nowhere"
 
         async def prepare(claim: Claim, *, until: float) -> object:
             edits = ContainerEdits().with_device_node("/dev/absent-accelerator")

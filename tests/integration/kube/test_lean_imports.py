@@ -44,7 +44,7 @@ async def run(url: str, *, system: str, first: str = "") -> list[str]:
             capture_output=True,
             text=True,
             timeout=60,
-            env={"PYTHONPATH": ":".join(filter(None, sys.path)), "SSL_CERT_FILE": system, "SSL_CERT_DIR": "/nowhere"},
+            env={"PYTHONPATH": ":".join(filter(None, sys.path)), "SSL_CERT_FILE": system, "SSL_CERT_DIR": "/proc/no"},
         ).stdout
 
     return (await anyio.to_thread.run_sync(call)).splitlines()

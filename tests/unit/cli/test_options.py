@@ -74,7 +74,7 @@ def test_variables_of_a_backend_are_left_to_it() -> None:
             id="misspelt variable",
         ),
         pytest.param(("--driver", "a"), {}, "--driver: 'a' is not NAME=DRIVER", id="driver without name"),
-        pytest.param(("--config", "/nowhere"), {}, "/nowhere: cannot be read: No such file", id="no file"),
+        pytest.param(("--config", "/proc/nowhere"), {}, "/proc/nowhere: cannot be read: No such file", id="no file"),
     ],
 )
 def test_what_cannot_be_read_is_named(flags: tuple[str, ...], environ: dict[str, str], problem: str) -> None:

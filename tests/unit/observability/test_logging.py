@@ -93,7 +93,7 @@ def test_logs_go_to_a_file_and_find_it_again_after_rotation(root: logging.Logger
 def test_a_log_file_that_cannot_be_opened_leaves_the_logs_as_they_are(root: logging.Logger) -> None:
     before = list(root.handlers)
     with pytest.raises(OSError, match="nowhere"):
-        configure_logs(level=LogLevel.INFO, form=LogFormat.AUTO, file="/nowhere/agent.log")
+        configure_logs(level=LogLevel.INFO, form=LogFormat.AUTO, file="/proc/nowhere/agent.log")
     assert root.handlers == before
 
 

@@ -320,7 +320,7 @@ def test_of_several_versions_without_links_the_newest_counts(node: Any) -> None:
 def test_a_link_that_leads_round_in_circles_is_nothing(node: Any) -> None:
     debian(node)
     node.link(f"{DEBIAN}/libnvidia-loop.so.{V}", f"libnvidia-loop.so.{V}")
-    node.link(f"{DEBIAN}/libnvidia-gone.so.{V}", "/nowhere")
+    node.link(f"{DEBIAN}/libnvidia-gone.so.{V}", "/proc/nowhere")
     node.at(f"{DEBIAN}/libnvidia-folder.so.{V}").mkdir()
     assert len(find(node).libraries) == 3
 
