@@ -27,7 +27,7 @@ from aiohttp import web
 from pydra_dev.controllers import run_controllers
 from pydra_dev.faults import Faults, RequestLog
 from pydra_dev.gates import build_gates
-from pydra_dev.handlers import MAX_BODY, Handlers
+from pydra_dev.handlers import MAX_BODY, OPENAPI, Handlers
 from pydra_dev.kinds import COLLECTION_VERBS, KINDS, NAMESPACES, OBJECT_VERBS, SERVICE_ACCOUNTS, Kind
 from pydra_dev.status import JsonObject
 from pydra_dev.store import DEFAULT_HISTORY, Store
@@ -74,7 +74,7 @@ def build_documents(release: Release, kinds: Iterable[Kind]) -> Mapping[str, Jso
                 groups.append({"name": group, "versions": [], "preferredVersion": entry})
             groups[-1]["versions"].append(entry)
             documents[f"/apis/{group}"] = {"kind": "APIGroup", "apiVersion": "v1", **groups[-1]}
-    documents["/openapi/v3"] = {"paths": described}
+    documents[OPENAPI] = {"paths": described}
     addresses = [{"clientCIDR": "0.0.0.0/0", "serverAddress": "127.0.0.1"}]
     documents["/api"] = {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": addresses}
     documents["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
@@ -288,15 +288,18 @@ async def serve_api(
 
 
 def build_kubeconfig(url: str, token: str) -> bytes:
-    """A kubeconfig file for one server; over HTTPS it does not check the server's certificate."""
-    cluster: dict[str, object] = {"server": url}
+    """A kubeconfig file for one server; over HTTPS it does not check the server's certificate.
+
+    The token is in the server's path: kubectl sends none of a user over HTTP.
+    """
+    cluster: dict[str, object] = {"server": f"{url}/{token}" if token else url}
     if url.startswith("https:"):
         cluster["insecure-skip-tls-verify"] = True
     document = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": "embedded", "cluster": cluster}],
-        "users": [{"name": "embedded", "user": {"token": token} if token else {}}],
+        "users": [{"name": "embedded", "user": {}}],
         "contexts": [{"name": "embedded", "context": {"cluster": "embedded", "user": "embedded"}}],
         "current-context": "embedded",
     }

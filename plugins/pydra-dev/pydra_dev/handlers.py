@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
+from yarl import URL
 
 from pydra_dev import patches, protobuf, schema
 from pydra_dev.faults import Call, ConnectionCutError, Faults, RawAnswerError, RequestLog
@@ -82,6 +83,7 @@ def _walk(type_: msgspec.inspect.Type, value: Any, path: str) -> Iterator[str]:
 
 
 _METHODS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+OPENAPI = "/openapi/v3"
 _HEALTH = frozenset({"/healthz", "/livez", "/readyz"})
 _BODIES = ("application/json", protobuf.MEDIA_TYPE)
 _CONTAINER_PATH = re.compile("/api/v1/namespaces/[^/]+/pods/[^/]+/(log|exec|attach|portforward)")
@@ -120,13 +122,14 @@ class Handlers:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
+        request, has_token = self._read_token(request)
         target = parse_path(request.path)
         call = _build_call(request, target)
         self.requests.record(call)
         try:
             await self.faults.apply(call)
             _refuse_foreign(request)
-            if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+            if not has_token:
                 raise unauthorized()
             response = await self._answer(request, target, call)
         except ConnectionCutError:
@@ -139,9 +142,21 @@ class Handlers:
         call.status = response.status
         return response
 
+    def _read_token(self, request: web.Request) -> tuple[web.Request, bool]:
+        """The request without a token in its path, and whether it has the right one, there or in its header.
+
+        kubectl sends no header with a token over HTTP, but it keeps the path of the server.
+        """
+        prefix = f"/{self.token}/"
+        if self.token and request.raw_path.startswith(prefix):
+            return request.clone(rel_url=URL(request.raw_path[len(prefix) - 1 :], encoded=True)), True
+        return request, not self.token or request.headers.get("Authorization") == f"Bearer {self.token}"
+
     async def _answer(self, request: web.Request, target: Target | None, call: Call) -> web.StreamResponse:
         if request.path in _HEALTH:
             return web.Response(text="ok")
+        if request.path.rstrip("/") == OPENAPI:
+            return _build_answer(self._index_openapi())
         if request.path.rstrip("/") in self._documents:
             return _build_answer(self._documents[request.path.rstrip("/")])
         if _CONTAINER_PATH.fullmatch(request.path):
@@ -169,6 +184,14 @@ class Handlers:
         for warning in warnings:
             answer.headers.add("Warning", f'299 - "{warning}"')
         return answer
+
+    def _index_openapi(self) -> JsonObject:
+        """Where the documents of OpenAPI are; a client asks for them without the path of its server."""
+        paths = self._documents[OPENAPI]["paths"]
+        root = f"/{self.token}" if self.token else ""
+        return {
+            "paths": {name: {"serverRelativeURL": f"{root}{one['serverRelativeURL']}"} for name, one in paths.items()}
+        }
 
     def _print(self, request: web.Request, kind: Kind, found: JsonObject, version: str) -> JsonObject:
         """An object or a list as a table."""

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from pathlib import Path
+
 import aiohttp
+import anyio
 import pytest
+import yaml
 
 from pydra.kube import api_resources
 from pydra.kube.client import KubeClient
@@ -56,3 +62,24 @@ async def test_the_kubeconfig_has_a_token_that_is_another_one_for_each_server() 
             assert not (await client.list(api_resources.PODS)).items
         assert len(server.token) > 30
         assert server.token != other.token
+
+
+async def test_a_client_that_sends_no_token_over_http_as_kubectl_has_it_in_the_path_of_its_server() -> None:
+    async with serve_control_plane() as server, aiohttp.ClientSession() as session:
+        address = yaml.safe_load(server.kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
+        async with session.get(f"{address}/openapi/v3") as answer:
+            paths = {one["serverRelativeURL"] for one in (await answer.json())["paths"].values()}
+        assert answer.status == 200
+        for path in paths:  # from the root of the server, since kubectl leaves out the path
+            async with session.get(server.url + path) as answer:
+                assert answer.status == 200
+        async with session.get(f"{server.url}/guessed/api/v1/pods") as answer:
+            assert answer.status == 401
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+async def test_kubectl_reaches_the_server_with_its_kubeconfig(tmp_path: Path) -> None:
+    async with serve_control_plane() as server:
+        command = ["kubectl", "--kubeconfig", str(server.kubeconfig), "get", "namespaces", "-o", "name"]
+        done = await anyio.run_process(command, env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)})
+        assert b"namespace/default" in done.stdout
