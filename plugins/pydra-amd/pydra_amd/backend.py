@@ -1,4 +1,4 @@
-"""The coroutines that pydra calls, composed of the rooms: read, decide, act, say what containers get."""
+"""The coroutines that pydra calls, composed of the other modules: read, decide, act, say what containers get."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def find_missing_rights(tree: Tree, settings: Settings) -> Iterator[str]:
 
     if settings.partitioning is Partitioning.MEMORY:
         own_root = ("SYS_CHROOT",) if tree.roots.host != "/" else ()
-        yield from tell("partitioning memory", "to load amdgpu anew with the node's modprobe", "SYS_MODULE", *own_root)
+        yield from tell("partitioning memory", "to reload amdgpu with the node's modprobe", "SYS_MODULE", *own_root)
     if settings.vfio:
         yield from tell("vfio", "to see which processes have a GPU open", "SYS_PTRACE", "DAC_READ_SEARCH")
 

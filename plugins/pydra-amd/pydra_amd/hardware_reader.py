@@ -77,7 +77,7 @@ class HardwareReader:
             gpus=tuple(gpu for gpu in found.gpus if gpu.address not in silent),
             problems={
                 **found.problems,
-                **dict.fromkeys(silent, "the driver does not tell its partition mode any more"),
+                **dict.fromkeys(silent, "the driver no longer reports its partition mode"),
             },
         )
 

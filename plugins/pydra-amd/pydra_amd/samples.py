@@ -1,6 +1,6 @@
 """Numbers for metrics, of whole GPUs: how much is used, how warm, what has failed how often. Pure.
 
-Names follow Prometheus: base units, `_total` for what only grows. What is not told is left out.
+Names follow Prometheus: base units, `_total` for what only grows. What is not known is left out.
 """
 
 from __future__ import annotations

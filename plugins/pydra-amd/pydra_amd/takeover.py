@@ -3,7 +3,8 @@
     {"checksum": n, "v1": {"preparedClaims": {UID: [{request_names, pool_name, device_name, ...}]}}}
 
 Its plugin must have ended: two plugins of one driver name would prepare behind each other's back. A claim becomes one
-that holds what its devices' names mean now; no hardware is touched. One whose devices cannot be found is prepared anew.
+that holds what its devices' names mean now; no hardware is touched. One whose devices
+cannot be found is prepared again.
 The checksum is over what that driver's Go structures print, which differs by version, and is not looked at.
 Source: ROCm/k8s-gpu-dra-driver, cmd/gpu-kubeletplugin/checkpoint.go and state.go, and the kubelet's API for the device.
 """
@@ -66,7 +67,7 @@ async def inherit_claims(directory: str, reading: Reading, tree: Tree) -> Inheri
     try:
         checkpoint = msgspec.json.decode(text, type=_Checkpoint)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        _log.warning("%s cannot be read, its claims are prepared anew: %s", path, error)
+        _log.warning("%s cannot be read, its claims are prepared again: %s", path, error)
         return Inheritance(files=(path,))
     return Inheritance(claims=tuple(_convert(checkpoint.v1, reading, tree)), files=(path,))
 
@@ -78,7 +79,7 @@ def _convert(checkpoint: _V1, reading: Reading, tree: Tree) -> Iterator[Inherite
         if lost := [one.device for one in devices if _find(one, offered) is None]:
             _log.warning(
                 "claim %s, which AMD's driver prepared, has %s, which this node does not have under that name; it is "
-                "prepared anew, so delete its pods",
+                "prepared again, so delete its pods",
                 uid,
                 ", ".join(lost),
             )

@@ -52,7 +52,7 @@ _EVENT_PAUSE = 2.0
 """Seconds from one event that is told to the next."""
 
 _LOOKS = 3
-"""How often the hardware is read anew that changes while it is read."""
+"""How often hardware that changes while it is read is read again."""
 
 _MAINTENANCE_LOOK = 0.5
 """Seconds between two looks for a request for maintenance."""
@@ -161,7 +161,7 @@ class NvidiaBackend:
         while not await self._health.wait_event(self._settings.poll_period):
             if await asyncio.to_thread(self._signature) != self._seen:
                 return
-        # What comes in floods is told in doses: each makes the agent read everything anew.
+        # A burst of events is one report: each makes the agent read everything again.
         await asyncio.sleep(max(0.0, self._told + _EVENT_PAUSE - time.monotonic()))
         self._told = time.monotonic()
 

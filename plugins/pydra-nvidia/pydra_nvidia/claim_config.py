@@ -7,7 +7,7 @@
       mpsConfig: {defaultActiveThreadPercentage: 50, defaultPinnedDeviceMemoryLimit: 10Gi}
 
 Decoded strictly, in the backend and in the webhook alike; what needs the hardware is checked in `sharing.plan_sharing`
-and `vfio.plan_passthrough`. All that is wrong across fields is told at once. Absent and null mean the same.
+and `vfio.plan_passthrough`. All that is wrong across fields is reported at once. Absent and null mean the same.
 Source: kubernetes-sigs/dra-driver-nvidia-gpu, api/nvidia.com/resource/v1beta1.
 """
 

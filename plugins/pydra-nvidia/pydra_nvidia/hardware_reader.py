@@ -107,7 +107,7 @@ class HardwareReader:
         return self._locked(self._read)
 
     async def reread(self, gpus: Collection[int | str]) -> Reading:
-        """The last reading, with the MIG state of these GPUs and the drivers of all functions read anew.
+        """The last reading, with the MIG state of these GPUs and the drivers of all functions read again.
 
         Each GPU by its minor number or UUID. It is a whole reading when there was none in this session, when a
         function has come, gone or changed its driver, or when one of the GPUs was not there. Raises as `read` does.
@@ -231,7 +231,7 @@ class HardwareReader:
         if names and names != self._said:
             why = next(filter(None, untold.values()))
             _log.warning(
-                "no partitions are made for claims on %s, since their places are not told: %s", ", ".join(names), why
+                "no partitions are made for claims on %s, since their places are not known: %s", ", ".join(names), why
             )
         self._said = names
 
@@ -262,7 +262,7 @@ class HardwareReader:
         known, mig, unread = self._read_mig(nvml, handle, uuid, index)
         states = read_link_states(nvml, handle, subject=uuid)
         up = links_up(states)
-        resting = not up and mig is not None and mig.enabled  # in MIG mode, where the ends are not told
+        resting = not up and mig is not None and mig.enabled  # in MIG mode, where the ends are not known
         if up != known.ends.up and not resting:
             known.ends = read_ends(nvml, handle, up, functions, subject=uuid)
         return replace(
@@ -325,8 +325,8 @@ class HardwareReader:
             nvml.renew(uuid)  # somebody else has changed its mode
         nvml.handles[uuid] = handle
         if known is None or known.epoch != nvml.epochs[uuid] or known.offer.untold:
-            # A change of the mode can change the minor number and, before Hopper, what is offered. What was not told
-            # may be told now.
+            # A change of the mode can change the minor number and, before Hopper, what is offered. What was not
+            # reported may be reported now.
             facts = read_facts(nvml, handle, index=index, uuid=uuid)
             known = self._known[uuid] = _Known(
                 handle=handle,

@@ -127,7 +127,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """What the driver says now of a GPU's health. Field None: not told.
+    """What the driver says now of a GPU's health. Field None: not known.
 
     `recovery` is NVML field 230: 0 none, 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset, 5 recover the
     IMEX domain, 6 bus reset, 7 system reboot. `ecc_uncorrected` counts since the last reset of the driver or GPU.
@@ -174,7 +174,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 class LostGpu(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU that is there and does not answer; `last` is what was known of it before, `code` NVML's error.
 
-    `pci` is its address where that can be told, `index` NVML's, -1 where NVML does not count the GPU.
+    `pci` is its address where that is known, `index` NVML's, -1 where NVML does not count the GPU.
     """
 
     index: int

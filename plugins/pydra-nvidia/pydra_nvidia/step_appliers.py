@@ -19,11 +19,11 @@ class StepAppliers:
         self._appliers = appliers
 
     async def apply(self, step: Step, result: Any, claim: Claim) -> Any:
-        """Do it. Raises ClaimError with nothing changed, or LeftBehind."""
+        """Apply the step. Raises ClaimError with nothing changed, or LeftBehind."""
         return await self._appliers[type(step)].apply(step, result, claim)
 
     async def undo(self, step: Step, result: Any, claim: Claim) -> None:
-        """Undo it. Raises UndoLater if the driver cannot be called now, or the GPU is lost."""
+        """Undo the step. Raises UndoLater if the driver cannot be called now, or the GPU is lost."""
         try:
             await self._undo(step, result, claim)
         except (NvmlError, DriverMissing, InMaintenance) as error:

@@ -146,9 +146,9 @@ class StepApplier(Protocol):
     """
 
     async def apply(self, step: Any, result: Any, claim: Claim, /) -> Any:
-        """Do it; `result` is that of another claim with the same step, else None."""
+        """Apply the step; `result` is that of another claim with the same step, else None."""
         ...
 
     async def undo(self, step: Any, result: Any, claim: Claim, /) -> None:
-        """Undo it; without `result`, it may or may not have been done."""
+        """Undo the step; without `result`, it may or may not have been done."""
         ...

@@ -1,4 +1,4 @@
-"""Partitions that somebody removes under a claim: told at once, until the claim has ended; and what is not told so."""
+"""Partitions that somebody removes under a claim: told at once, until the claim has ended; and what is not known so."""
 
 from __future__ import annotations
 

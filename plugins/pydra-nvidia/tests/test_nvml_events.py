@@ -183,7 +183,7 @@ def test_gpus_are_unmonitored_while_nvml_refuses_again_and_again_to_tell_their_e
     assert watch.hear() is None
     watch.fault()
     watch.watcher.watch(watch.uuids)
-    assert watch.hear() is None, "it is told, so that they are looked at anew"
+    assert watch.hear() is None, "it is told, so that they are looked at again"
     assert watch.watcher.unmonitored == frozenset()
     watch.inject.xid(0, 79)
     assert watch.hear() == Event(gpu=watch.uuids[0], xid=79)

@@ -21,7 +21,7 @@ class Roots(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tree:
-    """The node's files. `wrote` is told of each write, after it: simulated hardware reacts there."""
+    """The node's files. `wrote` is called after each write: simulated hardware reacts there."""
 
     def __init__(self, roots: Roots, wrote: Callable[[str, str], None] | None = None) -> None:
         self.roots = roots

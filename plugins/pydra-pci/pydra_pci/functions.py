@@ -68,7 +68,7 @@ class PciBus:
         return {one.address: self._refresh(one) for _, one in self._ours()}
 
     def drivers(self) -> tuple[tuple[str, int, str], ...]:
-        """Address, inode and bound driver of each: what changes when a function comes, goes or is bound anew."""
+        """Address, inode and bound driver of each: what changes when a function comes, goes or is bound again."""
         return tuple((one.address, inode, read_driver(self._tree, one.address)) for inode, one in self._ours())
 
     def _ours(self) -> list[tuple[int, PciFunction]]:

@@ -1,6 +1,6 @@
 """Who has a device open, from the links in /proc. Source: proc(5), namespaces(7).
 
-The kernel waits for them without end when it is told to take a driver from a device. Processes of containers are seen
+The kernel waits for them without end when it is asked to take a driver from a device. Processes of containers are seen
 where the tree's /proc is the node's.
 """
 

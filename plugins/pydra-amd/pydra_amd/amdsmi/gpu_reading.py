@@ -26,7 +26,7 @@ _STATES = {"U": "up", "D": "down", "X": "disabled"}
 
 
 class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
-    """`links` has the state of each xGMI link (`up`, `down`, `disabled`), empty where it is not told.
+    """`links` has the state of each xGMI link (`up`, `down`, `disabled`), empty where it is not known.
 
     `throttled` counts, by cause, how often the firmware held the clocks down, since the driver was loaded.
     """

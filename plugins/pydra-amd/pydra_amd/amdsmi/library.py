@@ -26,7 +26,7 @@ _ADVICE = "install the amdsmi of the ROCm that the node has"
 
 _NO_DATA, _TIMEOUT = 40, 8
 _CLOSED = frozenset({32, 34})
-"""Not initialised, driver not loaded: everything has to be opened anew."""
+"""Not initialised, driver not loaded: everything has to be opened again."""
 
 
 class AmdsmiError(Exception):
@@ -43,7 +43,7 @@ class AmdsmiError(Exception):
 
     @property
     def is_closed(self) -> bool:
-        """Whether no call will work until the library is initialised anew."""
+        """Whether no call will work until the library is initialised again."""
         return self.code in _CLOSED
 
 

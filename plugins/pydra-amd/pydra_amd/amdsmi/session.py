@@ -1,4 +1,4 @@
-"""A session with AMD's library: opened at the first use, closed while modes change, and opened anew after it.
+"""A session with AMD's library: opened at the first use, closed while modes change, and opened again after it.
 
 An open session is a user of every GPU: the driver refuses to change a mode beside it. Its handles are stale afterwards.
 """
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 class AmdsmiSession:
     """`tell` is called from a thread: with each event, and with None when events may have been missed.
 
-    What fails is logged when it begins, and costs only what the library would have told.
+    What fails is logged when it begins, and costs only what the library would have reported.
     """
 
     def __init__(self, importer: Callable[[], Any], tell: Callable[[Event | None], None]) -> None:
@@ -92,7 +92,7 @@ class AmdsmiSession:
     def _say(self, text: str) -> None:
         if text and text != self._said:
             level = logging.INFO if self._missing else logging.WARNING
-            _log.log(level, "xGMI link states, resets and throttling of GPUs are not told: %s", text)
+            _log.log(level, "xGMI link states, resets and throttling of GPUs are not reported: %s", text)
         self._said = text
 
 

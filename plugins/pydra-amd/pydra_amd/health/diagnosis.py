@@ -40,7 +40,7 @@ class _Finding(msgspec.Struct, frozen=True):
 
 
 def diagnose(reading: Reading, conditions: Mapping[str, Condition], settings: Settings) -> Mapping[str, Assessment]:
-    """The assessments of GPUs, by address; `conditions` may lack GPUs of which nothing is told."""
+    """The assessments of GPUs, by address; `conditions` may lack GPUs of which nothing is known."""
     found: dict[str, Assessment] = {}
     for gpu in reading.gpus:
         condition = conditions.get(gpu.address, Condition())

@@ -16,7 +16,7 @@ from pydra_amd.host.sensors import read_bad_pages, read_errors
 from pydra_pci import Tree
 
 _QUIET_SECONDS = 300.0
-"""How long throttling is told after it was last seen: it comes and goes with the load."""
+"""How long throttling is reported after it was last seen: it comes and goes with the load."""
 
 
 class HealthMonitor:

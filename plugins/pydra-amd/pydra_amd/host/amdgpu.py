@@ -35,7 +35,7 @@ def list_nodes(partition: Partition) -> tuple[str, str, str]:
 
 
 def read_machine(tree: Tree) -> Reading:
-    """The machine as it is now. Reads files of the kernel only, and never fails: what cannot be used is told."""
+    """The machine as it is now. Reads files of the kernel only, and never fails: it says what cannot be used."""
     nodes, cards = read_nodes(tree), dict(_read_cards(tree))
     places = {node.number: node.address for node in nodes}
     numbers = {address: _read_numbers(tree, f"{BOUND}/{address}") for address in _list_functions(tree)}
@@ -143,7 +143,7 @@ def _read_gpu(
     mode = read_mode(tree, address)
     if mode is None and len(nodes) > 1:
         told = " and ".join(repr(text) for text in _read_modes(tree, address))
-        return f"it has {len(nodes)} partitions, and the driver does not tell its mode ({told})"
+        return f"it has {len(nodes)} partitions, and the driver does not report its mode ({told})"
     numbers = _read_numbers(tree, f"{BOUND}/{address}")
     if numbers is None:
         return "it has no nodes in /dev/dri"
@@ -222,7 +222,7 @@ def _find_contradiction(mode: Mode | None, device: str, nodes: Sequence[KfdNode]
 
 
 def _read_neighbours(tree: Tree, node: KfdNode, places: Mapping[int, str]) -> tuple[str, ...]:
-    """A GPU's links are told for each of its partitions alike."""
+    """A GPU's links are reported for each of its partitions alike."""
     if not node.hive:
         return ()
     found = {places[other] for other in read_neighbours(tree, node.number) if other in places}

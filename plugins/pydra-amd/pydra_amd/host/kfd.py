@@ -29,7 +29,7 @@ _VRAM = (1, 2)
 class KfdNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node that computes. `address` is the PCI address of its GPU, `index` the number of its partition there.
 
-    `memory` is in bytes; 0 where it is not told, as `xccs`.
+    `memory` is in bytes; 0 where it is not known, as `xccs`.
     """
 
     number: int

@@ -23,7 +23,7 @@ _MICRO, _MILLI = 1e6, 1e3
 
 
 class Sensors(msgspec.Struct, frozen=True, kw_only=True):
-    """What a GPU does now: bytes, shares of time in percent, watts, degrees Celsius by sensor; None: not told."""
+    """What a GPU does now: bytes, shares of time in percent, watts, degrees Celsius by sensor; None: not known."""
 
     memory_total: float | None = None
     memory_used: float | None = None

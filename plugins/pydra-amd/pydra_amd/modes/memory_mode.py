@@ -1,4 +1,4 @@
-"""Gives the GPUs of the node another memory mode, for which the driver is loaded anew.
+"""Gives the GPUs of the node another memory mode, for which the driver is reloaded.
 
 The kernel's file takes a request for all GPUs of the hive. The driver passes it to them when it is unloaded, and they
 have the mode when it is loaded again. A request cannot be taken back, and one that is not carried out waits for the
@@ -49,8 +49,8 @@ async def set_memory_modes(tree: Tree, driver: DriverModule, targets: Mapping[st
     if not changes:
         return
     told = ", ".join(sorted({f"{one.found} to {one.target}" for one in changes}))
-    set_status(f"loading amdgpu anew for all GPUs of the node, whose memory mode changes from {told}")
-    _log.info("the memory mode of %d GPUs changes from %s: amdgpu is loaded anew", len(changes), told)
+    set_status(f"reloading amdgpu for all GPUs of the node, whose memory mode changes from {told}")
+    _log.info("the memory mode of %d GPUs changes from %s: amdgpu is reloaded", len(changes), told)
     try:
         await driver.unload()
     except DriverReloadFailed as error:
@@ -64,10 +64,10 @@ async def set_memory_modes(tree: Tree, driver: DriverModule, targets: Mapping[st
     for one in changes:
         mode = await asyncio.to_thread(read_mode, tree, one.address)
         if mode is None:
-            raise GpuGone(f"GPU {one.address} is gone: amdgpu does not have it after it was loaded anew")
+            raise GpuGone(f"GPU {one.address} is gone: amdgpu does not have it after it was reloaded")
         if mode.memory != one.target:
             raise ModeUncertain(
-                f"GPU {one.address} is in the mode {mode} after amdgpu was loaded anew for the memory mode "
+                f"GPU {one.address} is in the mode {mode} after amdgpu was reloaded for the memory mode "
                 f"{one.target}; the kernel's log says why"
             )
 
@@ -82,7 +82,7 @@ def _request(tree: Tree, targets: Mapping[str, str]) -> list[_Change]:
     ]
     if changes and (read_processes(tree) or is_in_use(tree)):
         raise GpuBusy(
-            f"a GPU of this node is in use, so amdgpu cannot be loaded anew for the memory mode {changes[0].target}; "
+            f"a GPU of this node is in use, so amdgpu cannot be reloaded for the memory mode {changes[0].target}; "
             f"{name_users(tree)}; end what uses it, monitoring agents too; it is tried again"
         )
     for one in changes:

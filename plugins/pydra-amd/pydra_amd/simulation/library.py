@@ -136,7 +136,7 @@ class NativeLibrary:
     def _amdsmi_get_gpu_metrics_info(self, handle: Any, metrics: Any) -> int:
         if self._is_stale():
             return INVALID
-        ctypes.memset(ctypes.addressof(metrics), 0xFF, ctypes.sizeof(metrics))  # all that is not told
+        ctypes.memset(ctypes.addressof(metrics), 0xFF, ctypes.sizeof(metrics))  # all that is not known
         metrics.ppt_residency_acc = 0
         metrics.socket_thm_residency_acc = int(self._read(f"{self._find(handle)}/throttled") or 0)
         return SUCCESS

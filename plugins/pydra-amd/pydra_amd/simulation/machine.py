@@ -24,7 +24,7 @@ from pydra_pci import Tree
 
 
 class Driver:
-    """The driver amdgpu of a machine: what it does when it is told something."""
+    """The driver amdgpu of a machine: how it reacts to writes."""
 
     def __init__(self, root: str, machine: MachineType) -> None:
         self._root = root

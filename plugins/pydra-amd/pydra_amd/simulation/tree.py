@@ -78,7 +78,7 @@ def read_modes(root: str) -> list[str]:
 
 
 def read_memory(root: str) -> tuple[str, str]:
-    """The memory mode that the GPUs have, and the one that they get when the driver is loaded anew."""
+    """The memory mode that the GPUs have, and the one that they get when the driver is reloaded."""
     with open(f"{root}/memory.json", "rb") as file:
         return msgspec.json.decode(file.read(), type=tuple[str, str])
 

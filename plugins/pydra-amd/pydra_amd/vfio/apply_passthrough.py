@@ -54,8 +54,8 @@ class Passthrough:
         gpu = (await asyncio.to_thread(read_machine, self._tree)).find(step.address) if found.driver else None
         if found.driver and gpu is None:
             raise GpuGone(
-                f"GPU {step.address} is bound to {found.driver}, which does not show it any more: who uses it cannot "
-                "be told, and the kernel would wait for them without end; the kernel's log says why"
+                f"GPU {step.address} is bound to {found.driver}, which does not show it any more: its users are "
+                "not known, and the kernel would wait for them without end; the kernel's log says why"
             )
         partitions = gpu.partitions if gpu else ()
         nodes = sorted({node for one in partitions for node in list_nodes(one)[1:]})

@@ -140,7 +140,7 @@ FAULTS = {
     ("driver", "EPERM"): "^modprobe -r amdgpu failed with 1: modprobe: ERROR: Operation not permitted",
     ("driver", "EBUSY"): "cannot change from nps1 to nps4: modprobe -r .* in use.; end what uses",
     ("driver", "- EIO"): "modprobe amdgpu failed with 1: modprobe: ERROR: Input/output error",
-    ("driver", "- keep"): "is in the mode spx_nps1 after amdgpu was loaded anew for the memory mode nps4",
+    ("driver", "- keep"): "is in the mode spx_nps1 after amdgpu was reloaded for the memory mode nps4",
 }
 
 

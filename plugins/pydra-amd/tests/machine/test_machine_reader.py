@@ -214,7 +214,7 @@ def test_a_gpu_that_does_not_tell_its_mode_any_more_stays_what_it_was_and_is_los
     file = Path(tree.sys(f"{BOUND}/{ADDRESS}/current_memory_partition"))
     file.write_text(text)
     assert publish(telemetry).devices == before
-    assert [one.why for one in telemetry.last.lost] == ["the driver does not tell its partition mode any more"]
+    assert [one.why for one in telemetry.last.lost] == ["the driver no longer reports its partition mode"]
     assert publish(HardwareReader(tree)).devices[1].attributes.get("partitionProfile") is None
     file.write_text("NPS1\n")
     publish(telemetry)

@@ -110,7 +110,7 @@ async def test_a_file_that_is_no_checkpoint_is_put_aside(
     async with pydra_amd.connect(settings(tmp_path)) as backend:
         taken = await backend.inherit(str(plugin))
     assert (taken.claims, taken.files) == ((), (str(path),))
-    assert "cannot be read, its claims are prepared anew" in caplog.text
+    assert "cannot be read, its claims are prepared again" in caplog.text
 
 
 async def test_nothing_is_taken_while_that_driver_serves(plugin: Path, tmp_path: Path) -> None:

@@ -110,5 +110,5 @@ def _wait_left(gate: Gate, patience: float) -> None:
     if not gate.wait_left(patience):
         raise StillOpen(
             f"a backend still has NVML open after {patience:g} s; it prepares a claim, or hangs in the driver. The"
-            " request stays: ask once more, or take it back with pydra-nvidia resume"
+            " request stays: run the command again, or take it back with pydra-nvidia resume"
         )

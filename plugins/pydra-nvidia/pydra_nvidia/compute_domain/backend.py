@@ -141,7 +141,7 @@ class ComputeDomainBackend:
         if isinstance(config, ComputeDomainChannelConfig):
             return await self._prepare_channels(config, fabric)
         if device.admin_access:
-            raise TerminalError(f"{DAEMON} cannot be had with adminAccess: a node runs one IMEX daemon")
+            raise TerminalError(f"{DAEMON} is not available with adminAccess: a node runs one IMEX daemon")
         return await in_thread(self._prepare_daemon, config, fabric)
 
     async def _prepare_channels(self, config: ComputeDomainChannelConfig, fabric: NodeFabric) -> ContainerEdits:

@@ -72,7 +72,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between two checks for external changes, and of a fabric that is not ready."""
 
     def of_node(self) -> nvidia.Settings:
-        """What the rooms that both backends use have to know of the node."""
+        """What the modules that both backends use must know of the node."""
         own = {field.name for field in msgspec.structs.fields(nvidia.Settings)} & set(self.__struct_fields__)
         return nvidia.Settings(**{name: getattr(self, name) for name in own})
 

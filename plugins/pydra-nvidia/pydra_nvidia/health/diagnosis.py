@@ -191,7 +191,7 @@ def _condition(gpu: Gpu) -> Iterator[_Finding]:
 
 
 def _xids(incidents: Iterable[Incident], settings: Settings) -> Iterator[_Finding]:
-    """The latest first: it is the one that is told."""
+    """The latest first: it is the one that is reported."""
     for one in sorted(incidents, key=lambda one: (-one.last, one.xid)):
         ignored = is_ignored(one.xid, ignored=settings.xids_ignored, fatal=settings.xids_fatal)
         yield _Finding(Signal.IGNORED_XID if ignored else Signal.XID, str(one.xid), explain(one))

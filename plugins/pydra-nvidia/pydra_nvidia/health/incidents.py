@@ -157,7 +157,7 @@ class IncidentStore:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Without another process in between, where that can be had."""
+        """Without another process in between, where that is possible."""
         try:
             os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
             descriptor = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -104,6 +104,6 @@ def replace_file(path: str, data: bytes) -> None:
 
 
 def read_memory(tree: Tree) -> int | None:
-    """The node's memory in KiB; None where it is not told."""
+    """The node's memory in KiB; None where it is not known."""
     found = re.search(r"^MemTotal:\s+(\d+) kB", tree.read(tree.proc("meminfo")), re.MULTILINE)
     return int(found[1]) if found else None

@@ -43,7 +43,7 @@ class PersistenceFailed(ClaimError):
 
 
 class Persistenced:
-    """`find_root` finds the driver's installation anew; `seconds` is what an answer may take. Its functions block."""
+    """`find_root` finds the driver's installation again; `seconds` is what an answer may take. Its functions block."""
 
     def __init__(self, tree: Tree, find_root: Callable[[], DriverRoot], *, seconds: float = 10.0) -> None:
         self._tree = tree

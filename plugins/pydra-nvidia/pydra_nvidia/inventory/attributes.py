@@ -184,7 +184,7 @@ def _with_ends(gpu: Gpu, gpus: Sequence[Gpu]) -> Gpu:
 
 
 def _links_up(gpu: Gpu) -> int:
-    """In MIG mode links may rest; they are back when the GPU can be had whole, which is what is described."""
+    """In MIG mode links may rest; they are back when the GPU is available as a whole, which is what is described."""
     if gpu.links is None:
         return 0
     return gpu.links.total if gpu.mig is not None and gpu.mig.enabled else gpu.links.up
@@ -248,7 +248,7 @@ def build_quantity(figure: int) -> Quantity:
 def share_capacities(figures: Mapping[str, int], how: Shares | int) -> dict[str, Capacity] | None:
     """The capacities of a shared device; None when it is not shared.
 
-    Where the memory is not told, a GPU has no shares of it: `memory` then leaves it to one claim.
+    Where the memory is not known, a GPU has no shares of it: `memory` then leaves it to one claim.
     """
     memory = figures.get("memory", 0) // MIB * MIB  # the API wants whole steps
     if how is Shares.DISABLED or (how is Shares.MEMORY and not memory):

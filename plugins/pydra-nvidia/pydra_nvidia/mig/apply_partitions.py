@@ -1,6 +1,6 @@
 """Applies and undoes the MIG steps: modes of GPUs, and partitions at their places.
 
-What is there is read anew within each piece of work, which has NVML for itself. A GPU that is gone, or whose driver is
+What is there is read again within each piece of work, which has NVML for itself. A GPU that is gone, or whose driver is
 not loaded, has no partitions any more: there is nothing to undo on it. A lost GPU has those that it had if it answers
 again without a reset, so what is to be undone on it waits for that.
 """

@@ -31,7 +31,7 @@ def plan_partitions(
     not overlap, which `claim_plan` has seen to.
 
     Raises:
-        ClaimError: a partition that cannot be had now: what is in the way, who can remove it.
+        ClaimError: a partition that is not available now: what is in the way, who can remove it.
     """
     for target in targets:
         if isinstance(target, Partition) and target.allocated.admin_access and target.instance is None:
@@ -123,7 +123,7 @@ def _for_partition(
 
 
 def _for_passthrough(target: Passthrough, reading: Reading, settings: Settings) -> Iterator[Step]:
-    """What stands in the way of it otherwise is told by `vfio.plan_passthrough`."""
+    """What stands in the way of it otherwise is reported by `vfio.plan_passthrough`."""
     for gpu in reading.gpus:
         if gpu.pci == target.function.address and leaves_mode(gpu, settings):
             yield MigModeOff(gpu=gpu.uuid)

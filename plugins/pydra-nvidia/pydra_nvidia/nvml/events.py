@@ -89,14 +89,14 @@ _WAIT_MS = 250
 _PAUSE_SECONDS = 1.0
 _LAST_PAUSE = 300.0
 _DOUBLINGS = 10
-"""Each try makes the agent read everything anew, so what fails again and again is tried at longer intervals."""
+"""Each try makes the agent read everything again, so what fails again and again is tried at longer intervals."""
 
 _TOLERATED = 1
 """Failures in a row that may be over with the next try; after more of them nobody can say that GPUs are watched."""
 
 
 class EventWatcher:
-    """`tell` is called from a thread: with each event, and with None when watching must begin anew, or does again."""
+    """`tell` is called from a thread: with each event, and with None when watching must begin again, or began again."""
 
     def __init__(
         self, session: NvmlSession, tell: Callable[[Event | None], None], *, pause: float = _PAUSE_SECONDS
@@ -155,7 +155,7 @@ class EventWatcher:
         return True
 
     def _end_watch(self) -> None:
-        """The session ends, which no change of the hardware may have caused: it has to be watched anew."""
+        """The session ends, which no change of the hardware may have caused: it has to be watched again."""
         watched = self._watched is not None and bool(self._watched[1])
         self.stop()
         if watched:
@@ -179,7 +179,7 @@ class EventWatcher:
     def _begin(self, nvml: Nvml, uuids: Iterable[str]) -> None:
         """Within the session's lock, so that who ends the session finds the thread.
 
-        The set from before is heard until this one is open: an event may be told twice, but none falls between them.
+        The set from before is heard until this one is open: an event may be reported twice, but none is missed.
         """
         events = open_events(nvml, uuids)
         self._silent = events.unmonitored

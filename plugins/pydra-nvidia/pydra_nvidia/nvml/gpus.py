@@ -36,7 +36,7 @@ def read_facts(nvml: Nvml, handle: Any, *, index: int, uuid: str) -> Gpu:
         NvmlError: what nothing can be done without (minor number, name, address) cannot be read.
     """
     pci = nvml.call("nvmlDeviceGetPciInfo", handle, subject=uuid)
-    memory = nvml.look("nvmlDeviceGetMemoryInfo", handle, subject=uuid)  # not told where it is the CPU's
+    memory = nvml.look("nvmlDeviceGetMemoryInfo", handle, subject=uuid)  # not reported where it is the CPU's
     return Gpu(
         index=index,
         minor=nvml.call("nvmlDeviceGetMinorNumber", handle, subject=uuid),

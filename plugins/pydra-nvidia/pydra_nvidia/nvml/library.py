@@ -42,7 +42,7 @@ class Nvml:
 
     `handles` are those of GPUs and MIG devices by UUID, as they were last come by: to look one up by its UUID, NVML
     walks the MIG devices of all GPUs. `epochs` counts for each GPU how often its MIG mode was changed since the session
-    began; handles and registrations for events may not outlive that. `switched` is told of the changes made here.
+    began; handles and registrations for events may not outlive that. `switched` is called after the changes made here.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Nvml:
         self.epochs[gpu] += 1
 
     def switched(self, gpu: str) -> None:
-        """The GPU's MIG mode was changed here: somebody may have to register anew."""
+        """The GPU's MIG mode was changed here: somebody may have to register again."""
         self.renew(gpu)
         self._tell(self, gpu)
 

@@ -1,6 +1,6 @@
 """Changes the MIG state of a GPU. Functions in one thread, over `Nvml`; what there is, is read by `partitions`.
 
-Everything is enumerated anew each time, and handles of instances are not kept: NVML gives those and ids to others
+Everything is enumerated again each time, and handles of instances are not kept: NVML gives those and ids to others
 again. A partition is known by its GPU's UUID, its profile and its first memory slice; by its UUID, if that is known.
 
 Source: nvml.h, section Multi Instance GPU Management.

@@ -75,7 +75,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):
-    """Where instances of a profile can be, taken or not; none, and why, where that is not told."""
+    """Where instances of a profile can be, taken or not; none, and why, where that is not known."""
 
     known: tuple[Placement, ...] = ()
     untold: NvmlError | None = None

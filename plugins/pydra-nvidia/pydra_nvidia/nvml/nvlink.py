@@ -28,7 +28,7 @@ _UP = frozenset({1, 2})
 
 _COMPLETED = 3
 _HEALTH = {1: True, 2: False, 3: True}
-"""healthSummary of the third version: healthy, unhealthy, limited capacity; 0 is not told."""
+"""healthSummary of the third version: healthy, unhealthy, limited capacity; 0 is not known."""
 
 _ERROR_COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3, "ecc_data": 4}
 _ERROR_FIELDS = {

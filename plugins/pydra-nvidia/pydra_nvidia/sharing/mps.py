@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class StartMpsApplier:
-    """`reread` reads these GPUs' partitions anew (`hardware.HardwareReader.reread`)."""
+    """`reread` reads these GPUs' partitions again (`hardware.HardwareReader.reread`)."""
 
     def __init__(
         self,

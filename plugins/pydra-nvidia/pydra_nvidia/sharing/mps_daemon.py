@@ -79,7 +79,7 @@ class MpsStuck(ClaimError):
 
 
 class MpsDaemons:
-    """`find_root` finds the driver's installation anew, since drivers are replaced; it may raise PydraError.
+    """`find_root` finds the driver's installation again, since drivers are replaced; it may raise PydraError.
 
     `where` is by default what the setting `mps_launcher` says. In seconds: a command has `command_deadline`; after
     `quit` a daemon has `quit_deadline` to end, and after SIGTERM `grace`.

@@ -1,4 +1,4 @@
-"""A program of its own: puts itself where it is told, and becomes another program there.
+"""A program of its own: enters the namespaces and the root that it is given, and becomes another program there.
 
     python -I mps_launcher.py '{"namespaces": ["/proc/1/ns/mnt"], "argv": ["/usr/bin/..."], ...}'
 

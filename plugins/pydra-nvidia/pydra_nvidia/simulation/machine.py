@@ -53,7 +53,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 class Machine:
     """The machine of a scenario, with its memory in the directory `state`, which is made when first needed.
 
-    `followers` are told of each change after it is written, before anybody else can change anything.
+    `followers` are called with each change after it is written, before anybody else can change anything.
     """
 
     def __init__(self, scenario: ScenarioFile, state: str) -> None:
@@ -151,7 +151,7 @@ class Machine:
         shutil.rmtree(os.path.join(self.path, "run"), ignore_errors=True)
 
     def forget_clients(self) -> None:
-        """The driver went away under them: they have to open NVML anew."""
+        """The driver went away under them: they have to open NVML again."""
         folder = os.path.join(self.path, "clients")
         with suppress(FileNotFoundError):
             for name in os.listdir(folder):
@@ -280,7 +280,7 @@ def _started(pid: int) -> str:
 
 
 def switch_mode(gpu: GpuState, enabled: bool) -> None:
-    """The MIG mode comes into effect, where it is another: the driver makes the GPU anew."""
+    """The MIG mode comes into effect, where it is another: the driver makes the GPU again."""
     if gpu.mig != enabled:
         gpu.mig = enabled
         gpu.epoch += 1
@@ -309,7 +309,7 @@ def release_gpu(board: Board, gpu: GpuState) -> None:
 
 
 def reload_driver(view: View) -> None:
-    """The NVIDIA driver is unloaded, or loaded anew: sessions end, all that it managed is forgotten."""
+    """The NVIDIA driver is unloaded, or reloaded: sessions end, all that it managed is forgotten."""
     view.state.loaded += 1
     view.state.events.clear()
     for uuid in view.attached():

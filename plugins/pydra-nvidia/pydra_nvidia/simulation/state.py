@@ -45,7 +45,7 @@ class InstanceState(msgspec.Struct, kw_only=True):
 
 
 class Counters(msgspec.Struct, kw_only=True):
-    """Errors counted. Those named volatile are forgotten when the driver is loaded anew; the others never."""
+    """Errors counted. Those named volatile are forgotten when the driver is reloaded; the others never."""
 
     ecc_corrected: int = 0
     ecc_uncorrected: int = 0

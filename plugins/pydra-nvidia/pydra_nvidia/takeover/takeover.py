@@ -2,7 +2,7 @@
 
 Its plugin must have ended: two plugins of one driver name would prepare behind each other's back. What it completed is
 kept, what it was stopped in is undone, what a reboot made void is dropped. A checkpoint that cannot be read costs the
-claims in it, which are prepared anew, and is put aside like one that was taken over.
+claims in it, which are prepared again, and is put aside like one that was taken over.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class VendorTakeover:
         try:
             checkpoint = parse_vendor_checkpoint(text)
         except NoCheckpoint as error:
-            _log.warning("%s cannot be read, its claims are prepared anew: %s", path, error)
+            _log.warning("%s cannot be read, its claims are prepared again: %s", path, error)
             return None
         for problem in checkpoint.problems:
             _log.warning("%s: %s", path, problem)

@@ -30,7 +30,7 @@ class ConvertedClaim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_void(self) -> bool:
-        """Whether nothing of the claim is left: who still needs it has it prepared anew."""
+        """Whether nothing of the claim is left: who still needs it has it prepared again."""
         return not any(self.targets)
 
 

@@ -139,6 +139,6 @@ def _advise(users: Mapping[int, str]) -> str:
     if _PERSISTENCED not in users.values():
         return ""
     return (
-        "; nvidia-persistenced is told to release the GPU where its socket is found, below the driver's root or"
+        "; nvidia-persistenced is asked to release the GPU where its socket is found, below the driver's root or"
         " PYDRA_HOST_ROOT: mount the host's / there, or stop the daemon"
     )

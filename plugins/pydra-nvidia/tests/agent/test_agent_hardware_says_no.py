@@ -134,7 +134,7 @@ async def test_without_permission_no_partitions_are_offered_on_demand_and_the_lo
 ) -> None:
     async with stage(TWO, scenario=UNPRIVILEGED, dynamic_mig=True) as scene:
         assert sorted(await scene.devices()) == ["gpu-0", "gpu-1"]
-        told = "no partitions are made for claims on gpu-0, gpu-1, since their places are not told: "
+        told = "no partitions are made for claims on gpu-0, gpu-1, since their places are not known: "
         said = await scene.agent.wait_log(lambda text: told in text)
         assert "the backend needs root, or CAP_SYS_ADMIN, for this" in said
         await scene.run("plain", ask_for("gpu"))

@@ -47,7 +47,7 @@ async def test_a_gpu_stays_with_its_partitions_and_others_are_not_offered(
         assert caplog.messages == []
         return
     (said,) = caplog.messages
-    assert said.startswith("no partitions are made for claims on gpu-0, gpu-1, since their places are not told: ")
+    assert said.startswith("no partitions are made for claims on gpu-0, gpu-1, since their places are not known: ")
     assert f"{PLACES} for GPU-" in said
     assert f"failed with NVML_ERROR_{code}" in said
 

@@ -28,7 +28,7 @@ class Rig:
         self.state = state
 
     def init(self, flags: int = 0) -> Any:
-        """pynvml, loaded anew and initialised."""
+        """pynvml, loaded again and initialised."""
         nvml: Any = self.simulation.load()
         nvml.nvmlInitWithFlags(flags)
         return nvml

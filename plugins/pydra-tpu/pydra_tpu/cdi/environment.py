@@ -29,8 +29,8 @@ def build_environment(
 ) -> Mapping[str, str]:
     """For all containers that have this mesh, a sub-slice of the host or the whole of it; or for one process on it.
 
-    A whole host of a larger slice is told of the slice, and a part of a host is a slice by itself. A whole host whose
-    topology nobody told may be either: what follows from the topology is left out then, for the pod to set.
+    A whole host of a larger slice gets the variables of the slice, and a part of a host is a slice by itself. A whole
+    host whose topology nobody told may be either: what follows from the topology is left out then, for the pod to set.
 
     Raises:
         NoIciResiliency: the config asks for resilience, and this slice has none, or may have none.

@@ -1,4 +1,4 @@
-"""Decides which process of a mesh each request of a claim is, and what libtpu is told of it.
+"""Decides which process of a mesh each request of a claim is, and the variables of libtpu for it.
 
 A container that names a request gets that request's chips only. Together they compute on the mesh of the whole claim,
 and find each other on the pod's loopback address. Source: the variables, orders and bounds of JAX's own tests with

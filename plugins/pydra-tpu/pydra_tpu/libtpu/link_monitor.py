@@ -48,7 +48,7 @@ class LinkMonitor:
             await asyncio.sleep(self._period)
 
     async def look(self) -> None:
-        """Ask once."""
+        """Query the library, if its port is open, and keep the answer."""
         if not await is_listening(LOOPBACK, self._port, self._deadline):
             self.reading = LinkReading()
             return

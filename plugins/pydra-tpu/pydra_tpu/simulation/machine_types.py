@@ -1,4 +1,4 @@
-"""Machine types: how many chips of which generation a machine has, and what it is told about its slice."""
+"""Machine types: how many chips of which generation a machine has, and what sources report about its slice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of the tree depends on what of the machine: each section is made from a key, and anew when that changes."""
+"""What of the tree depends on what of the machine: each section is made from a key, again when that changes."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ class GpuListener:
                 gpu.driver = driver
 
     def overridden(self, address: str, driver: str) -> None:
-        """Remembered, so that the machine's files can be made anew."""
+        """Remembered, so that the machine's files can be made again."""
         if uuid := self._find(address):
             with self._machine.change() as view:
                 view.state.gpus[uuid].override = driver

@@ -188,7 +188,7 @@ async def test_beside_the_living_driver_nothing_is_served(make_scene: MakeScene,
     ("boot", "text", "said"),
     [
         ("3a8b7c1e-5f2d-4e6a-9b0c-1d2e3f4a5b6c", None, "is of another boot, its 1 claims are void"),
-        (None, b'{"checksum":1,"v2":', "cannot be read, its claims are prepared anew"),
+        (None, b'{"checksum":1,"v2":', "cannot be read, its claims are prepared again"),
     ],
     ids=["another-boot", "torn"],
 )
@@ -231,7 +231,7 @@ async def test_claims_on_hardware_that_is_gone_are_void_and_harm_nobody(
                 assert f"claim {uid}: device {device} is no longer there" in agent.messages()
             await scene.create_pod("lost", request="r0")
             await scene.wait_running("lost")
-            assert len(scene.gpus()[0].instances) == 1, "prepared anew"
+            assert len(scene.gpus()[0].instances) == 1, "prepared again"
             await scene.create_pod("gone", request="r0")
             await scene.wait_error("gone", "device gpu-1 of pool .* is not published by this node")
             await scene.remove("gone", "lost")
