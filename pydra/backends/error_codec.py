@@ -33,12 +33,14 @@ from pydra.errors import (
     UndoLater,
     UnknownDevice,
 )
+from pydra.foreign_text import cut
 
 INTERNAL_PATHS = (f"{os.path.dirname(__file__)}{os.sep}", importlib.__file__, contextlib.__file__, "<frozen importlib")
 """Files whose frames are left out of tracebacks: they load and call the backend."""
 
 MAX_MESSAGE = 4096
 MAX_TRACEBACK = 64 * 1024
+MAX_PROBLEMS = 100
 MAX_REASON = 64
 MAX_REASONS = 100
 _REASON = re.compile(rf"[A-Z][A-Za-z0-9]{{0,{MAX_REASON - 1}}}")
@@ -130,12 +132,26 @@ def _build_claim_fault(error: ClaimError) -> Fault:
 
 
 def parse_fault(fault: Fault, backend: str, doing: str) -> PydraError:
-    """Decode the error that the agent raises; `doing` says what failed, such as `prepare`."""
-    error = _parse_error(fault, backend, doing)
+    """Decode the error that the agent raises; `doing` says what failed, such as `prepare`.
+
+    Its texts are cut again: the process that sent them may not have done so.
+    """
+    error = _parse_error(_limit(fault), backend, doing)
     if is_reason(fault.reason):
         error.reason = fault.reason
     error.reached_backend = fault.reached
     return error
+
+
+def _limit(fault: Fault) -> Fault:
+    return msgspec.structs.replace(
+        fault,
+        message=cut(fault.message, MAX_MESSAGE + 3),
+        problems=tuple(cut(problem, MAX_MESSAGE + 3) for problem in fault.problems[:MAX_PROBLEMS]),
+        device=cut(fault.device, MAX_MESSAGE),
+        holder=cut(fault.holder, MAX_MESSAGE),
+        traceback=cut(fault.traceback, MAX_TRACEBACK + 3),
+    )
 
 
 def _parse_error(fault: Fault, backend: str, doing: str) -> PydraError:
@@ -208,7 +224,7 @@ def _text(error: BaseException) -> str:
 
 
 def _clip_all(problems: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(_clip(str(problem), MAX_MESSAGE) for problem in problems[:100])
+    return tuple(_clip(str(problem), MAX_MESSAGE) for problem in problems[:MAX_PROBLEMS])
 
 
 def _clip(text: str, limit: int, *, keep_end: bool = False) -> str:

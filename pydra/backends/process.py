@@ -49,6 +49,7 @@ from pydra.backends.wire import (
     parse_to_agent,
 )
 from pydra.errors import BackendError, BackendTimeout, BackendUnavailable, PydraError
+from pydra.foreign_text import cut
 from pydra.settings import ProcessRights
 
 Outcome: TypeAlias = Reply | Failure | Involvement | PydraError
@@ -94,6 +95,7 @@ class _Pending(msgspec.Struct, kw_only=True, eq=False):
     timer: asyncio.TimerHandle | None = None
     cancel_sent: bool = False
     is_slow: bool = False
+    is_located: bool = False
     loop_runs: bool = False
     where: str = ""
 
@@ -261,9 +263,10 @@ class BackendProcess:
                 self._fail(message)
             case Waiting(id=call_id, where=where):
                 if (pending := self._pending.get(call_id)) is not None:
-                    pending.where = where
+                    pending.where = cut(where, MAX_EXCEPTION)
                     pending.loop_runs = pending.cancel_sent
-                    if not pending.cancel_sent:
+                    if pending.is_slow and not pending.is_located and not pending.cancel_sent:
+                        pending.is_located = True
                         self._on_slow(pending.call, self._loop.time() - pending.started, find_wait(where))
             case Refusal():
                 self.refusal = message

@@ -44,6 +44,9 @@ OPTIONAL: dict[Method, tuple[str, ...]] = {
     Method.INHERIT: ("directory",),
 }
 
+MAX_SAMPLES = 10_000
+"""Samples of one `measure`; each is a series of `/metrics`, which the agent keeps in its memory."""
+
 MAX_STATE = 256 * 1024
 """Bytes of JSON that the states of one claim may take; all are written durably with the claim's record."""
 
@@ -361,7 +364,9 @@ def _device_name_problems(claim: Claim) -> Iterator[str]:
 
 
 def find_sample_violations(samples: Sequence[Sample]) -> tuple[str, ...]:
-    """Find names that Prometheus does not accept."""
+    """Find names that Prometheus does not accept, and more samples than the agent keeps."""
+    if len(samples) > MAX_SAMPLES:
+        return (f"measure returned {len(samples)} samples, the limit is {MAX_SAMPLES}",)
     return tuple(
         f"measure: {what} {name!r} must match {_METRIC.pattern}"
         for sample in samples

@@ -19,6 +19,7 @@ import anyio
 import msgspec
 
 from pydra.errors import KubeError, NotFound
+from pydra.foreign_text import escape
 
 _log = logging.getLogger(__name__)
 _WAITING = 256
@@ -177,7 +178,8 @@ class EventRecorder:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Cut the text to `limit` bytes of UTF-8, ending in `...` if it was cut; characters stay whole."""
+    """Escape the text and cut it to `limit` bytes of UTF-8, ending in `...` if it was cut; characters stay whole."""
+    text = escape(text[: limit + 1])  # which is longer than the limit if the text is
     encoded = text.encode()
     if len(encoded) <= limit:
         return text

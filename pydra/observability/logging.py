@@ -22,9 +22,16 @@ from typing import Any
 
 import msgspec
 
+from pydra.foreign_text import cut, escape
 from pydra.settings import LogFormat, LogLevel
 
 _log = logging.getLogger(__name__)
+MAX_TEXT = 16 * 1024
+"""Characters of a line's message, and of each of its fields; longer ones are cut."""
+
+MAX_DETAILS = 128 * 1024
+"""Characters of the details and of the traceback of a line; longer ones are cut."""
+
 _STDERR = 2
 _COLOURS = {"WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[31;1m", "DEBUG": "\033[2m"}
 _FIELDS: ContextVar[Mapping[str, str]] = ContextVar("pydra_log_fields", default={})  # noqa: B039 - never mutated
@@ -52,18 +59,22 @@ def logging_fields(**fields: str) -> Iterator[None]:
 
 
 def format_text(record: logging.LogRecord, *, colours: bool = False) -> bytes:
-    """`12:03:04.567 INFO  slices: published 8 devices  driver=gpu.example.com`, and below it details and traceback."""
+    """`12:03:04.567 INFO  slices: published 8 devices  driver=gpu.example.com`, and below it details and traceback.
+
+    Control characters are escaped. What stands below is indented, so only the agent begins lines with a time.
+    """
     known = _fields(record)
     details = known.pop("details", "")
     fields = "".join([f"  {name}={value}" for name, value in known.items()])
     clock = f"{_local_time(int(record.created))}.{int(record.msecs):03d}"
-    line = f"{clock} {record.levelname:<7} {record.name.removeprefix('pydra.')}: {record.getMessage()}{fields}"
+    line = f"{clock} {record.levelname:<7} {record.name.removeprefix('pydra.')}: {_message(record)}{fields}"
+    line = escape(line)
     if colours and record.levelname in _COLOURS:
         line = f"{_COLOURS[record.levelname]}{line}\033[0m"
     if details:
-        line += f"\n{str(details).rstrip()}"
+        line += _indent(str(details))
     if record.exc_info:
-        line += f"\n{_TRACEBACKS.formatException(record.exc_info)}"
+        line += _indent(_TRACEBACKS.formatException(record.exc_info))
     return line.encode(errors="backslashreplace")
 
 
@@ -73,11 +84,11 @@ def format_json(record: logging.LogRecord) -> bytes:
         "time": f"{_utc_time(int(record.created))}.{int(record.msecs):03d}Z",
         "level": record.levelname.lower(),
         "logger": record.name,
-        "message": record.getMessage(),
+        "message": _message(record),
     }
     line.update(_fields(record))
     if record.exc_info:
-        line["traceback"] = _TRACEBACKS.formatException(record.exc_info)
+        line["traceback"] = cut(_TRACEBACKS.formatException(record.exc_info), MAX_DETAILS)
     try:
         return msgspec.json.encode(line, enc_hook=str)
     except UnicodeEncodeError:  # an unpaired surrogate in a client's text, which must be escaped
@@ -159,9 +170,22 @@ def _open_to_append(path: str) -> int:
     return descriptor
 
 
+def _message(record: logging.LogRecord) -> str:
+    return cut(record.getMessage(), MAX_TEXT)
+
+
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     extra = getattr(record, "fields", None)
-    return {**_FIELDS.get(), **extra} if isinstance(extra, dict) else {**_FIELDS.get()}
+    fields = {**_FIELDS.get(), **extra} if isinstance(extra, dict) else {**_FIELDS.get()}
+    for name, value in fields.items():
+        if isinstance(value, str) and len(value) > MAX_TEXT:
+            fields[name] = cut(value, MAX_DETAILS if name == "details" else MAX_TEXT)
+    return fields
+
+
+def _indent(text: str) -> str:
+    lines = escape(cut(text, MAX_DETAILS).rstrip(), keep="\n\t").split("\n")
+    return "".join([f"\n  {line}" for line in lines])
 
 
 @lru_cache(maxsize=4)

@@ -288,6 +288,12 @@ async def test_a_slow_call_is_reported_while_it_runs_with_its_place_and_status(t
     )
 
 
+async def test_places_of_a_slow_call_that_nobody_requested_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    async with supervised(timeouts=LONG_TIMEOUTS) as backend:
+        await backend.prepare(claim("flood-places"))
+    assert "has been running for" not in caplog.text
+
+
 async def test_a_slow_prepare_is_logged_and_is_no_event_of_the_node(caplog: pytest.LogCaptureFixture) -> None:
     events: list[BackendEvent] = []
     timeouts = replace(LONG_TIMEOUTS, slow_call=0.1, ping_interval=0.05)

@@ -213,3 +213,12 @@ def test_a_syntax_error_needs_no_frames_at_all(tmp_path: Path, monkeypatch: pyte
     trace = build_fault(caught.value.with_traceback(this_test.tb_next)).traceback
     assert trace.lstrip().startswith("File")
     assert "unclosed.py" in trace
+
+
+@pytest.mark.parametrize("kind", FaultKind)
+def test_the_agent_limits_an_error_that_the_process_sent_without_a_limit(kind: FaultKind) -> None:
+    long = "x" * 10 * MAX_TRACEBACK
+    fault = Fault(kind=kind, message=long, problems=(long,) * 1000, device=long, holder=long, traceback=long)
+    error = parse_fault(fault, "sim", "prepare")
+    assert len(str(error)) < 110 * MAX_MESSAGE
+    assert len(getattr(error, "details", "")) < 2 * MAX_TRACEBACK

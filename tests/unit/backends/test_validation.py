@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from pydra.backends.validation import (
+    MAX_SAMPLES,
     MAX_STATE,
     find_answer_type_violations,
     find_coroutine_violations,
@@ -109,6 +110,14 @@ def test_an_inherited_device_whose_names_are_invalid_is_refused(field: str, name
     inherited = InheritedClaim(claim=replace(CLAIM, devices=(device,)), prepared=(device.prepared(),))
     (violation,) = find_inheritance_violations(Inheritance(claims=(inherited,)))
     assert violation.startswith(f"inherit: claim {CLAIM.uid}: devices[0].")
+
+
+def test_a_measurement_has_at_most_the_samples_that_the_agent_keeps() -> None:
+    sample = Sample(name="memory_bytes", value=1.0)
+    assert find_sample_violations((sample,) * MAX_SAMPLES) == ()
+    assert find_sample_violations((sample,) * (MAX_SAMPLES + 1)) == (
+        "measure returned 10001 samples, the limit is 10000",
+    )
 
 
 def test_samples_have_names_that_prometheus_takes() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pydra.foreign_text import escape
 from pydra.observability.events import REMEMBERED, Create, EventDeduplicator, EventRequest, Repetition, Subject, shorten
 
 CLAIM = Subject(api_version="resource.k8s.io/v1", kind="ResourceClaim", name="gpu", namespace="team", uid="u-1")
@@ -98,11 +99,11 @@ def test_what_is_remembered_does_not_grow_without_bound() -> None:
 
 @given(st.text(max_size=60), st.integers(min_value=4, max_value=40))
 def test_a_shortened_note_fits_and_is_still_text(text: str, limit: int) -> None:
-    short = shorten(text, limit)
+    short, whole = shorten(text, limit), escape(text)
     assert len(short.encode()) <= limit
-    assert short == text or (short.endswith("...") and text.startswith(short[:-3]))
+    assert short == whole or (short.endswith("...") and whole.startswith(short[:-3]))
 
 
-@pytest.mark.parametrize(("text", "short"), [("abcdef", "abcdef"), ("abcdefg", "abc..."), ("äääääää", "ä...")])
+@pytest.mark.parametrize(("text", "short"), [("abcdef", "abcdef"), ("abcdefg", "abc..."), ("äääääää", "ä..."), ("\x1b[", "\\x1b["), ("a\nb", "a\\nb")])
 def test_a_long_note_ends_in_three_dots(text: str, short: str) -> None:
     assert shorten(text, 6) == short

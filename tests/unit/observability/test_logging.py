@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -101,7 +101,7 @@ def test_details_stand_below_the_line_for_people_and_in_a_field_for_machines() -
     made = record("it died", fields={"backend": "sim", "details": "stack:\n  line 7\n"})
     first, *below = format_text(made).decode().split("\n")
     assert first.endswith("it died  backend=sim")
-    assert below == ["stack:", "  line 7"]
+    assert below == ["  stack:", "    line 7"]
     assert json.loads(format_json(made))["details"] == "stack:\n  line 7\n"
 
 
@@ -109,6 +109,29 @@ def test_half_a_character_of_somebody_elses_text_does_not_cost_the_line() -> Non
     made = record("a claim called %s", "\ud800")
     assert json.loads(format_json(made))["message"] == "a claim called \ud800"
     assert b"a claim called \\ud800" in format_text(made)
+
+
+@pytest.mark.parametrize("where", ["message", "field", "details", "traceback"])
+def test_text_of_a_backend_neither_begins_a_line_nor_reaches_the_terminal(where: str) -> None:
+    evil = "x\n12:00:00.000 INFO    claims: prepared\x1b[2J\r\u2028\u202e"
+    error = ValueError(evil) if where == "traceback" else None
+    made = record(
+        evil if where == "message" else "failed",
+        fields={where: evil} if where in ("field", "details") else {},
+        exc_info=(ValueError, error, None) if error else None,
+    )
+    first, *below = format_text(made).decode().split("\n")
+    assert all(line.startswith("  ") for line in below)
+    assert "prepared\\x1b[2J\\r\\u2028\\u202e" in (first if where in ("message", "field") else below[-1])
+    assert len(format_json(made).splitlines()) == 1
+
+
+@pytest.mark.parametrize("form", [format_text, format_json])
+def test_a_line_has_a_bounded_size_whatever_is_in_it(form: Callable[[logging.LogRecord], bytes]) -> None:
+    long = "x" * 15_000_000
+    error = ValueError(long)
+    made = record(long, fields={"device": long, "details": long}, exc_info=(ValueError, error, None))
+    assert len(form(made)) < 400_000
 
 
 def test_a_time_just_before_the_next_second_has_three_digits_of_it() -> None:

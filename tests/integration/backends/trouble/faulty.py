@@ -251,6 +251,12 @@ async def do_answer_stranger() -> None:
     os.write(_agent_socket(), len(frame).to_bytes(4, "big") + frame)
 
 
+async def do_flood_places() -> None:
+    for call_id in range(100):
+        frame = msgspec.msgpack.encode({"type": "waiting", "id": call_id, "where": "x"})
+        os.write(_agent_socket(), len(frame).to_bytes(4, "big") + frame)
+
+
 def _agent_socket() -> int:
     """The connection to the agent, by the command line of this process."""
     return int(sys.orig_argv[sys.orig_argv.index("pydra.backends.child.main") + 1])
