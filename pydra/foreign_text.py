@@ -17,6 +17,11 @@ def cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
+def encodable(text: str) -> str:
+    """Escape halves of characters, which UTF-8 cannot encode."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def escape(text: str, *, keep: str = "") -> str:
     r"""Write characters that a terminal or a reader of lines acts on as `\n`, `\x1b`, `\u2028`; `keep` stay."""
     return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)

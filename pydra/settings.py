@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from pydra.api_names import DRIVER_RULE, SUBDOMAIN, is_driver_name
 from pydra.errors import SettingsError, suggest
+from pydra.foreign_text import cut
 from pydra.json_problems import find_json_problems
 
 KUBELET_ROOT = "/var/lib/kubelet"
@@ -218,10 +219,10 @@ def find_value_problems(values: Mapping[str, Any], kind: type[msgspec.Struct], *
         try:
             msgspec.convert(found, field.type, strict=False)
         except msgspec.ValidationError as error:
-            yield f"{key}: {_explain(field.type, error)} (found {_shorten(repr(found))})"
+            yield f"{key}: {_explain(field.type, error)} (found {cut(repr(found), 100)})"
         else:
             if isinstance(found, str) and not found.isprintable():  # NUL and unpaired surrogates are invalid in names
-                yield f"{key}: must not contain control characters (found {_shorten(repr(found))})"
+                yield f"{key}: must not contain control characters (found {cut(repr(found), 100)})"
             yield from find_json_problems(found, key)  # of backends' settings: they are sent to a process
     if not values.get("backends"):
         yield "backends: must name at least one backend, as in --backend sim"
@@ -248,10 +249,6 @@ def split_address(text: str) -> tuple[str, int]:
     """Split into host, without the brackets of IPv6, and port."""
     host, _, port = text.rpartition(":")
     return host.strip("[]") or "0.0.0.0", int(port)
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def _explain(kind: Any, error: msgspec.ValidationError) -> str:

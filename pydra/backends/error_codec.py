@@ -33,7 +33,7 @@ from pydra.errors import (
     UndoLater,
     UnknownDevice,
 )
-from pydra.foreign_text import cut
+from pydra.foreign_text import cut, encodable
 
 INTERNAL_PATHS = (f"{os.path.dirname(__file__)}{os.sep}", importlib.__file__, contextlib.__file__, "<frozen importlib")
 """Files whose frames are left out of tracebacks: they load and call the backend."""
@@ -146,11 +146,11 @@ def parse_fault(fault: Fault, backend: str, doing: str) -> PydraError:
 def _limit(fault: Fault) -> Fault:
     return msgspec.structs.replace(
         fault,
-        message=cut(fault.message, MAX_MESSAGE + 3),
-        problems=tuple(cut(problem, MAX_MESSAGE + 3) for problem in fault.problems[:MAX_PROBLEMS]),
+        message=cut(fault.message, MAX_MESSAGE),
+        problems=tuple(cut(problem, MAX_MESSAGE) for problem in fault.problems[:MAX_PROBLEMS]),
         device=cut(fault.device, MAX_MESSAGE),
         holder=cut(fault.holder, MAX_MESSAGE),
-        traceback=cut(fault.traceback, MAX_TRACEBACK + 3),
+        traceback=cut(fault.traceback, MAX_TRACEBACK),
     )
 
 
@@ -229,7 +229,5 @@ def _clip_all(problems: tuple[str, ...]) -> tuple[str, ...]:
 
 def _clip(text: str, limit: int, *, keep_end: bool = False) -> str:
     """Cut the text to `limit` characters, and make it encodable as UTF-8."""
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    if len(text) <= limit:
-        return text
-    return "..." + text[-limit:] if keep_end else text[:limit] + "..."
+    text = encodable(text)
+    return f"...{text[3 - limit :]}" if keep_end and len(text) > limit else cut(text, limit)

@@ -29,6 +29,7 @@ from msgspec.structs import replace
 from pydra.cdi.edits import BIND_TYPES, ContainerEdits, DeviceNode, Hook, Mount, NetDevice
 from pydra.claim import PreparedDevice
 from pydra.errors import ContractError, EditConflict
+from pydra.foreign_text import cut
 
 CLASS = "claim"
 HOOK_NAMES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
@@ -367,18 +368,15 @@ def _without(edits: ContainerEdits, shared: ContainerEdits) -> ContainerEdits:
 
 def _show_difference(first: object, second: object) -> tuple[str, str]:
     if not isinstance(first, msgspec.Struct) or not isinstance(second, msgspec.Struct):
-        return _clip(json.dumps(first, ensure_ascii=False)), _clip(json.dumps(second, ensure_ascii=False))
+        return cut(json.dumps(first, ensure_ascii=False), _SHOWN), cut(json.dumps(second, ensure_ascii=False), _SHOWN)
     one, other = msgspec.to_builtins(first), msgspec.to_builtins(second)
     fields = [field for field in one if one[field] != other[field]]
     return _show_fields(one, fields), _show_fields(other, fields)
 
 
 def _show_fields(values: Mapping[str, object], fields: Sequence[str]) -> str:
-    return _clip(" ".join(f"{field}={json.dumps(values[field], ensure_ascii=False)}" for field in fields))
-
-
-def _clip(text: str) -> str:
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    shown = " ".join(f"{field}={json.dumps(values[field], ensure_ascii=False)}" for field in fields)
+    return cut(shown, _SHOWN)
 
 
 def _in_all(items: Sequence[ItemT], others: Iterable[Sequence[ItemT]]) -> tuple[ItemT, ...]:

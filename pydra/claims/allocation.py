@@ -13,6 +13,7 @@ import msgspec
 
 from pydra.claim import AllocatedDevice, Claim, ClaimRef, OpaqueConfig, PodRef, find_device_name_problem
 from pydra.errors import ClaimError, NotAllocated, Replaced
+from pydra.foreign_text import cut
 from pydra.json_problems import find_json_problems
 
 _NOT_STORABLE = (OverflowError, UnicodeEncodeError, RecursionError)
@@ -192,4 +193,4 @@ def _choose_configs(
 
 def _quote(text: str) -> str:
     """Escape the text for a message, and shorten it."""
-    return ascii(text if len(text) <= 64 else text[:61] + "...")
+    return ascii(cut(text, 64))

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydra.backends.wire import MAX_EXCEPTION, MAX_MESSAGE, MAX_NAME, Call, Channel, LogLine
 from pydra.claim import Claim
+from pydra.foreign_text import cut, encodable
 
 running_call: ContextVar[Call | None] = ContextVar("pydra_running_call", default=None)
 """The call that the current task, or the thread that it started, works for."""
@@ -67,16 +68,9 @@ def _build_line(record: logging.LogRecord) -> LogLine:
     exception = _format_exception(record.exc_info) if record.exc_info else ""
     return LogLine(
         level=record.levelno,
-        logger=_clip(record.name, MAX_NAME),
-        message=_clip(record.getMessage(), MAX_MESSAGE),
-        exception=_clip(exception, MAX_EXCEPTION),
+        logger=cut(encodable(record.name), MAX_NAME),
+        message=cut(encodable(record.getMessage()), MAX_MESSAGE),
+        exception=cut(encodable(exception), MAX_EXCEPTION),
         claim=f"{claim.namespace}/{claim.name}" if claim is not None else "",
         uid=claim.uid if claim is not None else "",
     )
-
-
-def _clip(text: str, limit: int) -> str:
-    """Cut the text to `limit` characters, and make it encodable as UTF-8."""
-    if not text.isascii():
-        text = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return text if len(text) <= limit else text[:limit] + "..."

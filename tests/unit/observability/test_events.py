@@ -104,6 +104,9 @@ def test_a_shortened_note_fits_and_is_still_text(text: str, limit: int) -> None:
     assert short == whole or (short.endswith("...") and whole.startswith(short[:-3]))
 
 
-@pytest.mark.parametrize(("text", "short"), [("abcdef", "abcdef"), ("abcdefg", "abc..."), ("äääääää", "ä..."), ("\x1b[", "\\x1b["), ("a\nb", "a\\nb")])
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [("abcdef", "abcdef"), ("abcdefg", "abc..."), ("äääääää", "ä..."), ("\x1b[", "\\x1b["), ("a\nb", "a\\nb")],
+)
 def test_a_long_note_ends_in_three_dots(text: str, short: str) -> None:
     assert shorten(text, 6) == short
