@@ -186,7 +186,7 @@ class GarbageCollector:
         kubelet_state: str,
         period: float = 600.0,
         grace: float = 120.0,
-        hint_pause: float = 10.0,
+        conflict_pause: float = 10.0,
         fetch_deadline: float = 10.0,
         report: Callable[[GarbageCollected], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
@@ -199,32 +199,29 @@ class GarbageCollector:
         self._cdi = cdi
         self._metadata = metadata
         self._preparer = preparer
-        preparer.on_conflict = self.hint
         self._kubelet_state = kubelet_state
         self._period = period
         self._grace = grace
-        self._hint_pause = hint_pause
+        self._conflict_pause = conflict_pause
         self._fetch_deadline = fetch_deadline
         self._report = report
         self._clock = clock
         self._abandoned_since: Mapping[str, float] = {}
-        self._hinted = asyncio.Event()
 
     async def run(self) -> None:
-        """Collect now and periodically, until cancelled; sooner when a grace ends, after a problem, or on a hint."""
+        """Collect now and periodically, until cancelled; sooner when a grace ends, after a problem, or on a conflict.
+
+        A claim that is refused may wait for one that is abandoned.
+        """
         while True:
-            self._hinted.clear()
+            self._preparer.conflict.clear()
             done = await self.collect()
             pause = min(self._period, self._grace) if done.counts.waiting or done.problem else self._period
-            least = min(pause, self._hint_pause)
-            await asyncio.sleep(least)  # each collection looks up every held claim, and hints may come with every retry
+            least = min(pause, self._conflict_pause)
+            await asyncio.sleep(least)  # each collection looks up every held claim, and each retry may be a conflict
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause - least):
-                    await self._hinted.wait()
-
-    def hint(self) -> None:
-        """Collect soon, but not more often than every `hint_pause`: an abandoned claim may hold a device."""
-        self._hinted.set()
+                    await self._preparer.conflict.wait()
 
     async def collect(self) -> GarbageCollected:
         """Collect once."""

@@ -32,6 +32,10 @@ class Begin(msgspec.Struct, frozen=True):
     claim: Claim
 
 
+class WaitForDevices(msgspec.Struct, frozen=True):
+    """Decide again once the devices are known, with their counters and attributes: from the first discover on."""
+
+
 class PrepareAgain(msgspec.Struct, frozen=True):
     """Prepare the claim again with the plan of its record, which is of an earlier boot, on hardware that remembers."""
 
@@ -65,11 +69,13 @@ def decide_prepare(
     boot_id: str,
     index: DeviceIndex,
     published: Published | None,
-) -> ReuseRecord | Begin | PrepareAgain | Undo | Refuse:
+    needs_published: bool = False,
+) -> ReuseRecord | Begin | WaitForDevices | PrepareAgain | Undo | Refuse:
     """Decide what to do when the kubelet asks to prepare a claim.
 
     `asked` is the claim as the API server has it now, or the error of that request; `record` is what this node did for
-    its uid before. `published` is None while it is not known, as before the first discover.
+    its uid before. `published` is None while it is not known, as before the first discover; `needs_published` says that
+    nothing can begin without it.
     """
     is_usable = record is not None and record.stage is Stage.COMPLETED and record.boot_id == boot_id
     if isinstance(asked, PydraError):
@@ -82,7 +88,7 @@ def decide_prepare(
     if published is not None and (unknown := _find_unknown(asked, published)):
         return Refuse(unknown)
     if record is None:
-        return Begin(asked)
+        return WaitForDevices() if needs_published and published is None else Begin(asked)
     if record.stage is Stage.COMPLETED and has_same_devices(record.claim, asked):
         return PrepareAgain(record)
     return Undo(record)

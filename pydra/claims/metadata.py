@@ -12,7 +12,7 @@ Source: k8s.io/dynamic-resource-allocation, kubeletplugin and api/metadata, of K
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -107,7 +107,7 @@ def build_metadata_files(record: Record, paths: MetadataPaths) -> dict[str, byte
     return files
 
 
-def add_metadata_ids(devices: tuple[ContainerDevice, ...], *, driver: str, uid: str) -> tuple[ContainerDevice, ...]:
+def add_metadata_ids(devices: Sequence[ContainerDevice], *, driver: str, uid: str) -> list[ContainerDevice]:
     """Add the CDI id of each request's metadata file to the request's first device."""
     done: set[str] = set()
     answered: list[ContainerDevice] = []
@@ -116,7 +116,7 @@ def add_metadata_ids(devices: tuple[ContainerDevice, ...], *, driver: str, uid: 
         own = () if request in done else (f"{cdi_vendor(driver)}/metadata={uid}_{request}",)
         done.add(request)
         answered.append(replace(device, cdi_ids=device.cdi_ids + own))
-    return tuple(answered)
+    return answered
 
 
 def _build_device(device: PreparedDevice, metadata: Metadata, driver: str) -> dict[str, Any]:

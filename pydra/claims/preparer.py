@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -45,6 +44,7 @@ from pydra.claims.lifecycle import (
     RemoveCdiFile,
     ReuseRecord,
     Undo,
+    WaitForDevices,
     decide_prepare,
     decide_reconcile,
     decide_unprepare,
@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from pydra.kube.client import KubeClient
 
 _log = logging.getLogger(__name__)
-_device_of = attrgetter("device")
-_name_of = attrgetter("name")
 
 
 class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,10 +135,12 @@ class Reconciled(Enum):
 class _Work(msgspec.Struct, kw_only=True, eq=False):
     """One operation on one claim. The caller waits for `answer`; the task may continue after it, to undo.
 
-    `fields` are log fields that come from the claim's object. `record` is the claim's, as far as its steps have come.
+    `carry_out` does it. `operation` is None for what the kubelet did not ask for, which no event reports. `fields` are
+    log fields that come from the claim's object. `record` is the claim's, as far as its steps have come.
     """
 
-    operation: Operation | str
+    carry_out: Callable[[_Work], Awaitable[Any]]
+    operation: Operation | None
     ref: ClaimRef
     answer: asyncio.Future[Any]
     began: float
@@ -160,10 +160,9 @@ class _Work(msgspec.Struct, kw_only=True, eq=False):
 class ClaimPreparer:
     """Prepares and unprepares the claims of one driver. Ending the event loop at any moment is as safe as a crash.
 
-    `writes_metadata`: claims that are prepared from now on
-    get metadata files. Those that have them keep them. `on_conflict` is called when a claim is refused since another
-    one holds its device, which may be gone from the API. `left_over` is set when steps of a claim that has ended are
-    left over.
+    `writes_metadata`: claims that are prepared from now on get metadata files. Those that have them keep them.
+    `conflict` is set when a claim is refused since another one, which may be gone from the API, holds its device;
+    `left_over` when steps of a claim that has ended are left over.
     """
 
     def __init__(
@@ -198,7 +197,7 @@ class ClaimPreparer:
         self._host_root = host_root
         self._deadlines = deadlines
         self._report = report
-        self.on_conflict: Callable[[], None] = lambda: None
+        self.conflict = asyncio.Event()
         self.left_over = asyncio.Event()
         self._index = DeviceIndex()
         self._work: dict[str, _Work] = {}
@@ -219,15 +218,15 @@ class ClaimPreparer:
 
     def prepare(self, ref: ClaimRef) -> asyncio.Future[PrepareOutcome]:
         """Start to prepare the claim, or join a task that does; the future never raises."""
-        return self._begin_work(Operation.PREPARE, ref)
+        return self._begin_work(self._prepare, ref, Operation.PREPARE)
 
     def unprepare(self, ref: ClaimRef) -> asyncio.Future[UnprepareOutcome]:
         """Start to unprepare the claim, without the API server, or join a task that does; the future never raises."""
-        return self._begin_work(Operation.UNPREPARE, ref)
+        return self._begin_work(self._unprepare, ref, Operation.UNPREPARE)
 
     def reconcile(self, ref: ClaimRef) -> asyncio.Future[Reconciled | PydraError]:
         """Make the claim's record and CDI file agree: undo what was only started, restore or remove the file."""
-        return self._begin_work("reconcile", ref)
+        return self._begin_work(self._reconcile, ref)
 
     def is_working_on(self, uid: str) -> bool:
         """Return whether work on the claim is in progress."""
@@ -249,12 +248,15 @@ class ClaimPreparer:
 
     # One operation: its order, its errors, its report
 
-    def _begin_work(self, operation: Operation | str, ref: ClaimRef) -> asyncio.Future[Any]:
+    def _begin_work(
+        self, carry_out: Callable[[_Work], Awaitable[Any]], ref: ClaimRef, operation: Operation | None = None
+    ) -> asyncio.Future[Any]:
         before = self._work.get(ref.uid)
-        if before is not None and before.operation == operation and before.ref == ref and not before.answer.done():
+        if before is not None and before.operation is operation and before.ref == ref and not before.answer.done():
             return before.answer
         loop = asyncio.get_running_loop()
-        work = _Work(operation=operation, ref=ref, answer=loop.create_future(), began=self._clock())
+        answer = loop.create_future()
+        work = _Work(carry_out=carry_out, operation=operation, ref=ref, answer=answer, began=self._clock())
         self._work[ref.uid] = work
         work.task = loop.create_task(self._run(work, before), name=f"claim {ref.uid}")
         return work.answer
@@ -265,12 +267,12 @@ class ClaimPreparer:
         try:
             if before is not None and before.task is not None:
                 await asyncio.wait((before.task,))
-            if isinstance(operation, Operation):
+            if operation is not None:
                 self._report(OperationStarted(driver=self._driver, operation=operation, ref=ref))
             outcome = await self._guard(work)
             if not work.answer.done():
                 work.answer.set_result(outcome)
-            if isinstance(operation, Operation):
+            if operation is not None:
                 self._report(self._build_event(work, operation, outcome))
         finally:
             if not work.answer.done():
@@ -281,14 +283,10 @@ class ClaimPreparer:
     async def _guard(self, work: _Work) -> Any:
         """Return any exception as an error of this claim, so others are not affected."""
         try:
-            if work.operation is Operation.PREPARE:
-                return await self._prepare(work)
-            if work.operation is Operation.UNPREPARE:
-                return await self._unprepare(work)
-            return await self._reconcile(work)
+            return await work.carry_out(work)
         except PydraError as error:
             if isinstance(error, DeviceInUse):
-                self.on_conflict()
+                self.conflict.set()
             details = error.details if isinstance(error, BackendError) and not error.logged else ""
             fields = {"reason": error.reason, **work.fields, **({"details": details} if details else {})}
             _log.warning("%s", error, extra={"fields": fields})
@@ -343,19 +341,19 @@ class ClaimPreparer:
                 spec, _ = await self._check_files(record)
             else:
                 record, spec = await self._run_prepare(work, record, until)
-            devices = tuple(
-                [
-                    ContainerDevice(
-                        requests=(base_request(device.request),),
-                        pool=device.pool,
-                        device=device.device,
-                        cdi_ids=ids,
-                        share_id=device.share_id,
-                    )
-                    for device, ids in zip(record.prepared, spec.ids, strict=True)
-                ]
-            )
-            return devices if record.metadata is None else add_metadata_ids(devices, driver=self._driver, uid=uid)
+            devices = [
+                ContainerDevice(
+                    requests=(base_request(device.request),),
+                    pool=device.pool,
+                    device=device.device,
+                    cdi_ids=ids,
+                    share_id=device.share_id,
+                )
+                for device, ids in zip(record.prepared, spec.ids, strict=True)
+            ]
+            if record.metadata is not None:
+                devices = add_metadata_ids(devices, driver=self._driver, uid=uid)
+            return tuple(devices)
         finally:
             self._lock.release_claim(uid)
 
@@ -366,8 +364,6 @@ class ClaimPreparer:
         uid = work.ref.uid
         settled: set[str] = set()
         while True:
-            # Counters and attributes of the claim's devices are known from the first discover on.
-            lacks_devices = self._published is None and (self._writes_metadata or self._plans)
             async with self._store:
                 if uid in self._store.unreadable:
                     await self._put_back(uid)
@@ -377,11 +373,10 @@ class ClaimPreparer:
                     boot_id=self._boot_id,
                     index=self._index,
                     published=self._published,
+                    needs_published=self._writes_metadata or self._plans,
                 )
-                if isinstance(step, Begin) and not lacks_devices:
-                    self._hold(step.claim)
-                    if not self._plans:
-                        return await self._write_started(work, step.claim)
+                if isinstance(step, Begin) and not self._plans:  # before anybody else can decide
+                    return await self._write_started(work, step.claim)
             match step:
                 case ReuseRecord(record=record):
                     work.from_record = True
@@ -394,7 +389,7 @@ class ClaimPreparer:
                     await self._undo(record)
                 case PrepareAgain(record=record):
                     return record
-                case Begin() if lacks_devices:
+                case WaitForDevices():
                     await self._wait_published(work.ref, until)
                 case Begin(claim=claim):
                     return await self._plan(work, claim, until)
@@ -435,7 +430,6 @@ class ClaimPreparer:
                         # Another instance whose version of the backend does not plan does not take this lock.
                         if in_use := self._index.find_conflict(claim, self._published):
                             raise in_use
-                        self._hold(claim)
                         return await self._write_started(work, self._steps.adopt(planned))
                 finally:
                     self._lock.unlock(PLAN)
@@ -444,6 +438,9 @@ class ClaimPreparer:
             raise
 
     async def _write_started(self, work: _Work, claim: Claim) -> Record:
+        """Let the claim hold its devices, and write that it does; called in `async with self._store`."""
+        consumption = find_consumption(claim, self._published or {})
+        self._index.hold(claim, consumption)
         try:
             metadata: Metadata | None = None
             if self._writes_metadata and self._published is not None:
@@ -456,7 +453,7 @@ class ClaimPreparer:
                 boot_id=self._boot_id,
                 created=time.time(),
                 metadata=metadata,
-                consumption=find_consumption(claim, self._published or {}),
+                consumption=consumption,
             )
             await self._store.write(record)
         except BaseException:
@@ -646,24 +643,21 @@ class ClaimPreparer:
             return error
         work.resource_claim = found
         work.pods = allocation.pods
-        work.fields["devices"] = ",".join(map(_device_of, allocation.claim.devices))
+        work.fields["devices"] = ",".join([one.device for one in allocation.claim.devices])
         if allocation.pods:
-            work.fields["pods"] = ",".join(map(_name_of, allocation.pods))
+            work.fields["pods"] = ",".join([pod.name for pod in allocation.pods])
         return allocation.claim
-
-    def _hold(self, claim: Claim, record: Record | None = None) -> None:
-        """Let the claim hold its devices, and what they consume by its record, or by what is published now."""
-        consumption = record.consumption if record is not None else {}
-        consumption = consumption or find_consumption(claim, self._published or {})
-        self._index.hold(claim, consumption, left_over=record.left_over if record is not None else "")
 
     def _note_record(self, uid: str) -> None:
         """Update what is derived from the claim's record: devices and steps in use, and the backend's copy."""
         record, unreadable = self._store.records.get(uid), self._store.unreadable.get(uid)
+        published = self._published or {}
         if record is not None:
-            self._hold(record.claim, record)
+            consumption = record.consumption or find_consumption(record.claim, published)
+            self._index.hold(record.claim, consumption, left_over=record.left_over)
         elif unreadable is not None:
-            self._hold(unreadable.claim())
+            claim = unreadable.claim()
+            self._index.hold(claim, find_consumption(claim, published))
         else:
             self._index.release(uid)
         self._steps.note(uid, record)

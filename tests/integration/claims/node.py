@@ -291,7 +291,7 @@ class Node:
                 path.unlink()
 
     @asynccontextmanager
-    async def running(self, *, grace: float = 0.0, hint_pause: float = 0.0) -> AsyncIterator[Instance]:
+    async def running(self, *, grace: float = 0.0, conflict_pause: float = 0.0) -> AsyncIterator[Instance]:
         """An instance that ends, with whatever it has in work, at the end of the block."""
         lock = InstanceLock(str(self.root / "run" / "lock"))
         store = RecordStore(
@@ -340,7 +340,7 @@ class Node:
             preparer=preparer,
             kubelet_state=str(self.root / "dra_manager_state"),
             grace=grace,
-            hint_pause=hint_pause,
+            conflict_pause=conflict_pause,
         )
         instance = Instance(preparer, garbage, store)
         instance.hardware = hardware

@@ -240,15 +240,15 @@ async def test_it_looks_again_when_a_grace_ends_and_when_a_claim_finds_its_devic
     assert node.traces() == NOTHING
 
 
-async def test_hints_do_not_start_one_collection_after_the_other(node: Node) -> None:
+async def test_conflicts_do_not_start_one_collection_after_the_other(node: Node) -> None:
     seen: asyncio.Queue[GarbageCollected] = asyncio.Queue()
-    async with node.running(hint_pause=600.0) as agent:
+    async with node.running(conflict_pause=600.0) as agent:
         await agent.prepare("a")
         agent.garbage._report = seen.put_nowait
         running = asyncio.create_task(agent.garbage.run())
         await seen.get()
         for _ in range(10):
-            agent.garbage.hint()
+            agent.preparer.conflict.set()
             await agent.prepare("a")
         assert seen.empty()
         running.cancel()
