@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from pydra.backends.discovery import BackendSource
 from pydra.backends.process_start import build_environ
-from pydra.backends.restarts import Deadlines
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendEvent
+from pydra.backends.timeouts import CallDeadlines
 from pydra.settings import Settings
 
 
@@ -26,7 +26,7 @@ class StartedBackend:
         self._report: Callable[[BackendEvent], None] = self._kept.append
         self.supervisor = BackendSupervisor(
             source,
-            deadlines=Deadlines(connect=settings.connect_deadline, discover=settings.discover_deadline),
+            deadlines=CallDeadlines(connect=settings.connect_deadline, discover=settings.discover_deadline),
             environ=build_environ(os.environ),
             settings=settings.backend_settings.get(source.configured_name, {}),
             rights=settings.process_rights(source.configured_name),

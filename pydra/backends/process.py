@@ -26,6 +26,7 @@ from pydra.backends.error_codec import FaultKind
 from pydra.backends.process_output import LogLimit, OutputLog, OutputPipe, connect_pipe, is_stack
 from pydra.backends.process_start import prepare_start
 from pydra.backends.resource_limits import find_memory_excess, has_oom_kill
+from pydra.backends.timeouts import ProcessTimeouts
 from pydra.backends.wire import (
     MAX_EXCEPTION,
     MAX_MESSAGE,
@@ -65,24 +66,6 @@ _IDLE_PING_SECONDS = 30.0
 _LAST_OUTPUT_SECONDS = 0.2
 _EXIT_SECONDS = 0.5
 _QUIET_SECONDS = 0.05
-
-
-class ProcessTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the agent waits for a process, in seconds.
-
-    While calls are in flight, the process is pinged every `ping_interval`, and killed if it has not answered for
-    `ping_timeout`. A call that has run for `slow_call` is reported with its place. The other fields limit how long it
-    may take to end a cancelled call, to write the Python stacks, to disappear after SIGKILL (a process in a driver's
-    uninterruptible call does not, and is left behind), and to exit when asked to.
-    """
-
-    ping_interval: float = 2.0
-    ping_timeout: float = 15.0
-    slow_call: float = 6.0
-    cancel_timeout: float = 2.0
-    stack_dump_timeout: float = 1.0
-    kill_timeout: float = 2.0
-    exit_timeout: float = 5.0
 
 
 class _Pending(msgspec.Struct, kw_only=True, eq=False):

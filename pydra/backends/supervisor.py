@@ -32,9 +32,8 @@ from pydra.backends.crash_attribution import (
 from pydra.backends.discovery import BackendSource, refresh_source
 from pydra.backends.error_codec import FaultKind, parse_fault
 from pydra.backends.held_updates import HeldUpdates
-from pydra.backends.process import BackendProcess, Outcome, ProcessTimeouts
+from pydra.backends.process import BackendProcess, Outcome
 from pydra.backends.process_start import CHILD
-from pydra.backends.restarts import Deadlines, RestartPolicy
 from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,
@@ -51,6 +50,7 @@ from pydra.backends.supervisor_events import (
     QuarantineBegan,
     RestoreFailed,
 )
+from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
 from pydra.backends.validation import (
     answers_exactly,
     find_inheritance_violations,
@@ -102,7 +102,7 @@ class BackendSupervisor:
     Every call waits, within its deadline, for a process that is starting or being replaced. Errors of calls: ClaimError
     and its subclasses as the backend raised them; ContractError for a wrong answer; SettingsError for invalid settings;
     BackendTimeout, BackendDied, BackendUnavailable; ClaimQuarantined; BackendError for any other exception of the
-    backend. `reached_backend` of the error is false if the backend's code was not called. Deadlines (`until`) are
+    backend. `reached_backend` of the error is false if the backend's code was not called. CallDeadlines (`until`) are
     times of the event loop's clock.
     """
 
@@ -110,7 +110,7 @@ class BackendSupervisor:
         self,
         source: BackendSource,
         *,
-        deadlines: Deadlines,
+        deadlines: CallDeadlines,
         timeouts: ProcessTimeouts = ProcessTimeouts(),  # noqa: B008 - frozen
         restarts: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
         environ: Mapping[str, str] | None = None,

@@ -21,8 +21,6 @@ import anyio
 from pydra.backends.child.conformance_main import VARIABLE
 from pydra.backends.discovery import BackendSource, choose_backend, extend_module_path, find_backend, variable_prefix
 from pydra.backends.error_codec import MAX_REASON, is_reason
-from pydra.backends.process import ProcessTimeouts
-from pydra.backends.restarts import Deadlines, RestartPolicy
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import (
     BackendEnded,
@@ -32,6 +30,7 @@ from pydra.backends.supervisor_events import (
     HintsFailed,
     RestoreFailed,
 )
+from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
 from pydra.backends.wire import Method
 from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec
@@ -101,7 +100,7 @@ async def run_checks(
     source: BackendSource,
     *,
     prepare: bool = True,
-    deadlines: Deadlines = Deadlines(connect=CONNECT_DEADLINE, discover=DISCOVER_DEADLINE),  # noqa: B008 - frozen
+    deadlines: CallDeadlines = CallDeadlines(connect=CONNECT_DEADLINE, discover=DISCOVER_DEADLINE),  # noqa: B008 - frozen
     timeouts: ProcessTimeouts = ProcessTimeouts(),  # noqa: B008 - frozen
     environ: Mapping[str, str] | None = None,
     config: Mapping[str, Any] = {},

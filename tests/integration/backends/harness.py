@@ -13,10 +13,9 @@ import anyio
 import pytest
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.process import ProcessTimeouts
-from pydra.backends.restarts import Deadlines, RestartPolicy
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendEvent
+from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
 from pydra.settings import ProcessRights
 
@@ -34,7 +33,7 @@ SOURCE = BackendSource(name="faulty", target="faulty:", distribution="pydra-faul
 TIMEOUTS = ProcessTimeouts(
     ping_interval=0.05, ping_timeout=0.6, cancel_timeout=0.3, stack_dump_timeout=1.0, kill_timeout=5.0, exit_timeout=5.0
 )
-DEADLINES = Deadlines(connect=60.0, discover=30.0)
+DEADLINES = CallDeadlines(connect=60.0, discover=30.0)
 
 
 class Backend(BackendSupervisor):
@@ -75,7 +74,7 @@ async def supervised(
     *,
     source: BackendSource = SOURCE,
     seconds: float = 20.0,
-    deadlines: Deadlines = DEADLINES,
+    deadlines: CallDeadlines = DEADLINES,
     timeouts: ProcessTimeouts = TIMEOUTS,
     restarts: RestartPolicy = RESTARTS,
     refresh: Callable[[BackendSource], BackendSource] = lambda source: source,

@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.process import ProcessTimeouts
 from pydra.backends.supervisor_events import BackendEvent, RestoreFailed
+from pydra.backends.timeouts import ProcessTimeouts
 from pydra.backends.validation import MAX_STATE
 from pydra.claim import HeldClaim, OpaqueConfig
 from pydra.errors import BackendUnavailable, ClaimQuarantined, ContractError, InvalidConfig, PydraError

@@ -19,8 +19,8 @@ import msgspec
 import pytest
 
 from pydra.backends.child import give_up_rights
-from pydra.backends.process import ProcessTimeouts
 from pydra.backends.supervisor_events import BackendEvent, BackendStartFailed
+from pydra.backends.timeouts import ProcessTimeouts
 from pydra.errors import BackendDied, ClaimError
 from pydra.settings import ProcessRights, parse_settings
 from tests.integration.backends.harness import TROUBLE, claim, need_libseccomp, supervised, until

@@ -10,7 +10,6 @@ import anyio
 import pytest
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.restarts import Deadlines
 from pydra.backends.supervisor_events import (
     BackendEnded,
     BackendEvent,
@@ -18,6 +17,7 @@ from pydra.backends.supervisor_events import (
     BackendStartFailed,
     BackendState,
 )
+from pydra.backends.timeouts import CallDeadlines
 from pydra.devices import Device, Inventory
 from pydra.errors import BackendUnavailable, ContractError
 from tests.integration.backends.harness import claim, supervised, until
@@ -72,7 +72,7 @@ async def test_a_connect_that_fails_is_tried_again_until_it_succeeds(tmp_path: P
 async def test_a_connect_that_hangs_is_killed_and_shown() -> None:
     events: list[BackendEvent] = []
     source = BackendSource(name="unfit", target="unfit:connect_hangs")
-    deadlines = Deadlines(connect=3.0, discover=2.0)
+    deadlines = CallDeadlines(connect=3.0, discover=2.0)
     async with supervised(source=source, deadlines=deadlines, events=events):
         await until(lambda: bool(events))
     (event, *_) = events

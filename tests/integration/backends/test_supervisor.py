@@ -14,8 +14,6 @@ import pytest
 from msgspec.structs import replace
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.process import ProcessTimeouts
-from pydra.backends.restarts import Deadlines, RestartPolicy
 from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,
@@ -25,6 +23,7 @@ from pydra.backends.supervisor_events import (
     BackendState,
     QuarantineBegan,
 )
+from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
 from pydra.backends.wire import Method
 from pydra.claim import OpaqueConfig
 from pydra.devices import Capacity, Device, Inventory, Sample
@@ -348,7 +347,7 @@ async def test_a_bystander_of_a_call_that_wedged_is_called_again(tmp_path: Path)
     async def prepare(backend: Any) -> None:
         results["slow"] = await backend.prepare(claim("very-slow"))
 
-    deadlines = Deadlines(connect=60.0, discover=0.3)
+    deadlines = CallDeadlines(connect=60.0, discover=0.3)
     async with supervised(tmp_path, deadlines=deadlines, timeouts=LONG_TIMEOUTS) as backend:
         await backend.wait_ready()
         async with anyio.create_task_group() as callers:

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.process import ProcessTimeouts
-from pydra.backends.restarts import Deadlines
+from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts
 from pydra.testing import Report, run_checks
 from pydra.testing.rules import Rule
 from tests.integration.backends.harness import ENVIRON
@@ -271,7 +270,7 @@ async def measure():
 
 async def test_a_call_that_hangs_is_told_with_the_line_of_the_backend(tmp_path: Path) -> None:
     code = "async def discover():\n    await asyncio.Event().wait()  # for ever"
-    report = await check(Proof(code), tmp_path, deadlines=Deadlines(connect=30.0, discover=0.5))
+    report = await check(Proof(code), tmp_path, deadlines=CallDeadlines(connect=30.0, discover=0.5))
     assert "it was waiting in wait (asyncio/locks.py" in report.text
     assert f"called from discover ({tmp_path.name}/proof.py:" in report.text
     assert "conformance_main" not in report.text

@@ -1,11 +1,11 @@
-"""How long calls of a backend may take, and when its process is replaced."""
+"""How long the agent waits for a backend: for its calls, for its process, and before a new process."""
 
 from __future__ import annotations
 
 import msgspec
 
 
-class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
+class CallDeadlines(msgspec.Struct, frozen=True, kw_only=True):
     """How long a call may take in seconds, waiting for a restart included; `connect` from spawning to the first call.
 
     Calls for claims are not listed: their callers set the deadline. `restore` and `inherit` have that of `discover`.
@@ -14,6 +14,24 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
     connect: float
     discover: float
     measure: float = 10.0
+
+
+class ProcessTimeouts(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the agent waits for a process, in seconds.
+
+    While calls are in flight, the process is pinged every `ping_interval`, and killed if it has not answered for
+    `ping_timeout`. A call that has run for `slow_call` is reported with its place. The other fields limit how long it
+    may take to end a cancelled call, to write the Python stacks, to disappear after SIGKILL (a process in a driver's
+    uninterruptible call does not, and is left behind), and to exit when asked to.
+    """
+
+    ping_interval: float = 2.0
+    ping_timeout: float = 15.0
+    slow_call: float = 6.0
+    cancel_timeout: float = 2.0
+    stack_dump_timeout: float = 1.0
+    kill_timeout: float = 2.0
+    exit_timeout: float = 5.0
 
 
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
