@@ -71,12 +71,12 @@ class BackendError(PydraError):
     """
 
     reason = "BackendFailed"
-    logged = False
 
-    def __init__(self, backend: str, message: str, *, details: str = "") -> None:
+    def __init__(self, backend: str, message: str, *, details: str = "", logged: bool = False) -> None:
         self.backend = backend
         self.message = message
         self.details = details
+        self.logged = logged
         super().__init__(f"backend {backend}: {message}")
 
 
@@ -86,9 +86,10 @@ class ContractError(BackendError):
     retryable = False
     reason = "BackendContract"
 
-    def __init__(self, backend: str, violations: Sequence[str]) -> None:
+    def __init__(self, backend: str, violations: Sequence[str], *, details: str = "", logged: bool = False) -> None:
         self.violations = tuple(violations)
-        super().__init__(backend, "breaks the contract: " + "; ".join(self.violations))
+        text = "breaks the contract: " + "; ".join(self.violations)
+        super().__init__(backend, text, details=details, logged=logged)
 
 
 class BackendDied(BackendError):
@@ -105,13 +106,15 @@ class BackendTimeout(BackendError):
 
     reason = "BackendTimeout"
 
-    def __init__(self, backend: str, call: str, deadline: float, *, where: str = "", details: str = "") -> None:
+    def __init__(
+        self, backend: str, call: str, deadline: float, *, where: str = "", details: str = "", logged: bool = False
+    ) -> None:
         self.call = call
         self.deadline = deadline
         self.where = where
         waiting = f"; it was waiting in {where}" if where else ""
         after = f"after {format_seconds(deadline)} s" if deadline else "before it began"
-        super().__init__(backend, f"{call} timed out {after}{waiting}", details=details)
+        super().__init__(backend, f"{call} timed out {after}{waiting}", details=details, logged=logged)
 
 
 def format_seconds(seconds: float) -> str:

@@ -12,6 +12,7 @@ import re
 import signal
 from collections import OrderedDict
 from enum import Enum
+from typing import Any
 
 import msgspec
 
@@ -377,15 +378,16 @@ def _list_quarantined(crashes: _Crashes) -> list[Quarantined]:
 
 
 def build_failure(name: str, call: Call, one: CallInFlight, cause: Cause, diagnosis: Diagnosis) -> BackendError:
-    """Return the error of the call at fault."""
+    """Return the error of the call at fault; the end of the process has its report in the log already."""
+    report: dict[str, Any] = {"details": diagnosis.report, "logged": True}
     match cause:
         case Cause.GARBLED:
-            return ContractError(name, [f"{call}: {diagnosis.describe_for(one)}"])
+            return ContractError(name, [f"{call}: {diagnosis.describe_for(one)}"], **report)
         case Cause.STUCK_CALL | Cause.STUCK_LOOP:
             seconds = min(round(one.elapsed, 1), one.deadline)
-            return BackendTimeout(name, str(call), seconds, where=diagnosis.place)
+            return BackendTimeout(name, str(call), seconds, where=diagnosis.place, **report)
         case _:
-            return BackendDied(name, diagnosis.describe_for(one))
+            return BackendDied(name, diagnosis.describe_for(one), **report)
 
 
 def name_ending(ending: Ending) -> str:

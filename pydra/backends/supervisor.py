@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -145,7 +144,7 @@ class BackendSupervisor:
         self._starts = 0
         self._endings: Counter[str] = Counter()
         self._held: HeldClaims | None = None
-        self._updates = HeldUpdates(self._find_told)
+        self._updates = HeldUpdates(lambda: self._restored_process)
         self._changed = anyio.Event()
         self._hinted = anyio.Event()
         self._hint_taken = anyio.Event()
@@ -155,6 +154,17 @@ class BackendSupervisor:
     def name(self) -> str:
         """The backend's name."""
         return self._name
+
+    @property
+    def _open_process(self) -> BackendProcess | None:
+        """The process, if it can be called at all: it has said what it is, and has not ended."""
+        return self._process if self._process is not None and self._process.open else None
+
+    @property
+    def _restored_process(self) -> BackendProcess | None:
+        """The process, if it can be called and has been told what the node holds."""
+        process = self._open_process
+        return process if process is not None and process.restored else None
 
     async def run(self) -> None:
         """Keep the process running until cancelled, then stop it."""
@@ -173,7 +183,7 @@ class BackendSupervisor:
 
         Raises ContractError or SettingsError if it is refused, BackendUnavailable if stopped.
         """
-        while self._process is None or not self._process.open or self._facts is None:
+        while self._open_process is None or self._facts is None:
             if (error := self._find_end()) is not None:
                 raise error
             await self._wait_for_change()
@@ -210,17 +220,17 @@ class BackendSupervisor:
         reply = await self._ask(Call(id=next(self._ids), method=Method.PLAN, claim=claim, until=until))
         if not facts.has_steps:
             data = self._decode(reply, object, Method.PLAN, claim)
-            self._reject(Method.PLAN, find_json_violations(Method.PLAN, data), claim)
+            self._check(Method.PLAN, find_json_violations(Method.PLAN, data), claim)
             return msgspec.structs.replace(claim, plan=data)
         plan = self._decode(reply, _StepPlan, Method.PLAN, claim)
-        self._reject(Method.PLAN, find_json_violations(Method.PLAN, msgspec.to_builtins(plan)), claim)
+        self._check(Method.PLAN, find_json_violations(Method.PLAN, msgspec.to_builtins(plan)), claim)
         return msgspec.structs.replace(claim, plan=plan.data, steps=plan.steps)
 
     async def apply(self, claim: Claim, step: int, *, until: float) -> Any:
         """Carry out one of the claim's steps, by its place, and return its result as JSON."""
         call = Call(id=next(self._ids), method=Method.APPLY, claim=claim, step=step, until=until)
         result = self._decode(await self._ask(call), object, Method.APPLY, claim)
-        self._reject(Method.APPLY, find_json_violations(Method.APPLY, result), claim)
+        self._check(Method.APPLY, find_json_violations(Method.APPLY, result), claim)
         return result
 
     async def undo(self, claim: Claim, step: int, *, until: float) -> None:
@@ -233,7 +243,7 @@ class BackendSupervisor:
         prepared = self._decode(reply, tuple[PreparedDevice, ...], Method.PREPARE, claim)
         if answers_exactly(claim, prepared):
             return prepared
-        self._reject(Method.PREPARE, find_prepared_violations(claim, prepared), claim)
+        self._check(Method.PREPARE, find_prepared_violations(claim, prepared), claim)
         return sort_prepared(claim, prepared)
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], *, until: float) -> None:
@@ -250,7 +260,7 @@ class BackendSupervisor:
             return ()
         call = self._new_call(Method.MEASURE, self._deadlines.measure)
         samples = self._decode(await self._ask(call), tuple[Sample, ...], Method.MEASURE)
-        self._reject(Method.MEASURE, find_sample_violations(samples))
+        self._check(Method.MEASURE, find_sample_violations(samples))
         return samples
 
     async def inherit(self, directory: str) -> Inheritance:
@@ -260,7 +270,7 @@ class BackendSupervisor:
             return Inheritance()
         call = self._new_call(Method.INHERIT, self._deadlines.discover, directory=directory)
         inheritance = self._decode(await self._ask(call), Inheritance, Method.INHERIT)
-        self._reject(Method.INHERIT, find_inheritance_violations(inheritance))
+        self._check(Method.INHERIT, find_inheritance_violations(inheritance))
         return inheritance
 
     async def wait_changed(self) -> None:
@@ -273,7 +283,7 @@ class BackendSupervisor:
 
     def statistics(self) -> BackendStatistics:
         """Return a snapshot."""
-        process = self._process if self._process is not None and self._process.open else None
+        process = self._open_process
         return BackendStatistics(
             state=self._state,
             pid=process.pid if process is not None else 0,
@@ -298,13 +308,13 @@ class BackendSupervisor:
     # Calls
 
     def _new_call(self, method: Method, seconds: float, **arguments: Any) -> Call:
-        return Call(id=next(self._ids), method=method, until=time.monotonic() + seconds, **arguments)
+        return Call(id=next(self._ids), method=method, until=anyio.current_time() + seconds, **arguments)
 
     async def _ask(self, call: Call) -> Reply:
         """Call until there is an answer; more than once only if the process ended and this call did not cause it."""
-        attribution, process, reached, repeated = self._attribution, self._process, False, False
+        attribution, process, reached, repeated = self._attribution, self._restored_process, False, False
         assert call.until is not None
-        deadline = call.until - anyio.current_time()  # the clock of the timer that cancels it
+        deadline = call.until - anyio.current_time()
         if deadline <= 0:
             timeout = BackendTimeout(self._name, str(call), 0)
             timeout.reached_backend = False
@@ -313,7 +323,7 @@ class BackendSupervisor:
             self._refuse_quarantined(call)
         try:
             while True:
-                if process is None or not process.open or not process.restored or attribution.suspects:
+                if process is None or attribution.suspects:
                     process = await self._wait_admission(call, reached=reached)
                 reached = True
                 if self._updates.unsent:
@@ -347,7 +357,7 @@ class BackendSupervisor:
     def _read_failure(self, call: Call, failure: Failure) -> PydraError:
         self._attribution.note_answer(call.claim, call.method, succeeded=False)
         if failure.fault.kind is FaultKind.CONTRACT:
-            self._reject(call.method, failure.fault.problems, call.claim)
+            return self._reject(call.method, failure.fault.problems, call.claim)
         return parse_fault(failure.fault, self._name, str(call))
 
     async def _wait_admission(self, call: Call, *, reached: bool) -> BackendProcess:
@@ -356,15 +366,10 @@ class BackendSupervisor:
         `reached` says whether an earlier process already had the call.
         """
         assert call.until is not None
-        with anyio.move_on_after(call.until - time.monotonic()):
+        with anyio.move_on_after(call.until - anyio.current_time()):
             while self._find_end() is None:
-                process = self._process
-                if (
-                    process is not None
-                    and process.open
-                    and (process.restored or call.method is Method.INHERIT)
-                    and self._attribution.may_call(call.id, busy=not process.idle)
-                ):
+                process = self._open_process if call.method is Method.INHERIT else self._restored_process
+                if process is not None and self._attribution.may_call(call.id, busy=not process.idle):
                     return process
                 if self._attribution.suspects:
                     self._hint_call.cancel()  # so that a suspect is alone; `_wait_hinting` waits for the last of them
@@ -378,15 +383,18 @@ class BackendSupervisor:
             return msgspec.msgpack.decode(reply.result, type=wanted)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             violations = find_value_violations(reply.result, wanted) or (str(error),)
-            self._reject(method, tuple(f"{method.value}: {one}" for one in violations), claim)
-            raise AssertionError from error  # _reject raises when there are violations
+            raise self._reject(method, tuple(f"{method.value}: {one}" for one in violations), claim) from error
 
-    def _reject(self, method: Method, violations: tuple[str, ...], claim: Claim | None = None) -> None:
+    def _check(self, method: Method, violations: tuple[str, ...], claim: Claim | None = None) -> None:
         if violations:
-            error = ContractError(self._name, violations)
-            _log.error("%s", error)
-            self._report(AnswerRejected(backend=self._name, method=method, claim=claim, violations=violations))
-            raise error
+            raise self._reject(method, violations, claim)
+
+    def _reject(self, method: Method, violations: tuple[str, ...], claim: Claim | None) -> ContractError:
+        """Report that an answer violates the contract; return the error for its caller."""
+        error = ContractError(self._name, violations)
+        _log.error("%s", error)
+        self._report(AnswerRejected(backend=self._name, method=method, claim=claim, violations=violations))
+        return error
 
     def _reject_unsolicited(self, call_id: int) -> None:
         violation = f"an answer to call {call_id}, which is not in flight"
@@ -432,12 +440,12 @@ class BackendSupervisor:
         try:
             while True:
                 await self._wait_for_process_slot()
-                began = time.monotonic()
+                began = anyio.current_time()
                 event = await self._run_process()
                 if isinstance(event, BackendRefused):
                     self._refuse(event)
                     break
-                failures = 1 if time.monotonic() - began >= self._restarts.healthy else failures + 1
+                failures = 1 if anyio.current_time() - began >= self._restarts.healthy else failures + 1
                 delay = self._restarts.delay(failures)
                 self._report_down(msgspec.structs.replace(event, restart_in=delay))
                 await anyio.sleep(delay)
@@ -541,9 +549,7 @@ class BackendSupervisor:
             _log.error("%s", error)
             self._report(QuarantineBegan(backend=self._name, claim=call.claim, method=call.method, message=str(error)))
             return error
-        failure = build_failure(self._name, call, one, ending.cause, diagnosis)
-        failure.details, failure.logged = diagnosis.report, True
-        return failure
+        return build_failure(self._name, call, one, ending.cause, diagnosis)
 
     def _read_refusal(self, refusal: Refusal) -> BackendStartFailed | BackendRefused:
         fault = refusal.fault
@@ -569,9 +575,7 @@ class BackendSupervisor:
     def _refusal_error(self, event: BackendRefused) -> ContractError | SettingsError:
         if event.invalid_settings:
             return SettingsError([f"backend {self._name}: {problem}" for problem in event.violations])
-        error = ContractError(self._name, event.violations)
-        error.details = event.details
-        return error
+        return ContractError(self._name, event.violations, details=event.details)
 
     def _report_down(self, event: BackendEnded | BackendStartFailed) -> None:
         if isinstance(event, BackendEnded):
@@ -596,24 +600,19 @@ class BackendSupervisor:
 
     # Held claims
 
-    def _find_told(self) -> BackendProcess | None:
-        """Return the process if it has been told what the node holds."""
-        process = self._process
-        return process if process is not None and process.open and process.restored else None
-
     async def _keep_restoring(self) -> None:
         """Pass the held claims to each new process, before any other call."""
         failures = 0
         while True:
-            process, held = self._process, self._held
-            if process is None or not process.open or process.restored or held is None:
+            process, held = self._open_process, self._held
+            if process is None or process.restored or held is None:
                 await self._wait_for_change()
                 continue
             try:
                 async with held() as claims:
                     await self._restore(process, claims)
             except PydraError as error:
-                if process is self._process and process.open:
+                if process is self._open_process:
                     failures += 1
                     delay = min(2.0 ** (failures - 1), _RESTORE_RETRY_CAP_SECONDS)
                     self._report_restore_failed(error, delay)
@@ -674,11 +673,9 @@ class BackendSupervisor:
         Before the first `discover` has ended there is nothing that could have changed since.
         """
         while True:
-            process, facts = self._process, self._facts
+            process, facts = self._restored_process, self._facts
             if (
                 process is not None
-                and process.open
-                and process.restored
                 and process is self._discovered
                 and facts is not None
                 and Method.WAIT_CHANGED in facts.methods
