@@ -75,25 +75,25 @@ class Reports:
     # The backend's process
 
     @_handle.register
-    def _(self, event: BackendReady) -> None:
+    def _backend_ready(self, event: BackendReady) -> None:
         self._metrics.backend_up.labels(event.backend).set(1)
         if event.starts > 1:
             self._metrics.backend_restarts.labels(event.backend).inc()
 
     @_handle.register
-    def _(self, event: BackendEnded) -> None:
+    def _backend_ended(self, event: BackendEnded) -> None:
         self._metrics.backend_up.labels(event.backend).set(0)
         self._metrics.backend_crashes.labels(event.backend, event.diagnosis.how).inc()
         # The failed claim gets an Event of its own; the others need not know which one it was.
         self._record_event(self._node, "BackendDied", f"backend {event.backend}: {event.diagnosis.line}", "Run")
 
     @_handle.register
-    def _(self, event: BackendStartFailed) -> None:
+    def _backend_start_failed(self, event: BackendStartFailed) -> None:
         self._metrics.backend_up.labels(event.backend).set(0)
         self._record_event(self._node, "BackendStartFailed", f"backend {event.backend}: {event.message}", "Start")
 
     @_handle.register
-    def _(self, event: BackendRefused) -> None:
+    def _backend_refused(self, event: BackendRefused) -> None:
         self._metrics.backend_up.labels(event.backend).set(0)
         if not event.invalid_settings:
             self._metrics.backend_violations.labels(event.backend).inc(len(event.violations))
@@ -103,34 +103,34 @@ class Reports:
         )
 
     @_handle.register
-    def _(self, event: BackendUnkillable) -> None:
+    def _backend_unkillable(self, event: BackendUnkillable) -> None:
         note = (
             f"backend {event.backend}: process {event.pid} cannot be killed; it hangs in the kernel, in a device driver"
         )
         self._record_event(self._node, "BackendUnkillable", note, "Run")
 
     @_handle.register
-    def _(self, event: BackendSlow) -> None:
+    def _backend_slow(self, event: BackendSlow) -> None:
         self._record_event(self._node, "BackendSlow", f"backend {event.backend}: {event.message}", "Run")
 
     @_handle.register
-    def _(self, event: AnswerRejected) -> None:
+    def _answer_rejected(self, event: AnswerRejected) -> None:
         self._metrics.backend_violations.labels(event.backend).inc(len(event.violations))
         if event.claim is None:
             note = f"backend {event.backend} violated its contract: " + "; ".join(event.violations)
             self._record_event(self._node, "BackendContract", note, "Run")
 
     @_handle.register
-    def _(self, event: HintsFailed) -> None:
+    def _hints_failed(self, event: HintsFailed) -> None:
         self._record_event(self._node, "BackendHintsFailed", f"backend {event.backend}: {event.message}", "Run")
 
     @_handle.register
-    def _(self, event: RestoreFailed) -> None:
+    def _restore_failed(self, event: RestoreFailed) -> None:
         note = f"backend {event.backend}: {event.message}; no claim is served until restore succeeds"
         self._record_event(self._node, "BackendRestoreFailed", note, "Start")
 
     @_handle.register
-    def _(self, event: QuarantineBegan) -> None:
+    def _quarantine_began(self, event: QuarantineBegan) -> None:
         """Do nothing: OperationFailed with the same text follows."""
 
     def not_served(self, why: str) -> None:
@@ -144,11 +144,11 @@ class Reports:
     # Claims
 
     @_handle.register
-    def _(self, event: OperationStarted) -> None:
+    def _operation_started(self, event: OperationStarted) -> None:
         self._metrics.in_flight.labels(event.driver, event.operation.value).inc()
 
     @_handle.register
-    def _(self, event: OperationDone | OperationFailed) -> None:
+    def _operation_ended(self, event: OperationDone | OperationFailed) -> None:
         operation, error = event.operation.value, event.error if isinstance(event, OperationFailed) else None
         self._metrics.in_flight.labels(event.driver, operation).dec()
         result = self._label(error) if error is not None else "ok"
@@ -167,12 +167,12 @@ class Reports:
             )
 
     @_handle.register
-    def _(self, event: StepsLeftOver) -> None:
+    def _steps_left_over(self, event: StepsLeftOver) -> None:
         note = f"driver {event.driver}: claim {event.ref} has ended, and is not completely undone: {event.reason}"
         self._record_event(self._node, "StepsLeftOver", note, "Unprepare")
 
     @_handle.register
-    def _(self, event: GarbageCollected) -> None:
+    def _garbage_collected(self, event: GarbageCollected) -> None:
         failed = bool(event.problem or event.counts.failed)
         self._metrics.sweeps.labels(event.driver, "failed" if failed else "ok").inc()
         counts = event.counts
@@ -184,7 +184,7 @@ class Reports:
             self._metrics.swept.labels(event.driver, kind).inc(count)
 
     @_handle.register
-    def _(self, event: UnreadableRecord) -> None:
+    def _unreadable_record(self, event: UnreadableRecord) -> None:
         what = f"driver {self._driver}: the record of claim {event.uid} "
         if event.is_newer:
             note = f"{what}was written by a newer version of pydra and stays as it is: {event.why}"
@@ -201,53 +201,53 @@ class Reports:
     # The kubelet
 
     @_handle.register
-    def _(self, event: Registered) -> None:
+    def _registered(self, event: Registered) -> None:
         self._metrics.registered.labels(event.driver).set(1)
 
     @_handle.register
-    def _(self, event: RegistrationRefused) -> None:
+    def _registration_refused(self, event: RegistrationRefused) -> None:
         self._metrics.registered.labels(event.driver).set(0)
         self._record_event(self._node, "RegistrationRefused", f"driver {event.driver}: {event.message}", "Register")
 
     @_handle.register
-    def _(self, event: Waiting) -> None:
+    def _waiting(self, event: Waiting) -> None:
         self._metrics.registered.labels(event.driver).set(0)
 
     @_handle.register
-    def _(self, event: Serving) -> None:
+    def _serving(self, event: Serving) -> None:
         """Do nothing: Registered follows."""
 
     @_handle.register
-    def _(self, event: Stopped) -> None:
+    def _stopped(self, event: Stopped) -> None:
         self._metrics.registered.labels(event.driver).set(0)
 
     @_handle.register
-    def _(self, event: HealthStreams) -> None:
+    def _health_streams(self, event: HealthStreams) -> None:
         self._metrics.health_streams.labels(event.driver).set(event.count)
 
     # Slices and the API server
 
     @_handle.register
-    def _(self, event: SliceWritten) -> None:
+    def _slice_written(self, event: SliceWritten) -> None:
         self._metrics.slice_writes.labels(self._driver, event.kind.value).inc()
 
     @_handle.register
-    def _(self, event: PoolPublished) -> None:
+    def _pool_published(self, event: PoolPublished) -> None:
         self._metrics.slices.labels(self._driver).set(event.slices)
 
     @_handle.register
-    def _(self, event: PublishFailed) -> None:
+    def _publish_failed(self, event: PublishFailed) -> None:
         self._metrics.publish_failures.labels(self._driver, event.error.reason).inc()
         self._record_event(self._node, "PublishFailed", f"driver {self._driver}: {event.error}", "Publish")
 
     @_handle.register
-    def _(self, event: FieldsDropped) -> None:
+    def _fields_dropped(self, event: FieldsDropped) -> None:
         if event.gates or event.refused:
             self._count_gates(event.gates, withheld=len(event.withheld) + len(event.refused))
         self._record_event(self._node, "FieldsDropped", f"driver {self._driver}: {event}", "Publish")
 
     @_handle.register
-    def _(self, event: FieldsKept) -> None:
+    def _fields_kept(self, event: FieldsKept) -> None:
         self._count_gates((), withheld=0)
 
     def cluster_unsupported(self, error: Unsupported) -> None:
@@ -260,7 +260,7 @@ class Reports:
         self._metrics.cluster_unsupported.set(0)
 
     @_handle.register
-    def _(self, event: WatchFailed) -> None:
+    def _watch_failed(self, event: WatchFailed) -> None:
         # Also counted as a request. A refusal lasts until an admin grants the permission, and without a list no slice
         # is written, which nothing else would report.
         if not isinstance(event.error, Unavailable):
@@ -268,16 +268,16 @@ class Reports:
             self._record_event(self._node, "PublishFailed", f"driver {self._driver}: {event.error}", "Publish")
 
     @_handle.register
-    def _(self, event: RequestDone) -> None:
+    def _request_done(self, event: RequestDone) -> None:
         self._metrics.requests.labels(event.verb, event.resource, event.status).observe(event.seconds)
 
     @_handle.register
-    def _(self, event: DevicesStale) -> None:
+    def _devices_stale(self, event: DevicesStale) -> None:
         self._metrics.devices_stale.labels(event.driver).set(1)
         self._record_event(self._node, "DevicesStale", f"driver {event.driver}: {event.message}", "Discover")
 
     @_handle.register
-    def _(self, event: DevicesCurrent) -> None:
+    def _devices_current(self, event: DevicesCurrent) -> None:
         self._metrics.devices_stale.labels(event.driver).set(0)
         note = f"driver {event.driver}: devices are discovered again"
         self._record_event(self._node, "DevicesCurrent", note, "Discover", warning=False)

@@ -232,6 +232,9 @@ def _same(a: Any, b: Any, rule: Same) -> bool:
     return rule(a, b)
 
 
+# A rule says whether two values mean the same. The functions below that return one (`_list_of`, `_map_of`, `_struct`,
+# `_or_absent`) build the rules at the end of the module, which read like the API's types: a device's `capacity` is a
+# map of structs whose `value` is a quantity, and may be absent. What no rule names is compared by `_plain`.
 def _plain(a: Any, b: Any) -> bool:
     """Compare values without quantities or times, ignoring null and empty members."""
     if isinstance(a, dict) and isinstance(b, dict):
