@@ -38,6 +38,25 @@ def test_tests_that_the_pages_name_exist() -> None:
     assert {(page, name) for page, name in named if name not in known} == set()
 
 
+def test_the_design_names_every_module_of_the_core() -> None:
+    core = ROOT / "pydra"
+    table = read("docs/design.md").partition("## Life of a claim")[0]
+    rows = re.findall(r"^\| (`[^|]+`) \| (.*) \|$", table, flags=re.MULTILINE)
+    packages = {path.parent.name for path in core.glob("*/__init__.py")}
+    listed = {
+        head.strip("`"): set(re.findall(r"`([a-z_0-9]+)`", text)) for head, text in rows if head.strip("`") in packages
+    }
+    assert listed.keys() == packages
+    for package, names in listed.items():
+        modules = {path.stem for path in (core / package).glob("*.py")} - {"__init__"}
+        names.discard("pydra")  # the command
+        assert modules <= names, f"docs/design.md, {package}: {sorted(modules - names)} are not in the table"
+        missing = {name for name in names - modules if not (core / package / name).is_dir()}
+        assert missing == set(), f"docs/design.md, {package}: there is no module {sorted(missing)}"
+    shared = set(re.findall(r"`([a-z_0-9]+)`", next(head for head, _ in rows if "`devices`" in head)))
+    assert {path.stem for path in core.glob("*.py")} - {"__init__", "__main__"} == shared
+
+
 def test_yaml_in_the_pages_parses_and_its_opaque_configs_decode() -> None:
     types = load_config_types()
     for page in set(PAGES) - set(FOLLOWED):
