@@ -341,7 +341,9 @@ class BackendSupervisor:
                     if process.open:  # the call ended when it was cancelled
                         attribution.note_answer(call.claim, call.method, succeeded=False)
                     raise outcome
-                process, repeated = None, True  # it ended, and this call did not cause it
+                # It ended, and this call did not cause it. Failing it would cost claims that did nothing wrong, within
+                # the same call of the kubelet; called again alone, it shows whether it is the cause.
+                process, repeated = None, True
         finally:
             if attribution.suspects:  # the next one may start once no other call is in flight
                 attribution.forget_call(call.id)

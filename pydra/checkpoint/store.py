@@ -202,6 +202,7 @@ class RecordStore:
 
     async def set_back(self, uid: str) -> None:
         """Make the claim's record *started* again, before anything is undone. Needs no disk space."""
+        # By a rename: a full disk must not keep a pod from ending.
         await self._perform(f"renaming the record of claim {uid}", self._rename, uid + _RECORD, uid + _UNDO)
         self._records[uid] = msgspec.structs.replace(self._records[uid], stage=Stage.STARTED)
         self._on_write(uid)
@@ -377,6 +378,7 @@ class RecordStore:
             self._add_unreadable(UnreadableRecord(uid=uid, path=path, why=str(error), is_newer=True, partial=partial))
             return None
         except CheckpointError as error:
+            # Never replaced by an older version of itself, which would unprepare running pods; its devices stay held.
             kept = self._set_aside(path, uid)
             self._add_unreadable(
                 UnreadableRecord(uid=uid, path=kept, why=str(error), partial=read_partial_record(content))

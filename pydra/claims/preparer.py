@@ -265,6 +265,7 @@ class ClaimPreparer:
         ref, operation = work.ref, work.operation
         set_logging_fields(driver=self._driver, claim=str(ref), uid=ref.uid)
         try:
+            # Not cancelled: a backend that is stopped halfway would have to undo at the same moment.
             if before is not None and before.task is not None:
                 await asyncio.wait((before.task,))
             if operation is not None:
@@ -331,6 +332,7 @@ class ClaimPreparer:
     async def _prepare(self, work: _Work) -> tuple[ContainerDevice, ...]:
         uid = work.ref.uid
         until = self._clock() + self._deadlines.prepare
+        # Also for a claim that is prepared: under one uid, its allocation may have changed since.
         asked = await self._fetch(work)
         work.mark("fetch", self._clock())
         await self._lock.take_claim(uid, until)
@@ -491,6 +493,7 @@ class ClaimPreparer:
                 await self._store.write(record)
             work.mark("completed", self._clock())
         except PydraError as error:
+            # Answered before it is undone, which may take a whole deadline again: the kubelet waits for 45 s only.
             work.answer.set_result(error)
             if is_new:  # what an earlier boot completed stays: the hardware remembers it, and may hold data
                 latest = replace(record, claim=work.record.claim)
