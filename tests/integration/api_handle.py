@@ -41,15 +41,19 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class RawClient:
-    """Bare HTTP, so that what the server does is seen and not what a client makes of it."""
+    """Bare HTTP, so that what the server does is seen and not what a client makes of it.
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    Paths begin at `server`, a URL that may have a path itself.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, server: str) -> None:
         self.session = session
+        self.server = server.rstrip("/")
 
     async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Answer:
         headers = {"Content-Type": "application/json", **options.pop("headers", {})}
         data = msgspec.json.encode(body) if body is not None and not isinstance(body, bytes) else body
-        async with self.session.request(method, path, data=data, headers=headers, **options) as response:
+        async with self.session.request(method, self.server + path, data=data, headers=headers, **options) as response:
             text = await response.text()
             kind = response.headers.get("Content-Type", "")
             decoded = msgspec.json.decode(text) if kind.startswith("application/json") else None
@@ -68,9 +72,12 @@ class RawClient:
         return await self.request("PATCH", path, body, headers={"Content-Type": f"application/{kind}-patch+json"})
 
     @asynccontextmanager
-    async def watch(self, path: str, **params: str) -> AsyncIterator[AsyncIterator[JsonObject]]:
+    async def watch(
+        self, path: str, accept: str = "application/json", **params: str
+    ) -> AsyncIterator[AsyncIterator[JsonObject]]:
         """The events of a watch, as they come, until the server ends it."""
-        async with self.session.get(path, params={"watch": "1", "timeoutSeconds": "10", **params}) as response:
+        everything = {"watch": "1", "timeoutSeconds": "10", **params}
+        async with self.session.get(self.server + path, params=everything, headers={"Accept": accept}) as response:
             assert response.status == 200, await response.text()
             yield _read_events(response)
 
@@ -128,9 +135,9 @@ class ApiHandle:
         connector = aiohttp.TCPConnector(ssl=tls) if tls is not None else None
         timeout = aiohttp.ClientTimeout(total=30)
         async with aiohttp.ClientSession(
-            cluster["server"], headers=headers, connector=connector, timeout=timeout, read_bufsize=2**21
+            headers=headers, connector=connector, timeout=timeout, read_bufsize=2**21
         ) as session:
-            yield RawClient(session)
+            yield RawClient(session, cluster["server"])
 
     @asynccontextmanager
     async def scratch(self, client: RawClient) -> AsyncIterator[Scratch]:

@@ -67,12 +67,11 @@ async def test_a_pod_that_waits_is_shown_as_pending(api_server: ApiHandle) -> No
 async def test_a_watch_shows_each_change_as_a_table_of_one_row(api_server: ApiHandle) -> None:
     async with connected(api_server) as (client, scratch):
         await client.create(scratch.claims, claim_body("one"))
-        params = {"watch": "1", "timeoutSeconds": "10"}
-        async with client.session.get(scratch.claims, params=params, headers=TABLE) as response:
-            event = await response.content.readline()
-        assert b'"type":"ADDED"' in event
-        assert b'"kind":"Table"' in event
-        assert b'["one","pending","0s"]' in event
+        async with client.watch(scratch.claims, TABLE["Accept"]) as events:
+            event = await anext(events)
+        assert event["type"] == "ADDED"
+        assert event["object"]["kind"] == "Table"
+        assert [row["cells"] for row in event["object"]["rows"]] == [["one", "pending", "0s"]]
 
 
 async def test_a_namespace_can_be_created_from_protobuf(api_server: ApiHandle) -> None:
