@@ -363,9 +363,9 @@ RIGHTS = [
         "/host",
         0,
         {"partitioning": Partitioning.MEMORY},
-        "memory needs the capabilities SYS_MODULE and SYS_CHROOT, to load",
+        "memory needs the capabilities SYS_MODULE and SYS_CHROOT, to reload",
     ),
-    ("/", 1 << 18, {"partitioning": Partitioning.MEMORY}, "memory needs the capabilities SYS_MODULE, to load"),
+    ("/", 1 << 18, {"partitioning": Partitioning.MEMORY}, "memory needs the capabilities SYS_MODULE, to reload"),
     ("/host", 1 << 16 | 1 << 18, {"partitioning": Partitioning.MEMORY}, ""),
     (
         "/host",

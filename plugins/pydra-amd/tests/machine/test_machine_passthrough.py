@@ -145,7 +145,7 @@ async def test_a_gpu_whose_users_nobody_can_tell_is_not_taken(tmp_path: Path) ->
         node.use(4242, "/dev/dri/renderD128")
         claim = await node.plan(GUEST)
         shutil.rmtree(node.root / "sys/class/kfd/kfd/topology/nodes/2")
-        with pytest.raises(ClaimError, match="bound to amdgpu, which does not show it any more: who uses it cannot"):
+        with pytest.raises(ClaimError, match="bound to amdgpu, which does not show it any more: its users"):
             await node.carry_out(claim)
         assert node.driver() == "amdgpu"
 
