@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Generate messages and clients of gRPC services: `pydra.kubelet.pb` from `proto/*.proto`, and those of plugins.
+"""Generate the messages of gRPC services, `pydra.kubelet.pb` from `proto/*.proto`, and the client of a plugin.
 
 Needs grpcio-tools and betterproto2-compiler, both in the `dev` group. The compiler lays its output out by proto package
 (`k8s/io/kubelet/...`, and top-level packages `v1` and `v1alpha1`); here each .proto file becomes the one module of its
@@ -49,10 +49,10 @@ class Message(betterproto2.Message):
 '''
 
 
-def compile_proto(source: Path, output: Path) -> str:
+def compile_proto(source: Path, output: Path, *, client: str) -> str:
     """What the compiler makes of one .proto file: the text of its only module."""
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{source.parent}", f"--python_betterproto2_out={output}"]
-    options = "--python_betterproto2_opt=server_generation=none,client_generation=async"
+    options = f"--python_betterproto2_opt=server_generation=none,client_generation={client}"
     path = sysconfig.get_path("scripts") + os.pathsep + os.environ.get("PATH", "")
     done = subprocess.run(
         [*command, options, source.name], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
@@ -83,14 +83,14 @@ def rewrite_plugin(text: str, name: str) -> str:
     return text
 
 
-def generate(source: Path) -> str:
+def generate(source: Path, *, client: str) -> str:
     """What the compiler makes of one .proto file, in a directory that is gone afterwards."""
     with tempfile.TemporaryDirectory() as scratch:
-        return compile_proto(source, Path(scratch))
+        return compile_proto(source, Path(scratch), client=client)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Generate the kubelet's messages and clients from proto/*.proto.")
+    parser = argparse.ArgumentParser(description="Generate the kubelet's messages from proto/*.proto.")
     parser.add_argument("--output", type=Path, default=PB, help="directory to write the kubelet's to")
     parser.add_argument("--tpu-output", type=Path, default=TPU_PB, help="file to write those of the TPU runtime to")
     arguments = parser.parse_args()
@@ -98,8 +98,8 @@ def main() -> None:
     output.mkdir(parents=True, exist_ok=True)
     (output / "message_pool.py").write_text(HEADER.replace(" from proto/{name}.proto", "") + POOL)
     for source in sorted(PROTO.glob("*.proto")):
-        (output / f"{source.stem}.py").write_text(rewrite(generate(source), source.stem))
-    arguments.tpu_output.write_text(rewrite_plugin(generate(TPU_PROTO), TPU_PROTO.stem))
+        (output / f"{source.stem}.py").write_text(rewrite(generate(source, client="none"), source.stem))
+    arguments.tpu_output.write_text(rewrite_plugin(generate(TPU_PROTO, client="async"), TPU_PROTO.stem))
 
 
 if __name__ == "__main__":

@@ -38,9 +38,7 @@ from pydra.kubelet.messages import (
 )
 from pydra.kubelet.pb import (
     dra_health_v1,
-    dra_health_v1alpha1,
     dra_v1,
-    dra_v1beta1,
     grpc_health_v1,
     pluginregistration_v1,
 )
@@ -48,9 +46,7 @@ from pydra.kubelet.pb import (
 PROTO = Path(__file__).resolve().parents[2] / "proto"
 MODULES: dict[str, tuple[str, ModuleType]] = {
     "dra_v1": ("k8s.io.kubelet.pkg.apis.dra.v1", dra_v1),
-    "dra_v1beta1": ("k8s.io.kubelet.pkg.apis.dra.v1beta1", dra_v1beta1),
     "dra_health_v1": ("v1", dra_health_v1),
-    "dra_health_v1alpha1": ("v1alpha1", dra_health_v1alpha1),
     "pluginregistration_v1": ("pluginregistration", pluginregistration_v1),
     "grpc_health_v1": ("grpc.health.v1", grpc_health_v1),
 }
@@ -135,9 +131,7 @@ SERVING_MESSAGES = st.one_of(
 )
 MESSAGES = {
     "dra_v1": node_messages(dra_v1),
-    "dra_v1beta1": node_messages(dra_v1beta1),
     "dra_health_v1": health_messages(dra_health_v1),
-    "dra_health_v1alpha1": health_messages(dra_health_v1alpha1),
     "pluginregistration_v1": REGISTRATION_MESSAGES,
     "grpc_health_v1": SERVING_MESSAGES,
 }
@@ -196,11 +190,9 @@ def test_values_arrive_under_their_own_names(reference: Callable[[str, str], Any
     }
 
 
-@pytest.mark.parametrize("proto", ["dra_v1", "dra_v1beta1"])
-def test_an_empty_answer_keeps_its_claim_in_the_map(proto: str, reference: Callable[[str, str], Any]) -> None:
-    module = MODULES[proto][1]
-    ours = module.NodeUnprepareResourcesResponse(claims={"uid-1": module.NodeUnprepareResourceResponse()})
-    theirs = reference(proto, "NodeUnprepareResourcesResponse").FromString(bytes(ours))
+def test_an_empty_answer_keeps_its_claim_in_the_map(reference: Callable[[str, str], Any]) -> None:
+    ours = dra_v1.NodeUnprepareResourcesResponse(claims={"uid-1": dra_v1.NodeUnprepareResourceResponse()})
+    theirs = reference("dra_v1", "NodeUnprepareResourcesResponse").FromString(bytes(ours))
     assert list(theirs.claims) == ["uid-1"]
     assert theirs.claims["uid-1"].error == ""
 
@@ -214,18 +206,11 @@ def test_an_absent_share_id_differs_from_an_empty_one(
     assert dra_v1.Device.parse(canonical(theirs)).share_id == share_id
 
 
-def test_a_v1beta1_kubelet_skips_a_share_id(reference: Callable[[str, str], Any]) -> None:
-    theirs = reference("dra_v1beta1", "Device").FromString(bytes(dra_v1.Device(device_name="d", share_id="x")))
-    assert theirs.device_name == "d"
-    assert b"x" in canonical(theirs)
-
-
-@pytest.mark.parametrize("proto", ["dra_health_v1", "dra_health_v1alpha1"])
-def test_an_empty_submessage_is_sent_and_an_absent_one_is_not(proto: str, reference: Callable[[str, str], Any]) -> None:
-    module = MODULES[proto][1]
-    device_health = reference(proto, "DeviceHealth")
-    assert device_health.FromString(bytes(module.DeviceHealth(device=module.DeviceIdentifier()))).HasField("device")
-    assert not device_health.FromString(bytes(module.DeviceHealth())).HasField("device")
+def test_an_empty_submessage_is_sent_and_an_absent_one_is_not(reference: Callable[[str, str], Any]) -> None:
+    device_health = reference("dra_health_v1", "DeviceHealth")
+    ours = dra_health_v1.DeviceHealth(device=dra_health_v1.DeviceIdentifier())
+    assert device_health.FromString(bytes(ours)).HasField("device")
+    assert not device_health.FromString(bytes(dra_health_v1.DeviceHealth())).HasField("device")
 
 
 def test_fields_that_this_version_does_not_know_survive(reference: Callable[[str, str], Any]) -> None:
@@ -257,16 +242,10 @@ FIELD_NUMBERS = {
     ("dra_v1", "Claim"): "namespace=1 uid=2 name=3",
     ("dra_v1", "Device"): "request_names=1 pool_name=2 device_name=3 cdi_device_ids=4 share_id=5",
     ("dra_v1", "NodePrepareResourceResponse"): "devices=1 error=2",
-    ("dra_v1beta1", "Claim"): "namespace=1 uid=2 name=3",
-    ("dra_v1beta1", "Device"): "request_names=1 pool_name=2 device_name=3 cdi_device_ids=4",
     ("dra_health_v1", "DeviceHealth"): (
         "device=1 health=2 last_updated_time=3 health_check_timeout_seconds=4 message=5"
     ),
-    ("dra_health_v1alpha1", "DeviceHealth"): (
-        "device=1 health=2 last_updated_time=3 health_check_timeout_seconds=4 message=5"
-    ),
     ("dra_health_v1", "DeviceIdentifier"): "pool_name=1 device_name=2",
-    ("dra_health_v1alpha1", "DeviceIdentifier"): "pool_name=1 device_name=2",
 }
 
 
@@ -295,31 +274,27 @@ DEVICES = st.lists(
 ERRORS = st.text("abc xyz", min_size=1, max_size=300).filter(str.strip).map(PydraError)
 
 
-@pytest.mark.parametrize("proto", ["dra_v1", "dra_v1beta1"])
 @pytest.mark.parametrize("name", ["NodePrepareResourcesRequest", "NodeUnprepareResourcesRequest"])
-def test_the_agent_reads_the_claims_that_protobuf_wrote(
-    proto: str, name: str, reference: Callable[[str, str], Any]
-) -> None:
+def test_the_agent_reads_the_claims_that_protobuf_wrote(name: str, reference: Callable[[str, str], Any]) -> None:
     @settings(deadline=None)
     @given(refs=CLAIMS)
     def agree(refs: list[ClaimRef]) -> None:
         claims = [{"namespace": ref.namespace, "uid": ref.uid, "name": ref.name} for ref in refs]
-        call = parse_claims(reference(proto, name)(claims=claims).SerializeToString())
+        call = parse_claims(reference("dra_v1", name)(claims=claims).SerializeToString())
         assert (call.refs, call.refused) == (tuple(refs), {})
 
     agree()
 
 
-@pytest.mark.parametrize("proto", ["dra_v1", "dra_v1beta1"])
+@pytest.mark.parametrize("with_shares", [True, False], ids=["v1", "v1beta1"])
 def test_protobuf_reads_the_prepared_devices_that_the_agent_wrote(
-    proto: str, reference: Callable[[str, str], Any]
+    with_shares: bool, reference: Callable[[str, str], Any]
 ) -> None:
     @settings(deadline=None)
     @given(outcomes=st.dictionaries(TEXT, DEVICES.map(tuple) | ERRORS, max_size=3))
     def agree(outcomes: dict[str, PrepareOutcome]) -> None:
-        with_shares = proto == "dra_v1"
         data = build_prepare_response(outcomes, share_ids=with_shares)
-        response = reference(proto, "NodePrepareResourcesResponse").FromString(data)
+        response = reference("dra_v1", "NodePrepareResourcesResponse").FromString(data)
         assert len(response.SerializeToString()) == len(data)  # nothing unknown, nothing superfluous
         assert set(response.claims) == set(outcomes)
         for uid, outcome in outcomes.items():
@@ -331,7 +306,7 @@ def test_protobuf_reads_the_prepared_devices_that_the_agent_wrote(
                     pool=device.pool_name,
                     device=device.device_name,
                     cdi_ids=tuple(device.cdi_device_ids),
-                    share_id=device.share_id if with_shares and device.HasField("share_id") else None,
+                    share_id=device.share_id if device.HasField("share_id") else None,
                 )
                 for device in answer.devices
             ] == ([] if isinstance(outcome, PydraError) else [trimmed(one, with_shares) for one in outcome])
@@ -343,15 +318,12 @@ def trimmed(device: ContainerDevice, with_shares: bool) -> ContainerDevice:
     return device if with_shares else msgspec.structs.replace(device, share_id=None)
 
 
-@pytest.mark.parametrize("proto", ["dra_v1", "dra_v1beta1"])
-def test_protobuf_reads_the_unprepared_claims_that_the_agent_wrote(
-    proto: str, reference: Callable[[str, str], Any]
-) -> None:
+def test_protobuf_reads_the_unprepared_claims_that_the_agent_wrote(reference: Callable[[str, str], Any]) -> None:
     @settings(deadline=None)
     @given(outcomes=st.dictionaries(TEXT, st.none() | ERRORS, max_size=3))
     def agree(outcomes: dict[str, UnprepareOutcome]) -> None:
         data = build_unprepare_response(outcomes)
-        response = reference(proto, "NodeUnprepareResourcesResponse").FromString(data)
+        response = reference("dra_v1", "NodeUnprepareResourcesResponse").FromString(data)
         assert len(response.SerializeToString()) == len(data)
         assert {uid: answer.error for uid, answer in response.claims.items()} == {
             uid: describe(outcome) if outcome else "" for uid, outcome in outcomes.items()
@@ -360,8 +332,7 @@ def test_protobuf_reads_the_unprepared_claims_that_the_agent_wrote(
     agree()
 
 
-@pytest.mark.parametrize("proto", ["dra_health_v1", "dra_health_v1alpha1"])
-def test_protobuf_reads_the_health_that_the_agent_wrote(proto: str, reference: Callable[[str, str], Any]) -> None:
+def test_protobuf_reads_the_health_that_the_agent_wrote(reference: Callable[[str, str], Any]) -> None:
     numbers = {HealthStatus.UNKNOWN: 0, HealthStatus.HEALTHY: 1, HealthStatus.UNHEALTHY: 2}
     health = st.builds(
         DeviceHealth, pool=TEXT, device=TEXT, status=st.sampled_from(HealthStatus), message=TEXT, updated=INT64
@@ -370,7 +341,9 @@ def test_protobuf_reads_the_health_that_the_agent_wrote(proto: str, reference: C
     @settings(deadline=None)
     @given(devices=st.lists(health, max_size=3), lease=st.integers(1, 10**6))
     def agree(devices: list[DeviceHealth], lease: int) -> None:
-        response = reference(proto, "NodeWatchResourcesResponse").FromString(build_health_report(devices, lease=lease))
+        response = reference("dra_health_v1", "NodeWatchResourcesResponse").FromString(
+            build_health_report(devices, lease=lease)
+        )
         assert [
             (one.device.pool_name, one.device.device_name, one.health, one.last_updated_time, one.message)
             for one in response.devices

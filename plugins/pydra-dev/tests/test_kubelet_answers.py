@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pydra.kubelet.pb import dra_v1, dra_v1beta1
+from pydra.kubelet.pb import dra_v1
 from pydra_dev.kubelet.claims import AnswerError, PreparedDevice, check_unprepared, parse_prepared
 
 NAMES = {"u1": "one", "u2": "two"}
@@ -20,8 +20,8 @@ def test_devices_are_read_with_all_they_have() -> None:
 
 
 def test_v1beta1_has_no_share_ids() -> None:
-    entry = dra_v1beta1.NodePrepareResourceResponse(devices=[dra_v1beta1.Device(pool_name="p", device_name="d")])
-    assert parse_prepared({"u1": "one"}, {"u1": entry})["u1"][0].share_id is None
+    entry = dra_v1.NodePrepareResourceResponse(devices=[dra_v1.Device(pool_name="p", device_name="d", share_id="s")])
+    assert parse_prepared({"u1": "one"}, {"u1": entry}, share_ids=False)["u1"][0].share_id is None
 
 
 def test_an_entry_without_a_value_is_an_empty_one() -> None:

@@ -3,24 +3,16 @@
 __all__ = (
     "DeviceHealth",
     "DeviceIdentifier",
-    "DraResourceHealthStub",
     "HealthStatus",
     "NodeWatchResourcesRequest",
     "NodeWatchResourcesResponse",
 )
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import betterproto2
-from betterproto2 import grpclib as betterproto2_grpclib
 
 from pydra.kubelet.pb.message_pool import Message, default_message_pool
-
-if TYPE_CHECKING:
-    from betterproto2.grpclib.grpclib_client import MetadataLike
-    from grpclib.metadata import Deadline
 
 _COMPILER_VERSION = "0.10.1"
 betterproto2.check_compiler_version(_COMPILER_VERSION)
@@ -87,34 +79,3 @@ class NodeWatchResourcesResponse(Message):
 
 
 default_message_pool.register_message("v1", "NodeWatchResourcesResponse", NodeWatchResourcesResponse)
-
-
-class DraResourceHealthStub(betterproto2_grpclib.ServiceStub):
-    """
-    Served by the plugin at PluginInfo.endpoint. A plugin without it answers UNIMPLEMENTED.
-    """
-
-    async def node_watch_resources(
-        self,
-        message: "NodeWatchResourcesRequest | None" = None,
-        *,
-        timeout: "float | None" = None,
-        deadline: "Deadline | None" = None,
-        metadata: "MetadataLike | None" = None,
-    ) -> "AsyncIterator[NodeWatchResourcesResponse]":
-        """
-        Reports the health of devices, now and whenever it changes. The kubelet opens the stream again after it ends.
-        """
-
-        if message is None:
-            message = NodeWatchResourcesRequest()
-
-        async for response in self._unary_stream(
-            "/v1.DRAResourceHealth/NodeWatchResources",
-            message,
-            NodeWatchResourcesResponse,
-            timeout=timeout,
-            deadline=deadline,
-            metadata=metadata,
-        ):
-            yield response

@@ -3,7 +3,6 @@
 __all__ = (
     "Claim",
     "Device",
-    "DraPluginStub",
     "NodePrepareResourceResponse",
     "NodePrepareResourcesRequest",
     "NodePrepareResourcesResponse",
@@ -13,16 +12,10 @@ __all__ = (
 )
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import betterproto2
-from betterproto2 import grpclib as betterproto2_grpclib
 
 from pydra.kubelet.pb.message_pool import Message, default_message_pool
-
-if TYPE_CHECKING:
-    from betterproto2.grpclib.grpclib_client import MetadataLike
-    from grpclib.metadata import Deadline
 
 _COMPILER_VERSION = "0.10.1"
 betterproto2.check_compiler_version(_COMPILER_VERSION)
@@ -149,53 +142,3 @@ class NodeUnprepareResourcesResponse(Message):
 default_message_pool.register_message(
     "k8s.io.kubelet.pkg.apis.dra.v1", "NodeUnprepareResourcesResponse", NodeUnprepareResourcesResponse
 )
-
-
-class DraPluginStub(betterproto2_grpclib.ServiceStub):
-    """
-    Served by the plugin at PluginInfo.endpoint. The kubelet waits 45 seconds for each answer. An error of the call hides
-    the answers for all its claims, so what is wrong with one claim belongs into that claim's error.
-    """
-
-    async def node_prepare_resources(
-        self,
-        message: "NodePrepareResourcesRequest",
-        *,
-        timeout: "float | None" = None,
-        deadline: "Deadline | None" = None,
-        metadata: "MetadataLike | None" = None,
-    ) -> "NodePrepareResourcesResponse":
-        """
-        Makes the devices of some claims ready for containers. Asked again for claims that are prepared already, and for
-        calls that ran out of time; the answer must be the same.
-        """
-
-        return await self._unary_unary(
-            "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources",
-            message,
-            NodePrepareResourcesResponse,
-            timeout=timeout,
-            deadline=deadline,
-            metadata=metadata,
-        )
-
-    async def node_unprepare_resources(
-        self,
-        message: "NodeUnprepareResourcesRequest",
-        *,
-        timeout: "float | None" = None,
-        deadline: "Deadline | None" = None,
-        metadata: "MetadataLike | None" = None,
-    ) -> "NodeUnprepareResourcesResponse":
-        """
-        Undoes NodePrepareResources. Asked also for claims that were never prepared, or that no longer exist.
-        """
-
-        return await self._unary_unary(
-            "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodeUnprepareResources",
-            message,
-            NodeUnprepareResourcesResponse,
-            timeout=timeout,
-            deadline=deadline,
-            metadata=metadata,
-        )

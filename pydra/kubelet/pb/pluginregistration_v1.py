@@ -5,20 +5,13 @@ __all__ = (
     "PluginInfo",
     "RegistrationStatus",
     "RegistrationStatusResponse",
-    "RegistrationStub",
 )
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import betterproto2
-from betterproto2 import grpclib as betterproto2_grpclib
 
 from pydra.kubelet.pb.message_pool import Message, default_message_pool
-
-if TYPE_CHECKING:
-    from betterproto2.grpclib.grpclib_client import MetadataLike
-    from grpclib.metadata import Deadline
 
 _COMPILER_VERSION = "0.10.1"
 betterproto2.check_compiler_version(_COMPILER_VERSION)
@@ -82,54 +75,3 @@ class RegistrationStatusResponse(Message):
 
 
 default_message_pool.register_message("pluginregistration", "RegistrationStatusResponse", RegistrationStatusResponse)
-
-
-class RegistrationStub(betterproto2_grpclib.ServiceStub):
-    """
-    Served by the plugin on its registration socket.
-    """
-
-    async def get_info(
-        self,
-        message: "InfoRequest | None" = None,
-        *,
-        timeout: "float | None" = None,
-        deadline: "Deadline | None" = None,
-        metadata: "MetadataLike | None" = None,
-    ) -> "PluginInfo":
-        """
-        Says who the plugin is. The kubelet waits 1 second for the answer.
-        """
-
-        if message is None:
-            message = InfoRequest()
-
-        return await self._unary_unary(
-            "/pluginregistration.Registration/GetInfo",
-            message,
-            PluginInfo,
-            timeout=timeout,
-            deadline=deadline,
-            metadata=metadata,
-        )
-
-    async def notify_registration_status(
-        self,
-        message: "RegistrationStatus",
-        *,
-        timeout: "float | None" = None,
-        deadline: "Deadline | None" = None,
-        metadata: "MetadataLike | None" = None,
-    ) -> "RegistrationStatusResponse":
-        """
-        Tells the plugin what came of it. The kubelet waits 5 seconds; an error makes it deregister the plugin and try again.
-        """
-
-        return await self._unary_unary(
-            "/pluginregistration.Registration/NotifyRegistrationStatus",
-            message,
-            RegistrationStatusResponse,
-            timeout=timeout,
-            deadline=deadline,
-            metadata=metadata,
-        )

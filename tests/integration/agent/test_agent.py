@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import anyio
-from grpclib.client import Channel
+from grpclib.client import Channel, UnaryUnaryMethod
 
 from pydra.kube.api_resources import RESOURCE_SLICES
-from pydra.kubelet.pb.dra_v1 import Claim, DraPluginStub, NodePrepareResourcesRequest
+from pydra.kubelet.pb.dra_v1 import Claim, NodePrepareResourcesRequest, NodePrepareResourcesResponse
 from pydra_dev.faults import Fault
 from pydra_dev.node import run_node
 from tests.integration.agent.process import DEADLINE, run_agent
@@ -95,7 +95,9 @@ async def test_a_stop_lets_the_work_end_for_which_the_kubelet_no_longer_waits() 
             async with Channel(path=f"{node.settings.root}/plugins/sim.pydra.dev/dra.sock") as channel:
                 with anyio.CancelScope() as patience:
                     async with anyio.create_task_group() as calls:
-                        calls.start_soon(DraPluginStub(channel).node_prepare_resources, request)
+                        path = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources"
+                        types = type(request), NodePrepareResourcesResponse
+                        calls.start_soon(UnaryUnaryMethod(channel, path, *types), request)
                         await node.server.requests.wait_count(before + 1, "get", "resourceclaims")
                         patience.cancel()
             await agent.wait_log(lambda text: "stopped waiting for 1 claims" in text)

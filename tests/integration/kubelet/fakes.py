@@ -18,7 +18,7 @@ from grpclib.const import Cardinality
 
 from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
 from pydra.kubelet.health_service import HealthBoard
-from pydra.kubelet.pb import dra_v1, dra_v1beta1
+from pydra.kubelet.pb import dra_v1
 from pydra.kubelet.plugin import KubeletEvent, KubeletPlugin, Serving
 
 DRIVER = "gpu.example.com"
@@ -217,8 +217,8 @@ async def grpclib_kubelet(path: str) -> AsyncIterator[GrpclibKubelet]:
 KUBELETS: dict[str, Any] = {"grpcio": grpcio_kubelet, "grpclib": grpclib_kubelet}
 
 
-def claim(uid: str, version: Any = dra_v1) -> Any:
-    return version.Claim(uid=uid, namespace="team", name=f"claim-{uid}")
+def claim(uid: str) -> dra_v1.Claim:
+    return dra_v1.Claim(uid=uid, namespace="team", name=f"claim-{uid}")
 
 
 async def prepare(kubelet: Kubelet, *uids: str, timeout: float = DEADLINE) -> dra_v1.NodePrepareResourcesResponse:
@@ -233,7 +233,7 @@ async def unprepare(kubelet: Kubelet, *uids: str) -> dra_v1.NodeUnprepareResourc
     return await kubelet.unary(path, request, dra_v1.NodeUnprepareResourcesResponse)
 
 
-async def prepare_v1beta1(kubelet: Kubelet, *uids: str) -> dra_v1beta1.NodePrepareResourcesResponse:
-    request = dra_v1beta1.NodePrepareResourcesRequest(claims=[claim(uid, dra_v1beta1) for uid in uids])
+async def prepare_v1beta1(kubelet: Kubelet, *uids: str) -> dra_v1.NodePrepareResourcesResponse:
+    request = dra_v1.NodePrepareResourcesRequest(claims=[claim(uid) for uid in uids])
     path = f"{V1BETA1}/NodePrepareResources"
-    return await kubelet.unary(path, request, dra_v1beta1.NodePrepareResourcesResponse)
+    return await kubelet.unary(path, request, dra_v1.NodePrepareResourcesResponse)

@@ -13,7 +13,7 @@ import pytest
 from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome
 from pydra.errors import ClaimError, DeviceInUse
 from pydra.kubelet.messages import MAX_CLAIMS
-from pydra.kubelet.pb import dra_v1, dra_v1beta1
+from pydra.kubelet.pb import dra_v1
 from tests.integration.kubelet.fakes import (
     KUBELETS,
     V1,
@@ -48,8 +48,8 @@ async def test_both_versions_prepare_and_unprepare(root: Path, connect: Connect)
         undone = await unprepare(kubelet, "uid-1", "uid-2")
         undone_v1beta1 = await kubelet.unary(
             f"{V1BETA1}/NodeUnprepareResources",
-            dra_v1beta1.NodeUnprepareResourcesRequest(claims=[claim("uid-1", dra_v1beta1)]),
-            dra_v1beta1.NodeUnprepareResourcesResponse,
+            dra_v1.NodeUnprepareResourcesRequest(claims=[claim("uid-1")]),
+            dra_v1.NodeUnprepareResourcesResponse,
         )
     assert {uid: [one.cdi_device_ids for one in answer.devices] for uid, answer in v1.claims.items()} == {
         "uid-1": [["v/c=uid-1"]],
@@ -57,6 +57,7 @@ async def test_both_versions_prepare_and_unprepare(root: Path, connect: Connect)
     }
     assert v1.claims["uid-1"].devices[0].share_id == "s"
     assert v1beta1.claims["uid-1"].devices[0].cdi_device_ids == ["v/c=uid-1"]
+    assert v1beta1.claims["uid-1"].devices[0].share_id is None
     assert {uid: answer.error for uid, answer in undone.claims.items()} == {"uid-1": "", "uid-2": ""}
     assert undone_v1beta1.claims["uid-1"].error == ""
 

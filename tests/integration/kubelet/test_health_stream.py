@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 import anyio
@@ -13,7 +12,7 @@ import pytest
 
 from pydra.devices import DeviceHealth, Health, HealthStatus
 from pydra.kubelet.health_service import HealthStreams
-from pydra.kubelet.pb import dra_health_v1, dra_health_v1alpha1
+from pydra.kubelet.pb.dra_health_v1 import NodeWatchResourcesRequest, NodeWatchResourcesResponse
 from pydra.kubelet.plugin import Stopped
 from tests.integration.kubelet.fakes import (
     DEADLINE,
@@ -28,13 +27,13 @@ from tests.integration.kubelet.fakes import (
 )
 
 Connect = Callable[[str], AbstractAsyncContextManager[Kubelet]]
-VERSIONS = {"v1": dra_health_v1, "v1alpha1": dra_health_v1alpha1}
 SICK = Health(status=HealthStatus.UNHEALTHY, message="XID 79: fell off the bus")
 
 
-@pytest.fixture(params=VERSIONS)
-def version(request: pytest.FixtureRequest) -> ModuleType:
-    return VERSIONS[request.param]
+@pytest.fixture(params=["v1", "v1alpha1"])
+def version(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
 
 
 @pytest.fixture(params=KUBELETS)
@@ -47,12 +46,10 @@ def device(name: str, health: Health = Health()) -> DeviceHealth:  # noqa: B008 
     return DeviceHealth(pool="node-1", device=name, status=health.status, message=health.message, updated=1_700_000_000)
 
 
-def watch(kubelet: Kubelet, version: ModuleType) -> Any:
+def watch(kubelet: Kubelet, version: str) -> Any:
     """The stream, to be closed by the caller."""
-    path = f"/{version.__name__.rpartition('_')[2]}.DRAResourceHealth/NodeWatchResources"
-    return aclosing(
-        cast("Any", kubelet.stream(path, version.NodeWatchResourcesRequest(), version.NodeWatchResourcesResponse))
-    )
+    path = f"/{version}.DRAResourceHealth/NodeWatchResources"
+    return aclosing(cast("Any", kubelet.stream(path, NodeWatchResourcesRequest(), NodeWatchResourcesResponse)))
 
 
 async def states(reports: AsyncIterator[Any]) -> dict[str, str]:
@@ -66,9 +63,7 @@ def open_streams(running: Running) -> int:
     return counts[-1].count if counts else 0
 
 
-async def test_a_stream_tells_the_state_at_once_and_every_change(
-    root: Path, connect: Connect, version: ModuleType
-) -> None:
+async def test_a_stream_tells_the_state_at_once_and_every_change(root: Path, connect: Connect, version: str) -> None:
     async with serve(root, health_period=60) as running, connect(running.plugin.paths.service) as kubelet:
         running.board.publish((device("gpu-0"), device("gpu-1")))
         async with watch(kubelet, version) as reports:
@@ -79,7 +74,7 @@ async def test_a_stream_tells_the_state_at_once_and_every_change(
             assert await states(reports) == {"gpu-0": "HEALTHY", "gpu-1": "HEALTHY"}
 
 
-async def test_a_list_is_sent_again_while_nothing_changes(root: Path, connect: Connect, version: ModuleType) -> None:
+async def test_a_list_is_sent_again_while_nothing_changes(root: Path, connect: Connect, version: str) -> None:
     async with serve(root, health_period=0.01) as running, connect(running.plugin.paths.service) as kubelet:
         running.board.publish((device("gpu-0", SICK),))
         async with watch(kubelet, version) as reports:
@@ -90,7 +85,7 @@ async def test_a_list_is_sent_again_while_nothing_changes(root: Path, connect: C
                 assert (one.last_updated_time, one.health_check_timeout_seconds) == (1_700_000_000, 30)
 
 
-async def test_a_kubelet_that_reconnects_hears_the_latest(root: Path, connect: Connect, version: ModuleType) -> None:
+async def test_a_kubelet_that_reconnects_hears_the_latest(root: Path, connect: Connect, version: str) -> None:
     async with serve(root, health_period=60) as running:
         for health in (Health(), SICK):
             running.board.publish((device("gpu-0", health),))
@@ -103,7 +98,7 @@ async def test_a_kubelet_that_reconnects_hears_the_latest(root: Path, connect: C
 async def test_several_streams_and_calls_share_one_connection(root: Path, connect: Connect) -> None:
     async with serve(root, health_period=60) as running, connect(running.plugin.paths.service) as kubelet:
         running.board.publish((device("gpu-0"),))
-        async with watch(kubelet, dra_health_v1) as one, watch(kubelet, dra_health_v1alpha1) as two:
+        async with watch(kubelet, "v1") as one, watch(kubelet, "v1alpha1") as two:
             assert await states(one) == await states(two) == {"gpu-0": "HEALTHY"}
             assert open_streams(running) == 2
             assert (await prepare(kubelet, "uid-1")).claims["uid-1"].error == ""
@@ -111,7 +106,7 @@ async def test_several_streams_and_calls_share_one_connection(root: Path, connec
             assert await states(one) == await states(two) == {"gpu-0": "UNHEALTHY"}
 
 
-async def test_a_stream_ends_cleanly_and_at_once_when_the_plugin_stops(root: Path, version: ModuleType) -> None:
+async def test_a_stream_ends_cleanly_and_at_once_when_the_plugin_stops(root: Path, version: str) -> None:
     # Not with grpclib's client, which drops its streams at a GOAWAY; grpc-go and the C core read them to the end.
     async with serve(root, health_period=60) as running, grpcio_kubelet(running.plugin.paths.service) as kubelet:
         async with watch(kubelet, version) as reports:
@@ -124,7 +119,7 @@ async def test_a_stream_ends_cleanly_and_at_once_when_the_plugin_stops(root: Pat
 
 
 async def test_without_health_the_kubelet_is_told_that_there_is_none(
-    root: Path, connect: Connect, version: ModuleType
+    root: Path, connect: Connect, version: str
 ) -> None:
     async with serve(root, health=None) as running, connect(running.plugin.paths.service) as kubelet:
         with pytest.raises(Failed, match="UNIMPLEMENTED"):

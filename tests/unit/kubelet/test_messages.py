@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
-
 import pytest
 from grpclib import GRPCError, Status
 from hypothesis import given, settings
@@ -15,7 +12,7 @@ from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import ClaimError, PydraError
 from pydra.kubelet import messages
 from pydra.kubelet.grpc_server import MAX_MESSAGE
-from pydra.kubelet.pb import dra_health_v1, dra_v1, dra_v1beta1
+from pydra.kubelet.pb import dra_health_v1, dra_v1
 
 GOOD = {"uid": "uid-1", "namespace": "team", "name": "gpu"}
 DEVICE = ContainerDevice(
@@ -23,14 +20,13 @@ DEVICE = ContainerDevice(
 )
 
 
-def parse(*claims: dict[str, str], version: ModuleType = dra_v1) -> messages.ClaimCall:
-    request = version.NodePrepareResourcesRequest(claims=[version.Claim(**claim) for claim in claims])
+def parse(*claims: dict[str, str]) -> messages.ClaimCall:
+    request = dra_v1.NodePrepareResourcesRequest(claims=[dra_v1.Claim(**claim) for claim in claims])
     return messages.parse_claims(bytes(request))
 
 
-@pytest.mark.parametrize("version", [dra_v1, dra_v1beta1], ids=["v1", "v1beta1"])
-def test_claims_of_both_versions_become_references_in_their_order(version: ModuleType) -> None:
-    call = parse(*({"uid": uid, "namespace": "team", "name": f"claim-{uid}"} for uid in ("b", "a")), version=version)
+def test_claims_become_references_in_their_order() -> None:
+    call = parse(*({"uid": uid, "namespace": "team", "name": f"claim-{uid}"} for uid in ("b", "a")))
     assert call.refs == (
         ClaimRef(uid="b", namespace="team", name="claim-b"),
         ClaimRef(uid="a", namespace="team", name="claim-a"),
@@ -90,29 +86,27 @@ def test_a_call_with_too_many_claims_is_refused_as_a_whole() -> None:
     assert caught.value.status is Status.RESOURCE_EXHAUSTED
 
 
-@pytest.mark.parametrize(
-    ("version", "share_id"), [(dra_v1, "s"), (dra_v1beta1, None)], ids=["v1 with its share", "v1beta1 without"]
-)
-def test_the_kubelet_is_told_everything_of_a_device(version: Any, share_id: str | None) -> None:
+@pytest.mark.parametrize("share_id", ["s", None], ids=["v1 with its share", "v1beta1 without"])
+def test_the_kubelet_is_told_everything_of_a_device(share_id: str | None) -> None:
     outcomes: dict[str, PrepareOutcome] = {"uid-1": (DEVICE,), "uid-2": ClaimError("taken"), "uid-3": ()}
-    response = version.NodePrepareResourcesResponse.parse(
+    response = dra_v1.NodePrepareResourcesResponse.parse(
         messages.build_prepare_response(outcomes, share_ids=share_id is not None)
     )
-    assert response == version.NodePrepareResourcesResponse(
+    assert response == dra_v1.NodePrepareResourcesResponse(
         claims={
-            "uid-1": version.NodePrepareResourceResponse(
+            "uid-1": dra_v1.NodePrepareResourceResponse(
                 devices=[
-                    version.Device(
+                    dra_v1.Device(
                         request_names=["gpu"],
                         pool_name="node-1",
                         device_name="gpu-0",
                         cdi_device_ids=["example.com/claim=uid-1:gpu:gpu-0"],
-                        **({} if share_id is None else {"share_id": share_id}),
+                        share_id=share_id,
                     )
                 ]
             ),
-            "uid-2": version.NodePrepareResourceResponse(error="taken"),
-            "uid-3": version.NodePrepareResourceResponse(),
+            "uid-2": dra_v1.NodePrepareResourceResponse(error="taken"),
+            "uid-3": dra_v1.NodePrepareResourceResponse(),
         }
     )
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from pydra.kubelet.pb import dra_v1, dra_v1beta1
+from pydra.kubelet.pb.dra_v1 import Device, NodePrepareResourceResponse, NodeUnprepareResourceResponse
 
 JsonObject: TypeAlias = Mapping[str, Any]
 
@@ -105,10 +105,6 @@ def container_requests(container: JsonObject) -> tuple[tuple[str, str], ...]:
     return tuple((one["name"], one.get("request", "")) for one in used)
 
 
-PrepareEntry: TypeAlias = dra_v1.NodePrepareResourceResponse | dra_v1beta1.NodePrepareResourceResponse
-UnprepareEntry: TypeAlias = dra_v1.NodeUnprepareResourceResponse | dra_v1beta1.NodeUnprepareResourceResponse
-
-
 class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device as the kubelet keeps it; no `requests` means that it is for all of the claim's."""
 
@@ -124,22 +120,28 @@ class AnswerError(Exception):
 
 
 def parse_prepared(
-    names: Mapping[str, str], claims: Mapping[str, PrepareEntry | None]
+    names: Mapping[str, str], claims: Mapping[str, NodePrepareResourceResponse | None], *, share_ids: bool = True
 ) -> Mapping[str, tuple[PreparedDevice, ...]]:
-    """The devices of each claim by uid; `names` are those of the claims asked for. Raises AnswerError."""
+    """The devices of each claim by uid; `names` are those of the claims asked for. Raises AnswerError.
+
+    Kubelets of v1beta1 skip share ids, which their messages do not have.
+    """
     _refuse_errors("NodePrepareResources", names, claims)
     return {
-        uid: tuple(_parse_device(device) for device in entry.devices) if entry else () for uid, entry in claims.items()
+        uid: tuple(_parse_device(device, share_ids) for device in entry.devices) if entry else ()
+        for uid, entry in claims.items()
     }
 
 
-def check_unprepared(names: Mapping[str, str], claims: Mapping[str, UnprepareEntry | None]) -> None:
+def check_unprepared(names: Mapping[str, str], claims: Mapping[str, NodeUnprepareResourceResponse | None]) -> None:
     """Raise AnswerError unless every claim was answered, none that was not asked for, and none with an error."""
     _refuse_errors("NodeUnprepareResources", names, claims)
 
 
 def _refuse_errors(
-    method: str, names: Mapping[str, str], claims: Mapping[str, PrepareEntry | UnprepareEntry | None]
+    method: str,
+    names: Mapping[str, str],
+    claims: Mapping[str, NodePrepareResourceResponse | None] | Mapping[str, NodeUnprepareResourceResponse | None],
 ) -> None:
     for uid, entry in sorted(claims.items()):
         if uid not in names:
@@ -151,11 +153,11 @@ def _refuse_errors(
         raise AnswerError(f"{method} skipped {skipped} ResourceClaims")
 
 
-def _parse_device(device: dra_v1.Device | dra_v1beta1.Device) -> PreparedDevice:
+def _parse_device(device: Device, share_ids: bool) -> PreparedDevice:
     return PreparedDevice(
         pool=device.pool_name,
         device=device.device_name,
-        share_id=device.share_id if isinstance(device, dra_v1.Device) else None,
+        share_id=device.share_id if share_ids else None,
         requests=tuple(device.request_names),
         cdi_ids=tuple(device.cdi_device_ids),
     )

@@ -9,22 +9,21 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
-from types import ModuleType
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
+from grpclib.client import UnaryStreamMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from pydra.kubelet.pb import dra_health_v1, dra_health_v1alpha1
+from pydra.kubelet.pb.dra_health_v1 import NodeWatchResourcesRequest, NodeWatchResourcesResponse
 from pydra_dev.kubelet.channel import settle_cancellation
 from pydra_dev.kubelet.observations import HealthChanged, Report
 from pydra_dev.kubelet.plugins import PluginInstance
-from pydra_dev.kubelet.registration import HealthService, Plugin
+from pydra_dev.kubelet.registration import Plugin
 from pydra_dev.kubelet.settings import KubeletSettings
 
 MESSAGE_LIMIT = 1024
@@ -91,11 +90,6 @@ def choose_streams(plugins: Sequence[Plugin], minor: int) -> tuple[Plugin, ...]:
 
 
 log = logging.getLogger(__name__)
-
-SERVICES: Mapping[HealthService, ModuleType] = {
-    HealthService.V1: dra_health_v1,
-    HealthService.V1ALPHA1: dra_health_v1alpha1,
-}
 
 
 class HealthStreams:
@@ -167,11 +161,12 @@ class HealthStreams:
 
     async def _read(self, instance: PluginInstance) -> None:
         assert instance.plugin.health is not None  # choose_streams leaves the others out
-        pb = SERVICES[instance.plugin.health]
-        stub = pb.DraResourceHealthStub(instance.channel)
+        path = f"/{instance.plugin.health.value}/NodeWatchResources"
+        watch = UnaryStreamMethod(instance.channel, path, NodeWatchResourcesRequest, NodeWatchResourcesResponse)
         with settle_cancellation():
-            async with aclosing(stub.node_watch_resources(pb.NodeWatchResourcesRequest())) as answers:
-                async for answer in answers:
+            async with watch.open() as stream:
+                await stream.send_message(NodeWatchResourcesRequest(), end=True)
+                async for answer in stream:
                     self._store(instance.plugin.driver, answer.devices)
 
     def _store(self, driver: str, devices: Sequence[Any]) -> None:

@@ -11,17 +11,28 @@ import logging
 import os
 import stat
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from types import ModuleType
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import anyio
 from anyio.abc import TaskGroup
+from grpclib.client import UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from pydra.kubelet.pb import dra_v1, dra_v1beta1
-from pydra.kubelet.pb.pluginregistration_v1 import InfoRequest, RegistrationStatus, RegistrationStub
+from pydra.kubelet.pb.dra_v1 import (
+    Claim,
+    NodePrepareResourcesRequest,
+    NodePrepareResourcesResponse,
+    NodeUnprepareResourcesRequest,
+    NodeUnprepareResourcesResponse,
+)
+from pydra.kubelet.pb.pluginregistration_v1 import (
+    InfoRequest,
+    PluginInfo,
+    RegistrationStatus,
+    RegistrationStatusResponse,
+)
 from pydra_dev.kubelet.channel import WatchedChannel, settle_cancellation
 from pydra_dev.kubelet.claims import ClaimKey, PreparedDevice, check_unprepared, parse_prepared
 from pydra_dev.kubelet.observations import Deregistered, Registered, RegistrationFailed, Report
@@ -29,6 +40,8 @@ from pydra_dev.kubelet.registration import DraService, Plugin, RegistrationError
 from pydra_dev.kubelet.settings import KubeletSettings, Periods
 
 log = logging.getLogger(__name__)
+
+_REGISTRATION = "/pluginregistration.Registration"
 
 Identity: TypeAlias = tuple[int, int]
 """Inode and time of creation: what differs between two sockets at one path."""
@@ -98,9 +111,6 @@ def _start(tasks: TaskGroup, register: Callable[[str], Awaitable[None]], path: s
     return scope
 
 
-SERVICES: Mapping[DraService, ModuleType] = {DraService.V1: dra_v1, DraService.V1BETA1: dra_v1beta1}
-
-
 class CallError(Exception):
     """The call as a whole failed; `status` is its gRPC status."""
 
@@ -166,25 +176,23 @@ class PluginInstance:
 
     async def prepare(self, claims: Sequence[ClaimKey]) -> Mapping[str, tuple[PreparedDevice, ...]]:
         """The devices by claim uid; raises CallError and AnswerError."""
-        pb = SERVICES[self.plugin.service]
-        request = pb.NodePrepareResourcesRequest(claims=[_claim(pb, claim) for claim in claims])
-        answer = await self._call(
-            "NodePrepareResources", pb.DraPluginStub(self.channel).node_prepare_resources, request
-        )
-        return parse_prepared({claim.uid: claim.name for claim in claims}, answer.claims)
+        request = NodePrepareResourcesRequest(claims=[_claim(claim) for claim in claims])
+        answer = await self._call("NodePrepareResources", request, NodePrepareResourcesResponse)
+        names = {claim.uid: claim.name for claim in claims}
+        return parse_prepared(names, answer.claims, share_ids=self.plugin.service is DraService.V1)
 
     async def unprepare(self, claims: Sequence[ClaimKey]) -> None:
         """Raises CallError and AnswerError."""
-        pb = SERVICES[self.plugin.service]
-        request = pb.NodeUnprepareResourcesRequest(claims=[_claim(pb, claim) for claim in claims])
-        stub = pb.DraPluginStub(self.channel)
-        answer = await self._call("NodeUnprepareResources", stub.node_unprepare_resources, request)
+        request = NodeUnprepareResourcesRequest(claims=[_claim(claim) for claim in claims])
+        answer = await self._call("NodeUnprepareResources", request, NodeUnprepareResourcesResponse)
         check_unprepared({claim.uid: claim.name for claim in claims}, answer.claims)
 
-    async def _call(self, method: str, call: Callable[..., Awaitable[Any]], request: Any) -> Any:
+    async def _call(self, method: str, request: Any, response: type) -> Any:
         # The kubelet does not wait for a connection that is down: such a call fails at once.
         if not self.connected:
             raise CallError(method, "Unavailable", f"connection to {self.plugin.endpoint} is down")
+        path = f"/k8s.io.kubelet.pkg.apis.dra.{self.plugin.service.value}/{method}"
+        call: UnaryUnaryMethod[Any, Any] = UnaryUnaryMethod(self.channel, path, type(request), response)
         self._calls += 1
         try:
             with settle_cancellation():
@@ -205,8 +213,8 @@ class PluginInstance:
         self._lost.set()
 
 
-def _claim(pb: ModuleType, claim: ClaimKey) -> Any:
-    return pb.Claim(namespace=claim.namespace, uid=claim.uid, name=claim.name)
+def _claim(claim: ClaimKey) -> Claim:
+    return Claim(namespace=claim.namespace, uid=claim.uid, name=claim.name)
 
 
 def _status_name(status: Status) -> str:
@@ -342,9 +350,9 @@ class Registrar:
             channel.close()
 
     async def _register_over(self, channel: WatchedChannel, socket: str) -> None:
-        stub = RegistrationStub(channel)
+        get_info = UnaryUnaryMethod(channel, f"{_REGISTRATION}/GetInfo", InfoRequest, PluginInfo)
         with settle_cancellation():
-            info = await stub.get_info(InfoRequest(), timeout=self._settings.periods.get_info)
+            info = await get_info(InfoRequest(), timeout=self._settings.periods.get_info)
         try:
             plugin = accept_plugin(
                 socket=socket,
@@ -356,18 +364,20 @@ class Registrar:
             )
             self._plugins.register(plugin)
         except RegistrationError as error:
-            await self._notify(stub, str(error))
+            await self._notify(channel, str(error))
             raise
         try:
-            await self._notify(stub)
+            await self._notify(channel)
         except CONNECTION_ERRORS:
             self._plugins.deregister(socket)
             raise
 
-    async def _notify(self, stub: RegistrationStub, error: str = "") -> None:
+    async def _notify(self, channel: WatchedChannel, error: str = "") -> None:
         status = RegistrationStatus(plugin_registered=not error, error=error)
+        path = f"{_REGISTRATION}/NotifyRegistrationStatus"
+        notify = UnaryUnaryMethod(channel, path, RegistrationStatus, RegistrationStatusResponse)
         with settle_cancellation():
-            await stub.notify_registration_status(status, timeout=self._settings.periods.notify)
+            await notify(status, timeout=self._settings.periods.notify)
 
 
 def _text(error: Exception) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 
 from pydra.kubelet.grpc_server import GrpcServer, Method
-from pydra.kubelet.pb import dra_health_v1, dra_health_v1alpha1, dra_v1, dra_v1beta1, pluginregistration_v1
+from pydra.kubelet.pb import dra_health_v1, dra_v1, pluginregistration_v1
 
 NODE = "node-1"
 DRIVER = "gpu.example.com"
@@ -49,13 +49,12 @@ class FakePlugin:
     async def start(self, *, registration: bool = True, service: bool = True) -> None:
         """Serve, the DRA service first, as a plugin must."""
         if service:
-            await self._serve(self.endpoint, [_Dra(self, dra_v1), _Dra(self, dra_v1beta1), *self._health_services()])
+            await self._serve(self.endpoint, [_Dra(self), *self._health_services()])
         if registration:
             await self._serve(self.registration_socket, [_Registration(self)])
 
     def _health_services(self) -> list[Any]:
-        known = {"v1": dra_health_v1, "v1alpha1": dra_health_v1alpha1}
-        return [_Health(self, version, known[version]) for version in self.health_versions]
+        return [_Health(self, version) for version in self.health_versions]
 
     async def stop(self, *, registration: bool = True, service: bool = True, grace: float = 0) -> None:
         """Stop serving and remove the sockets; `registration` first, so that nobody calls what is gone."""
@@ -80,7 +79,7 @@ class FakePlugin:
 
     async def start_common(self) -> None:
         """Serve everything on the registration socket."""
-        services = [_Registration(self), _Dra(self, dra_v1), _Dra(self, dra_v1beta1)]
+        services = [_Registration(self), _Dra(self)]
         await self._serve(self.registration_socket, services)
 
     async def replace_registration(self) -> None:
@@ -147,73 +146,72 @@ class _Registration:
 
 
 class _Dra:
-    """Both versions of the service at once: their messages have the same names."""
+    """Both versions of the service at once: their messages are the same but for the share id."""
 
-    def __init__(self, plugin: FakePlugin, pb: Any) -> None:
+    def __init__(self, plugin: FakePlugin) -> None:
         self.plugin = plugin
-        self.pb = pb
 
     def methods(self) -> dict[str, Method]:
-        service = f"/k8s.io.kubelet.pkg.apis.dra.{self.pb.__name__.rpartition('_')[2]}.DRAPlugin"
+        calls = {"NodePrepareResources": self.prepare, "NodeUnprepareResources": self.unprepare}
         return {
-            f"{service}/NodePrepareResources": Method(unary=self.prepare),
-            f"{service}/NodeUnprepareResources": Method(unary=self.unprepare),
+            f"/k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin/{name}": Method(unary=call)
+            for version in ("v1", "v1beta1")
+            for name, call in calls.items()
         }
 
     async def prepare(self, request: bytes) -> bytes:
-        plugin, pb = self.plugin, self.pb
-        message = pb.NodePrepareResourcesRequest.parse(request)
+        plugin = self.plugin
+        message = dra_v1.NodePrepareResourcesRequest.parse(request)
         await plugin.answer("prepare", tuple(claim.uid for claim in message.claims))
         entries = {claim.uid: self._prepared(claim) for claim in message.claims if claim.uid not in plugin.skipped}
-        entries |= {uid: pb.NodePrepareResourceResponse() for uid in plugin.extra}
-        return bytes(pb.NodePrepareResourcesResponse(claims=entries))
+        entries |= {uid: dra_v1.NodePrepareResourceResponse() for uid in plugin.extra}
+        return bytes(dra_v1.NodePrepareResourcesResponse(claims=entries))
 
     def _prepared(self, claim: Any) -> Any:
-        plugin, pb = self.plugin, self.pb
+        plugin = self.plugin
         if claim.uid in plugin.claim_errors:
-            return pb.NodePrepareResourceResponse(error=plugin.claim_errors[claim.uid])
+            return dra_v1.NodePrepareResourceResponse(error=plugin.claim_errors[claim.uid])
         ids = [f"{plugin.driver}/claim={claim.uid}"] if plugin.cdi else []
-        device = pb.Device(request_names=["r"], pool_name=NODE, device_name="d0", cdi_device_ids=ids)
+        device = dra_v1.Device(request_names=["r"], pool_name=NODE, device_name="d0", cdi_device_ids=ids)
         if plugin.share_id is not None:
             device.share_id = plugin.share_id
-        return pb.NodePrepareResourceResponse(devices=[device])
+        return dra_v1.NodePrepareResourceResponse(devices=[device])
 
     async def unprepare(self, request: bytes) -> bytes:
-        plugin, pb = self.plugin, self.pb
-        message = pb.NodeUnprepareResourcesRequest.parse(request)
+        plugin = self.plugin
+        message = dra_v1.NodeUnprepareResourcesRequest.parse(request)
         await plugin.answer("unprepare", tuple(claim.uid for claim in message.claims))
         entries = {
-            claim.uid: pb.NodeUnprepareResourceResponse(error=plugin.claim_errors.get(claim.uid, ""))
+            claim.uid: dra_v1.NodeUnprepareResourceResponse(error=plugin.claim_errors.get(claim.uid, ""))
             for claim in message.claims
             if claim.uid not in plugin.skipped
         }
-        entries |= {uid: pb.NodeUnprepareResourceResponse() for uid in plugin.extra}
-        return bytes(pb.NodeUnprepareResourcesResponse(claims=entries))
+        entries |= {uid: dra_v1.NodeUnprepareResourceResponse() for uid in plugin.extra}
+        return bytes(dra_v1.NodeUnprepareResourcesResponse(claims=entries))
 
 
 class _Health:
-    def __init__(self, plugin: FakePlugin, version: str, pb: Any) -> None:
+    def __init__(self, plugin: FakePlugin, version: str) -> None:
         self.plugin = plugin
         self.version = version
-        self.pb = pb
 
     def methods(self) -> dict[str, Method]:
         return {f"/{self.version}.DRAResourceHealth/NodeWatchResources": Method(stream=self.watch)}
 
     async def watch(self, _: bytes) -> AsyncGenerator[bytes, None]:
-        plugin, pb = self.plugin, self.pb
+        plugin = self.plugin
         plugin.streams.append(self.version)
         if plugin.health_failures:
             raise plugin.health_failures.pop(0)
         while True:
             changed = plugin.health_changed
             devices = [
-                pb.DeviceHealth(
-                    device=pb.DeviceIdentifier(pool_name=NODE, device_name=name),
-                    health=pb.HealthStatus(health),
+                dra_health_v1.DeviceHealth(
+                    device=dra_health_v1.DeviceIdentifier(pool_name=NODE, device_name=name),
+                    health=dra_health_v1.HealthStatus(health),
                     message=f"{name} told so",
                 )
                 for name, health in plugin.health.items()
             ]
-            yield bytes(pb.NodeWatchResourcesResponse(devices=devices))
+            yield bytes(dra_health_v1.NodeWatchResourcesResponse(devices=devices))
             await changed.wait()

@@ -7,11 +7,10 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpclib.client import Channel
+from grpclib.client import Channel, UnaryUnaryMethod
 
 from pydra.kube.api_resources import RESOURCE_CLAIMS, JsonObject
-from pydra_dev.kubelet.plugins import SERVICES
-from pydra_dev.kubelet.registration import DraService
+from pydra.kubelet.pb.dra_v1 import Claim, NodePrepareResourcesRequest, NodePrepareResourcesResponse
 from pydra_nvidia import DRIVER
 
 if TYPE_CHECKING:
@@ -59,10 +58,14 @@ async def _copy_claim(scene: Scene) -> JsonObject:
 
 async def _prepare(socket: str, claim: JsonObject) -> None:
     """As a kubelet does that has not switched to the new instance yet."""
-    pb = SERVICES[DraService.V1]
     metadata = claim["metadata"]
-    wanted = pb.Claim(uid=metadata["uid"], namespace=metadata["namespace"], name=metadata["name"])
+    wanted = Claim(uid=metadata["uid"], namespace=metadata["namespace"], name=metadata["name"])
     async with Channel(path=socket) as channel:
-        request = pb.NodePrepareResourcesRequest(claims=[wanted])
-        answer = await pb.DraPluginStub(channel).node_prepare_resources(request)
+        call = UnaryUnaryMethod(
+            channel,
+            "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources",
+            NodePrepareResourcesRequest,
+            NodePrepareResourcesResponse,
+        )
+        answer = await call(NodePrepareResourcesRequest(claims=[wanted]))
     assert answer.claims[metadata["uid"]].error == ""
