@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -28,7 +28,6 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     driver: str
     methods: tuple[Method, ...]
     config_kinds: tuple[str, ...]
-    device_classes: Mapping[str, Any]
     reasons: Mapping[str, str]
     survives_reboot: bool = False
     deadline: float = 0.0

@@ -133,7 +133,6 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     driver: str
     methods: tuple[Method, ...]
     config_kinds: tuple[str, ...] = ()
-    device_classes: Mapping[str, Any] = {}
     reasons: Mapping[str, str] = {}
     survives_reboot: bool = False
     deadline: float = 0.0

@@ -38,11 +38,6 @@ _FIELDS: ContextVar[Mapping[str, str]] = ContextVar("pydra_log_fields", default=
 _TRACEBACKS = logging.Formatter()
 
 
-def log_fields() -> Mapping[str, str]:
-    """Return the fields of the running call; empty outside of calls."""
-    return _FIELDS.get()
-
-
 def set_logging_fields(**fields: str) -> None:
     """Add fields for the rest of this task, and for every task started in it; new values hide earlier ones."""
     _FIELDS.set({**_FIELDS.get(), **fields})

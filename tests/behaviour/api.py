@@ -100,11 +100,6 @@ class Api:
         """Delete a claim."""
         self.request("DELETE", self._path(claim))
 
-    def find_claim(self, name: str) -> Claim:
-        """The claim of this name."""
-        found = self.request("GET", f"{RESOURCE}/namespaces/default/resourceclaims/{name}")
-        return Claim(uid=found["metadata"]["uid"], name=name)
-
     def read_claim(self, claim: Claim) -> Json:
         """The claim's object."""
         return self.request("GET", self._path(claim))

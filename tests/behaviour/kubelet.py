@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -242,12 +241,3 @@ def parse_answers(response: Any) -> dict[str, Answer]:
 def parse_errors(response: Any) -> dict[str, str]:
     """The errors of a NodeUnprepareResourcesResponse, by claim uid."""
     return {uid: answer.error for uid, answer in response.claims.items()}
-
-
-def wait_silent(future: Any, seconds: float) -> bool:
-    """Whether a call is still without an answer after this long."""
-    end = time.monotonic() + seconds
-    with suppress(grpc.FutureTimeoutError):
-        future.result(timeout=max(0.0, end - time.monotonic()))
-        return False
-    return True

@@ -217,7 +217,6 @@ KINDS = (
 )
 
 BY_PATH: Mapping[tuple[str, str, str], Kind] = {(kind.group, kind.version, kind.plural): kind for kind in KINDS}
-BY_STORAGE: Mapping[str, Kind] = {kind.storage: kind for kind in reversed(KINDS)}
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):

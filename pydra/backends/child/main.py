@@ -201,7 +201,6 @@ def _hello(backend: Any, live: Any, settings: tuple[SettingValue, ...]) -> Hello
         driver=getattr(backend, "DRIVER", ""),
         methods=find_methods(live),
         config_kinds=tuple(sorted(getattr(backend, "CONFIG_TYPES", {}))),
-        device_classes=dict(sorted(getattr(backend, "DEVICE_CLASSES", {}).items())),
         reasons=find_custom_reasons(),
         survives_reboot=getattr(backend, "SURVIVES_REBOOT", False),
         deadline=getattr(live, "DEADLINE", 0.0),

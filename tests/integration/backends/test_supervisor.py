@@ -55,7 +55,6 @@ async def test_a_backend_is_known_and_called_in_a_process_of_its_own() -> None:
         facts = await backend.wait_ready()
         assert (facts.name, facts.driver, facts.version) == ("faulty", "faulty.example.com", "1.0")
         assert facts.config_kinds == ("faulty.example.com/v1/Sharing",)
-        assert facts.device_classes == {"faulty.example.com": {"selectors": []}}
         assert await backend.discover() == Inventory(devices=(Device(name="a", capacity={"memory": Capacity("80Gi")}),))
         assert await backend.measure() == (Sample(name="temperature_celsius", value=41.5, device="a"),)
         (prepared,) = await backend.prepare(claim("ok"))

@@ -72,7 +72,7 @@ TO_BACKEND = [
     Ping(),
 ]
 TO_AGENT = [
-    Hello(driver="d", methods=tuple(Method), config_kinds=("a/v1/K",), device_classes={"c": {"selectors": [1]}}),
+    Hello(driver="d", methods=tuple(Method), config_kinds=("a/v1/K",)),
     Refusal(fault=Fault(kind=FaultKind.CONTRACT, problems=("a", "b")), final=True),
     Failure(id=4, fault=Fault(kind=FaultKind.DEVICE_IN_USE, device="d", holder="h", traceback="t")),
     Pong(),

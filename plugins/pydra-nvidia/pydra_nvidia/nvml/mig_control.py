@@ -14,7 +14,6 @@ from typing import Any
 from pydra import ClaimError
 from pydra_nvidia.hardware_types import Architecture, GpuInstance, Placement, Profile
 from pydra_nvidia.nvml.errors import Code, NvmlError
-from pydra_nvidia.nvml.gpus import parse_bus_id
 from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.mig_state import (
     Kind,
@@ -48,11 +47,6 @@ class ModeNotRestored(ClaimError):
     """A change of the MIG mode failed halfway, and what was done of it could not be undone."""
 
     reason = "MigModeNotRestored"
-
-
-def read_address(nvml: Nvml, gpu: str) -> str:
-    """The GPU's PCI address as sysfs has it; raises NvmlError."""
-    return parse_bus_id(nvml.call("nvmlDeviceGetPciInfo", nvml.find(gpu), subject=gpu).busId)
 
 
 def find_mode(nvml: Nvml, gpu: str) -> Mode:

@@ -201,11 +201,6 @@ def is_alive(process: Process) -> bool:
     return identify(process.pid) == process
 
 
-def since_boot(process: Process) -> float:
-    """When it started, in seconds since boot, as CLOCK_BOOTTIME counts."""
-    return process.started / os.sysconf("SC_CLK_TCK")
-
-
 def has_mark(pid: int, mark: str) -> bool:
     """Whether the process was started with `NAME=value` in its environment.
 
