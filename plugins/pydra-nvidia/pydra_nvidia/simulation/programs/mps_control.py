@@ -232,17 +232,20 @@ def start(place: Place, facts: Mapping[str, Any], *, background: bool) -> int:
     except (Refused, OSError) as error:
         return _say(f"Failed to start the MPS control daemon in {place.pipe}: {error}")
     with listeners[0], listeners[1]:
-        if not background or _detach(place):
-            _run(place, listeners[0], facts)
+        started = _detach() if background else os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+        if started is not None:
+            _run(place, listeners[0], facts, started)
     return 0
 
 
-def _run(place: Place, listener: socket.socket, facts: Mapping[str, Any]) -> None:
+def _run(place: Place, listener: socket.socket, facts: Mapping[str, Any], started: int) -> None:
     with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
         file.write("nvidia-cuda-mps")
-    _write_pid(place)
-    signal.signal(signal.SIGTERM, _stop)
     try:
+        signal.signal(signal.SIGTERM, _stop)
+        with open(place.path(PID_FILE), "w", encoding="ascii") as file:
+            file.write(f"{os.getpid()}\n")
+        os.close(started)  # last: the program that waits for it may end the daemon at once
         serve(place, listener, facts)
     finally:
         for name in (PID_FILE, "control", "control_privileged", "log", "control_lock"):
@@ -293,14 +296,14 @@ def _listen(path: str) -> socket.socket:
     return listener
 
 
-def _detach(place: Place) -> bool:
-    """Whether this is the daemon, in the background; the process before ends once it can be found."""
-    ready, tell_ready = os.pipe()
+def _detach() -> int | None:
+    """In the daemon, in the background: what it closes when it has started. In the process before, None, after that."""
+    waits, started = os.pipe()
     if os.fork():
-        os.close(tell_ready)
-        os.read(ready, 1)
-        return False
-    os.close(ready)
+        os.close(started)
+        os.read(waits, 1)
+        return None
+    os.close(waits)
     os.setsid()
     if os.fork():
         os._exit(0)
@@ -309,14 +312,7 @@ def _detach(place: Place) -> bool:
         os.dup2(null, descriptor)
     os.close(null)
     os.chdir("/")
-    _write_pid(place)
-    os.close(tell_ready)
-    return True
-
-
-def _write_pid(place: Place) -> None:
-    with open(place.path(PID_FILE), "w", encoding="ascii") as file:
-        file.write(f"{os.getpid()}\n")
+    return started
 
 
 def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
