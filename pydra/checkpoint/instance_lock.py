@@ -9,6 +9,7 @@ at a time:
 | 0 | exclusively, for microseconds, or as long as a flush takes | reading all records and changing one |
 | 1 | exclusively, while a backend plans | deciding for one claim, given all that is held |
 | 2 | shared while claims are in progress; exclusively while a backend restores | nothing changes during `restore` |
+| 3 | shared, as long as the file is open | finding out whether another instance runs |
 | from 2**32 | exclusively, while work on the claim is in progress | one claim each, offset computed from its uid |
 | from 2**60 | exclusively, while a step of a plan is applied or undone | one key each, offset computed from it |
 
@@ -33,6 +34,7 @@ from pydra.errors import CheckpointError
 INDEX = 0
 PLAN = 1
 WORK = 2
+_ALIVE = 3
 _FIRST_CLAIM = 2**32
 _FIRST_STEP = 2**60
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock: type, whence, start, length, pid (0 for these locks)
@@ -64,6 +66,7 @@ class InstanceLock:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
             own = os.fstat(self._descriptor)
             self._identity = (own.st_dev, own.st_ino)
+            self.try_lock(_ALIVE, fcntl.F_RDLCK)
 
     def close(self) -> None:
         """Close the file, which releases every lock."""
@@ -92,6 +95,13 @@ class InstanceLock:
         except FileNotFoundError:
             return False
         return (found.st_dev, found.st_ino) == self._identity
+
+    def is_alone(self) -> bool:
+        """Return whether no other instance has the file open. Call it while the index is locked."""
+        alone = self.try_lock(_ALIVE)
+        self._held.pop(_ALIVE, None)
+        self.try_lock(_ALIVE, fcntl.F_RDLCK)
+        return alone
 
     def try_lock(self, offset: int, kind: int = fcntl.F_WRLCK) -> bool:
         """Lock one byte if no other instance has locked it. An exclusive lock stays exclusive."""

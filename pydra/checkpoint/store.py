@@ -16,7 +16,7 @@ disk space. There are two kinds of store, which differ only in how long records 
   they count.
 
 Every change is made under the index lock: `async with store:`. Memory follows the disk; only a directory that was
-removed under the running agent is written again from memory.
+removed under the running agent is written again from memory, by an instance that knows all changes.
 """
 
 from __future__ import annotations
@@ -500,16 +500,29 @@ class RecordStore:
                     atomic_files.flush_directory(os.path.dirname(path))
 
     def _recreate(self) -> None:
-        """Create the directory, or the lock in it, again after somebody removed it, with the records in memory."""
-        _log.error("%s was removed; it is created again with %d records", self._path, len(self._records))
+        """Create the directory, or the lock in it, again after somebody removed it, with the records in memory.
+
+        Only memory that is up to date may be written: else a claim that has ended would hold its devices again, and one
+        that another instance has prepared would not.
+        """
+        changes = self.lock.read_counter()
+        if changes != self._counter and not self.lock.is_alone():
+            raise CheckpointError(
+                f"{self._path} was removed with its records; another instance of the agent, which has changed them "
+                "since, writes them again when it needs them next, after 10 minutes at most"
+            )
         if not self.lock.is_intact():
             atomic_files.make_directory(os.path.dirname(self.lock.path), DIRECTORY_MODE)
             self.lock.reopen()
+            if self.lock.read_counter() > changes:
+                return  # another instance has written its records, and maybe changed them: memory follows the disk
+        _log.error("%s was removed; it is created again with %d records", self._path, len(self._records))
         self._open_directory()
         for uid, record in sorted(self._records.items()):
             if not any(os.path.lexists(os.path.join(self._path, uid + ending)) for ending in (_RECORD, _UNDO)):
                 self._replace(uid + _RECORD, build_record(record))
-        self._counter = self.lock.read_counter()
+        self._counter = changes + 1
+        self.lock.write_counter(self._counter)
 
     def _open_directory(self) -> None:
         atomic_files.make_directory(self._path, DIRECTORY_MODE)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Awaitable, Callable
+import shutil
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from pydra import Claim, DeviceInUse
@@ -48,6 +50,33 @@ async def test_records_of_the_other_that_could_not_be_read_once_are_read_the_nex
         assert isinstance((await new.prepare("b"))[0], DeviceInUse)
         assert await new.unprepare("a") == [None]
         assert new.hardware.calls == [("unprepare", "a")]
+    assert node.traces() == NOTHING
+
+
+@pytest.mark.parametrize("places", [("records",), ("records", "run")], ids=["the records", "the lock, too"])
+async def test_removed_records_are_written_again_by_the_instance_that_knows_them_all(
+    tmp_path: Path, places: Sequence[str]
+) -> None:
+    node = Node(tmp_path)
+    for uid, device in (("ended", "gpu-0"), ("new", "gpu-1"), ("rival", "gpu-1"), ("third", "gpu-2")):
+        node.api.allocate(uid, device)
+    async with node.running() as old:
+        async with node.running() as new:
+            await old.prepare("ended")
+            await new.unprepare("ended")
+            await new.prepare("new")
+            for place in places:
+                shutil.rmtree(tmp_path / place)
+            (refused,) = await old.prepare("rival")
+            assert isinstance(refused, CheckpointError)
+            assert "another instance of the agent, which has changed them since, writes them again" in str(refused)
+            assert isinstance((await new.prepare("third"))[0], tuple)
+            assert isinstance((await old.prepare("rival"))[0], DeviceInUse)
+            assert node.traces()["records"] == ["new.json", "third.json"]
+            assert await new.unprepare("third") == [None]
+            shutil.rmtree(tmp_path / "records")
+        assert isinstance((await old.prepare("rival"))[0], DeviceInUse), "alone, it writes what it knows"
+        assert await old.unprepare("new", "third") == [None, None]
     assert node.traces() == NOTHING
 
 
