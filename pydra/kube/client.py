@@ -37,9 +37,9 @@ from pydra.kube.tolerant_decoding import (
     NotJson,
     TooLarge,
     Undecodable,
+    choose_decoder,
     decode_document,
     decode_event,
-    decode_object,
     decode_page,
 )
 
@@ -154,7 +154,7 @@ class KubeClient:
         `deadline`, in seconds, replaces `retry_for`; the error is the last one of the API server or the connection.
         """
         path = build_path(resource, namespace=namespace, name=name)
-        attempt = partial(self._request, "get", resource, path, decode=decode_object)
+        attempt = partial(self._request, "get", resource, path, decode=choose_decoder(resource.kind))
         began = time.monotonic()
         try:  # like _read, without one more call for each claim
             return await attempt(seconds=deadline)
@@ -187,7 +187,7 @@ class KubeClient:
     ) -> JsonObject:
         """Create the object; return it as stored, or as it would be. Conflict: it already exists."""
         path = build_path(resource, namespace=namespace) + _DRY_RUN[dry_run]
-        return await self._request("create", resource, path, decode=decode_object, body=body)
+        return await self._request("create", resource, path, decode=choose_decoder(resource.kind), body=body)
 
     async def replace(
         self,
@@ -201,14 +201,14 @@ class KubeClient:
     ) -> JsonObject:
         """Replace the object; return it as stored, or as it would be. Conflict: the resourceVersion is outdated."""
         path = build_path(resource, namespace=namespace, name=name, subresource=subresource) + _DRY_RUN[dry_run]
-        return await self._request("update", resource, path, decode=decode_object, body=body)
+        return await self._request("update", resource, path, decode=choose_decoder(resource.kind), body=body)
 
     async def patch(
         self, resource: Resource, name: str, body: JsonObject, *, namespace: str = "", subresource: str = ""
     ) -> JsonObject:
         """Apply a JSON merge patch; return the object."""
         path = build_path(resource, namespace=namespace, name=name, subresource=subresource)
-        return await self._request("patch", resource, path, decode=decode_object, body=body)
+        return await self._request("patch", resource, path, decode=choose_decoder(resource.kind), body=body)
 
     async def delete(
         self,

@@ -9,12 +9,13 @@ decoded is left out and named, so one unreadable object does not affect the othe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 
-from pydra.kube.api_resources import RESOURCE_SLICES, JsonObject, WatchEvent, WatchEventType
+from pydra.kube.api_resources import NODES, RESOURCE_SLICES, JsonObject, WatchEvent, WatchEventType
 
 _NOT_STRICT = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _EVENT_TYPES = {kind.value: kind for kind in WatchEventType}
@@ -62,6 +63,17 @@ def decode_object(body: bytes) -> JsonObject:
     return _check(found)
 
 
+def choose_decoder(kind: str) -> Callable[[bytes], JsonObject]:
+    """Return what decodes one object of the kind, and checks the shape of what the agent reads of it."""
+    return partial(_decode_shape, _SINGLE[kind]) if kind in _SINGLE else decode_object
+
+
+def _decode_shape(shape: type[msgspec.Struct], body: bytes) -> JsonObject:
+    found = decode_object(body)
+    _check_shape(found, shape)
+    return found
+
+
 def decode_page(body: bytes) -> tuple[JsonObject, list[JsonObject], list[str]]:
     """Decode a page of a list: its metadata, its items, and the name and reason of each unreadable item left out.
 
@@ -85,7 +97,7 @@ def decode_page(body: bytes) -> tuple[JsonObject, list[JsonObject], list[str]]:
     for number, item in enumerate(items or ()):
         try:
             found = decode_object(item) if isinstance(item, bytes) else _check(item)
-            _check_shape(found, kind)
+            _check_shape(found, _LISTED.get(kind, _Object))
             kept.append(found)
         except (NotJson, Undecodable) as error:
             left_out.append(f"{_find_name(item) or f'item {number}'} ({error})")
@@ -107,7 +119,7 @@ def decode_event(line: bytes) -> WatchEvent:
             raise Undecodable(f"its type {event.get('type')!r} is not a type of a watch event")
         checked = _check(found)
         if kind is not WatchEventType.BOOKMARK:
-            _check_shape(checked, checked.get("kind"))
+            _check_shape(checked, _LISTED.get(str(checked.get("kind")), _Object))
         return WatchEvent(kind, checked)
     except (NotJson, Undecodable, TypeError) as error:
         if not line.startswith(b"{"):
@@ -123,10 +135,10 @@ def _check(found: object) -> JsonObject:
     return found
 
 
-def _check_shape(found: JsonObject, kind: object) -> None:
-    """Check what the agent reads of an object in a list or watch. Raises Undecodable."""
+def _check_shape(found: JsonObject, shape: type[msgspec.Struct]) -> None:
+    """Check what the agent reads of an object. Raises Undecodable."""
     try:
-        msgspec.convert(found, _ResourceSlice if kind == RESOURCE_SLICES.kind else _Object)
+        msgspec.convert(found, shape)
     except msgspec.ValidationError as error:
         raise Undecodable(f"its shape is not that of the API: {error}") from error
 
@@ -144,9 +156,16 @@ class _Object(msgspec.Struct, frozen=True):
     spec: dict[str, Any] = {}
 
 
-class _SliceMetadata(_Metadata, frozen=True, kw_only=True):
+class _NamedByServer(_Metadata, frozen=True, kw_only=True):
     uid: str
+
+
+class _StoredMetadata(_NamedByServer, frozen=True, kw_only=True):
     resourceVersion: str  # noqa: N815
+
+
+class _Node(msgspec.Struct, frozen=True):
+    metadata: _NamedByServer
 
 
 class _Pool(msgspec.Struct, frozen=True):
@@ -177,9 +196,18 @@ class _Spec(msgspec.Struct, frozen=True):
     sharedCounters: list[dict[str, Any]] | None = None  # noqa: N815
 
 
-class _ResourceSlice(msgspec.Struct, frozen=True):
-    metadata: _SliceMetadata
+class _WrittenSlice(msgspec.Struct, frozen=True):
+    metadata: _NamedByServer  # a dry run has no version
     spec: _Spec
+
+
+class _ResourceSlice(msgspec.Struct, frozen=True):
+    metadata: _StoredMetadata
+    spec: _Spec
+
+
+_LISTED: dict[str, type[msgspec.Struct]] = {RESOURCE_SLICES.kind: _ResourceSlice}
+_SINGLE: dict[str, type[msgspec.Struct]] = {RESOURCE_SLICES.kind: _WrittenSlice, NODES.kind: _Node}
 
 
 def _decode_repaired(body: bytes) -> Any:

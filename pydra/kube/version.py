@@ -66,5 +66,7 @@ async def _describe_group(client: KubeClient) -> str:
         group = await client.fetch(f"/apis/{RESOURCE_GROUP}")
     except NotFound:
         return "nor any other version of it"
-    served = ", ".join(str(one.get("version", "")) for one in group.get("versions") or ())
+    versions = group.get("versions")
+    found = versions if isinstance(versions, list) else ()
+    served = ", ".join(str(one.get("version")) for one in found if isinstance(one, dict))
     return f"only {served}, which pydra does not speak" if served else "nor any other version of it"

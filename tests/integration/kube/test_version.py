@@ -31,6 +31,7 @@ async def test_an_older_cluster_is_told_what_is_needed() -> None:
             "only v1beta2, v1beta1, which pydra does not speak",
             id="beta versions only",
         ),
+        pytest.param('{"versions": [null, 1]}', "nor any other version of it", id="another shape"),
         pytest.param("", "nor any other version of it", id="nothing of it"),
     ],
 )

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from pydra.devices import CounterConsumption, CounterSet, Device, Taint, TaintEffect
-from pydra.errors import Invalid, NotFound, Unavailable
+from pydra.errors import Invalid, NotFound, Unavailable, Unreadable
 from pydra.kube.api_resources import RESOURCE_SLICES, JsonObject, Resource
 from pydra.kube.client import KubeClient
 from pydra.slices.build import build_device
@@ -249,6 +249,16 @@ async def test_a_node_that_is_not_there_yet_is_waited_for(api_server: ApiHandle)
     async with publishing(api_server) as it:
         await it.publish(*gpus(1))
         assert [type(event.error) for event in it.events.of(PublishFailed)] == [NotFound, NotFound]
+
+
+async def test_answers_of_another_shape_are_waited_out(api_server: ApiHandle) -> None:
+    server = api_server.embedded
+    node, slice_ = '{"kind": "Node", "metadata": {}}', '{"metadata": {"name": "a"}, "spec": {"devices": 1}}'
+    server.faults.add(Fault(verb="get", resource="nodes", status=200, body=node))
+    server.faults.add(Fault(verb="create", resource="resourceslices", status=200, body=slice_))
+    async with publishing(api_server, uniform=lambda _low, _high: 0.0) as it:
+        await it.publish(*gpus(1))
+        assert [type(event.error) for event in it.events.of(PublishFailed)] == [Unreadable, Unreadable]
 
 
 async def test_after_an_outage_what_was_wanted_meanwhile_is_there_within_seconds(api_server: ApiHandle) -> None:

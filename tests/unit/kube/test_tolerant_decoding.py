@@ -17,13 +17,16 @@ from pydra.devices import Capacity, Device, Pool
 from pydra.kube.tolerant_decoding import (
     LineSplitter,
     LineTooLong,
+    NotJson,
     Undecodable,
+    choose_decoder,
     decode_document,
     decode_event,
     decode_page,
 )
 from pydra.slices.build import build_wanted
 from pydra.slices.diff import plan_slices, share_devices
+from pydra.slices.server_limitations import name_gates
 
 lines = st.lists(st.binary(min_size=1, max_size=20).map(lambda b: b"x" + b.replace(b"\n", b"")), max_size=10)
 
@@ -81,7 +84,7 @@ def test_whole_surrogate_pairs_and_escaped_backslashes_are_not_repaired() -> Non
     assert config == {"a": "\ufffd \\ud800", "b": "\U0001f600", "c": "\ufffd\ufffd"}
 
 
-SLICE = {
+SLICE: dict[str, Any] = {
     "kind": "ResourceSlice",
     "metadata": {"name": "0000-a", "uid": "u", "resourceVersion": "1", "annotations": {"a": "b"}},
     "spec": {
@@ -134,3 +137,7 @@ def test_a_slice_of_any_shape_is_left_out_or_does_not_disturb_the_reconciler(pat
         plan_slices(wanted, kept)
         with suppress(Undecodable):
             decode_event(json.dumps({"type": "ADDED", "object": body}).encode())
+        with suppress(Undecodable, NotJson):
+            answer = choose_decoder("ResourceSlice")(json.dumps(body).encode())
+            name_gates(SLICE["spec"], answer["spec"])
+            assert answer["metadata"]["uid"]
