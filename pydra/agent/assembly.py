@@ -20,6 +20,7 @@ import anyio
 from pydra import __version__
 from pydra.agent.driver import AgentContext, Driver
 from pydra.agent.metrics_and_events import Reports
+from pydra.agent.orphans import reap_orphans
 from pydra.agent.started_backend import StartedBackend
 from pydra.errors import KubeError, SettingsError, Unsupported
 from pydra.kube.api_resources import EVENTS, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES
@@ -78,6 +79,7 @@ async def serve(settings: Settings, backends: Sequence[StartedBackend], reread: 
         tasks.start_soon(recorder.run, name="Events")
         tasks.start_soon(cluster.run, name="version of the cluster")
         tasks.start_soon(_return_memory, name="memory of the start")
+        tasks.start_soon(reap_orphans, name="orphans")
         names = ", ".join(str(backend.source) for backend in backends)
         _log.info("pydra %s serves %s on node %s", __version__, names, settings.node_name)
         async with anyio.create_task_group() as serving:

@@ -1,11 +1,13 @@
-"""SIGTERM in the middle of the start: the agent ends at once and in order, though nothing listens to signals yet.
+"""What process 1 of a container has to do: heed signals from the start of the agent on, and reap orphans.
 
-A signal without a handler does not reach process 1 of a container, so that a handler must be there.
+A signal without a handler does not reach process 1, so that a handler must be there.
 """
 
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +27,33 @@ def heeds(pid: int) -> bool:
 
 def children(pid: int) -> list[int]:
     return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+
+
+AS_PROCESS_1 = """\
+import asyncio, os, sys, uvloop
+from pydra.agent.orphans import reap_orphans
+
+async def run():
+    reaping = asyncio.create_task(reap_orphans(0.05))
+    spawn, pipe = asyncio.create_subprocess_exec, asyncio.subprocess.PIPE
+    parent = await spawn("sh", "-c", "sleep 0.01 >/dev/null & echo $!; exit 3", stdout=pipe)
+    orphan = int((await parent.communicate())[0])
+    while os.path.exists(f"/proc/{orphan}"):
+        await asyncio.sleep(0.01)
+    reaping.cancel()
+    return parent.returncode
+
+sys.exit(uvloop.run(run()))
+"""
+
+
+async def test_process_1_reaps_orphans_and_leaves_its_own_children_to_the_event_loop() -> None:
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", AS_PROCESS_1]
+    with anyio.fail_after(DEADLINE):
+        ended = await anyio.run_process(command, check=False, stderr=subprocess.STDOUT)
+    if b"unshare failed" in ended.stdout:
+        pytest.skip("this container may not make a PID namespace")
+    assert (ended.returncode, ended.stdout.decode()) == (3, "")
 
 
 MOMENTS: dict[str, Callable[[Agent], bool]] = {
