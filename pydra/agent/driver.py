@@ -56,6 +56,7 @@ from pydra.observability.logging import logging_fields
 from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import Tracer
 from pydra.settings import HealthTaint, Settings
+from pydra.slices.foreign import watch_pool
 from pydra.slices.reconciler import SliceReconciler, slice_selector
 
 _log = logging.getLogger(__name__)
@@ -424,6 +425,8 @@ class DriverService:
         )
         front.start_soon(cache.run, name=f"watch of the slices of {self._driver}")
         front.start_soon(reconciler.run, name=f"slices of {self._driver}")
+        look = partial(watch_pool, driver=self._driver, node=settings.node_name, report=self._report)
+        front.start_soon(look, self._context.client, name=f"pool of {self._driver}")
         parts.start_soon(inventory.run, name=f"inventory of {self._driver}")
         if Method.MEASURE in self._facts.methods:
             parts.start_soon(self._measure, name=f"measurements of {self._driver}")

@@ -37,6 +37,7 @@ from pydra.kubelet.registration import Registered, RegistrationRefused
 from pydra.observability.events import EventRequest, Subject
 from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import Tracer
+from pydra.slices.foreign import ForeignSlices
 from pydra.slices.reconciler import FieldsDropped, FieldsKept, PoolPublished, PublishFailed, SliceWritten
 
 Record = Callable[[EventRequest], None]
@@ -249,6 +250,12 @@ class Reports:
     @_handle.register
     def _fields_kept(self, event: FieldsKept) -> None:
         self._count_gates((), withheld=0)
+
+    @_handle.register
+    def _foreign_slices(self, event: ForeignSlices) -> None:
+        self._metrics.foreign_slices.labels(self._driver).set(len(event.slices))
+        if event.slices:
+            self._record_event(self._node, "ForeignSlices", f"driver {self._driver}: {event}", "Publish")
 
     def cluster_unsupported(self, error: Unsupported) -> None:
         """Report that the cluster is not supported."""

@@ -34,6 +34,7 @@ from pydra.observability.events import Create, EventDeduplicator, EventRequest, 
 from pydra.settings import Settings
 from pydra.slices.build import build_wanted
 from pydra.slices.diff import plan_slices
+from pydra.slices.foreign import find_foreign
 from pydra.slices.server_limitations import BINDING, LISTS, PARTITIONS, SHARES, TAINTS, name_gates, name_refused
 
 _SKEW_SECONDS = 5.0
@@ -93,6 +94,7 @@ async def examine_node(settings: Settings) -> Examination:
         async with open_cluster(settings) as client:
             runtime, found = await _judge_cluster(client, settings)
             findings += found
+            findings += [await _judge_pool(client, settings, driver) for driver in sorted(agent.drivers)]
     except PydraError as error:
         findings.append(Finding(subject="API server", level=Level.PROBLEM, found=str(error)))
     if runtime is not None:
@@ -169,6 +171,17 @@ async def _judge_kubelet(client: KubeClient, kubelet: str, server: ServerVersion
     )
     advice = f"upgrade the kubelet to 1.36, or remove extendedResourceName from DeviceClass {', '.join(named)}"
     return (Finding(subject="extended resources", level=Level.PROBLEM, found=found, advice=advice),)
+
+
+async def _judge_pool(client: KubeClient, settings: Settings, driver: str) -> Finding:
+    """Find slices that others have written into the node's pool."""
+    try:
+        foreign = await find_foreign(client, driver=driver, node=settings.node_name)
+    except KubeError as error:
+        return Finding(subject="pool", level=Level.UNKNOWN, found=str(error))
+    if foreign.slices:
+        return Finding(subject="pool", level=Level.PROBLEM, found=f"driver {driver}: {foreign}")
+    return Finding(subject="pool", level=Level.OK, found=f"{driver}: only slices of this node")
 
 
 async def _review(client: KubeClient, verb: str, resource: Resource) -> tuple[str, bool | None, str]:

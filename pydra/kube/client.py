@@ -15,10 +15,10 @@ import random
 import re
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
 import anyio
@@ -41,6 +41,7 @@ from pydra.kube.tolerant_decoding import (
     decode_document,
     decode_event,
     decode_page,
+    decode_table,
 )
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ METHODS = {
 
 LOWER_ERRORS = (aiohttp.ClientError, OSError)
 """What a request without an answer raises; TimeoutError is an OSError."""
+DecodePage: TypeAlias = Callable[[bytes], tuple[JsonObject, list[JsonObject], list[str]]]
 _UNUSABLE = (*LOWER_ERRORS, NotJson, Undecodable, TooLarge, LineTooLong)
 T = TypeVar("T")
 
@@ -177,10 +179,17 @@ class KubeClient:
         query = {"fieldSelector": field_selector, "labelSelector": label_selector}
         path = build_path(resource, namespace=namespace)
         accept = METADATA_ONLY.format("PartialObjectMetadataList") if metadata_only else JSON
-        try:
-            return await self._read_pages(resource, path, {**query, "limit": str(PAGE_SIZE)}, accept)
-        except Gone:
-            return await self._read_pages(resource, path, query, accept)
+        found = await self._read_list(resource, path, query, accept, decode_page)
+        for item in found.items:  # in a list, the items have neither
+            item.setdefault("apiVersion", resource.api_version)
+            item.setdefault("kind", resource.kind)
+        return found
+
+    async def list_columns(self, resource: Resource, *, field_selector: str = "") -> Sequence[JsonObject]:
+        """Return of each object what `kubectl get` shows, by column: a hundredth of the objects."""
+        query = {"fieldSelector": field_selector, "includeObject": "None"}
+        path = build_path(resource)
+        return (await self._read_list(resource, path, query, METADATA_ONLY.format("Table"), decode_table)).items
 
     async def create(
         self, resource: Resource, body: JsonObject, *, namespace: str = "", dry_run: bool = False
@@ -275,22 +284,29 @@ class KubeClient:
             if response is not None:
                 response.close()
 
-    async def _read_pages(self, resource: Resource, path: str, query: Mapping[str, str], accept: str) -> ObjectList:
+    async def _read_list(
+        self, resource: Resource, path: str, query: Mapping[str, str], accept: str, decode: DecodePage
+    ) -> ObjectList:
+        try:
+            return await self._read_pages(resource, path, {**query, "limit": str(PAGE_SIZE)}, accept, decode)
+        except Gone:
+            return await self._read_pages(resource, path, query, accept, decode)
+
+    async def _read_pages(
+        self, resource: Resource, path: str, query: Mapping[str, str], accept: str, decode: DecodePage
+    ) -> ObjectList:
         items: list[JsonObject] = []
         unreadable: list[str] = []
         token = ""
         while True:
             url = _add_query(path, {**query, "continue": token})
-            read_page = partial(self._request, "list", resource, url, decode=decode_page, accept=accept)
+            read_page = partial(self._request, "list", resource, url, decode=decode, accept=accept)
             metadata, found, left_out = await self._read(read_page)
             items += found
             unreadable += left_out
             token = str(metadata.get("continue") or "")
             if not token:
                 break
-        for item in items:  # in a list, the items have neither
-            item.setdefault("apiVersion", resource.api_version)
-            item.setdefault("kind", resource.kind)
         if unreadable:
             log.warning("list of %s: left out %s", resource, "; ".join(unreadable))
         return ObjectList(items=tuple(items), resource_version=str(metadata.get("resourceVersion") or ""))

@@ -104,6 +104,16 @@ def decode_page(body: bytes) -> tuple[JsonObject, list[JsonObject], list[str]]:
     return metadata, kept, left_out
 
 
+def decode_table(body: bytes) -> tuple[JsonObject, list[JsonObject], list[str]]:
+    """Decode a page of a list as a table: its metadata, and its rows as columns by name. Raises NotJson."""
+    try:
+        table = msgspec.convert(decode_document(body), _Table)
+    except (msgspec.ValidationError, Undecodable) as error:
+        raise NotJson(f"it is not a table: {error}") from error
+    names = [column.name for column in table.columnDefinitions]
+    return table.metadata, [dict(zip(names, row.cells, strict=False)) for row in table.rows or ()], []
+
+
 def decode_event(line: bytes) -> WatchEvent:
     """Decode one line of a watch. The object of an ERROR event is a Status.
 
@@ -204,6 +214,20 @@ class _WrittenSlice(msgspec.Struct, frozen=True):
 class _ResourceSlice(msgspec.Struct, frozen=True):
     metadata: _StoredMetadata
     spec: _Spec
+
+
+class _Column(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _Row(msgspec.Struct, frozen=True):
+    cells: list[Any]
+
+
+class _Table(msgspec.Struct, frozen=True):
+    metadata: dict[str, Any]
+    columnDefinitions: list[_Column]  # noqa: N815
+    rows: list[_Row] | None = None
 
 
 _LISTED: dict[str, type[msgspec.Struct]] = {RESOURCE_SLICES.kind: _ResourceSlice}

@@ -65,6 +65,9 @@ class Metrics:
             "devices_stale", "1 while the devices have not been discovered for longer than staleAfter.", "driver"
         )
         self.slices = gauge("resourceslices", "ResourceSlices that should exist.", "driver")
+        self.foreign_slices = gauge(
+            "foreign_resourceslices", "ResourceSlices of other nodes, or of none, in the pool of this node.", "driver"
+        )
         self.slice_writes = counter("resourceslice_writes", "Writes of ResourceSlices.", "driver", "verb")
         self.publish_failures = counter(
             "resourceslice_publish_failures", "Attempts to publish that failed, by reason.", "driver", "reason"

@@ -303,6 +303,19 @@ def test_the_doctor_names_the_claim_whose_cdi_file_has_been_deleted(quiet: Node,
     quiet.kubelet.release(claim)
 
 
+def test_the_doctor_names_slices_that_others_have_written_into_the_nodes_pool(quiet: Node, tool: Tool) -> None:
+    [own] = quiet.api.slices()
+    spec = {**own["spec"], "pool": {**own["spec"]["pool"], "generation": 999}, "nodeName": "of-an-attacker"}
+    path = "/apis/resource.k8s.io/v1/resourceslices"
+    quiet.api.request("POST", path, {"metadata": {"name": "foreign"}, "spec": spec})
+    try:
+        code, printed = tool.run("doctor")
+    finally:
+        quiet.api.request("DELETE", f"{path}/foreign")
+    assert code == 1
+    assert "has slices that this node has not published: foreign (of node of-an-attacker)" in " ".join(printed.split())
+
+
 def test_the_doctor_does_not_call_ok_what_is_not_there(quiet: Node, tool: Tool) -> None:
     tool.flags += ["--cdi-dir", "/proc/nowhere"]
     found = {one["found"]: one["level"] for one in tool.json("doctor")["findings"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import anyio
@@ -13,6 +14,7 @@ from pydra.kube.api_resources import RESOURCE_SLICES, JsonObject, Resource
 from pydra.kube.client import KubeClient
 from pydra.slices.build import build_device
 from pydra.slices.diff import same_content
+from pydra.slices.foreign import ForeignSlices, watch_pool
 from pydra.slices.reconciler import Backoff, FieldsDropped, FieldsKept, PoolPublished, PublishFailed
 from pydra.slices.server_limitations import EFFECT_NONE
 from pydra_dev.faults import Fault
@@ -307,3 +309,29 @@ async def test_somebody_who_keeps_fighting_causes_no_storm(api_server: ApiHandle
 
         await it.publish(*gpus(2))
         assert it.writes() == ["update"], "what the driver wants does not wait for the fight"
+
+
+async def test_slices_that_others_write_into_the_pool_are_named_until_they_are_gone(api_server: ApiHandle) -> None:
+    async with publishing(api_server) as it, anyio.create_task_group() as tasks:
+        await it.publish(*gpus(1))
+        foreign: JsonObject = {
+            "metadata": {"name": f"{it.scratch.node}-foreign"},
+            "spec": {
+                "driver": it.scratch.driver,
+                "pool": {"name": it.scratch.node, "generation": 999, "resourceSliceCount": 1},
+                "nodeName": "node-of-an-attacker",
+                "devices": [{"name": "gpu-0"}],
+            },
+        }
+        elsewhere = {**foreign["spec"], "pool": {**foreign["spec"]["pool"], "name": "node-of-an-attacker"}}
+        await it.client.create(RESOURCE_SLICES, {"metadata": {"name": f"{it.scratch.node}-own"}, "spec": elsewhere})
+        await it.client.create(RESOURCE_SLICES, foreign)
+        look = partial(watch_pool, driver=it.scratch.driver, node=it.scratch.node, report=it.events, period=0.05)
+        tasks.start_soon(look, it.client)
+        found = await it.events.next(ForeignSlices)
+        assert found.slices == (f"{it.scratch.node}-foreign (of node node-of-an-attacker)",)
+        it.events.clear()
+        for name in (f"{it.scratch.node}-foreign", f"{it.scratch.node}-own"):
+            await it.client.delete(RESOURCE_SLICES, name)
+        assert (await it.events.next(ForeignSlices)).slices == ()
+        tasks.cancel_scope.cancel()

@@ -25,6 +25,7 @@ from pydra.kubelet.plugin import KubeletEvent
 from pydra.kubelet.registration import Registered, RegistrationRefused
 from pydra.observability.events import EventRequest
 from pydra.observability.metrics import Metrics
+from pydra.slices.foreign import ForeignSlices
 from pydra.slices.reconciler import FieldsDropped, FieldsKept, SliceEvent
 
 DRIVER = "sim.pydra.dev"
@@ -187,6 +188,15 @@ def test_dropped_fields_name_the_gates_that_are_off_until_they_are_kept(desk: De
     assert desk.value(withheld) == 0
     desk.report(FieldsKept(pool="node-1"))
     assert desk.value(f'{series}"DRAListTypeAttributes"}}') == 0
+
+
+def test_foreign_slices_are_counted_and_named(desk: Desk) -> None:
+    series = f'pydra_foreign_resourceslices{{driver="{DRIVER}"}}'
+    desk.report(ForeignSlices(pool="node-1", slices=("a (of node node-2)",)))
+    assert desk.value(series) == 1
+    assert "a (of node node-2)" in desk.requests[0].note
+    desk.report(ForeignSlices(pool="node-1", slices=()))
+    assert (desk.value(series), len(desk.requests)) == (0, 1)
 
 
 def test_a_cluster_that_is_not_supported_is_told_on_the_node_and_a_gauge(desk: Desk) -> None:
