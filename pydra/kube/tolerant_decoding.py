@@ -242,6 +242,8 @@ def _decode_repaired(body: bytes) -> Any:
     except RecursionError as error:
         raise Undecodable("it is nested too deep") from error
     except _NOT_STRICT as error:
+        if "out of range" in str(error):  # JSON allows 1e999
+            raise Undecodable("it has a number that is out of range") from error
         raise NotJson(str(error)) from error
 
 

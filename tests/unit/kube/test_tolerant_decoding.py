@@ -61,6 +61,13 @@ def test_a_line_over_the_limit_is_refused_before_it_fills_the_memory(before: byt
         splitter.feed(chunk)
 
 
+def test_an_item_with_a_number_that_is_out_of_range_is_left_out_alone() -> None:
+    items = b'{"metadata":{"name":"huge"},"spec":{"a":1e999}}', b'{"metadata":{"name":"plain"}}'
+    page = b'{"metadata":{"resourceVersion":"7"},"items":[%s,%s]}' % items
+    _, kept, left_out = decode_page(page)
+    assert (kept, left_out) == ([{"metadata": {"name": "plain"}}], ["huge (it has a number that is out of range)"])
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
