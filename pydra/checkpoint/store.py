@@ -317,7 +317,7 @@ class RecordStore:
         present: set[str] = set()
         changed: set[str] = set()
         with os.scandir(self._path) as entries:
-            found = sorted((entry.name, entry) for entry in entries if entry.name.endswith((_RECORD, _UNDO)))
+            found = sorted((entry.name, entry) for entry in entries if _is_of_claim(entry.name))
         for name, entry in found:
             uid = name[: -len(_RECORD)]  # both endings have the same length
             present.add(uid)
@@ -418,7 +418,7 @@ class RecordStore:
         """Move records from where other versions keep them; return whether there were any."""
         moved = False
         for directory in self._elsewhere:
-            found = [name for name in _list_directory(directory) if name.endswith((_RECORD, _UNDO))]
+            found = [name for name in _list_directory(directory) if _is_of_claim(name)]
             if aside := _list_set_aside(directory):
                 atomic_files.make_directory(os.path.join(self._path, _CORRUPT), DIRECTORY_MODE)
                 found += [os.path.relpath(path, directory) for path, _ in aside]
@@ -544,7 +544,7 @@ def list_stored(path: str) -> tuple[StoredRecord, ...]:
         CheckpointError: the directory cannot be read.
     """
     try:
-        names = [name for name in _list_directory(path) if name.endswith((_RECORD, _UNDO))]
+        names = [name for name in _list_directory(path) if _is_of_claim(name)]
         places = [(os.path.join(path, name), name[: -len(_RECORD)], False) for name in names]
         places += [(aside, uid, True) for aside, uid in _list_set_aside(path)]
         return tuple(_read_stored(*place) for place in places)
@@ -570,9 +570,14 @@ def _read_stored(path: str, uid: str, set_aside: bool) -> StoredRecord:
 def _parse_stored(content: bytes, uid: str) -> Record:
     record = parse_record(content)
     claim_uid = find_claim_uid(uid)
-    if not CLAIM_UID.fullmatch(claim_uid) or record.claim.uid not in (claim_uid, uid):
+    if record.claim.uid not in (claim_uid, uid):
         raise CheckpointError(f"the file holds the record of another claim, {record.claim.uid[:64]!r}")
     return record if claim_uid == uid else _name_left_over(record, uid)
+
+
+def _is_of_claim(name: str) -> bool:
+    """Return whether a file has the name of a record. Others, which nothing here writes, are left alone."""
+    return name.endswith((_RECORD, _UNDO)) and bool(CLAIM_UID.fullmatch(find_claim_uid(name[: -len(_RECORD)])))
 
 
 def find_claim_uid(uid: str) -> str:
@@ -597,7 +602,7 @@ def _list_directory(path: str) -> list[str]:
 def _list_set_aside(path: str) -> list[tuple[str, str]]:
     """Return path and uid of every file that was set aside in a directory of records."""
     directory = os.path.join(path, _CORRUPT)
-    names = (name for name in _list_directory(directory) if _RECORD in name)
+    names = (name for name in _list_directory(directory) if _is_of_claim(name.rpartition(_RECORD)[0] + _RECORD))
     return [(os.path.join(directory, name), name.rpartition(_RECORD)[0]) for name in names]
 
 

@@ -538,6 +538,19 @@ async def test_a_directory_that_is_removed_under_the_agent_is_written_anew(node:
     assert node.traces() == NOTHING
 
 
+async def test_files_that_are_not_named_after_a_claim_are_left_alone(node: Node) -> None:
+    node.api.allocate("a", "gpu-0")
+    odd = [b"\xff.json", b"..json", b"corrupt/\xff.json"]
+    (node.root / "records" / "corrupt").mkdir(parents=True)
+    for name in odd:
+        Path(os.fsdecode(os.fsencode(node.root / "records") + b"/" + name)).write_text("{}")
+    async with node.running() as agent:
+        assert isinstance((await agent.prepare("a"))[0], tuple)
+        assert (list(agent.store.records), list(agent.store.unreadable)) == (["a"], [])
+        assert await agent.unprepare("a") == [None]
+    assert [one for one in odd if os.path.exists(os.fsencode(node.root / "records") + b"/" + one)] == odd
+
+
 async def test_records_of_the_format_and_place_before_are_taken_over(node: Node) -> None:
     node.api.allocate("a", "gpu-0")
     async with node.running() as agent:
