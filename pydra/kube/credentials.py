@@ -38,6 +38,9 @@ RENEWAL_PERIOD = 60.0
 is what client-go does."""
 LOAD_DEADLINE = 30.0
 """Seconds for a credential plugin or an identity provider."""
+_PLUGIN_BYTES, _CHUNK_BYTES = 1 << 20, 1 << 16
+"""How much of a credential plugin's output counts, and how much of it is read at once."""
+
 INLINE = ("certificate-authority", "client-certificate", "client-key")
 """Fields that name a file, or with `-data` behind carry it in base64."""
 _HEADER_SAFE = re.compile(r"[\x20-\x7e]*").fullmatch
@@ -379,7 +382,8 @@ async def _run_plugin(config: Mapping[str, Any], deadline: float) -> Mapping[str
     ended = False
     try:
         async with asyncio.timeout(deadline):
-            output, errors = await process.communicate()
+            output, errors = await asyncio.gather(_read_start(process.stdout), _read_start(process.stderr))
+            await process.wait()
         ended = True
     except TimeoutError as error:
         raise _SourceError(f"exec: {command[0]} timed out after {deadline:g} s, and was killed") from error
@@ -399,6 +403,14 @@ async def _run_plugin(config: Mapping[str, Any], deadline: float) -> Mapping[str
         return dict(answer["status"])
     except (ValueError, TypeError, LookupError) as error:
         raise _SourceError(f"exec: {command[0]} did not answer with an ExecCredential that has a status") from error
+
+
+async def _read_start(stream: asyncio.StreamReader | None) -> bytes:
+    """Read to the end; return the beginning: a program may write without end."""
+    kept = bytearray()
+    while stream is not None and (chunk := await stream.read(_CHUNK_BYTES)):
+        kept += chunk[: _PLUGIN_BYTES - len(kept)]
+    return bytes(kept)
 
 
 def _keep_in_memory(name: str, content: bytes, descriptors: list[int]) -> str:

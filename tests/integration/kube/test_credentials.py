@@ -7,6 +7,7 @@ import itertools
 import ssl
 import sys
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import anyio
@@ -245,6 +246,20 @@ async def test_a_program_for_the_token_that_hangs_is_killed_with_its_children(tm
     with anyio.fail_after(30):
         while any(is_running(int(pid)) for pid in pids.read_text().split()):
             await anyio.sleep(0.01)
+
+
+async def test_of_what_a_program_for_the_token_writes_without_end_only_the_beginning_is_kept(tmp_path: Path) -> None:
+    user: dict[str, object] = {
+        "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "head", "args": ["-c", "64M", "/dev/zero"]}
+    }
+    path = write_kubeconfig(tmp_path / "config", "http://127.0.0.1:1", user)
+    tracemalloc.start()
+    try:
+        with pytest.raises(SettingsError, match="exec: head did not answer with an ExecCredential"):
+            await load_credentials(environ={}, kubeconfig=path)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def is_running(pid: int) -> bool:
