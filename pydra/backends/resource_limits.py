@@ -24,7 +24,7 @@ _AGENT = "pydra-agent"
 _CPU_PERIOD = 100_000
 """Microseconds in which a process may use its share of CPU time; the kernel's default."""
 
-_OWN_MEMORY = re.compile(r"^(?:RssAnon|VmSwap):\s*(\d+) kB$", re.MULTILINE)
+_OWN_MEMORY = re.compile(r"^(?:RssAnon|RssShmem|VmSwap):\s*(\d+) kB$", re.MULTILINE)
 
 
 class CgroupUnavailable(Exception):
@@ -68,7 +68,7 @@ def has_oom_kill(directory: Path) -> bool:
 def find_memory_excess(pid: int, rights: ProcessRights) -> str:
     """Return by how much the process exceeds its limit of memory; empty if it does not, or has none, or has ended.
 
-    Counted is what only this process has, in memory or swapped out: neither files and libraries nor what it started.
+    Counted is what it has in memory or swapped out, shared memory too: neither files and libraries nor what it started.
     Source: proc_pid_status(5).
     """
     if rights.memory_limit is None:

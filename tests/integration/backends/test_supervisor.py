@@ -281,7 +281,7 @@ async def test_a_slow_call_is_reported_while_it_runs_with_its_place_and_status(t
     (slow,) = (event for event in events if isinstance(event, BackendSlow))
     assert re.fullmatch(
         r"discover has been running for 0 s; it is waiting in _sleep_in_thread \(trouble/faulty\.py:\d+\) "
-        r"\[resetting board 3\]",
+        r"\[resetting board 3 \\udcff\]",
         slow.message,
     )
 

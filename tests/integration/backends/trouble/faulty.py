@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import mmap
 import os
 import resource
 import signal
@@ -93,12 +94,14 @@ async def do_segfault() -> None:
 
 async def do_leak() -> None:
     while len(_leaked) < 32:
-        _leaked.append(b"x" * (8 << 20))
+        shared = mmap.mmap(-1, 4 << 20)
+        shared.write(b"x" * (4 << 20))
+        _leaked.append((b"x" * (4 << 20), shared))
         await asyncio.sleep(0)
     await asyncio.sleep(60)
 
 
-_leaked: list[bytes] = []
+_leaked: list[tuple[bytes, mmap.mmap]] = []
 
 
 async def do_read_secret() -> None:
@@ -191,7 +194,7 @@ async def do_hang_in_thread() -> None:
 
 
 def _sleep_in_thread() -> None:
-    pydra.set_status("resetting board 3")
+    pydra.set_status("resetting board 3 \udcff")  # as a file's name may have
     time.sleep(3600)
 
 
