@@ -26,6 +26,8 @@ _WAITING = 256
 
 NOTE_BYTES = 1024
 REMEMBERED = 1000
+DIFFERENT = 25
+"""How many different notes an object gets for one reason while they are remembered: a backend may vary its messages."""
 SERIES_SECONDS = 600.0
 QUIET_SECONDS = 10.0
 
@@ -82,7 +84,7 @@ class EventDeduplicator:
         self._written: dict[tuple[str, str, str, str], _WrittenEvent] = {}
 
     def decide(self, request: EventRequest, *, now: float, stamp: str, suffix: str) -> Create | Repetition | None:
-        """Return what to write for the request, or None if it was written a moment ago.
+        """Return what to write for the request, or None if it was written a moment ago, or too many others were.
 
         `now` is in monotonic seconds, `stamp` the same time in RFC 3339 with microseconds, and `suffix` makes a new
         Event's name unique.
@@ -99,6 +101,9 @@ class EventDeduplicator:
             written.last_written = now
             return Repetition(namespace, written.name, {"series": {"count": written.count, "lastObservedTime": stamp}})
         self._written.pop(key, None)
+        recent = [one for other, one in self._written.items() if other[:2] == key[:2]]
+        if sum(now - one.first < SERIES_SECONDS for one in recent) >= DIFFERENT:
+            return None  # the log has it
         while len(self._written) >= REMEMBERED:
             self._written.pop(next(iter(self._written)))
         name = f"{subject.name[:200].rstrip('-.')}.{suffix}"  # still a DNS subdomain when shortened

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra.foreign_text import escape
-from pydra.observability.events import REMEMBERED, Create, EventDeduplicator, EventRequest, Repetition, Subject, shorten
+from pydra.observability.events import (
+    DIFFERENT,
+    REMEMBERED,
+    Create,
+    EventDeduplicator,
+    EventRequest,
+    Repetition,
+    Subject,
+    shorten,
+)
 
 CLAIM = Subject(api_version="resource.k8s.io/v1", kind="ResourceClaim", name="gpu", namespace="team", uid="u-1")
 
@@ -73,6 +82,14 @@ def test_another_word_or_another_claim_is_a_new_event() -> None:
     decide(events, request(), 0)
     assert isinstance(decide(events, request("another trouble"), 1), Create)
     assert isinstance(decide(events, request(uid="u-2"), 1), Create)
+
+
+def test_notes_that_differ_each_time_are_limited_for_each_object_and_reason() -> None:
+    events = deduplicator()
+    written = [decide(events, request(f"trouble {number}"), number) for number in range(100)]
+    assert sum(isinstance(one, Create) for one in written) == DIFFERENT
+    assert isinstance(decide(events, request("trouble", uid="u-2"), 100), Create)
+    assert isinstance(decide(events, request("later trouble"), 1000), Create)
 
 
 def test_a_word_is_said_anew_after_its_series_has_grown_old() -> None:
