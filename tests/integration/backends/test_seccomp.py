@@ -27,6 +27,14 @@ print(*(call("personality", number) or "ok" for number in (0xffffffff, 0, 8)), c
 """Calls that do no harm: asks for the personality, sets two, and asks for the priority."""
 
 
+NEW_PROBE = """
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall(467, -1, None, 0, None, 0)
+print(errno.errorcode[ctypes.get_errno()])
+"""
+
+
 def _profile(default: str, *rules: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"defaultAction": f"SCMP_ACT_{default}", "syscalls": list(rules), **fields}
 
@@ -73,17 +81,20 @@ def _rule(action: str, *conditions: tuple[str, int, int], name: str = "personali
 def test_a_profile_means_what_it_means_in_a_container_runtime(
     profile: dict[str, Any], answers: str, tmp_path: Path
 ) -> None:
-    given: dict[str, Any] = {
-        "cgroup": None,
-        "user": None,
-        "group": None,
-        "groups": [],
-        "filter": _compile(profile, tmp_path),
-    }
+    assert _run_filtered(_compile(profile, tmp_path), PROBE) == answers
+
+
+def test_the_default_profile_refuses_a_call_that_libseccomp_does_not_know_yet() -> None:
+    need_libseccomp()
+    compiled = compile_profile(read_profile(SeccompProfile(type=SeccompType.RUNTIME_DEFAULT)))
+    assert _run_filtered(base64.b64encode(compiled).decode(), NEW_PROBE) == "EPERM"
+
+
+def _run_filtered(compiled: str, code: str) -> str:
+    given: dict[str, Any] = {"cgroup": None, "user": None, "group": None, "groups": [], "filter": compiled}
     python = [sys.executable, "-I", "-S"]
-    command = [*python, give_up_rights.__file__, json.dumps(given), *python, "-c", PROBE]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == answers
+    command = [*python, give_up_rights.__file__, json.dumps(given), *python, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_a_profile_that_allows_too_little_is_named_as_the_reason(tmp_path: Path) -> None:
