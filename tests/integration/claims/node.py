@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ from pydra.checkpoint.instance_lock import InstanceLock
 from pydra.checkpoint.store import RecordStore, UnreadableRecord
 from pydra.claim import ClaimRef
 from pydra.claims.device_index import PublishedPool
-from pydra.claims.gc import GarbageCollector
+from pydra.claims.gc import GarbageCollected, GarbageCollector
 from pydra.claims.preparer import ClaimEvent, ClaimPreparer, Deadlines
 from pydra.errors import NotFound, Unavailable
 from pydra.kube.api_resources import Resource
@@ -291,7 +292,16 @@ class Node:
                 path.unlink()
 
     @asynccontextmanager
-    async def running(self, *, grace: float = 0.0, conflict_pause: float = 0.0) -> AsyncIterator[Instance]:
+    async def running(
+        self,
+        *,
+        grace: float = 0.0,
+        conflict_pause: float = 0.0,
+        prepare: float = 20.0,
+        host_root: str = "/",
+        clock: Callable[[], float] = time.monotonic,
+        collected: Callable[[GarbageCollected], None] = lambda _: None,
+    ) -> AsyncIterator[Instance]:
         """An instance that ends, with whatever it has in work, at the end of the block."""
         lock = InstanceLock(str(self.root / "run" / "lock"))
         store = RecordStore(
@@ -320,7 +330,8 @@ class Node:
             cdi=cdi,
             metadata=metadata,
             writes_metadata=self.metadata,
-            deadlines=Deadlines(prepare=20.0, unprepare=20.0, fetch=10.0),
+            host_root=host_root,
+            deadlines=Deadlines(prepare=prepare, unprepare=20.0, fetch=10.0),
             report=self.reported.append,
         )
         published = self.published
@@ -341,6 +352,8 @@ class Node:
             kubelet_state=str(self.root / "dra_manager_state"),
             grace=grace,
             conflict_pause=conflict_pause,
+            report=collected,
+            clock=clock,
         )
         instance = Instance(preparer, garbage, store)
         instance.hardware = hardware

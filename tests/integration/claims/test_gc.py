@@ -145,11 +145,10 @@ async def test_a_claim_that_came_back_while_it_was_looked_up_is_left_alone(node:
 
 
 async def test_a_claim_is_unprepared_only_after_the_grace(node: Node) -> None:
-    async with node.running(grace=100.0) as agent:
+    clock = 0.0
+    async with node.running(grace=100.0, clock=lambda: clock) as agent:
         await agent.prepare("a")
         node.api.claims.clear()
-        clock = asyncio.get_running_loop().time()
-        agent.garbage._clock = lambda: clock
         assert (await agent.garbage.collect()).counts == GarbageCounts(waiting=1)
         clock += 99.0
         assert (await agent.garbage.collect()).counts == GarbageCounts(waiting=1)
@@ -224,9 +223,8 @@ async def test_a_record_of_which_nothing_can_be_read_is_forgotten_when_its_claim
 
 async def test_it_looks_again_when_a_grace_ends_and_when_a_claim_finds_its_device_held(node: Node) -> None:
     seen: asyncio.Queue[GarbageCollected] = asyncio.Queue()
-    async with node.running(grace=0.01) as agent:
+    async with node.running(grace=0.01, collected=seen.put_nowait) as agent:
         await agent.prepare("a")
-        agent.garbage._report = seen.put_nowait
         running = asyncio.create_task(agent.garbage.run())
         assert (await seen.get()).counts == QUIET
         del node.api.claims["a"]
@@ -242,9 +240,8 @@ async def test_it_looks_again_when_a_grace_ends_and_when_a_claim_finds_its_devic
 
 async def test_conflicts_do_not_start_one_collection_after_the_other(node: Node) -> None:
     seen: asyncio.Queue[GarbageCollected] = asyncio.Queue()
-    async with node.running(conflict_pause=600.0) as agent:
+    async with node.running(conflict_pause=600.0, collected=seen.put_nowait) as agent:
         await agent.prepare("a")
-        agent.garbage._report = seen.put_nowait
         running = asyncio.create_task(agent.garbage.run())
         await seen.get()
         for _ in range(10):

@@ -11,7 +11,6 @@ from threading import Event
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from pydra import Claim, DeviceInUse
 from pydra.errors import CheckpointError
@@ -105,11 +104,10 @@ async def test_a_claim_that_is_slow_in_one_instance_holds_up_nothing_but_itself_
 async def test_a_claim_that_the_other_instance_does_not_let_go_of_is_refused_in_words(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.api.allocate("a", "gpu-0")
-    async with node.running() as old, node.running() as new:
+    async with node.running() as old, node.running(prepare=0.05) as new:
         old.hardware.before_prepare = gate = Gate()
         slow = asyncio.create_task(old.prepare("a"))
         await gate.reached.wait()
-        new.preparer._deadlines = replace(new.preparer._deadlines, prepare=0.05)
         (outcome,) = await new.prepare("a")
         assert isinstance(outcome, CheckpointError)
         assert "waiting for another instance of the agent, which is at work on the same claim" in str(outcome)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from pydra import Claim, ClaimError, ContainerEdits, Device, DeviceInUse, PreparedDevice, UnknownDevice
 from pydra.checkpoint.store import UnreadableRecord
@@ -233,8 +232,7 @@ async def test_a_missing_cdi_file_is_restored_when_the_claim_is_prepared_again(n
 
 async def test_a_host_path_that_is_missing_undoes_the_claim(node: Node) -> None:
     node.api.allocate("a", "gpu-0")
-    async with node.running() as agent:
-        agent.preparer._host_root = "/proc/nowhere"
+    async with node.running(host_root="/proc/nowhere") as agent:
 
         async def prepare(claim: Claim, *, until: float) -> object:
             edits = ContainerEdits().with_device_node("/dev/absent-accelerator")
@@ -338,7 +336,7 @@ async def test_a_plan_that_hangs_leaves_time_for_the_plans_that_wait_behind_it(t
     node = Node(tmp_path, plans=True)
     node.api.allocate("a", "gpu-0")
     node.api.allocate("b", "gpu-1")
-    async with node.running() as agent:
+    async with node.running(prepare=2.0) as agent:
         plan = agent.hardware.plan
 
         async def hang(claim: Claim, *, until: float) -> Claim:
@@ -351,7 +349,6 @@ async def test_a_plan_that_hangs_leaves_time_for_the_plans_that_wait_behind_it(t
             return await plan(claim, until=until)
 
         agent.hardware.plan = hang  # type: ignore[method-assign]
-        agent.preparer._deadlines = replace(agent.preparer._deadlines, prepare=2.0)
         stuck, behind = (agent.preparer.prepare(ref(uid)) for uid in ("a", "b"))
         assert isinstance(await stuck, BackendTimeout)
         assert isinstance(await behind, tuple)
