@@ -26,15 +26,14 @@ NAMESPACE = uuid.UUID("6b0f3c52-0f0e-5c0e-9a3b-54c3d8a1f7e0")
 def build_inventory(host: Host, offer: Offer = Offer.SUB_SLICES) -> Inventory:
     """The devices in the order in which a scheduler takes them: the whole host first.
 
-    A cluster that has no counters publishes as many devices from the start of the list as do not overlap.
+    A cluster that has no counters publishes as many devices from the start of the list as do not overlap. Devices that
+    do not overlap consume counters as well: a claim may hold a device of another offer, which the settings had before.
     """
     offered = list_offered(host, offer)
     return Inventory(
-        devices=tuple(_build_device(name, one, host, offer) for name, one in offered.items()),
+        devices=tuple(_build_device(name, one, host) for name, one in offered.items()),
         counter_sets=(
-            (CounterSet(name=COUNTER_SET, counters=_count([chip.index for chip in host.chips])),)
-            if offered and offer is Offer.SUB_SLICES
-            else ()
+            (CounterSet(name=COUNTER_SET, counters=_count([chip.index for chip in host.chips])),) if offered else ()
         ),
         unreadable=(*host.problems, *find_mesh_problems(host), *_find_shared_groups(host)),
     )
@@ -53,7 +52,7 @@ def _find_shared_groups(host: Host) -> list[str]:
     return texts
 
 
-def _build_device(name: str, sub_slice: SubSlice, host: Host, offer: Offer) -> Device:
+def _build_device(name: str, sub_slice: SubSlice, host: Host) -> Device:
     chips = [host.chips[index] for index in sub_slice.chips]
     generation, size = chips[0].generation, len(chips)
     return Device(
@@ -64,11 +63,7 @@ def _build_device(name: str, sub_slice: SubSlice, host: Host, offer: Offer) -> D
             "cores": Capacity(size * generation.cores),
             "memory": Capacity(f"{size * generation.memory}Gi"),
         },
-        consumes_counters=(
-            (CounterConsumption(counter_set=COUNTER_SET, counters=_count(sub_slice.chips)),)
-            if offer is Offer.SUB_SLICES
-            else ()
-        ),
+        consumes_counters=(CounterConsumption(counter_set=COUNTER_SET, counters=_count(sub_slice.chips)),),
         health=diagnose(chips),
     )
 

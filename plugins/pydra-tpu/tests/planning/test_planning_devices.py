@@ -41,11 +41,13 @@ def test_each_device_takes_the_counters_of_its_chips() -> None:
 @pytest.mark.parametrize(
     ("offer", "names"), [(Offer.CHIPS, [f"chip-{index}" for index in range(4)]), (Offer.HOST, ["2x2x1-0"])]
 )
-def test_an_admin_may_offer_chips_or_the_host_only_which_need_no_counters(offer: Offer, names: list[str]) -> None:
-    inventory = build_inventory(host_of("v4", 4), offer)
+def test_an_admin_may_offer_chips_or_the_host_only_which_take_the_counters_of_their_chips(
+    offer: Offer, names: list[str]
+) -> None:
+    inventory, everything = (build_inventory(host_of("v4", 4), one) for one in (offer, Offer.SUB_SLICES))
     assert [one.name for one in inventory.devices] == names
-    assert inventory.counter_sets == ()
-    assert {one.consumes_counters for one in inventory.devices} == {()}
+    assert inventory.counter_sets == everything.counter_sets
+    assert all(one in everything.devices for one in inventory.devices)
 
 
 @pytest.mark.parametrize(
