@@ -1,0 +1,1 @@
+"""A container runtime for tests. Images leave it out."""

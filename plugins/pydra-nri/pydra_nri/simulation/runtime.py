@@ -1,0 +1,308 @@
+"""A container runtime without containers: it calls plugins as containerd does, and remembers what they change.
+
+What a plugin must not do has the same consequence as there: its connection is closed, the operation goes on without it,
+or fails because two plugins set one field. Source: the adaptation of containerd/nri, and trials with containerd 2.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+import msgspec
+
+from pydra_nri.messages import (
+    ConfigureRequest,
+    ConfigureResponse,
+    ObjectRequest,
+    RegisterPluginRequest,
+    Request,
+    StateChangeEvent,
+    SynchronizeRequest,
+    UpdateContainersRequest,
+    UpdateContainersResponse,
+    UpdatesResponse,
+)
+from pydra_nri.messages import Status as Error
+from pydra_nri.protobuf import Value, decode
+from pydra_nri.simulation.connection import PluginClosed, PluginConnection, PluginRefused
+from pydra_nri.values import Container, ContainerUpdate, CreateContainerResponse, LinuxCPU, LinuxResources, PodSandbox
+
+_UNKNOWN, _UNIMPLEMENTED = 2, 12
+_EVENTS = {
+    "RunPodSandbox": 1,
+    "StopPodSandbox": 2,
+    "RemovePodSandbox": 3,
+    "CreateContainer": 4,
+    "StartContainer": 6,
+    "UpdateContainer": 8,
+    "StopContainer": 10,
+    "RemoveContainer": 11,
+}
+_OWN_METHODS = ("CreateContainer", "UpdateContainer", "StopContainer")
+
+
+class OperationFailed(Exception):
+    """What the kubelet is told: a plugin refused, or two plugins wanted different things."""
+
+
+class Registered(msgspec.Struct, kw_only=True):
+    """A plugin that has been registered."""
+
+    name: str
+    index: str
+    connection: PluginConnection
+    events: int = 0
+    state_changes: bool = False
+
+
+Owners: TypeAlias = dict[tuple[str, str], Registered]
+"""Which plugin has set a field of a container in an operation: an instance, not a name."""
+
+
+class FakeRuntime:
+    """Pods and containers, and the plugins that are called for them.
+
+    `version` and `nri` are what Configure says; with `nri`, 0.12 or later, events have methods of their own. `part` is
+    how many pods and containers one Synchronize has, 0 for all; `cut` how many bytes are written at once.
+    """
+
+    def __init__(
+        self, *, version: str = "2.1.9", nri: str = "", request_timeout: float = 2.0, part: int = 0, cut: int = 0
+    ) -> None:
+        self.version = version
+        self.nri = nri
+        self.request_timeout = request_timeout
+        self.part = part
+        self.cut = cut
+        self.pods: dict[str, PodSandbox] = {}
+        self.containers: dict[str, Container] = {}
+        self.plugins: list[Registered] = []
+        self.log: list[str] = []
+        """What happened to plugins: `registered cpu`, `closed cpu`, `skipped cpu at CreateContainer`."""
+        self._changed = asyncio.Condition()
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def serve(self, socket: str) -> AsyncIterator[None]:
+        """Accept plugins at a socket, until the runtime ends; pods and containers are there when it is served again."""
+        server = await asyncio.start_unix_server(self._accept, socket)
+        try:
+            yield
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self.plugins.clear()
+
+    async def wait_logged(self, line: str, *, times: int = 1) -> None:
+        """Wait until something has happened to a plugin so often."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.log.count(line) >= times)
+
+    async def _note(self, line: str) -> None:
+        async with self._changed:
+            self.log.append(line)
+            self._changed.notify_all()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        name = asyncio.get_running_loop().create_future()
+
+        async def serve(request: Request) -> Value:
+            if request.method == "UpdateContainers":
+                return self._apply_unasked(decode(request.payload, UpdateContainersRequest).update)
+            wanted = decode(request.payload, RegisterPluginRequest)
+            if len(wanted.plugin_index) != 2 or not wanted.plugin_index.isdecimal():
+                raise PluginRefused(Error(code=_UNKNOWN, message=f'invalid plugin index: "{wanted.plugin_index}"'))
+            plugin = Registered(name=wanted.plugin_name, index=wanted.plugin_index, connection=connection)
+            # The real one, too, may configure a plugin before it answers.
+            await self._configure(plugin)
+            name.set_result(plugin)
+            return Value()
+
+        connection = PluginConnection(reader, writer, serve, cut=self.cut)
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(connection.run())
+            self._tasks.add(reading)
+            await asyncio.wait((reading, name), return_when=asyncio.FIRST_COMPLETED)
+            if name.done():
+                await self._synchronize(name.result())
+            await connection.closed.wait()
+            self._tasks.discard(reading)
+        if name.done():
+            self.plugins = [one for one in self.plugins if one is not name.result()]
+            await self._note(f"closed {name.result().name}")
+
+    async def _configure(self, plugin: Registered) -> None:
+        milliseconds = int(self.request_timeout * 1000)
+        request = ConfigureRequest(
+            runtime_name="containerd",
+            runtime_version=self.version,
+            request_timeout=milliseconds,
+            nri_version=self.nri,
+        )
+        known = 0x3FFF if self.nri else 0x7FF
+        try:
+            answer = await plugin.connection.call("Configure", request, timeout=self.request_timeout)
+        except (PluginRefused, PluginClosed) as error:
+            await self._note(f"refused {plugin.name}: {error}")
+            raise PluginRefused(Error(code=_UNKNOWN, message=str(error))) from error
+        events = decode(answer, ConfigureResponse).events
+        plugin.events = events or known
+        if events & ~known:
+            plugin.connection.close()
+
+    async def _synchronize(self, plugin: Registered) -> None:
+        """The whole series of parts shares one deadline, and only the last may be answered with updates."""
+        everything: list[PodSandbox | Container] = [*self.pods.values(), *self.containers.values()]
+        size = self.part or max(len(everything), 1)
+        parts = [everything[start : start + size] for start in range(0, len(everything), size)] or [[]]
+        async with self._lock:
+            try:
+                for number, part in enumerate(parts, 1):
+                    request = SynchronizeRequest(
+                        pods=tuple(one for one in part if isinstance(one, PodSandbox)),
+                        containers=tuple(one for one in part if isinstance(one, Container)),
+                        more=number < len(parts),
+                    )
+                    answer = decode(
+                        await plugin.connection.call("Synchronize", request, timeout=self.request_timeout),
+                        UpdatesResponse,
+                    )
+                    if answer.more != request.more or (request.more and answer.update):
+                        raise PluginClosed("plugin does not handle split sync requests")
+            except (PluginClosed, PluginRefused) as error:
+                await self._note(f"not synchronized {plugin.name}: {error}")
+                return
+            self._apply(answer.update, {})
+            self.plugins = sorted([*self.plugins, plugin], key=lambda one: one.index)
+        await self._note(f"registered {plugin.name}")
+
+    async def run_pod(self, pod: PodSandbox) -> None:
+        """A sandbox begins."""
+        self.pods[pod.id] = pod
+        await self._send("RunPodSandbox", pod)
+
+    async def stop_pod(self, pod: PodSandbox) -> None:
+        """A sandbox ends and is removed."""
+        await self._send("StopPodSandbox", pod)
+        await self._send("RemovePodSandbox", pod)
+        del self.pods[pod.id]
+
+    async def create_container(self, container: Container) -> Container:
+        """A container of a known pod; as the plugins have changed it."""
+        pod = self.pods[container.pod_sandbox_id]
+        owners: Owners = {}
+        async with self._lock:
+            for plugin in self._list("CreateContainer"):
+                payload = await self._call(plugin, "CreateContainer", pod, container)
+                if payload is not None:
+                    answer = decode(payload, CreateContainerResponse)
+                    if any(one.container_id == container.id for one in answer.update):
+                        raise OperationFailed(f"{plugin.name} updates the container that is being created")
+                    container = self._adjust(container, answer, owners, plugin)
+                    self._apply(answer.update, owners, plugin)
+            self.containers[container.id] = container
+        return container
+
+    async def update_container(self, container: Container, resources: LinuxResources) -> Container:
+        """The kubelet asks for other resources; what the container has then."""
+        updates = await self._send("UpdateContainer", self.pods[container.pod_sandbox_id], container, resources)
+        own = ContainerUpdate.of(container.id, resources)
+        self._apply((own, *updates), {})
+        return self.containers[container.id]
+
+    async def stop_container(self, container: Container) -> None:
+        """A container has ended and is removed."""
+        pod = self.pods[container.pod_sandbox_id]
+        del self.containers[container.id]
+        self._apply(await self._send("StopContainer", pod, container), {})
+        await self._send("RemoveContainer", pod, container)
+
+    async def _send(
+        self, method: str, pod: PodSandbox, container: Container | None = None, resources: LinuxResources | None = None
+    ) -> Sequence[ContainerUpdate]:
+        updates: list[ContainerUpdate] = []
+        async with self._lock:
+            for plugin in self._list(method):
+                payload = await self._call(plugin, method, pod, container or Container(), resources or LinuxResources())
+                updates += decode(payload, UpdatesResponse).update if payload else ()
+        return updates
+
+    def _list(self, method: str) -> list[Registered]:
+        return [plugin for plugin in self.plugins if plugin.events & 1 << (_EVENTS[method] - 1)]
+
+    async def _call(
+        self,
+        plugin: Registered,
+        method: str,
+        pod: PodSandbox,
+        container: Container,
+        resources: LinuxResources | None = None,
+    ) -> bytes | None:
+        """The answer; None if there was none in time: the plugin is closed, and the operation goes on."""
+        own = method in _OWN_METHODS or (self.nri and not plugin.state_changes)
+        request: Value = ObjectRequest(pod=pod, container=container, linux_resources=resources or LinuxResources())
+        if not own:
+            method, request = "StateChange", StateChangeEvent(event=_EVENTS[method], pod=pod, container=container)
+        try:
+            return await plugin.connection.call(method, request, timeout=self.request_timeout)
+        except PluginClosed:
+            await self._note(f"skipped {plugin.name} at {method}")
+            return None
+        except PluginRefused as error:
+            if error.code == _UNIMPLEMENTED and own and method not in _OWN_METHODS:
+                plugin.state_changes = True
+                return await self._call(plugin, method, pod, container)
+            raise OperationFailed(str(error)) from error
+
+    def _adjust(
+        self, container: Container, answer: CreateContainerResponse, owners: Owners, plugin: Registered
+    ) -> Container:
+        cpu = _set(container.linux.resources.cpu, answer.adjust.linux.resources.cpu, container.id, owners, plugin)
+        resources = msgspec.structs.replace(container.linux.resources, cpu=cpu)
+        env = (*container.env, *(f"{one.key}={one.value}" for one in answer.adjust.env))
+        return msgspec.structs.replace(
+            container, env=env, linux=msgspec.structs.replace(container.linux, resources=resources)
+        )
+
+    def _apply(
+        self, updates: Sequence[ContainerUpdate], owners: Owners, plugin: Registered | None = None
+    ) -> list[ContainerUpdate]:
+        """Change containers; returns updates of unknown ones."""
+        failed = []
+        for update in updates:
+            container = self.containers.get(update.container_id)
+            if container is None:
+                failed.append(update)
+                continue
+            wanted = update.linux.resources.cpu
+            try:
+                cpu = _set(container.linux.resources.cpu, wanted, container.id, owners, plugin)
+            except OperationFailed:
+                if update.ignore_failure:
+                    continue
+                raise
+            resources = msgspec.structs.replace(container.linux.resources, cpu=cpu)
+            linux = msgspec.structs.replace(container.linux, resources=resources)
+            self.containers[container.id] = msgspec.structs.replace(container, linux=linux)
+        return failed
+
+    def _apply_unasked(self, updates: Sequence[ContainerUpdate]) -> UpdateContainersResponse:
+        self.log.append("updated")
+        return UpdateContainersResponse(failed=tuple(self._apply(updates, {})))
+
+
+def _set(present: LinuxCPU, wanted: LinuxCPU, container: str, owners: Owners, plugin: Registered | None) -> LinuxCPU:
+    """What has a value replaces what is there, unless another plugin has set it in the same operation."""
+    changes = {
+        field: value for field in wanted.__struct_fields__ if (value := getattr(wanted, field)) not in ("", None)
+    }
+    for field in changes:
+        if plugin and (owner := owners.setdefault((container, field), plugin)) is not plugin:
+            raise OperationFailed(f"plugins {owner.name} and {plugin.name} both tried to set {field}")
+    return msgspec.structs.replace(present, **changes)
