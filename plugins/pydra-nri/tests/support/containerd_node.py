@@ -13,7 +13,7 @@ import shutil
 import struct
 import subprocess
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from cri_messages import (
     Resources,
     RunPodSandboxRequest,
     UpdateContainerResourcesRequest,
+    Variable,
 )
 from pydra_nri.protobuf import Value, decode, encode
 
@@ -160,9 +161,13 @@ class ContainerdNode:
         await self.call("RemovePodSandbox", Identified(id=pod))
         self._pods.remove(pod)
 
-    async def run_container(self, pod: tuple[str, PodConfig], name: str) -> str:
+    async def run_container(self, pod: tuple[str, PodConfig], name: str, env: Mapping[str, str] = {}) -> str:
         """Create and start; its ID."""
-        config = ContainerConfig(metadata=ContainerMetadata(name=name), image=ImageSpec(image=IMAGE))
+        config = ContainerConfig(
+            metadata=ContainerMetadata(name=name),
+            image=ImageSpec(image=IMAGE),
+            envs=tuple(Variable(key=key, value=value) for key, value in env.items()),
+        )
         request = CreateContainerRequest(pod_sandbox_id=pod[0], config=config, sandbox_config=pod[1])
         container = await self.call("CreateContainer", request)
         await self.call("StartContainer", Identified(id=container))

@@ -32,9 +32,15 @@ class ImageSpec(Value, frozen=True, kw_only=True):
     image: Annotated[str, 1] = ""
 
 
+class Variable(Value, frozen=True, kw_only=True):
+    key: Annotated[str, 1] = ""
+    value: Annotated[str, 2] = ""
+
+
 class ContainerConfig(Value, frozen=True, kw_only=True):
     metadata: Annotated[ContainerMetadata, 1] = ContainerMetadata()
     image: Annotated[ImageSpec, 2] = ImageSpec()
+    envs: Annotated[tuple[Variable, ...], 6] = ()
     log_path: Annotated[str, 11] = ""
 
 
