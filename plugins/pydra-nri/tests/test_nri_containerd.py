@@ -1,4 +1,4 @@
-"""The client and a real containerd, where there is one: `PYDRA_TEST_CONTAINERD` names the directory of another one."""
+"""The client and a real containerd, where there is one: `TEST_CONTAINERD` names the directory of another one."""
 
 from __future__ import annotations
 

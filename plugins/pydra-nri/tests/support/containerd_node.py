@@ -37,7 +37,7 @@ from cri_messages import (
 from pydra_nri.protobuf import Value, decode, encode
 
 IMAGE = "docker.io/library/waits:1"
-_VARIABLE = "PYDRA_TEST_CONTAINERD"
+_VARIABLE = "TEST_CONTAINERD"
 """The directory of another containerd's programs."""
 
 _CONFIG = """\
