@@ -34,7 +34,7 @@ def main() -> None:
             copy_installed(name, site)
         pip = (sys.executable, "-m", "pip", "--python", environment / "bin" / "python")
         # By name, so that the extra `dev` is what brings pydra-dev and pydra-sim.
-        names = ("pydra-dra[dev]", "pydra-amd", "pydra-nvidia", "pydra-tpu")
+        names = ("pydra-dra[dev]", "pydra-amd", "pydra-cpu", "pydra-nvidia", "pydra-tpu")
         run(*pip, "install", *QUIET, "--no-index", "--find-links", wheels, *names)
         run(*pip, "check", "--disable-pip-version-check")
         try_out(environment / "bin", Path(scratch))
@@ -66,6 +66,7 @@ def try_out(programs: Path, scratch: Path) -> None:
     assert "NVIDIA H100" in run(programs / "pydra-nvidia", "show", "--scenario", "hgx-h100", cwd=scratch)
     run(programs / "pydra", "dev", "--backend", "amd", "--scenario", "mi300x-8", "--once", cwd=scratch)
     run(programs / "pydra", "dev", "--backend", "tpu", "--scenario", "v5e-8", "--once", cwd=scratch)
+    run(programs / "pydra", "dev", "--backend", "cpu", "--scenario", "this-machine", "--once", cwd=scratch)
 
 
 def run_tests(environment: Path, tree: Path, arguments: list[str]) -> None:

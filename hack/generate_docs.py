@@ -24,6 +24,7 @@ from pydra.testing.interruptions import POINTS
 from pydra.testing.rules import Rule
 from pydra_amd import settings as amd
 from pydra_amd.health import diagnosis as amd_diagnosis
+from pydra_cpu import settings as cpu
 from pydra_nvidia import settings as nvidia
 from pydra_nvidia.compute_domain import configuration as compute_domain
 from pydra_nvidia.health import diagnosis as nvidia_diagnosis
@@ -33,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 AMD_DOCS = ROOT / "plugins" / "pydra-amd" / "docs"
 NVIDIA_DOCS = ROOT / "plugins" / "pydra-nvidia" / "docs"
+CPU_DOCS = ROOT / "plugins" / "pydra-cpu" / "docs"
 TPU_DOCS = ROOT / "plugins" / "pydra-tpu" / "docs"
 
 
@@ -46,6 +48,7 @@ def pages() -> dict[Path, str]:
         DOCS / "metrics.md": metrics_page(),
         AMD_DOCS / "settings.md": amd_settings_page(),
         NVIDIA_DOCS / "settings.md": nvidia_settings_page(),
+        CPU_DOCS / "settings.md": cpu_settings_page(),
         TPU_DOCS / "settings.md": tpu_settings_page(),
     }
 
@@ -248,6 +251,19 @@ def amd_settings_page() -> str:
         "|---|---|",
         *(f"| `{one.value}` | {told[one.name]} |" for one in amd.Partitioning),
         *signals_tables(amd, amd_diagnosis.DEFAULT_REACTIONS),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def cpu_settings_page() -> str:
+    told = texts_below(cpu.GroupBy)
+    lines = [
+        *backend_settings_head("cpu", "groupBy: socket", cpu.PREFIX),
+        *backend_settings_table(cpu.Settings, cpu.PREFIX),
+        "",
+        "| group_by | |",
+        "|---|---|",
+        *(f"| `{one.value}` | {told[one.name]} |" for one in cpu.GroupBy),
     ]
     return "\n".join(lines) + "\n"
 

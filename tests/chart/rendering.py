@@ -17,6 +17,7 @@ CHART = Path(__file__).resolve().parents[2] / "charts" / "pydra"
 NAMESPACE = "pydra-system"
 SIM: Mapping[str, Any] = {"backends": {"sim": {"enabled": True}}}
 AMD: Mapping[str, Any] = {"backends": {"amd": {"enabled": True}}}
+CPU: Mapping[str, Any] = {"backends": {"cpu": {"enabled": True}}}
 NVIDIA: Mapping[str, Any] = {"backends": {"nvidia": {"enabled": True}}}
 COMPUTE_DOMAIN: Mapping[str, Any] = {"backends": {"nvidia-compute-domain": {"enabled": True}}}
 TPU: Mapping[str, Any] = {"backends": {"tpu": {"enabled": True}}}

@@ -13,12 +13,13 @@ from cel_expr_python import cel
 
 from pydra.agent.assembly import REQUESTS
 from pydra.observability.metrics import Metrics
-from tests.chart.rendering import AMD, BOTH, CHART, NVIDIA, SIM, TPU, Object, Objects, at, by_name, overlay, render
+from tests.chart.rendering import AMD, BOTH, CHART, CPU, NVIDIA, SIM, TPU, Object, Objects, at, by_name, overlay, render
 
 GUIDE = (CHART.parents[1] / "docs" / "install.md").read_text()
 ALL_ON = overlay(
     BOTH,
     AMD,
+    CPU,
     TPU,
     {
         "packages": {"names": ["a"]},
@@ -29,7 +30,7 @@ ALL_ON = overlay(
     },
 )
 
-AGENTS = ("pydra-amd", "pydra-nvidia", "pydra-sim", "pydra-tpu")
+AGENTS = ("pydra-amd", "pydra-cpu", "pydra-nvidia", "pydra-sim", "pydra-tpu")
 
 
 def pods(objects: Objects) -> list[tuple[str, Object]]:

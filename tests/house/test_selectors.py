@@ -22,6 +22,8 @@ from pydra.devices import Inventory, Pool
 from pydra.slices.build import build_wanted
 from pydra_amd.settings import Partitioning
 from pydra_amd.simulation.machine_types import MACHINE_TYPES as AMD_MACHINES
+from pydra_cpu.settings import GroupBy
+from pydra_cpu.simulation.machine import MACHINE_TYPES as CPU_MACHINES
 from pydra_dev import schema
 from pydra_dev.cel.environment import EvaluationError, build_variables, compile_selector
 from pydra_nvidia.simulation.scenario_file import bundled_scenarios
@@ -47,6 +49,7 @@ _IN_TEXT = re.compile(r"device\.(attributes|capacity)\[.*[ (]")
 AMD_OFFERS: list[dict[str, Any]] = [{"sharing": True}, {"vfio": True}, *({"partitioning": one} for one in Partitioning)]
 SCENARIOS: Mapping[str, list[dict[str, Any]]] = {
     "amd": [{"scenario": name, "amdsmi": False, **more} for name in AMD_MACHINES for more in AMD_OFFERS],
+    "cpu": [{"scenario": name, "group_by": group} for name, group in product(CPU_MACHINES, GroupBy)],
     "tpu": [{"scenario": name, "offer": offer} for name, offer in product(TPU_MACHINES, Offer)],
     "nvidia": [
         *({"scenario": name} for name in bundled_scenarios()),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 NVIDIA, COMPUTE_DOMAIN = "gpu.nvidia.com", "compute-domain.nvidia.com"
-AMD, TPU = "gpu.amd.com", "tpu.google.com"
+AMD, CPU, TPU = "gpu.amd.com", "dra.cpu", "tpu.google.com"
 
 
 def _device(name: str, *capacity: str, **attributes: object) -> dict[str, Any]:
@@ -48,6 +48,12 @@ _GPU = {
     "cudaDriverVersion": "13.0.0",
 }
 _ENGINES = ("multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines")
+
+
+def _cpus(**attributes: object) -> dict[str, object]:
+    """With the names of that driver, which have its domain."""
+    return {f"dra.cpu/{name}": value for name, value in attributes.items()}
+
 
 _AMD = {"pciAddr": "0000:05:00.0", "productName": "AMD_Instinct_MI300X_OAM", "driverVersion": "6.12.12"}
 _AMD_2026 = {"productName": "AMD_Instinct_MI300X_OAM", "deviceID": "0x74a1", "driverVersionFull": "6.12.12"}
@@ -102,6 +108,12 @@ DEVICES: Mapping[str, list[Mapping[str, Any]]] = {
         ),
         _device("gpu-vfio-6", *_AMD_SIZES, type="vfio", iommuGroup="17", isVF=False, vendorID="0x1002", **_AMD_2026),
         _device("gpu-vfio-7", type="vfio", isVF=True, vendorID="0x1002", partitionProfile="cpx", **_AMD_2026),
+    ],
+    CPU: [
+        _device("cpudevnuma000", "dra.cpu/cpu", **_cpus(socketID=0, smtEnabled=True, numCPUs=8, numaNodeID=0)),
+        _device("cpudevsocket000", "dra.cpu/cpu", **_cpus(socketID=0, smtEnabled=True, numCPUs=8)),
+        _device("cpudevmachine", "dra.cpu/cpu", **_cpus(smtEnabled=False, numCPUs=8)),
+        _device("cpudev000", **_cpus(cpuID=0, coreID=0, cacheL3ID=-1, coreType="standard", socketID=0)),
     ],
     TPU: [
         _device("accel0", index=0, topology="2x2", **_CHIP),

@@ -60,6 +60,7 @@ def test_the_installed_backends_are_listed_with_their_distributions() -> None:
     assert [line.split()[:2] for line in done.stdout.splitlines()] == [
         ["NAME", "DISTRIBUTION"],
         ["amd", "pydra-amd"],
+        ["cpu", "pydra-cpu"],
         ["nvidia", "pydra-nvidia"],
         ["nvidia-compute-domain", "pydra-nvidia"],
         ["sim", "pydra-sim"],

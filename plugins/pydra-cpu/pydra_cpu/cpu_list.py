@@ -1,0 +1,43 @@
+"""Sets of CPUs in the kernel's list format, such as `0-3,8,10-11`; also of NUMA nodes.
+
+Source: Linux, Documentation/admin-guide/cputopology.rst and cpuset(7), "List format".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_LIST = re.compile(r"(?:(\d{1,5})(?:-(\d{1,5}))?(?:,|$))")
+_MOST = 1 << 16
+
+
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """Return the CPUs of a list; none for an empty one.
+
+    Raises:
+        ValueError: the text is not a list in the kernel's format.
+    """
+    found: set[int] = set()
+    place = 0
+    while place < len(text):
+        match = _LIST.match(text, place)
+        if match is None or (match.end() == len(text) and text.endswith(",")):
+            raise ValueError(f"{text[:64]!r} is not a list of CPUs, such as 0-3,8")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last >= _MOST:
+            raise ValueError(f"{match[0].rstrip(',')} is not a range of CPUs")
+        found.update(range(first, last + 1))
+        place = match.end()
+    return frozenset(found)
+
+
+def format_cpu_list(cpus: Iterable[int]) -> str:
+    """Return the list of these CPUs, in ascending order."""
+    ranges: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if ranges and cpu == ranges[-1][1] + 1:
+            ranges[-1][1] = cpu
+        else:
+            ranges.append([cpu, cpu])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)

@@ -1,0 +1,139 @@
+"""Decides which CPUs each container may use: those of its claims, or the pool of all others.
+
+What a claim has is what the agent has recorded. The variables in a container's environment, which a CDI spec sets,
+only say which claims the container uses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from pydra import Claim, ClaimError, HeldClaim
+from pydra_cpu.claim_plan import Share, Shares, list_taken, read_shares
+from pydra_cpu.cpu_list import format_cpu_list, parse_cpu_list
+
+PREFIX = "DRA_CPUSET_"
+_VARIABLE = re.compile(rf"{PREFIX}(?P<uid>[A-Za-z0-9.-]{{1,128}})(?:_\d{{1,3}})?")
+
+
+class PinRefused(ClaimError):
+    """A container cannot have the CPUs that its environment names, or there are none for it."""
+
+    reason = "CpusetRefused"
+
+
+class Container(msgspec.Struct, frozen=True, kw_only=True):
+    """A container, as its runtime has it."""
+
+    id: str
+    namespace: str
+    """The pod's namespace."""
+    pod: str
+    name: str
+    env: tuple[str, ...] = ()
+    """`NAME=VALUE` each."""
+    cpus: frozenset[int] = frozenset()
+    """The CPUs that it may use; all if empty."""
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The part of its environment that names claims."""
+        return tuple(entry for entry in self.env if entry.startswith(PREFIX))
+
+    def with_cpus(self, cpus: frozenset[int]) -> Container:
+        """Return the container with other CPUs."""
+        return replace(self, cpus=cpus)
+
+    def __str__(self) -> str:
+        return f"container {self.name} of pod {self.namespace}/{self.pod}"
+
+
+class Pin(msgspec.Struct, frozen=True, kw_only=True):
+    """The CPUs that a container may use, and its NUMA nodes for memory; those stay as they are if empty."""
+
+    cpus: frozenset[int]
+    memory: frozenset[int] = frozenset()
+
+
+def build_variable(claim: Claim, shares: Shares, request: str) -> tuple[str, str]:
+    """Return name and value of the variable of one of the claim's requests, as Kubernetes' own driver has it.
+
+    A claim with several requests has a variable for each, as containers may use one request only.
+    """
+    requests = list(dict.fromkeys(device.request for device in claim.devices))
+    suffix = f"_{requests.index(request)}" if len(requests) > 1 else ""
+    return f"{PREFIX}{claim.uid}{suffix}", format_cpu_list(_join(_group_shares(claim, shares)[request]).cpus)
+
+
+def find_pins(
+    containers: Iterable[Container], held: Sequence[HeldClaim], offered: frozenset[int]
+) -> dict[str, Pin | PinRefused]:
+    """Return, by id, what containers may use, or why a container cannot be created.
+
+    A claim without a container leaves its CPUs in the pool. So the pool grows when the last container of a claim
+    ends, which is an event of the runtime; the end of a claim is none.
+    """
+    claims = {one.claim.uid: one for one in held}
+    pins: dict[str, Pin | PinRefused] = {}
+    pooled: list[Container] = []
+    pool = set(offered)
+    for container in containers:
+        if not container.variables:
+            pooled.append(container)
+            continue
+        try:
+            shares = [share for one in container.variables for share in _find_shares(container, one, claims)]
+        except PinRefused as error:
+            pins[container.id] = error
+            pool -= container.cpus
+        else:
+            pins[container.id] = _join(shares)
+            pool -= {cpu for share in shares for cpu in parse_cpu_list(share.taken)}
+    left = pool - list_taken(held)
+    for container in pooled:
+        refused = PinRefused(f"{container} has no CPU to run on: claims have all CPUs of the node")
+        pins[container.id] = Pin(cpus=frozenset(pool)) if left else refused
+    return pins
+
+
+def _find_shares(container: Container, variable: str, claims: Mapping[str, HeldClaim]) -> list[Share]:
+    """The shares of the request that a variable names."""
+    found = _VARIABLE.fullmatch(variable.partition("=")[0])
+    one = claims.get(found["uid"]) if found is not None else None
+    if one is None or one.claim.namespace != container.namespace:
+        raise PinRefused(
+            f"{container} has the variable {variable[:200]!a}, which is not of a claim that is prepared here; remove "
+            "it from the pod or image"
+        )
+    name = f"claim {one.claim.namespace}/{one.claim.name}"
+    if one.plan is None:
+        raise PinRefused(f"the CPUs of {name} are not known, since its record cannot be read; delete the pod")
+    shares = read_shares(one.plan)
+    for request, found_shares in _group_shares(one.claim, shares).items():
+        if "=".join(build_variable(one.claim, shares, request)) == variable:
+            return found_shares
+    raise PinRefused(
+        f"{container} has the variable {variable[:200]!a}, which is not what {name} has; remove it from the pod or "
+        "image"
+    )
+
+
+def _group_shares(claim: Claim, shares: Shares) -> Mapping[str, list[Share]]:
+    """The shares of each request that has some."""
+    requests: dict[str, list[Share]] = {}
+    for device, share in zip(claim.devices, shares, strict=True):
+        if share is not None:
+            requests.setdefault(device.request, []).append(share)
+    return requests
+
+
+def _join(shares: Sequence[Share]) -> Pin:
+    everywhere = any(not share.memory for share in shares)
+    return Pin(
+        cpus=frozenset(cpu for share in shares for cpu in parse_cpu_list(share.cpus)),
+        memory=frozenset(() if everywhere else (node for share in shares for node in parse_cpu_list(share.memory))),
+    )

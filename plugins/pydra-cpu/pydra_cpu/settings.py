@@ -1,0 +1,77 @@
+"""The settings of this backend: its SETTINGS_TYPE.
+
+`group_by` is `PYDRA_CPU_GROUP_BY`, or `backendSettings.cpu.groupBy` in the agent's settings file. The text below a
+field is its description in docs/settings.md and in the chart's schema, which are generated (`make docs chart`).
+"""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+from typing import Annotated
+
+import msgspec
+
+from pydra_cpu.cpu_list import parse_cpu_list
+
+PREFIX = "PYDRA_CPU_"
+
+AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
+
+
+class GroupBy(Enum):
+    """Which CPUs are one device."""
+
+    NUMA_NODE = "numaNode"
+    """Those of a NUMA node."""
+    SOCKET = "socket"
+    """Those of a socket."""
+    MACHINE = "machine"
+    """All CPUs of the node."""
+    CACHE = "cache"
+    """Those that share a level 3 cache."""
+    CPU = "cpu"
+    """Each CPU is a device of its own."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings."""
+
+    scenario: str = ""
+    """A simulated machine instead of the node, such as `server`, or `this-machine`: its own CPUs, with a simulated
+    container runtime."""
+    state: AbsolutePath = "/run/pydra-cpu"
+    """The directory with the files of a simulated machine."""
+    sys_root: AbsolutePath = "/sys"
+    """Where the host's `/sys` is mounted."""
+    proc_root: AbsolutePath = "/proc"
+    """Where the host's `/proc` is mounted."""
+    host_root: AbsolutePath = msgspec.field(default_factory=lambda: os.environ.get("PYDRA_HOST_ROOT", "/"))
+    """Where the host's `/` is mounted. Default: `PYDRA_HOST_ROOT`, if that is set."""
+    kubelet_root: AbsolutePath = "/var/lib/kubelet"
+    """The kubelet's directory on the host, which says whether its CPU manager pins containers, too."""
+    nri_socket: AbsolutePath = "/var/run/nri/nri.sock"
+    """The socket of the container runtime's NRI."""
+    poll_period: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """Seconds between two checks for CPUs that came or went."""
+
+    group_by: GroupBy = GroupBy.NUMA_NODE
+    """Which CPUs are one device, of which claims get a number of CPUs (`cpu`: each CPU is a device)."""
+    reserved_cpus: str = ""
+    """CPUs that neither claims nor other containers get, such as `0,32`: for the system. The number should be that of
+    the kubelet's `systemReserved` and `kubeReserved` together."""
+    pcie_roots: bool = True
+    """Whether devices have the attribute `resource.kubernetes.io/pcieRoot`, by which a claim has CPUs near a GPU or a
+    network interface. Near several PCIe roots it is a list, which needs the feature gate DRAListTypeAttributes."""
+
+    def __post_init__(self) -> None:
+        """Refuse a list of CPUs that cannot be read."""
+        try:
+            parse_cpu_list(self.reserved_cpus)
+        except ValueError as error:
+            raise ValueError(f"reservedCpus: {error}") from error
+
+    @property
+    def reserved(self) -> frozenset[int]:
+        """The reserved CPUs."""
+        return parse_cpu_list(self.reserved_cpus)

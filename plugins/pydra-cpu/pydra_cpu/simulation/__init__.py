@@ -1,0 +1,1 @@
+"""Machines with other CPUs, and a container runtime without containers. Images leave it out."""

@@ -1,0 +1,176 @@
+"""The backend between the agent and a container runtime without containers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from cpu_agent import Agent
+from pydra import ClaimError, Health, PreparedDevice
+from pydra_cpu.composition import open_backend
+from pydra_cpu.settings import Settings
+from pydra_cpu.simulation.machine import Machine
+from pydra_nri import Container, LinuxCPU, LinuxResources, PodSandbox, RuntimeUnavailable
+from pydra_nri.simulation.runtime import FakeRuntime, OperationFailed
+
+POD = PodSandbox(id="sandbox", name="trainer", uid="uid", namespace="team")
+
+
+class Node(Agent):
+    """An agent's part, and the runtime of its node."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        super().__init__(namespace=POD.namespace)
+        self.runtime = runtime
+
+    async def create(self, name: str, *prepared: PreparedDevice) -> str:
+        """The CPUs of a new container with these devices."""
+        env = tuple(f"{key}={value}" for one in prepared for key, value in one.edits.env.items())
+        await self.runtime.create_container(Container(id=name, name=name, pod_sandbox_id=POD.id, env=env))
+        return self.cpus(name)
+
+    async def stop(self, name: str) -> None:
+        await self.runtime.stop_container(self.runtime.containers[name])
+
+    def cpus(self, name: str) -> str:
+        return self.runtime.containers[name].linux.resources.cpu.cpus
+
+
+@asynccontextmanager
+async def serve(tmp_path: Path, *, policy: str = "none", node: Node | None = None) -> AsyncIterator[Node]:
+    Machine(cores=8).write(tmp_path)
+    state = tmp_path / "var/lib/kubelet/cpu_manager_state"
+    state.parent.mkdir(parents=True, exist_ok=True)
+    state.write_text(f'{{"policyName": "{policy}"}}')
+    node = node or Node(FakeRuntime())
+    settings = Settings(
+        sys_root=f"{tmp_path}/sys",
+        proc_root=f"{tmp_path}/proc",
+        host_root=str(tmp_path),
+        nri_socket=f"{tmp_path}/nri.sock",
+        poll_period=0.01,
+    )
+    async with node.runtime.serve(settings.nri_socket), node.connect(settings):
+        await node.runtime.run_pod(POD)
+        yield node
+
+
+async def test_a_container_has_the_cpus_of_its_claim_and_its_neighbours_have_the_others(tmp_path: Path) -> None:
+    async with serve(tmp_path) as node:
+        assert await node.create("neighbour") == "", "all CPUs: nothing is changed while there are no claims"
+        assert await node.create("fast", await node.prepare("claim", 3)) == "0-2"
+        assert node.cpus("neighbour") == "3-7"
+        assert await node.create("later") == "3-7"
+        assert node.runtime.containers["fast"].linux.resources.cpu.mems == "0"
+
+
+async def test_neighbours_get_the_cpus_back_when_the_last_container_of_the_claim_ends(tmp_path: Path) -> None:
+    async with serve(tmp_path) as node:
+        await node.create("neighbour")
+        prepared = await node.prepare("claim", 3)
+        for name in ("fast", "second"):
+            await node.create(name, prepared)
+        await node.stop("fast")
+        assert node.cpus("neighbour") == "3-7"
+        await node.stop("second")
+        assert node.cpus("neighbour") == "0-7"
+
+
+async def test_a_container_that_starts_again_has_the_same_cpus_and_nobody_else_has_them(tmp_path: Path) -> None:
+    async with serve(tmp_path) as node:
+        await node.create("neighbour")
+        prepared = await node.prepare("claim", 3)
+        await node.create("fast", prepared)
+        await node.stop("fast")
+        await node.prepare("another", 3)
+        assert await node.create("again", prepared) == "0-2"
+        assert node.cpus("neighbour") == "3-7"
+
+
+async def test_the_kubelets_changes_leave_containers_on_their_cpus(tmp_path: Path) -> None:
+    async with serve(tmp_path) as node:
+        await node.create("fast", await node.prepare("claim", 3))
+        fast = node.runtime.containers["fast"]
+        changed = await node.runtime.update_container(fast, LinuxResources(cpu=LinuxCPU(shares=512, cpus="0-7")))
+        assert changed.linux.resources.cpu == LinuxCPU(shares=512, cpus="0-2", mems="0")
+
+
+async def test_a_backend_that_starts_again_corrects_what_changed_meanwhile(tmp_path: Path) -> None:
+    async with serve(tmp_path) as node:
+        await node.create("neighbour")
+        await node.create("fast", await node.prepare("claim", 3))
+    del node.held["claim"]
+    del node.runtime.containers["fast"]
+    async with serve(tmp_path, node=node):
+        assert node.cpus("neighbour") == "0-7"
+
+
+async def test_the_claim_that_would_leave_no_cpu_to_others_is_refused_while_there_are_others(tmp_path: Path) -> None:
+    async with serve(tmp_path) as node:
+        await node.create("neighbour")
+        with pytest.raises(ClaimError, match="would leave no CPU to the 1 containers without a claim"):
+            await node.prepare("all", 8)
+        await node.stop("neighbour")
+        assert await node.create("fast", await node.prepare("all", 8)) == "0-7"
+        with pytest.raises(OperationFailed, match="claims have all CPUs of the node"):
+            await node.create("late")
+
+
+async def test_a_container_with_a_forged_variable_is_not_created(tmp_path: Path) -> None:
+    async with serve(tmp_path) as node:
+        prepared = await node.prepare("claim", 2)
+        (name,) = prepared.edits.env
+        forged = Container(id="forged", name="forged", pod_sandbox_id=POD.id, env=(f"{name}=0-7",))
+        with pytest.raises(
+            OperationFailed, match="container forged of pod team/trainer has the variable 'DRA_CPUSET_claim"
+        ):
+            await node.runtime.create_container(forged)
+
+
+async def test_devices_are_unhealthy_and_claims_fail_while_the_kubelets_own_cpu_manager_pins_containers(
+    tmp_path: Path,
+) -> None:
+    async with serve(tmp_path, policy="static") as node:
+        (device,) = (await node.backend.discover()).devices
+        assert "the CPU manager policy static" in device.health.message
+        with pytest.raises(ClaimError, match="the CPU manager policy static, which would give CPUs of claims"):
+            await node.prepare("claim", 1)
+
+
+async def test_a_device_is_unhealthy_while_a_cpu_of_a_claim_is_off_line(tmp_path: Path) -> None:
+    async with serve(tmp_path) as node:
+        assert (await node.backend.discover()).devices[0].health == Health()
+        await node.prepare("claim", 3)
+        online = tmp_path / "sys/devices/system/cpu/online"
+        online.write_text("0,2-7")
+        await node.backend.wait_changed()
+        (device,) = (await node.backend.discover()).devices
+        text = "CPU 1 of claim team/claim is off-line; bring it back, or delete the claim's pods"
+        assert device.health.message == text
+        assert device.capacity["dra.cpu/cpu"].value == 7
+        online.write_text("0-7")
+        await node.backend.wait_changed()
+        assert (await node.backend.discover()).devices[0].health == Health()
+
+
+async def test_it_counts_the_cpus_that_claims_have(tmp_path: Path) -> None:
+    async with serve(tmp_path) as node:
+        await node.prepare("claim", 3)
+        samples = {sample.name: sample.value for sample in await node.backend.measure()}
+        assert samples == {"cpus": 8, "claimed_cpus": 3}
+
+
+async def test_devices_are_unhealthy_and_claims_fail_while_the_runtime_cannot_be_reached(tmp_path: Path) -> None:
+    Machine().write(tmp_path)
+    settings = Settings(sys_root=f"{tmp_path}/sys", host_root=str(tmp_path), nri_socket=f"{tmp_path}/nri.sock")
+    agent = Agent(namespace="team")
+    async with open_backend(settings, lambda: ()) as agent.backend:
+        await agent.backend.restore(())
+        (device,) = (await agent.backend.discover()).devices
+        assert device.health.reason == "CannotPin"
+        assert device.health.message.startswith(f"there is no {settings.nri_socket}: the container runtime is not")
+        with pytest.raises(RuntimeUnavailable, match="there is no"):
+            await agent.prepare("claim", 1)
