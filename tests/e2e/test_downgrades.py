@@ -15,6 +15,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
+from pydra.checkpoint.record import SCHEMA
 from pydra.kube.api_resources import EVENTS, PODS
 from tests.e2e.agent import open_agent, run_agent
 from tests.e2e.cluster import DRIVER, STAY, Cluster, cdi_files, open_cluster, records
@@ -43,7 +44,7 @@ async def test_a_claim_of_a_newer_schema_waits_for_the_newer_pydra_and_keeps_nob
     advice = "a newer version of pydra wrote it; upgrade again, or unprepare the claim with that version"
     async with open_cluster() as cluster:
         uid = await prepare_and_stop(cluster, tmp_path)
-        with written_by_newer(schema=2), run_agent(cluster.node, tmp_path) as agent:
+        with written_by_newer(schema=SCHEMA + 1), run_agent(cluster.node, tmp_path) as agent:
             await agent.wait_serving(cluster)
             await cluster.wait("an Event on the node", lambda: _is_told_of_node(cluster, uid, advice))
             await cluster.create_claim("other")
@@ -53,7 +54,7 @@ async def test_a_claim_of_a_newer_schema_waits_for_the_newer_pydra_and_keeps_nob
             await cluster.client.delete(PODS, "old", namespace=cluster.namespace)
             note = await cluster.wait_note("CheckpointFailed", about="old", saying="the claim cannot be unprepared")
             assert advice in note
-            assert (read()["schema"], len(cdi_files())) == (2, 1)
+            assert (read()["schema"], len(cdi_files())) == (SCHEMA + 1, 1)
             assert await to_thread.run_sync(agent.stop) == 0
         async with open_agent(cluster, tmp_path):  # the newer version, which has read it all along
             await cluster.wait_gone("old")
