@@ -1,0 +1,49 @@
+"""CPUs through the chart: this node's own, on which its container runtime pins containers, asked through NRI."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pydra_cpu.cpu_list import parse_cpu_list
+from pydra_cpu.devices import DRIVER
+from tests.e2e.cluster import STAY, Cluster, open_cluster
+from tests.e2e.hardware import ask
+from tests.e2e.release import IMAGE, PRIVILEGED, open_release
+
+pytestmark = [
+    pytest.mark.skipif(not IMAGE, reason="PYDRA_E2E_CHART_IMAGE names no image that is on the node"),
+    pytest.mark.skipif(not Path("/var/run/nri/nri.sock").exists(), reason="the container runtime serves no NRI"),
+    pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="the node has one CPU: no claim may take it from others"),
+]
+LOOK = "grep Cpus_allowed_list: /proc/self/status >/dev/termination-log"
+
+
+async def test_a_claim_has_cpus_of_its_own_and_others_have_them_back_when_it_ends() -> None:
+    everything = parse_cpu_list(Path("/sys/devices/system/cpu/online").read_text().strip())
+    async with (
+        open_cluster(DRIVER, **PRIVILEGED) as cluster,
+        open_release(cluster, {"cpu": {"enabled": True}}) as release,
+    ):
+        await release.install()
+        await cluster.wait("devices are published", cluster.devices)
+        await cluster.require("allowMultipleAllocations", "DRAConsumableCapacity")
+        for name in ("pinned", "stays"):
+            await cluster.create_claim(name, requests=ask(DRIVER, capacity={"requests": {f"{DRIVER}/cpu": "1"}}))
+        await cluster.create_pod("pinned", LOOK, resourceClaimName="pinned")
+        assert len(await read_cpus(cluster, "pinned")) == 1
+        await cluster.delete_pod("pinned")
+        await cluster.start_pod("stays", STAY, resourceClaimName="stays")
+        await cluster.create_pod("neighbour", LOOK, claims={})
+        assert len(await read_cpus(cluster, "neighbour")) == len(everything) - 1
+        await cluster.delete_pod("stays")
+        await cluster.create_pod("alone", LOOK, claims={})
+        assert await read_cpus(cluster, "alone") == everything
+
+
+async def read_cpus(cluster: Cluster, pod: str) -> frozenset[int]:
+    """The CPUs that the pod's container could run on, once it has ended."""
+    (container,) = (await cluster.wait_phase(pod, "Succeeded"))["status"]["containerStatuses"]
+    return parse_cpu_list(container["state"]["terminated"]["message"].partition(":")[2].strip())
