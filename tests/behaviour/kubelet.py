@@ -22,6 +22,8 @@ from tests.behaviour.waiting import DEADLINE, wait_for
 
 grpc: Any = _grpc  # which has no types
 PROTO = Path(__file__).parents[2] / "proto"
+DRA_V1 = "k8s.io.kubelet.pkg.apis.dra.v1"
+"""The messages of v1beta1 are the same, without share ids."""
 REGISTRATION = "pluginregistration"
 
 
@@ -84,7 +86,7 @@ class Kubelet:
     """The kubelet of one node; `registry` is its plugins_registry, `dra` the version of the service that it calls."""
 
     registry: Path
-    dra: str = "k8s.io.kubelet.pkg.apis.dra.v1"
+    dra: str = DRA_V1
     plugin: PluginInfo | None = None
     _channels: dict[str, Any] = field(default_factory=dict)
 
@@ -187,7 +189,7 @@ class Kubelet:
 
     def _start(self, method: str, claims: tuple[Claim, ...], timeout: float) -> Any:
         assert self.plugin is not None, "register first"
-        request, response = (messages()[f"{self.dra}.{method}{kind}"] for kind in ("Request", "Response"))
+        request, response = (messages()[f"{DRA_V1}.{method}{kind}"] for kind in ("Request", "Response"))
         body = request(claims=[{"uid": one.uid, "namespace": one.namespace, "name": one.name} for one in claims])
         return (
             self._connect(self.plugin.endpoint)
