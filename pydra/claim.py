@@ -220,6 +220,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What else `prepare`, or the `plan` of another claim, has to know: any JSON value, found in `claim.plan`."""
 
 
+class PodRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod that may use a claim, from the claim's `status.reservedFor`."""
+
+    uid: str
+    """The pod's UID, which the container runtime knows, too."""
+    namespace: str
+    """The pod's namespace."""
+    name: str
+    """The pod's name."""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
 class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A ResourceClaim with this driver's devices only."""
 
@@ -235,6 +249,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the backend's `plan` returned, or the `data` of a `Plan`; None before that, and without `plan`."""
     steps: tuple[ClaimStep, ...] = ()
     """The steps of its `Plan`, with what `apply` has returned so far."""
+    pod: PodRef | None = None
+    """The pod that uses it, for a backend with `ONE_POD`; None for others."""
 
 
 class HeldClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -293,14 +309,6 @@ class ClaimRef(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
-
-
-class PodRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod that may use a claim, from the claim's `status.reservedFor`."""
-
-    uid: str
-    namespace: str
-    name: str
 
 
 class ContainerDevice(msgspec.Struct, frozen=True, kw_only=True):

@@ -146,6 +146,12 @@ class Replaced(ClaimError):
     reason = "ClaimReplaced"
 
 
+class ClaimShared(ClaimError):
+    """Several pods, or none, use a claim that only one pod can use."""
+
+    reason = "ClaimShared"
+
+
 class DeviceInUse(ClaimError):
     """The device, or something of it, is prepared for another claim.
 

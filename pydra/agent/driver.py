@@ -302,6 +302,7 @@ class DriverService:
             store=self._store,
             backend=self._supervisor,
             plans=Method.PLAN in self._facts.methods,
+            one_pod=self._facts.one_pod,
             cdi=self._cdi,
             metadata=self._metadata,
             writes_metadata=settings.device_metadata,

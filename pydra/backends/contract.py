@@ -18,6 +18,7 @@ Beside the coroutines it may have:
 - `STEP_TYPES: Sequence[type]`, frozen msgspec Structs with a string `tag` each, if its plans consist of steps;
 - `DEVICE_CLASSES: Mapping[str, Mapping]`, from the name of a DeviceClass to its spec, for the chart;
 - `SURVIVES_REBOOT = True`, if the hardware keeps across a reboot of the node what `prepare` did to it;
+- `ONE_POD = True`, if a claim can be used by one pod only: another pod's is refused, and `claim.pod` is the pod;
 - `DEADLINE: float`, beside the coroutines: the seconds that a `prepare` or `unprepare` may take where the agent's
   settings give less. The kubelet gives up after 45 s, and its next call joins the work;
 - `connect() -> AsyncContextManager[Backend]`, for handles and sessions that stay open: the object that it yields

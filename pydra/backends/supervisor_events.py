@@ -17,7 +17,8 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A backend that can be called. `driver` is its default driver name, empty when the settings must give one.
 
     `reasons` are those of its errors that have one of their own, by the name of the class, whether they can be used
-    or not. `survives_reboot`: the hardware keeps what `prepare` did to it across a reboot of the node. `deadline` is
+    or not. `survives_reboot`: the hardware keeps what `prepare` did to it across a reboot of the node. `one_pod`: a
+    claim is for one pod, which the backend is given. `deadline` is
     how many seconds a call for a claim may take, where the agent's settings give less. `settings` are its own,
     where it has a SETTINGS_TYPE.
     """
@@ -30,6 +31,7 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     config_kinds: tuple[str, ...]
     reasons: Mapping[str, str]
     survives_reboot: bool = False
+    one_pod: bool = False
     deadline: float = 0.0
     settings: tuple[SettingValue, ...] = ()
 
@@ -48,6 +50,7 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
         things = (
             ("DRIVER", self.driver, new.driver),
             ("SURVIVES_REBOOT", self.survives_reboot, new.survives_reboot),
+            ("ONE_POD", self.one_pod, new.one_pod),
             ("DEADLINE", self.deadline, new.deadline),
             ("plan", Method.PLAN in self.methods, Method.PLAN in new.methods),
             ("STEP_TYPES", self.has_steps, new.has_steps),

@@ -84,9 +84,10 @@ def _object_violations(backend: Any) -> Iterator[str]:
     if check is not None:
         yield from _check_violations(check, settings_type)
     yield from _driver_violations(getattr(backend, "DRIVER", ""))
-    survives = getattr(backend, "SURVIVES_REBOOT", False)
-    if not isinstance(survives, bool):
-        yield f"SURVIVES_REBOOT is a {type(survives).__name__}; it must be True or False"
+    for name in ("SURVIVES_REBOOT", "ONE_POD"):
+        flag = getattr(backend, name, False)
+        if not isinstance(flag, bool):
+            yield f"{name} is a {type(flag).__name__}; it must be True or False"
     yield from _config_type_violations(getattr(backend, "CONFIG_TYPES", {}))
     yield from _step_type_violations(getattr(backend, "STEP_TYPES", ()))
     yield from _device_class_violations(getattr(backend, "DEVICE_CLASSES", {}))

@@ -135,6 +135,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     config_kinds: tuple[str, ...] = ()
     reasons: Mapping[str, str] = {}
     survives_reboot: bool = False
+    one_pod: bool = False
     deadline: float = 0.0
     settings: tuple[SettingValue, ...] = ()
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pydra.claim import AllocatedDevice, Claim, ClaimRef, OpaqueConfig, PodRef, find_device_name_problem
-from pydra.errors import ClaimError, NotAllocated, Replaced
+from pydra.errors import ClaimError, ClaimShared, NotAllocated, Replaced
 from pydra.foreign_text import cut
 from pydra.json_problems import find_json_problems
 
@@ -76,12 +76,13 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     pods: tuple[PodRef, ...] = ()
 
 
-def parse_allocation(resource_claim: object, ref: ClaimRef, driver: str) -> Allocation:
+def parse_allocation(resource_claim: object, ref: ClaimRef, driver: str, *, one_pod: bool = False) -> Allocation:
     """Parse the claim with the driver's own devices, and for each device the configs that apply, weakest first.
 
-    Results and configs of other drivers are left out.
+    Results and configs of other drivers are left out. With `one_pod`, the claim names the pod that uses it.
 
     Raises:
+        ClaimShared: `one_pod`, and the claim is not reserved for exactly one pod.
         Replaced: the object has another uid than the reference.
         NotAllocated: there is no allocation, or none of its devices is this driver's.
         ClaimError: the object violates the API's schema; the message has the path.
@@ -105,7 +106,13 @@ def parse_allocation(resource_claim: object, ref: ClaimRef, driver: str) -> Allo
     if not devices:
         others = sorted({_quote(result.driver) for result in allocation.results or ()})
         raise NotAllocated(f"claim {ref} has no device of driver {driver}; it has {', '.join(others) or 'none at all'}")
-    claim = Claim(uid=ref.uid, namespace=ref.namespace, name=ref.name, devices=tuple(devices))
+    pods = tuple(
+        PodRef(uid=consumer.uid, namespace=ref.namespace, name=consumer.name)
+        for consumer in status.reserved_for or ()
+        if consumer.resource == "pods"
+    )
+    pod = _find_only_pod(pods, ref, driver) if one_pod else None
+    claim = Claim(uid=ref.uid, namespace=ref.namespace, name=ref.name, devices=tuple(devices), pod=pod)
     try:
         msgspec.msgpack.encode(claim)
     except _NOT_STORABLE as error:
@@ -117,17 +124,22 @@ def parse_allocation(resource_claim: object, ref: ClaimRef, driver: str) -> Allo
             for problem in find_json_problems(config.parameters, "$")
         ]
         raise ClaimError(f"claim {ref}: {'; '.join(problems) or f'status.allocation: {error}'}") from error
-    pods = [
-        PodRef(uid=consumer.uid, namespace=ref.namespace, name=consumer.name)
-        for consumer in status.reserved_for or ()
-        if consumer.resource == "pods"
-    ]
-    return Allocation(claim=claim, pods=tuple(pods))
+    return Allocation(claim=claim, pods=pods)
 
 
 def base_request(request: str) -> str:
     """Return `gpu` for `gpu` and for `gpu/large`: the name that containers and the kubelet use."""
     return request.partition("/")[0]
+
+
+def _find_only_pod(pods: Sequence[PodRef], ref: ClaimRef, driver: str) -> PodRef:
+    if len(pods) == 1:
+        return pods[0]
+    names = ", ".join(sorted(_quote(pod.name) for pod in pods)) or "no pod"
+    raise ClaimShared(
+        f"claim {ref} is reserved for {names}, and devices of {driver} can be used by one pod only; give each pod a "
+        "claim of its own, by a ResourceClaimTemplate"
+    )
 
 
 def _parse_devices(allocation: _Devices, ref: ClaimRef, driver: str) -> list[AllocatedDevice]:

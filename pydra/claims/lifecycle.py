@@ -12,6 +12,7 @@ and it can be undone. Whenever the agent dies, the record has all that is needed
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra.checkpoint.record import Metadata, Record, Stage
 from pydra.checkpoint.store import UnreadableRecord
@@ -37,7 +38,9 @@ class WaitForDevices(msgspec.Struct, frozen=True):
 
 
 class PrepareAgain(msgspec.Struct, frozen=True):
-    """Prepare the claim again with the plan of its record, which is of an earlier boot, on hardware that remembers."""
+    """Prepare the claim again with the plan of its record: it is of an earlier boot, on hardware that remembers, or of
+    another pod than the one that uses the claim now.
+    """
 
     record: Record
 
@@ -81,7 +84,7 @@ def decide_prepare(
     if isinstance(asked, PydraError):
         # No answer of the API server: what was prepared stays valid, since a claim that is in use cannot change.
         return ReuseRecord(record) if record is not None and is_usable and is_unanswered(asked) else Refuse(asked)
-    if record is not None and is_usable and has_same_devices(record.claim, asked):
+    if record is not None and is_usable and has_same_devices(record.claim, asked) and record.claim.pod == asked.pod:
         return ReuseRecord(record)
     if in_use := index.find_conflict(asked, published):
         return Refuse(in_use)
@@ -90,7 +93,7 @@ def decide_prepare(
     if record is None:
         return WaitForDevices() if needs_published and published is None else Begin(asked)
     if record.stage is Stage.COMPLETED and has_same_devices(record.claim, asked):
-        return PrepareAgain(record)
+        return PrepareAgain(replace(record, claim=replace(record.claim, pod=asked.pod)))
     return Undo(record)
 
 

@@ -161,6 +161,7 @@ class ClaimPreparer:
     """Prepares and unprepares the claims of one driver. Ending the event loop at any moment is as safe as a crash.
 
     `writes_metadata`: claims that are prepared from now on get metadata files. Those that have them keep them.
+    `one_pod`: a claim can be used by one pod only, which the backend is given.
     `conflict` is set when a claim is refused since another one, which may be gone from the API, holds its device;
     `left_over` when steps of a claim that has ended are left over.
     """
@@ -174,6 +175,7 @@ class ClaimPreparer:
         store: RecordStore,
         backend: BackendSupervisor,
         plans: bool,
+        one_pod: bool = False,
         cdi: CdiStore,
         metadata: MetadataStore,
         writes_metadata: bool = False,
@@ -190,6 +192,7 @@ class ClaimPreparer:
         self._lock = store.lock
         self._backend = backend
         self._plans = plans
+        self._one_pod = one_pod
         self._planning = asyncio.Lock()
         self._cdi = cdi
         self._metadata = metadata
@@ -641,7 +644,7 @@ class ClaimPreparer:
         deadline = self._deadlines.fetch_known if is_known else self._deadlines.fetch
         try:
             found = await self._client.get(RESOURCE_CLAIMS, ref.name, namespace=ref.namespace, deadline=deadline)
-            allocation = parse_allocation(found, ref, self._driver)
+            allocation = parse_allocation(found, ref, self._driver, one_pod=self._one_pod)
         except PydraError as error:
             return error
         work.resource_claim = found

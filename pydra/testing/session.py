@@ -14,7 +14,7 @@ from pydra.backends.child.conformance_main import Observation, Order, drop_order
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendFacts
 from pydra.backends.wire import Method
-from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice, StepStage
+from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PodRef, PreparedDevice, StepStage
 from pydra.claims.steps import StepIndex, changed_nothing, set_stage
 from pydra.devices import Capacity, Device, Quantity
 from pydra.errors import BackendTimeout, BackendUnavailable, PydraError
@@ -63,7 +63,14 @@ class Session:
     def build_claim(self, name: str, *devices: Device, configs: Sequence[OpaqueConfig] = ()) -> Claim:
         """Return a new claim with one request for the devices, with the run's configuration unless another is given."""
         allocated = tuple(self._allocate(device, tuple(configs) or self.configs) for device in devices)
-        return Claim(uid=str(uuid.uuid4()), namespace="default", name=f"conformance-{name}", devices=allocated)
+        pod = PodRef(uid=str(uuid.uuid4()), namespace="default", name=f"conformance-{name}")
+        return Claim(
+            uid=str(uuid.uuid4()),
+            namespace="default",
+            name=f"conformance-{name}",
+            devices=allocated,
+            pod=pod if self.facts is not None and self.facts.one_pod else None,
+        )
 
     def _allocate(self, device: Device, configs: tuple[OpaqueConfig, ...]) -> AllocatedDevice:
         shared = device.allow_multiple_allocations

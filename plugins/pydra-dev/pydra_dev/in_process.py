@@ -261,7 +261,8 @@ class Session:
             resource_claim = self._api.get(RESOURCE_CLAIMS, str(claim_name), namespace=namespace)
             self._say(self._describe(resource_claim))
             ref = ClaimRef(uid=resource_claim["metadata"]["uid"], namespace=namespace, name=str(claim_name))
-            claim = parse_allocation(resource_claim, ref, self._backend.DRIVER).claim
+            one_pod = getattr(self._backend, "ONE_POD", False)
+            claim = parse_allocation(resource_claim, ref, self._backend.DRIVER, one_pod=one_pod).claim
             prepared, spec = await self._prepare(claim)
             ids[entry] = [
                 (base_request(one.request), cdi_id)

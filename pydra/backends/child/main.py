@@ -203,6 +203,7 @@ def _hello(backend: Any, live: Any, settings: tuple[SettingValue, ...]) -> Hello
         config_kinds=tuple(sorted(getattr(backend, "CONFIG_TYPES", {}))),
         reasons=find_custom_reasons(),
         survives_reboot=getattr(backend, "SURVIVES_REBOOT", False),
+        one_pod=getattr(backend, "ONE_POD", False),
         deadline=getattr(live, "DEADLINE", 0.0),
         settings=settings,
     )

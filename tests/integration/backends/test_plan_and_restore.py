@@ -49,7 +49,8 @@ def environ(directory: Path) -> dict[str, str]:
 async def test_the_plan_is_made_from_what_is_held_and_reaches_prepare_and_unprepare(tmp_path: Path) -> None:
     async with supervised(source=SOURCE, environ=environ(tmp_path)) as backend:
         backend.restore_from(holding(HELD))
-        assert (await backend.wait_ready()).survives_reboot
+        facts = await backend.wait_ready()
+        assert (facts.survives_reboot, facts.one_pod) == (True, True)
         planned = await backend.plan(claim("gpu-1"))
         assert planned.plan == {"slot": 5}
         (prepared,) = await backend.prepare(planned)

@@ -255,9 +255,11 @@ class Node:
         plans: bool = False,
         steps: bool = False,
         metadata: bool = False,
+        one_pod: bool = False,
     ) -> None:
         self.root = root
         self.metadata = metadata
+        self.one_pod = one_pod
         self.api = Api()
         self.step = step
         self.durable = durable
@@ -327,6 +329,7 @@ class Node:
             store=store,
             backend=cast("BackendSupervisor", hardware),
             plans=self.plans,
+            one_pod=self.one_pod,
             cdi=cdi,
             metadata=metadata,
             writes_metadata=self.metadata,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pydra import Claim, ClaimError, ContainerEdits, Device, DeviceInUse, PreparedDevice, UnknownDevice
+from pydra import Claim, ClaimError, ContainerEdits, Device, DeviceInUse, PodRef, PreparedDevice, UnknownDevice
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claims.device_index import PublishedPool
 from pydra.claims.preparer import OperationDone, OperationFailed
@@ -24,6 +24,7 @@ from pydra.errors import (
     BackendUnavailable,
     CdiError,
     CheckpointError,
+    ClaimShared,
     HostPathMissing,
     NotAllocated,
     PydraError,
@@ -92,6 +93,29 @@ async def test_metadata_waits_for_the_first_report_of_the_devices_and_a_prepared
     assert b'"s-1"' in file.read_bytes()
     async with node.running() as agent:
         assert await agent.prepare("a") == [first]
+
+
+async def test_a_claim_for_one_pod_follows_it_to_the_next_and_is_refused_while_two_use_it(tmp_path: Path) -> None:
+    node = Node(tmp_path, steps=True, one_pod=True)
+    node.api.allocate("a", "gpu-0")
+    first = node.api.claims["a"]["status"]["reservedFor"]
+    second = [{"resource": "pods", "name": "pod-b", "uid": "pod-uid-b"}]
+    async with node.running() as agent:
+        agent.preparer.set_published({POOL: PublishedPool(devices={"gpu-0": Device(name="gpu-0")})})
+        assert isinstance((await agent.prepare("a"))[0], tuple)
+        assert agent.hardware.held["a"].claim.pod == PodRef(uid="pod-uid-a", namespace="ns", name="pod-a")
+        node.api.claims["a"]["status"]["reservedFor"] = first + second
+        (error,) = await agent.prepare("a")
+        assert isinstance(error, ClaimShared)
+        assert "is reserved for 'pod-a', 'pod-b'" in str(error)
+        node.api.claims["a"]["status"]["reservedFor"] = second
+        assert isinstance((await agent.prepare("a"))[0], tuple)
+        assert agent.hardware.held["a"].claim.pod == PodRef(uid="pod-uid-b", namespace="ns", name="pod-b")
+        calls = len(agent.hardware.calls)
+        await agent.prepare("a")
+        assert len(agent.hardware.calls) == calls, "the same pod again is answered from the record"
+        assert await agent.unprepare("a") == [None]
+    assert node.traces() == NOTHING
 
 
 async def test_a_retry_joins_the_call_in_work(node: Node) -> None:

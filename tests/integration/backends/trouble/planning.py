@@ -15,6 +15,7 @@ import pydra
 
 DRIVER = "planning.example.com"
 SURVIVES_REBOOT = True
+ONE_POD = True
 _DIRECTORY = Path(os.environ["PLANNING_DIR"])
 
 
