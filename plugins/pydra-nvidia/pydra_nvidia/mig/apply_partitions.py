@@ -26,11 +26,14 @@ from pydra_nvidia.nvml.mig_control import (
     count_slices,
     create_instance,
     destroy_instance,
+    discard_instance,
     fill_instance,
     find_all,
     find_instance,
     find_mode,
+    is_absent,
     is_resetless,
+    open_instance,
     set_mig_mode,
 )
 from pydra_nvidia.nvml.session import NvmlSession
@@ -54,6 +57,12 @@ class PlaceTaken(ClaimError):
     """Something else is where the partition should be."""
 
     reason = "MigPlaceTaken"
+
+
+class NoRoom(ClaimError):
+    """The place is free, and the GPU has no more engines or compute slices for the partition."""
+
+    reason = "MigNoRoom"
 
 
 class _Applier:
@@ -83,8 +92,17 @@ class _Applier:
         try:
             await self._do(gpu, work)
         except NvmlError as error:
-            if not (_is_absent(error) or error.code == Code.DRIVER_NOT_LOADED):
+            if error.code != Code.DRIVER_NOT_LOADED and not await self._is_absent(gpu, error):
                 raise
+
+    async def _is_absent(self, gpu: str, error: NvmlError) -> bool:
+        """Whether the error says that NVML does not know the GPU, and no other GPU is it."""
+        if error.code not in GONE or error.call != "nvmlDeviceGetHandleByUUID":
+            return False
+        try:
+            return await self._session.run(lambda nvml: is_absent(nvml, gpu))
+        except NvmlError:
+            return False
 
 
 class MigModeOnApplier(_Applier):
@@ -116,7 +134,8 @@ class MigModeOffApplier(_Applier):
         try:
             await self._do(step.gpu, lambda nvml: self._leave(nvml, step.gpu))
         except NvmlError as error:
-            if not (_is_absent(error) and any(isinstance(one.step, BindVfio) for one in claim.steps)):
+            is_bound = any(isinstance(one.step, BindVfio) for one in claim.steps)
+            if not (is_bound and await self._is_absent(step.gpu, error)):
                 raise
         return True
 
@@ -179,17 +198,17 @@ def _create(nvml: Nvml, step: CreateMig, others: Sequence[Entry], *, is_made: bo
             f"the partition {step.profile_name} at {slices(step.placement)} of {step.gpu} was divided outside of"
             f" this driver; who did it can undo it (nvidia-smi mig -i {step.gpu} -gi {found.id} -dci)"
         )
+    handle = created = None
     try:
         if found is None:
-            create_instance(nvml, step.gpu, step.profile, step.placement)
-            found = find_instance(nvml, step.gpu, step.profile, step.placement.start)
-        if found is None:
-            raise NvmlError(Code.NOT_FOUND, "nvmlDeviceGetGpuInstances", step.gpu)
-        fill_instance(nvml, step.gpu, found)
+            handle = created = create_instance(nvml, step.gpu, step.profile, step.placement)
+        else:
+            handle = open_instance(nvml, step.gpu, found)
+        fill_instance(nvml, step.gpu, handle, step.profile)
     except NvmlError as error:
-        if found is None and error.code == Code.INSUFFICIENT_RESOURCES:
+        if handle is None and found is None and error.code == Code.INSUFFICIENT_RESOURCES:
             raise _explain(nvml, step, others) from error
-        _clean_up(nvml, step, error)
+        _clean_up(nvml, step, created, error)
         raise
     return _read_uuid(nvml, step)
 
@@ -205,7 +224,7 @@ def _read_uuid(nvml: Nvml, step: CreateMig) -> str:
     return found.compute[0].uuid
 
 
-def _explain(nvml: Nvml, step: CreateMig, others: Sequence[Entry]) -> PlaceTaken:
+def _explain(nvml: Nvml, step: CreateMig, others: Sequence[Entry]) -> ClaimError:
     """NVML says only that there is no room: what is in the way, and whose it is."""
     owners = {
         (one.gpu, one.placement): f"of claim {other.name}"
@@ -223,15 +242,10 @@ def _explain(nvml: Nvml, step: CreateMig, others: Sequence[Entry]) -> PlaceTaken
     if found:
         return PlaceTaken(f"the partition {step.profile_name} cannot be created {where}: there is {'; '.join(found)}")
     rest = ", ".join(describe(one, profiles) for one in instances) or "no other partition"
-    return PlaceTaken(
+    return NoRoom(
         f"the partition {step.profile_name} cannot be created {where}: the place is free, but the GPU has no more"
         f" engines or compute slices for it; it has {rest}"
     )
-
-
-def _is_absent(error: NvmlError) -> bool:
-    """Whether NVML does not know the GPU."""
-    return error.code in GONE and error.call == "nvmlDeviceGetHandleByUUID"
 
 
 def _is_filled(nvml: Nvml, step: CreateMig, found: GpuInstance) -> bool:
@@ -266,8 +280,13 @@ def _is_ours(nvml: Nvml, step: CreateMig, found: GpuInstance, uuid: str) -> bool
     return _is_filled(nvml, step, found) and uuid in ("", found.compute[0].uuid)
 
 
-def _clean_up(nvml: Nvml, step: CreateMig, error: NvmlError) -> None:
-    """Remove the GPU instance that could not be completed; raises LeftBehind."""
+def _clean_up(nvml: Nvml, step: CreateMig, created: Any, error: NvmlError) -> None:
+    """Remove the GPU instance that could not be completed; raises LeftBehind.
+
+    `created` is the handle that creating it returned, or None: the driver may not find it by other ways yet.
+    """
+    if created is not None and discard_instance(nvml, step.gpu, created):
+        return
     try:
         found = find_instance(nvml, step.gpu, step.profile, step.placement.start)
         if found is not None and not found.compute:

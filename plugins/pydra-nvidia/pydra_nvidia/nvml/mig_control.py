@@ -1,7 +1,9 @@
 """Changes the MIG state of a GPU. Functions in one thread, over `Nvml`; what there is, is read by `partitions`.
 
-Everything is enumerated again each time, and handles of instances are not kept: NVML gives those and ids to others
-again. A partition is known by its GPU's UUID, its profile and its first memory slice; by its UUID, if that is known.
+Everything is enumerated again each time, and handles of instances are not kept between pieces of work: NVML gives
+those and ids to others again. A partition is known by its GPU's UUID, its profile and its first memory slice; by its
+UUID, if that is known. That something is not there is believed only if a second question confirms it: a driver may
+deny for a moment what it has just created.
 
 Source: nvml.h, section Multi Instance GPU Management.
 """
@@ -50,8 +52,18 @@ class ModeNotRestored(ClaimError):
 
 
 def find_mode(nvml: Nvml, gpu: str) -> Mode:
-    """The MIG mode: off for a GPU that has none; raises NvmlError."""
-    return read_mode(nvml, nvml.find(gpu), subject=gpu) or Mode(current=False, pending=False)
+    """The MIG mode: off for a GPU that has none. Raises NvmlError, also where MIG devices contradict that."""
+    handle = nvml.find(gpu)
+    mode = read_mode(nvml, handle, subject=gpu)
+    if mode is None and nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle, subject=gpu):
+        raise NvmlError(Code.NOT_SUPPORTED, "nvmlDeviceGetMigMode", gpu)
+    return mode or Mode(current=False, pending=False)
+
+
+def is_absent(nvml: Nvml, gpu: str) -> bool:
+    """Whether none of the node's GPUs is this one; raises NvmlError where one cannot be told."""
+    handles = [nvml.call("nvmlDeviceGetHandleByIndex", n) for n in range(nvml.call("nvmlDeviceGetCount"))]
+    return all(nvml.call("nvmlDeviceGetUUID", handle) != gpu for handle in handles)
 
 
 def set_mig_mode(nvml: Nvml, gpu: str, *, on: bool) -> None:
@@ -95,11 +107,11 @@ def is_resetless(nvml: Nvml, gpu: str) -> bool:
 
 
 def find_instance(nvml: Nvml, gpu: str, profile: int, start: int) -> GpuInstance | None:
-    """The GPU instance at this place; raises NvmlError."""
+    """The GPU instance at this place; raises NvmlError, also where an instance of this profile does not answer."""
     if not find_mode(nvml, gpu).current:
         return None
     offer = Offer(kinds=(Kind(profile, 0, ROOM),))
-    found = read_instances(nvml, nvml.find(gpu), offer, {}, subject=gpu)
+    found = read_instances(nvml, nvml.find(gpu), offer, {}, subject=gpu, strict=True)
     return next((one for one in found if one.placement.start == start), None)
 
 
@@ -112,36 +124,43 @@ def find_all(nvml: Nvml, gpu: str) -> tuple[tuple[GpuInstance, ...], tuple[Profi
     offer = read_offer(nvml, handle, None, subject=gpu)
     if offer.unseen is not None:
         raise offer.unseen
-    found = read_instances(nvml, handle, offer, {}, subject=gpu) if find_mode(nvml, gpu).current else ()
+    is_on = find_mode(nvml, gpu).current
+    found = read_instances(nvml, handle, offer, {}, subject=gpu, strict=True) if is_on else ()
     return tuple(sorted(found, key=lambda one: one.placement)), offer.profiles
 
 
 def count_slices(nvml: Nvml, gpu: str, profile: int) -> int:
-    """The compute slices of a profile; 0 when the driver does not offer it. Raises NvmlError."""
-    failure: NvmlError | None = None
+    """The compute slices of a profile. Raises NvmlError, also when the driver does not offer it."""
+    failure = NvmlError(Code.NOT_SUPPORTED, "nvmlDeviceGetGpuInstanceProfileInfo", gpu)
     for _, info in read_gpu_profiles(nvml, nvml.find(gpu), subject=gpu):
         if isinstance(info, NvmlError):
             failure = info
         elif info.id == profile:
             return int(info.sliceCount)
-    if failure is not None:
-        raise failure
-    return 0
+    raise failure
 
 
-def create_instance(nvml: Nvml, gpu: str, profile: int, placement: Placement) -> None:
-    """A GPU instance at this place and no other; raises NvmlError, INSUFFICIENT_RESOURCES when there is no room."""
+def create_instance(nvml: Nvml, gpu: str, profile: int, placement: Placement) -> Any:
+    """Create a GPU instance at this place and no other, and return its handle.
+
+    Raises NvmlError, INSUFFICIENT_RESOURCES when there is no room.
+    """
     place = nvml.pynvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.size)
     handle = nvml.find(gpu)
-    nvml.call("nvmlDeviceCreateGpuInstanceWithPlacement", handle, profile, ctypes.byref(place), subject=gpu)
+    return nvml.call("nvmlDeviceCreateGpuInstanceWithPlacement", handle, profile, ctypes.byref(place), subject=gpu)
 
 
-def fill_instance(nvml: Nvml, gpu: str, instance: GpuInstance) -> None:
-    """A compute instance with all slices of the GPU instance; raises NvmlError."""
-    slices = count_slices(nvml, gpu, instance.profile)
+def open_instance(nvml: Nvml, gpu: str, instance: GpuInstance) -> Any:
+    """The handle of a GPU instance; raises NvmlError."""
     handle = _open(nvml, gpu, instance)
     if handle is None:
         raise NvmlError(Code.NOT_FOUND, "nvmlDeviceGetGpuInstanceById", gpu)
+    return handle
+
+
+def fill_instance(nvml: Nvml, gpu: str, handle: Any, profile: int) -> None:
+    """A compute instance with all slices of the GPU instance with this handle; raises NvmlError."""
+    slices = count_slices(nvml, gpu, profile)
     failure = NvmlError(Code.NOT_SUPPORTED, "nvmlGpuInstanceGetComputeInstanceProfileInfo", gpu)
     for kind, info in read_compute_profiles(nvml, handle, subject=gpu):
         if isinstance(info, NvmlError):
@@ -152,19 +171,35 @@ def fill_instance(nvml: Nvml, gpu: str, instance: GpuInstance) -> None:
     raise failure
 
 
+def discard_instance(nvml: Nvml, gpu: str, handle: Any) -> bool:
+    """Destroy the empty GPU instance that was just created with this handle; whether the driver says it did."""
+    try:
+        nvml.call("nvmlGpuInstanceDestroy", handle, subject=gpu)
+    except NvmlError:
+        return False
+    return True
+
+
 def destroy_instance(nvml: Nvml, gpu: str, instance: GpuInstance) -> None:
     """Destroy what is in the GPU instance, then itself; what is gone is fine. Raises NvmlError, IN_USE."""
     handle = _open(nvml, gpu, instance)
     if handle is None:
         return
+    kept: NvmlError | None = None
     for compute in instance.compute:
         nvml.handles.pop(compute.uuid, None)
-        within = _seek(nvml, "nvmlGpuInstanceGetComputeInstanceById", handle, compute.id, subject=gpu)
-        if within is not None:
-            _seek(nvml, "nvmlComputeInstanceDestroy", within, subject=gpu)
+        try:
+            within = nvml.call("nvmlGpuInstanceGetComputeInstanceById", handle, compute.id, subject=gpu)
+            nvml.call("nvmlComputeInstanceDestroy", within, subject=gpu)
+        except NvmlError as error:
+            if error.code not in GONE:
+                raise
+            kept = kept or error
     try:
         nvml.call("nvmlGpuInstanceDestroy", handle, subject=gpu)
     except NvmlError as error:
+        if error.code == Code.IN_USE and kept is not None:  # it is its compute instance that uses it
+            raise kept from error
         if error.code not in GONE or _open(nvml, gpu, instance) is not None:
             raise
 

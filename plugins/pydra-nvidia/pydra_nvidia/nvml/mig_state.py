@@ -166,11 +166,18 @@ def derive_name(number: int, slices: int, memory_mib: int, memory: int) -> str:
 
 
 def read_instances(
-    nvml: Nvml, handle: Any, offer: Offer, compute: dict[int, tuple[Kind, ...]], *, subject: str
+    nvml: Nvml,
+    handle: Any,
+    offer: Offer,
+    compute: dict[int, tuple[Kind, ...]],
+    *,
+    subject: str,
+    strict: bool = False,
 ) -> tuple[GpuInstance, ...]:
     """The GPU instances that exist, by id; the GPU must be in MIG mode. Raises NvmlError.
 
-    `compute` keeps the kinds of compute instances of each profile.
+    `compute` keeps the kinds of compute instances of each profile. One that the driver lists and then does not know
+    is left out, since it may have been destroyed meanwhile; where this is `strict`, it is an error.
     """
     found: dict[int, GpuInstance] = {}
     for kind in offer.kinds:
@@ -178,7 +185,7 @@ def read_instances(
             try:
                 one = _gpu_instance(nvml, instance, compute, subject=subject)
             except NvmlError as error:
-                if error.code not in _GONE:
+                if strict or error.code not in _GONE:
                     raise
                 continue
             found[one.id] = one

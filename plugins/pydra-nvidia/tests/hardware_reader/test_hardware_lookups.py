@@ -79,10 +79,8 @@ async def test_a_partition_is_made_and_destroyed_without_a_look_up(machine: Any)
     uuid = (await machine.hardware.read()).gpus[0].uuid
 
     def work(nvml: Nvml) -> None:
-        create_instance(nvml, uuid, 19, Placement(1, 1))
-        made = find_instance(nvml, uuid, 19, 1)
-        assert made is not None
-        fill_instance(nvml, uuid, made)
+        handle = create_instance(nvml, uuid, 19, Placement(1, 1))
+        fill_instance(nvml, uuid, handle, 19)
         made = find_instance(nvml, uuid, 19, 1)
         assert made is not None
         assert len(made.compute) == 1

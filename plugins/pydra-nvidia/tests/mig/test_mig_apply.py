@@ -12,7 +12,7 @@ import pytest
 from pydra import ClaimError, LeftBehind
 from pydra_nvidia.claim_plan import find_owned
 from pydra_nvidia.held_claims import read_entries
-from pydra_nvidia.mig.apply_partitions import GpuBusy, PlaceTaken
+from pydra_nvidia.mig.apply_partitions import GpuBusy, NoRoom, PlaceTaken
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.mig_state import MAKING
 from pydra_nvidia.simulation.state import Process
@@ -132,7 +132,7 @@ async def test_a_place_that_was_taken_meanwhile_is_refused_with_whose_it_is(node
 
 async def test_a_gpu_without_engines_or_slices_for_it_is_told_apart(node: MakeNode) -> None:
     one = node(h100(instances=[{"profile": "1g.10gb+me", "start": 0}]))
-    with pytest.raises(PlaceTaken, match=r"the place is free, but .* it has 1g\.10gb\+me"):
+    with pytest.raises(NoRoom, match=r"the place is free, but .* it has 1g\.10gb\+me"):
         await one.prepare(one.create("1g.10gb+me", 1))
     assert one.agent.records == {}
 
@@ -290,8 +290,7 @@ async def test_a_gpu_instance_that_cannot_be_filled_is_removed_again(node: MakeN
     one = node(h100())
     step = one.create("3g", 4)
     entry = build_claim("one", step)
-    # reading the empty instance asks for the profiles too, and may: it is the filling that fails
-    calls = {"after": 9, "count": 18} if "ProfileInfo" in op else {"count": 1}
+    calls = {"count": 18 if "ProfileInfo" in op else 1}
     one.fault({"op": op, "do": "raise", "code": code, **calls})
     with pytest.raises(ClaimError, match=code):
         await one.agent.carry_out(entry)
@@ -317,14 +316,67 @@ async def test_what_cannot_even_be_removed_stays_to_be_undone_by_the_next_call(n
     assert one.instances() == ()
 
 
-async def test_a_create_that_times_out_after_it_took_effect_leaves_nothing(node: MakeNode) -> None:
+async def test_a_partition_that_cannot_be_looked_at_after_it_was_created_leaves_nothing(node: MakeNode) -> None:
     one = node(h100())
     step = one.create("3g", 4)
     entry = build_claim("one", step)
     one.fault({"op": "nvmlGpuInstanceGetInfo", "do": "raise", "code": "TIMEOUT", "count": 1})
-    with pytest.raises(GpuBusy, match="TIMEOUT"):
+    with pytest.raises(LeftBehind, match="TIMEOUT"):
         await one.agent.carry_out(entry)
-    one.fault()
+    assert one.instances() == ()
+    assert one.agent.records == {}
+
+
+ABSENT = ("INVALID_ARGUMENT", "NOT_SUPPORTED", "NOT_FOUND")
+
+
+@pytest.mark.parametrize("code", ABSENT)
+@pytest.mark.parametrize(
+    "op",
+    [
+        "nvmlDeviceGetGpuInstanceById",
+        "nvmlDeviceGetGpuInstanceProfileInfo*",
+        "nvmlDeviceGetHandleByUUID",
+        "nvmlDeviceGetMigMode",
+        "nvmlComputeInstanceGetInfo_v2",
+        "nvmlGpuInstanceGetInfo",
+    ],
+)
+@pytest.mark.parametrize("call", ["apply", "undo"])
+async def test_what_a_driver_denies_for_a_moment_is_not_left_without_a_record(
+    node: MakeNode, op: str, code: str, call: str
+) -> None:
+    for after in range(5):
+        one = node(H100)
+        denial = {"op": op, "do": "raise", "code": code, "after": after, "count": 2}
+        if call == "apply":
+            one.fault(denial)
+        with suppress(ClaimError):
+            await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("3g", 4))
+        if call == "undo":
+            one.fault(denial)
+        with suppress(ClaimError):
+            await one.agent.undo("one")
+        one.fault()
+        assert one.agent.records or (one.instances(), one.mode()) == ((), False), f"after {after} calls"
+        for uid in tuple(one.agent.records):
+            await one.agent.undo(uid)
+        assert (one.instances(), one.mode()) == ((), False), f"after {after} calls"
+
+
+@pytest.mark.parametrize("op", ["nvmlComputeInstanceDestroy", "nvmlGpuInstanceGetComputeInstanceById"])
+@pytest.mark.parametrize("code", ABSENT)
+async def test_a_compute_instance_that_the_driver_keeps_is_told_with_what_the_driver_said_of_it(
+    node: MakeNode, op: str, code: str
+) -> None:
+    one = node(h100())
+    await one.prepare(one.create("3g", 4))
+    one.fault({"op": op, "do": "raise", "code": code, "count": 1})
+    words = f"{op} for {one.uuids[0]} failed with NVML_ERROR_{code}"
+    with pytest.raises(NvmlError, match=words) as caught:
+        await one.agent.undo("one")
+    assert "processes" not in str(caught.value)
+    await one.agent.undo("one")
     assert one.instances() == ()
 
 
