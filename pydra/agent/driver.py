@@ -256,6 +256,7 @@ class DriverService:
             durable=self._facts.survives_reboot,
             boot_id=self._boot_id,
             elsewhere=(other,),
+            find_devices=partial(self._cdi.read_devices, pool=self._settings.node_name),
             report=self._on_unreadable_record,
         )
         await asyncio.to_thread(self._store.open)
@@ -271,6 +272,8 @@ class DriverService:
         )
         if imported:
             _log.info("driver %s: took over %d claims that another driver had prepared", self._driver, imported)
+        async with self._store:
+            self._store.hold_removed(self._cdi.list_of_this_boot())
         self._supervisor.restore_from(self._exclusive_access)
 
     def _on_unreadable_record(self, record: UnreadableRecord) -> None:

@@ -27,7 +27,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.cdi.edits import BIND_TYPES, ContainerEdits, DeviceNode, Hook, Mount, NetDevice
-from pydra.claim import PreparedDevice
+from pydra.claim import AllocatedDevice, PreparedDevice
 from pydra.errors import ContractError, EditConflict
 from pydra.foreign_text import cut
 
@@ -41,6 +41,7 @@ ItemT = TypeVar("ItemT", bound=Hashable)
 _NOTHING = ContainerEdits()
 _KIND = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+_DEVICE_NAME = re.compile(r"(?P<request>[a-z0-9-]+):(?P<device>[a-z0-9-]{1,63})(:(?P<share>[A-Za-z0-9-]+))?")
 _UINT32 = 2**32 - 1
 _INT64 = 2**63 - 1
 _SHOWN = 120
@@ -120,6 +121,22 @@ def build_spec(driver: str, uid: str, prepared: Sequence[PreparedDevice]) -> Cla
     )
     content = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
     return ClaimSpec(content=content, ids=tuple(ids))
+
+
+def parse_devices(content: bytes, uid: str, *, pool: str) -> tuple[AllocatedDevice, ...]:
+    """Return the devices in a claim's CDI file, which does not say their pool; none if it is not such a file."""
+    try:
+        names = [device.name for device in msgspec.json.decode(content, type=_Names).devices]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ()
+    found = [_DEVICE_NAME.fullmatch(name.removeprefix(f"{uid}:")) for name in names]
+    return tuple(
+        [
+            AllocatedDevice(request=one["request"], pool=pool, device=one["device"], share_id=one["share"])
+            for one in found
+            if one is not None
+        ]
+    )
 
 
 def find_spec_problems(document: object) -> tuple[str, ...]:
@@ -487,6 +504,14 @@ class _Spec(_Json, frozen=True, kw_only=True):
     annotations: Mapping[str, str] = {}
     devices: tuple[_Device, ...]
     container_edits: _Edits | None = None
+
+
+class _Name(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _Names(msgspec.Struct, frozen=True):
+    devices: tuple[_Name, ...]
 
 
 def _build_edits(edits: ContainerEdits) -> _Edits:

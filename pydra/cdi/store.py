@@ -8,13 +8,15 @@ block for long and need no thread. Files of others are never touched.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 
 import anyio.to_thread
 
 from pydra import atomic_files
-from pydra.cdi.spec import CLASS, cdi_vendor
+from pydra.cdi.spec import CLASS, cdi_vendor, parse_devices
+from pydra.claim import AllocatedDevice
 from pydra.errors import CdiError
 
 FILE_MODE = 0o644
@@ -78,6 +80,24 @@ class CdiStore:
         except OSError as error:
             raise self._failed(f"removing {self._prefix}{uid}.json from", error) from error
 
+    def read_devices(self, uid: str, *, pool: str) -> tuple[AllocatedDevice, ...]:
+        """Return the devices that the claim's file names, which are all of this pool; none if it cannot be read."""
+        try:
+            content = atomic_files.read_regular_file(f"{self.base}{uid}.json", MAX_BYTES)
+        except OSError:
+            return ()
+        return parse_devices(content, uid, pool=pool)
+
+    def list_of_this_boot(self) -> tuple[str, ...]:
+        """Return the uids of the claims whose files were written since the node has booted."""
+        booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        try:
+            with os.scandir(self._path) as entries:
+                new = [entry.name for entry in entries if entry.stat(follow_symlinks=False).st_mtime >= booted]
+        except OSError as error:
+            raise self._failed("reading", error) from error
+        return tuple(sorted(uid for name in new if (uid := self._find_uid(name))))
+
     async def read(self) -> Mapping[str, bytes]:
         """Read this driver's files by claim uid, in a thread; one that cannot be read is returned empty."""
         return await anyio.to_thread.run_sync(self._read)
@@ -91,8 +111,8 @@ class CdiStore:
         except OSError as error:
             raise self._failed("reading", error) from error
         for name in names:
-            uid = name.removeprefix(self._prefix).removesuffix(".json")
-            if not uid or name != f"{self._prefix}{uid}.json":
+            uid = self._find_uid(name)
+            if not uid:
                 continue
             try:
                 files[uid] = atomic_files.read_regular_file(f"{self._path}/{name}", MAX_BYTES)
@@ -101,6 +121,10 @@ class CdiStore:
             except OSError:
                 files[uid] = b""
         return files
+
+    def _find_uid(self, name: str) -> str:
+        uid = name.removeprefix(self._prefix).removesuffix(".json")
+        return uid if name == f"{self._prefix}{uid}.json" else ""
 
     def _failed(self, doing: str, error: OSError) -> CdiError:
         return CdiError(atomic_files.explain(error, f"{doing} the CDI directory {self._path}"))

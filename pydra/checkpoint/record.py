@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 
@@ -108,6 +108,11 @@ class _Schema(msgspec.Struct, frozen=True):
     schema: int
 
 
+class _Placeholder(msgspec.Struct, frozen=True):
+    missing: bool
+    devices: tuple[AllocatedDevice, ...]
+
+
 _encoder = msgspec.json.Encoder()
 _envelope = msgspec.json.Decoder(_Envelope)
 _schema = msgspec.json.Decoder(_Schema)
@@ -156,6 +161,16 @@ def parse_record(content: bytes) -> Record:
         return replace(record, claim=replace(record.claim, devices=tuple(map(_restore, record.claim.devices))))
     except _UNREADABLE as error:
         raise CheckpointError(f"not a checkpoint record: {error}") from error
+
+
+def build_placeholder(devices: Sequence[AllocatedDevice]) -> bytes:
+    """Build what stands for a record that somebody removed: `read_partial_record` finds the devices in it."""
+    return _encoder.encode(_Placeholder(missing=True, devices=tuple(devices))) + b"\n"
+
+
+def is_placeholder(content: bytes) -> bool:
+    """Return whether the content only stands for a record that somebody removed."""
+    return content.startswith(b'{"missing":true,')
 
 
 def read_partial_record(content: bytes) -> PartialRecord:

@@ -4,7 +4,7 @@
     DIRECTORY/<uid>.json           the record of a claim that is being prepared, or is prepared
     DIRECTORY/<uid>.undo           the same file, renamed: the claim is being unprepared
     DIRECTORY/<uid>.left-1.undo    the same, renamed again: the claim has ended, and steps could not be undone yet
-    DIRECTORY/corrupt/<uid>.json   a record that cannot be read, with the devices that it holds
+    DIRECTORY/corrupt/<uid>.json   a record that cannot be read, or what stands for one that somebody removed
 
 A record is replaced as a whole (temporary file, rename) and set back to *started* by a rename, which needs no
 disk space. There are two kinds of store, which differ only in how long records live:
@@ -15,19 +15,20 @@ disk space. There are two kinds of store, which differ only in how long records 
 - durable: for backends whose hardware remembers (`SURVIVES_REBOOT`). Writes are flushed, in a worker thread, before
   they count.
 
-Every change is made under the index lock: `async with store:`. Memory follows the disk; only a directory that was
-removed under the running agent is written again from memory, by an instance that knows all changes.
+Every change is made under the index lock: `async with store:`. Memory follows the disk; only what somebody removed
+under the running agent is written again from memory, by an instance that knows all changes. What was removed while no
+agent ran is known from the claims' CDI files.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import itertools
 import logging
 import os
+import stat
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -36,30 +37,42 @@ import msgspec
 from pydra import atomic_files
 from pydra.checkpoint.instance_lock import INDEX, InstanceLock
 from pydra.checkpoint.record import (
-    MAX_BYTES,
     NewerSchemaError,
     PartialRecord,
     Record,
     Stage,
+    build_placeholder,
     build_record,
-    parse_record,
+    is_placeholder,
     read_partial_record,
 )
-from pydra.claim import CLAIM_UID, Claim, HeldClaim
+from pydra.checkpoint.record_files import (
+    CORRUPT,
+    LEFT_OVER,
+    MISSING,
+    RECORD,
+    UNDO,
+    is_of_claim,
+    list_directory,
+    list_set_aside,
+    name_left_over,
+    parse_stored,
+    read_file,
+    read_if_possible,
+    read_stored,
+)
+from pydra.claim import CLAIM_UID, AllocatedDevice, Claim, HeldClaim
 from pydra.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
 
 DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
-_RECORD, _UNDO, _TEMPORARY = ".json", ".undo", ".tmp"
-_CORRUPT = "corrupt"
-_LEFT_OVER = ".left-"
+_TEMPORARY = ".tmp"
 _INDEX_SECONDS = 10.0
 """How long to wait for the index lock: another instance holds it for one write, with the flush of a durable store."""
 
-# Errors that the file itself causes. Any other comes from the machine, and says nothing about the record.
-_FILE_AT_FAULT = frozenset({errno.EINVAL, errno.ELOOP, errno.EFBIG, errno.EIO, errno.EUCLEAN, errno.ENXIO})
+_DAMAGED = "it was set aside because it could not be read"
 
 Signature: TypeAlias = tuple[int, int, int]
 """Inode, size and time of change (ns) of a file that need not be read again while it has them."""
@@ -80,21 +93,11 @@ class UnreadableRecord(msgspec.Struct, frozen=True, kw_only=True):
         return Claim(uid=self.uid, namespace=partial.namespace, name=partial.name, devices=partial.devices)
 
 
-class StoredRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of a claim as it is on the disk. `record` is None if it cannot be read, and `problem` says why."""
-
-    uid: str
-    path: str
-    record: Record | None = None
-    set_aside: bool = False
-    problem: str = ""
-    partial: PartialRecord = PartialRecord()
-
-
 class RecordStore:
     """The records of one driver. `open` must be called before anything else.
 
-    `report` is called with each unreadable record. `elsewhere` are the directories in which other versions, or the same
+    `report` is called with each unreadable record. `find_devices` returns what else is known of the devices that a
+    claim holds, if its record does not say. `elsewhere` are the directories in which other versions, or the same
     version with the other kind of store, keep this driver's records: they are moved here.
 
     `records` are the readable ones by claim uid, `unreadable` the claims whose record cannot be read, until they are
@@ -109,6 +112,7 @@ class RecordStore:
         durable: bool,
         boot_id: str,
         elsewhere: Sequence[str] = (),
+        find_devices: Callable[[str], Sequence[AllocatedDevice]] = lambda _: (),
         report: Callable[[UnreadableRecord], None] = lambda _: None,
     ) -> None:
         self.lock = lock
@@ -118,6 +122,7 @@ class RecordStore:
         self._durable = durable
         self._boot_id = boot_id
         self._elsewhere = tuple(elsewhere)
+        self._find_devices = find_devices
         self._report = report
         self._records: dict[str, Record] = {}
         self._unreadable: dict[str, UnreadableRecord] = {}
@@ -125,6 +130,7 @@ class RecordStore:
         self.unreadable: Mapping[str, UnreadableRecord] = self._unreadable
         self._signatures: dict[str, Signature] = {}
         self._counter = -1
+        self._directory: Signature | None = None
         self._changing = asyncio.Lock()
 
     def follow(self, on_change: Callable[[str], None], *, own: bool) -> None:
@@ -186,8 +192,8 @@ class RecordStore:
         if uid in self._unreadable:
             self._refuse_newer(uid)
         content = build_record(record)
-        ending = self._find_ending(uid) if in_place else _RECORD
-        if ending == _UNDO:  # what the ending of the file says when it is read again
+        ending = self._find_ending(uid) if in_place else RECORD
+        if ending == UNDO:  # what the ending of the file says when it is read again
             record = msgspec.structs.replace(record, stage=Stage.STARTED)
         await self._perform(f"writing the record of claim {uid}", self._replace, uid + ending, content)
         self._records[uid] = record
@@ -203,7 +209,7 @@ class RecordStore:
     async def set_back(self, uid: str) -> None:
         """Make the claim's record *started* again, before anything is undone. Needs no disk space."""
         # By a rename: a full disk must not keep a pod from ending.
-        await self._perform(f"renaming the record of claim {uid}", self._rename, uid + _RECORD, uid + _UNDO)
+        await self._perform(f"renaming the record of claim {uid}", self._rename, uid + RECORD, uid + UNDO)
         self._records[uid] = msgspec.structs.replace(self._records[uid], stage=Stage.STARTED)
         self._on_write(uid)
 
@@ -213,8 +219,8 @@ class RecordStore:
         A rename, which needs no disk space; if the steps that are left cannot be written, the file has all of them.
         """
         uid = record.claim.uid
-        number = next(n for n in itertools.count(1) if f"{uid}{_LEFT_OVER}{n}" not in self._records)
-        left = _name_left_over(record, f"{uid}{_LEFT_OVER}{number}")
+        number = next(n for n in itertools.count(1) if f"{uid}{LEFT_OVER}{n}" not in self._records)
+        left = name_left_over(record, f"{uid}{LEFT_OVER}{number}")
         await self._perform(f"renaming the record of claim {uid}", self._leave_over, uid, left.claim.uid)
         self._records.pop(uid, None)
         self._records[left.claim.uid] = left
@@ -276,55 +282,87 @@ class RecordStore:
         """
         used = []
         try:
-            places = [place for place in _list_set_aside(self._path) if uid in ("", place[1])]
-            for one in [_read_stored(*place, set_aside=True) for place in places]:
+            places = [place for place in list_set_aside(self._path) if uid in ("", place[1])]
+            for one in [read_stored(*place, set_aside=True) for place in places]:
                 if one.record is not None and one.uid not in self._records:
                     doing = f"putting back the record of claim {one.uid}"
-                    await self._perform(doing, os.rename, one.path, os.path.join(self._path, one.uid + _RECORD))
+                    await self._perform(doing, os.rename, one.path, os.path.join(self._path, one.uid + RECORD))
                     if not self._is_of_another_boot(one.record):
                         self._records[one.uid] = one.record
-                        self._note_signature(one.uid + _RECORD)  # not read again, which could fail again
+                        self._note_signature(one.uid + RECORD)  # not read again, which could fail again
                     self._scan()
                     used.append(one.path)
         except OSError as error:
             raise self._explain(error, "reading") from error
         return tuple(used)
 
+    def hold_removed(self, uids: Iterable[str]) -> None:
+        """Let claims hold their devices whose records somebody removed before the start. Call it in `async with`.
+
+        `uids` are the claims that have a CDI file.
+
+        Raises:
+            CheckpointError: the disk failed.
+        """
+        for uid in uids:
+            devices = () if uid in self._records or uid in self._unreadable else self._find_devices(uid)
+            if not devices or not CLAIM_UID.fullmatch(uid):
+                continue
+            path = os.path.join(self._path, CORRUPT, uid + RECORD)
+            try:
+                atomic_files.make_directory(os.path.dirname(path), DIRECTORY_MODE)
+                atomic_files.write_file(path, build_placeholder(devices), mode=_FILE_MODE, durable=self._durable)
+            except OSError as error:
+                raise self._explain(error, f"writing what stands for the record of claim {uid}") from error
+            partial = PartialRecord(devices=tuple(devices))
+            self._add_unreadable(UnreadableRecord(uid=uid, path=path, why=MISSING, partial=partial))
+            self._counter += 1
+            self.lock.write_counter(self._counter)
+
     # Reading
 
     def _refresh(self) -> None:
         """Read what other instances have changed: one read and one stat if nothing."""
         try:
-            if not (self.lock.is_intact() and os.path.isdir(self._path)):
+            directory = self._stat_directory()
+            if not self.lock.is_intact() or directory is None:
                 self._recreate()
             if self.lock.read_counter() != self._counter:
+                self._scan()
+            elif directory != self._directory:  # which no instance has announced
+                self._write_back()
                 self._scan()
         except OSError as error:
             raise self._explain(error, "reading") from error
 
     def move_records(self) -> None:
-        """Move records that an older version, still running, wrote elsewhere. Call it in `async with`."""
+        """Move records that an older version, still running, wrote elsewhere, and write again those that were removed.
+
+        Call it in `async with`.
+        """
         try:
-            if self._move_records():
+            if self._write_back() | self._move_records():
                 self._scan()
         except OSError as error:
             raise self._explain(error, "reading") from error
 
     def _scan(self) -> None:
         """Update memory from the disk."""
-        counter = self.lock.read_counter()
         self._counter = -1  # a scan that fails is repeated
         present: set[str] = set()
         changed: set[str] = set()
+        self._directory = self._stat_directory()
+        self._write_back(self._list_placeholders())
+        counter = self.lock.read_counter()
         with os.scandir(self._path) as entries:
-            found = sorted((entry.name, entry) for entry in entries if _is_of_claim(entry.name))
+            found = sorted((entry.name, entry) for entry in entries if is_of_claim(entry.name))
         for name, entry in found:
-            uid = name[: -len(_RECORD)]  # both endings have the same length
+            uid = name[: -len(RECORD)]  # both endings have the same length
             present.add(uid)
             try:
                 status = entry.stat(follow_symlinks=False)
                 signature = (status.st_ino, status.st_size, status.st_mtime_ns)
-                stage = Stage.STARTED if name.endswith(_UNDO) else None
+                stage = Stage.STARTED if name.endswith(UNDO) else None
                 known = self._records.get(uid)
                 if known is not None and self._signatures.get(name) == signature:
                     continue
@@ -350,39 +388,41 @@ class RecordStore:
 
     def _scan_unreadable(self, present: Collection[str]) -> set[str]:
         """Update memory from the files that were set aside, whenever and by whom: those claims hold their devices."""
-        aside = {uid: path for path, uid in _list_set_aside(self._path)}
+        aside = {uid: path for path, uid in list_set_aside(self._path)}
         gone = {uid for uid, one in self._unreadable.items() if uid not in (present if one.is_newer else aside)}
         for uid in gone:
             del self._unreadable[uid]
         new = aside.keys() - self._unreadable.keys()
         for uid in new:
-            try:
-                content = _read_file(aside[uid])
-            except (OSError, CheckpointError):
-                content = b""
-            why = "it was set aside because it could not be read"
-            self._unreadable[uid] = UnreadableRecord(
-                uid=uid, path=aside[uid], why=why, partial=read_partial_record(content)
-            )
+            content = read_if_possible(aside[uid])
+            why = MISSING if is_placeholder(content) else _DAMAGED
+            partial = self._read_partial(uid, content)
+            self._unreadable[uid] = UnreadableRecord(uid=uid, path=aside[uid], why=why, partial=partial)
         return gone | new
+
+    def _read_partial(self, uid: str, content: bytes) -> PartialRecord:
+        """Read what is left of a record, and add the devices that are known from elsewhere."""
+        partial = read_partial_record(content)
+        known = {device.device for device in partial.devices}
+        others = [device for device in self._find_devices(uid) if device.device not in known]
+        return msgspec.structs.replace(partial, devices=(*partial.devices, *others))
 
     def _read(self, name: str, uid: str) -> Record | None:
         """Read the record in a file; return None if it was set aside, is too new, or of another boot."""
         path = os.path.join(self._path, name)
         content = b""
         try:
-            content = _read_file(path)
-            record = _parse_stored(content, uid)
+            content = read_file(path)
+            record = parse_stored(content, uid)
         except NewerSchemaError as error:
-            partial = read_partial_record(content)
+            partial = self._read_partial(uid, content)
             self._add_unreadable(UnreadableRecord(uid=uid, path=path, why=str(error), is_newer=True, partial=partial))
             return None
         except CheckpointError as error:
             # Never replaced by an older version of itself, which would unprepare running pods; its devices stay held.
             kept = self._set_aside(path, uid)
-            self._add_unreadable(
-                UnreadableRecord(uid=uid, path=kept, why=str(error), partial=read_partial_record(content))
-            )
+            partial = self._read_partial(uid, content)
+            self._add_unreadable(UnreadableRecord(uid=uid, path=kept, why=str(error), partial=partial))
             return None
         if self._is_of_another_boot(record):
             os.unlink(path)
@@ -403,14 +443,14 @@ class RecordStore:
         self._on_change(record.uid)
 
     def _set_aside(self, path: str, uid: str) -> str:
-        directory = os.path.join(self._path, _CORRUPT)
+        directory = os.path.join(self._path, CORRUPT)
         with suppress(FileExistsError):
             os.mkdir(directory, DIRECTORY_MODE)
-        kept = os.path.join(directory, uid + _RECORD)
+        kept = os.path.join(directory, uid + RECORD)
         number = 0
         while os.path.lexists(kept):
             number += 1
-            kept = os.path.join(directory, f"{uid}{_RECORD}.{number}")
+            kept = os.path.join(directory, f"{uid}{RECORD}.{number}")
         os.rename(path, kept)
         return kept
 
@@ -418,16 +458,16 @@ class RecordStore:
         """Move records from where other versions keep them; return whether there were any."""
         moved = False
         for directory in self._elsewhere:
-            found = [name for name in _list_directory(directory) if _is_of_claim(name)]
-            if aside := _list_set_aside(directory):
-                atomic_files.make_directory(os.path.join(self._path, _CORRUPT), DIRECTORY_MODE)
+            found = [name for name in list_directory(directory) if is_of_claim(name)]
+            if aside := list_set_aside(directory):
+                atomic_files.make_directory(os.path.join(self._path, CORRUPT), DIRECTORY_MODE)
                 found += [os.path.relpath(path, directory) for path, _ in aside]
             for name in found:
                 source, target = os.path.join(directory, name), os.path.join(self._path, name)
                 try:
-                    content = _read_file(source)
+                    content = read_file(source)
                     is_new = not os.path.lexists(target)
-                    if not is_new and content != _read_file(target):
+                    if not is_new and content != read_file(target):
                         continue
                 except CheckpointError as error:
                     _log.error("%s is left where it is: %s", source, error)
@@ -451,6 +491,7 @@ class RecordStore:
                 await _finish(asyncio.to_thread(work, *arguments))
             else:
                 work(*arguments)
+            self._directory = self._stat_directory()
         except OSError as error:
             self._counter = -1  # what the disk has now is not known: the next refresh reads all of it
             self._signatures.clear()
@@ -477,13 +518,13 @@ class RecordStore:
             atomic_files.flush_directory(self._path)
 
     def _leave_over(self, uid: str, left_uid: str) -> None:
-        self._rename(uid + self._find_ending(uid), left_uid + _UNDO)
+        self._rename(uid + self._find_ending(uid), left_uid + UNDO)
 
     def _find_ending(self, uid: str) -> str:
-        return _UNDO if os.path.lexists(os.path.join(self._path, uid + _UNDO)) else _RECORD
+        return UNDO if os.path.lexists(os.path.join(self._path, uid + UNDO)) else RECORD
 
     def _unlink(self, uid: str) -> None:
-        for name in (uid + _UNDO, uid + _RECORD):
+        for name in (uid + UNDO, uid + RECORD):
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(self._path, name))
             self._signatures.pop(name, None)
@@ -493,7 +534,7 @@ class RecordStore:
             self._remove_set_aside(uid)
 
     def _remove_set_aside(self, uid: str) -> None:
-        for path, owner in _list_set_aside(self._path):
+        for path, owner in list_set_aside(self._path):
             if owner == uid:
                 os.unlink(path)
                 if self._durable:
@@ -518,14 +559,44 @@ class RecordStore:
                 return  # another instance has written its records, and maybe changed them: memory follows the disk
         _log.error("%s was removed; it is created again with %d records", self._path, len(self._records))
         self._open_directory()
-        for uid, record in sorted(self._records.items()):
-            if not any(os.path.lexists(os.path.join(self._path, uid + ending)) for ending in (_RECORD, _UNDO)):
-                self._replace(uid + _RECORD, build_record(record))
+        self._write_back()
         self._counter = changes + 1
         self.lock.write_counter(self._counter)
 
+    def _write_back(self, uids: Collection[str] | None = None) -> bool:
+        """Write records in memory again, of these claims or of all, whose files somebody removed; whether any were."""
+        present = {name[: -len(RECORD)] for name in os.listdir(self._path)}
+        missing = sorted((self._records.keys() if uids is None else self._records.keys() & set(uids)) - present)
+        for uid in missing:
+            _log.error("somebody removed the record of claim %s; it is written again", uid)
+            self._replace(uid + RECORD, build_record(self._records[uid]))
+            self._remove_set_aside(uid)
+        if missing:
+            self.lock.write_counter(self.lock.read_counter() + 1)
+        return bool(missing)
+
+    def _list_placeholders(self) -> list[str]:
+        """Return the claims whose records an instance that has started since missed."""
+        return [uid for path, uid in list_set_aside(self._path) if is_placeholder(read_if_possible(path))]
+
+    def _stat_directory(self) -> Signature | None:
+        """Return what changes when a file is added, renamed or removed; None if there is no directory."""
+        try:
+            status = os.lstat(self._path)
+        except FileNotFoundError:
+            return None
+        return (status.st_dev, status.st_ino, status.st_mtime_ns) if stat.S_ISDIR(status.st_mode) else None
+
     def _open_directory(self) -> None:
         atomic_files.make_directory(self._path, DIRECTORY_MODE)
+        for path in (os.path.dirname(self.lock.path), self._path):
+            status = os.lstat(path)
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+                found = f"belongs to user {status.st_uid}" if stat.S_ISDIR(status.st_mode) else "is a link"
+                raise CheckpointError(
+                    f"{path} {found}, so others could write records of claims; it must be a directory of user "
+                    f"{os.geteuid()}, as which the agent runs: move it away, and the agent creates it"
+                )
         os.chmod(self._path, DIRECTORY_MODE)
 
     def _refuse_newer(self, uid: str) -> None:
@@ -537,75 +608,6 @@ class RecordStore:
         return CheckpointError(atomic_files.explain(error, f"{doing} (directory {self._path})"))
 
 
-def list_stored(path: str) -> tuple[StoredRecord, ...]:
-    """Read all records of a directory, those that were set aside last, and change nothing. Blocks.
-
-    Raises:
-        CheckpointError: the directory cannot be read.
-    """
-    try:
-        names = [name for name in _list_directory(path) if _is_of_claim(name)]
-        places = [(os.path.join(path, name), name[: -len(_RECORD)], False) for name in names]
-        places += [(aside, uid, True) for aside, uid in _list_set_aside(path)]
-        return tuple(_read_stored(*place) for place in places)
-    except OSError as error:
-        raise CheckpointError(atomic_files.explain(error, f"reading the records in {path}")) from error
-
-
-def _read_stored(path: str, uid: str, set_aside: bool) -> StoredRecord:
-    content, problem, record = b"", "", None
-    try:
-        content = _read_file(path)
-        record = _parse_stored(content, uid)
-        if path.endswith(_UNDO):
-            record = msgspec.structs.replace(record, stage=Stage.STARTED)
-    except FileNotFoundError:
-        problem = "it has just been removed"
-    except CheckpointError as error:
-        problem = str(error)
-    partial = PartialRecord() if record is not None else read_partial_record(content)
-    return StoredRecord(uid=uid, path=path, record=record, set_aside=set_aside, problem=problem, partial=partial)
-
-
-def _parse_stored(content: bytes, uid: str) -> Record:
-    record = parse_record(content)
-    claim_uid = find_claim_uid(uid)
-    if record.claim.uid not in (claim_uid, uid):
-        raise CheckpointError(f"the file holds the record of another claim, {record.claim.uid[:64]!r}")
-    return record if claim_uid == uid else _name_left_over(record, uid)
-
-
-def _is_of_claim(name: str) -> bool:
-    """Return whether a file has the name of a record. Others, which nothing here writes, are left alone."""
-    return name.endswith((_RECORD, _UNDO)) and bool(CLAIM_UID.fullmatch(find_claim_uid(name[: -len(_RECORD)])))
-
-
-def find_claim_uid(uid: str) -> str:
-    """Return the uid of the claim that a record is of, which may be a left-over one."""
-    return uid.partition(_LEFT_OVER)[0]
-
-
-def _name_left_over(record: Record, uid: str) -> Record:
-    """Return the record as one of what a claim left over, under this uid."""
-    why = record.left_over or "it could not be undone when the claim ended"
-    claim = msgspec.structs.replace(record.claim, uid=uid)
-    return msgspec.structs.replace(record, claim=claim, stage=Stage.STARTED, prepared=(), metadata=None, left_over=why)
-
-
-def _list_directory(path: str) -> list[str]:
-    try:
-        return sorted(os.listdir(path))
-    except FileNotFoundError:
-        return []
-
-
-def _list_set_aside(path: str) -> list[tuple[str, str]]:
-    """Return path and uid of every file that was set aside in a directory of records."""
-    directory = os.path.join(path, _CORRUPT)
-    names = (name for name in _list_directory(directory) if _is_of_claim(name.rpartition(_RECORD)[0] + _RECORD))
-    return [(os.path.join(directory, name), name.rpartition(_RECORD)[0]) for name in names]
-
-
 async def _finish(work: Coroutine[Any, Any, None]) -> None:
     """Await the work to its end, even when cancelled: the index stays locked until the disk has what was announced."""
     task = asyncio.ensure_future(work)
@@ -613,14 +615,4 @@ async def _finish(work: Coroutine[Any, Any, None]) -> None:
         await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait((task,))
-        raise
-
-
-def _read_file(path: str) -> bytes:
-    """Read the file. Raises CheckpointError if the file itself is at fault, OSError if the machine is."""
-    try:
-        return atomic_files.read_regular_file(path, 2 * MAX_BYTES)
-    except OSError as error:
-        if error.errno in _FILE_AT_FAULT:
-            raise CheckpointError(f"the file cannot be read: {error.strerror}") from error
         raise

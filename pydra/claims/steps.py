@@ -22,7 +22,8 @@ from msgspec.structs import replace
 
 from pydra.checkpoint.instance_lock import step_offset
 from pydra.checkpoint.record import Record
-from pydra.checkpoint.store import RecordStore, find_claim_uid
+from pydra.checkpoint.record_files import find_claim_uid
+from pydra.checkpoint.store import RecordStore
 from pydra.claim import AllocatedDevice, Claim, ClaimStep, StepStage
 from pydra.errors import CheckpointError, ClaimError, ClaimQuarantined, LeftBehind, PydraError, Unavailable, UndoLater
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import msgspec
 
 from pydra import atomic_files
 from pydra.agent.driver import read_boot_id
+from pydra.cdi.store import CdiStore
 from pydra.checkpoint.instance_lock import InstanceLock
-from pydra.checkpoint.store import RecordStore, StoredRecord, list_stored
+from pydra.checkpoint.record_files import StoredRecord, list_stored
+from pydra.checkpoint.store import RecordStore
 from pydra.claim import Claim
 from pydra.claims.gc import read_kubelet_claims
 from pydra.diagnosis.findings import Finding, Level
@@ -128,7 +131,9 @@ async def repair_records(settings: Settings, *, driver: str = "", discard: str =
     for name, path, durable in _find_directories(settings, driver):
         lock = InstanceLock(f"{settings.records_directory(name)}/lock")
         atomic_files.make_directory(settings.records_directory(name), 0o700)
-        store = RecordStore(path, lock, durable=durable, boot_id=boot_id)
+        cdi = CdiStore(settings.cdi_dir, name)
+        known = partial(cdi.read_devices, pool=settings.node_name)
+        store = RecordStore(path, lock, durable=durable, boot_id=boot_id, find_devices=known)
         store.open()
         try:
             async with store:
@@ -138,6 +143,7 @@ async def repair_records(settings: Settings, *, driver: str = "", discard: str =
                 ]
                 if discard in store.unreadable:
                     _check_discarded(settings, discard)
+                    cdi.remove(discard)  # else the claim would hold the devices that it names
                     await store.remove(discard)
                     discarded = True
                     found = f"the record of claim {discard} is removed, and its devices are free"

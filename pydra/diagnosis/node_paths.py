@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from pydra import atomic_files
 from pydra.agent.driver import read_boot_id
-from pydra.checkpoint.store import list_stored
+from pydra.checkpoint.record_files import list_stored
 from pydra.claims.gc import read_kubelet_claims
 from pydra.diagnosis.cdi_files import SUFFIXES, check_spec_file
 from pydra.diagnosis.findings import Finding, Level

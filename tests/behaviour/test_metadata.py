@@ -219,8 +219,9 @@ def test_missing_and_leftover_files_are_put_right_without_the_kubelet(node: Node
     agent.kill()
     for path in files:
         Path(path).unlink()
-    for record in (node.root / "run").rglob(f"{gone.uid}*"):
-        record.unlink()
+    for traces in ((node.root / "run").rglob(f"{gone.uid}*"), node.cdi_files(gone)):
+        for trace in traces:
+            trace.unlink()
     torn = directory(node) / "default_torn" / "r0" / "metadata.json"
     torn.parent.mkdir(parents=True)
     torn.write_text("")

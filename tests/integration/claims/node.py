@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -306,15 +307,16 @@ class Node:
     ) -> AsyncIterator[Instance]:
         """An instance that ends, with whatever it has in work, at the end of the block."""
         lock = InstanceLock(str(self.root / "run" / "lock"))
+        cdi = CdiStore(str(self.root / "cdi"), DRIVER)
         store = RecordStore(
             str(self.root / "records"),
             lock,
             durable=self.durable,
             boot_id=self.boot_id,
             elsewhere=(str(self.root / "elsewhere"),),
+            find_devices=partial(cdi.read_devices, pool=POOL),
             report=self.reported.append,
         )
-        cdi = CdiStore(str(self.root / "cdi"), DRIVER)
         metadata = MetadataStore(
             MetadataPaths(driver=DRIVER, plugin_directory=str(self.root), cdi_directory=str(self.root / "cdi"))
         )
@@ -322,6 +324,8 @@ class Node:
         store.open()
         cdi.open()
         metadata.open()
+        async with store:
+            store.hold_removed(cdi.list_of_this_boot())
         preparer = ClaimPreparer(
             driver=DRIVER,
             boot_id=self.boot_id,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pydra import Claim, HeldClaim, PreparedDevice, PydraError, describe_step
 from pydra.checkpoint.record import Record, Stage
-from pydra.checkpoint.store import find_claim_uid
+from pydra.checkpoint.record_files import find_claim_uid
 from pydra.claims.steps import StepRunner, build_left_over
 
 _SECONDS = 3600.0
