@@ -247,9 +247,12 @@ class MpsDaemons:
             with contextlib.suppress(PydraError):  # a driver that is gone, or a daemon that hangs, cannot be asked
                 await self._command(place, "quit")
                 await wait_gone([process], left(self._quit_deadline))
-        marked = await asyncio.to_thread(find_marked, _mark(place))
-        living = await end({*marked, *([process] if process else [])}, grace=self._grace, deadline=KILL_DEADLINE)
-        if living:
+
+        def find_living() -> set[Process]:
+            recorded = {process} if process is not None and is_alive(process) else set()
+            return {*find_marked(_mark(place)), *recorded}
+
+        if living := await end(find_living, grace=self._grace, deadline=KILL_DEADLINE):
             pids = ", ".join(str(one.pid) for one in living)
             raise MpsStuck(
                 f"processes of MPS daemon {place.id} do not end, although they were killed: {pids};"

@@ -20,7 +20,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -228,14 +228,27 @@ def _read_command(pid: int) -> str:
         return ""
 
 
-async def end(processes: Iterable[Process], *, grace: float, deadline: float) -> tuple[Process, ...]:
-    """SIGTERM, `grace` seconds later SIGKILL; those that live on after `deadline` more."""
-    left = tuple(processes)
+async def end(find: Callable[[], Collection[Process]], *, grace: float, deadline: float) -> tuple[Process, ...]:
+    """SIGTERM, `grace` seconds later SIGKILL, to all that `find` returns; those that are left after `deadline` more.
+
+    `find` may block. It is asked again until it returns nothing: processes fork while they are listed and signalled.
+    """
+    left: Collection[Process] = ()
     for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, deadline)):
-        for process in left:
-            _send(process, number)
-        left = await wait_gone(left, seconds)
-    return left
+        until = time.monotonic() + seconds
+        signalled: set[Process] = set()
+        # Twice: one may fork after the processes were listed, and end before its turn.
+        while left := await asyncio.to_thread(find) or await asyncio.to_thread(find):
+            for process in left:
+                if process not in signalled:
+                    _send(process, number)
+            signalled.update(left)
+            if time.monotonic() >= until:
+                break
+            await asyncio.sleep(_POLL)
+        if not left:
+            break
+    return tuple(left)
 
 
 async def wait_gone(processes: Iterable[Process], seconds: float) -> tuple[Process, ...]:

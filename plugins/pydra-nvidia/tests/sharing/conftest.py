@@ -109,7 +109,7 @@ def give(
 
 CONTROL = """
     # A control daemon as NVIDIA's: goes into the background, writes its pid, serves one command a connection.
-    import contextlib, json, os, socket, sys, time
+    import contextlib, json, os, signal, socket, sys, time
     pipe, log = os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ["CUDA_MPS_LOG_DIRECTORY"]
     behaviour = json.load(open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "behaviour.json")))
 
@@ -135,6 +135,8 @@ CONTROL = """
         if behaviour.get("start") == "dies":
             note("Failed to initialise CUDA: no device")
             os._exit(1)
+        if behaviour.get("forks"):
+            signal.signal(signal.SIGTERM, lambda *_: os.fork() and os._exit(0))
         server = os.fork() if behaviour.get("server") else 0
         if behaviour.get("server") and server == 0:
             time.sleep(600)

@@ -68,6 +68,16 @@ async def test_a_daemon_that_ignores_quit_is_killed_with_its_servers(bench: Any,
     assert daemons_of(bench) == ()
 
 
+async def test_a_daemon_that_forks_whenever_it_is_told_to_end_leaves_no_process(bench: Any, kit: Any) -> None:
+    bench.install_all(server=True, stubborn=True, forks=True)
+    daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root, quit_deadline=0.2, grace=0.2)
+    applier = StartMpsApplier(bench.session, bench.settings, daemons, reread=None)  # type: ignore[arg-type]
+    entry = bench.note(kit.entry("u1", STEP))
+    await applier.apply(STEP, None, entry)
+    await applier.undo(STEP, None, entry)
+    assert daemons_of(bench) == ()
+
+
 async def test_a_daemon_that_is_silent_when_its_claim_is_prepared_again_is_left_to_its_pods(
     bench: Any, kit: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
