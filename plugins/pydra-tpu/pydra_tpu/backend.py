@@ -24,7 +24,7 @@ from pydra_tpu.libtpu.link_monitor import LinkMonitor
 from pydra_tpu.libtpu.link_reading import add_links, build_link_samples
 from pydra_tpu.runtime_metrics.find_runtimes import ask_runtimes
 from pydra_tpu.runtime_metrics.samples import HeldChips, build_samples
-from pydra_tpu.settings import Settings
+from pydra_tpu.settings import Offer, Settings
 from pydra_tpu.slice_facts.metadata_server import MetadataServer
 
 RUNTIME_DEADLINE = 2.0
@@ -80,12 +80,8 @@ class TpuBackend:
         host = self._seen
         if host is None:
             return []
-        offered = list_offered(host, self._settings.offer)
         held = [
-            HeldChips(
-                chips=tuple(sorted({chip for name in names if name in offered for chip in offered[name].chips})),
-                ports=self._ports[uid],
-            )
+            HeldChips(chips=tuple(sorted(_find_chips(host, names))), ports=self._ports[uid])
             for uid, names in self._held.items()
         ]
         return [*build_samples(answers, host, held), *build_link_samples(host.chips, self._links.reading)]
@@ -97,14 +93,18 @@ class TpuBackend:
         users = await asyncio.to_thread(read_chip_users, self._tree, host.chips)
         # What was held when the look began, or is now: a claim may come or go meanwhile.
         held = held.union(*self._held.values())
-        offered = list_offered(host, self._settings.offer)
-        claimed = {chip for name in held if name in offered for chip in offered[name].chips}
         chips = add_links(host.chips, self._links.reading)
-        return replace(host, chips=find_unclaimed_users(chips, users, claimed, before))
+        return replace(host, chips=find_unclaimed_users(chips, users, _find_chips(host, held), before))
 
 
 def _name_devices(claim: Claim) -> frozenset[str]:
     return frozenset(one.device for one in claim.devices)
+
+
+def _find_chips(host: Host, names: frozenset[str]) -> set[int]:
+    """The chips of these devices; a claim may hold one of another offer, which the settings had before."""
+    known = list_offered(host, Offer.SUB_SLICES)  # which has the devices of the other offers, too
+    return {chip for name in names if name in known for chip in known[name].chips}
 
 
 def _list_ports(claim: Claim) -> tuple[int, ...]:

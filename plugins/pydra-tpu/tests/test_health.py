@@ -15,6 +15,7 @@ import pydra_tpu
 from pydra import HealthStatus, TaintEffect
 from pydra_tpu import Settings
 from pydra_tpu.health import diagnose
+from pydra_tpu.settings import Offer
 from tpu_values import chip_of, claim_of, held_claim
 
 if TYPE_CHECKING:
@@ -148,6 +149,16 @@ async def test_a_new_process_of_the_backend_is_told_what_is_held(backend: TpuBac
     await backend.restore([held_claim(claim_of("chip-3"))])
     add_process(tmp_path, 4711, "/dev/vfio/3")
     assert await find_ill(backend) == {}
+
+
+async def test_a_claim_of_a_device_that_the_settings_no_longer_offer_still_explains_its_processes(
+    tmp_path: Path,
+) -> None:
+    settings = Settings(scenario="v5e-8", state=str(tmp_path), offer=Offer.CHIPS)
+    async with pydra_tpu.connect(settings) as backend:
+        await backend.restore([held_claim(claim_of("2x2-0"))])
+        add_process(tmp_path, 4711, "/dev/vfio/3")
+        assert [one.name for one in (await backend.discover()).devices if one.health.reason] == []
 
 
 async def test_who_had_a_chip_before_its_claim_is_not_the_claims(backend: TpuBackend, tmp_path: Path) -> None:
