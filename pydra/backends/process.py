@@ -14,6 +14,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -329,7 +330,7 @@ class BackendProcess:
                 stderr=writers[1],
                 pass_fds=[theirs.fileno()],
                 env=self._environ,
-                start_new_session=True,  # Ctrl-C goes to the agent, which then stops the process
+                start_new_session=True,  # so Ctrl-C reaches the agent only, and `kill` all that the process has started
             )
             await self._channel.open(ours)
             first = Start(
@@ -468,8 +469,14 @@ class BackendProcess:
                 quiet = pause.cancelled_caught
 
     def kill(self) -> None:
-        """SIGKILL; the only signal that a call holding the GIL cannot delay."""
-        self._signal(signal.SIGKILL)
+        """SIGKILL; the only signal that a call holding the GIL cannot delay.
+
+        Also for programs that it has started, which would change the hardware beside the next process, and which may
+        outlive it. What is to go on, such as a daemon, has a session of its own.
+        """
+        if self._process is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> bool:
         if self._process is None or self._process.returncode is not None:

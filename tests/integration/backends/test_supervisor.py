@@ -270,6 +270,25 @@ async def test_a_process_that_only_lost_its_connection_is_not_reported_as_killed
             await backend.prepare(claim("close-all"))
 
 
+async def test_programs_that_a_process_has_started_end_with_it_and_daemons_go_on(tmp_path: Path) -> None:
+    async with supervised(tmp_path, timeouts=LONG_TIMEOUTS) as backend:
+        with pytest.raises(BackendDied):
+            await backend.prepare(claim("run-programs-and-segfault"))
+        daemon = int((tmp_path / "daemon").read_text())
+        try:
+            await until(lambda: not _runs(int((tmp_path / "tool").read_text())))
+            assert _runs(daemon)
+        finally:
+            os.kill(daemon, signal.SIGKILL)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 async def test_a_slow_call_is_reported_while_it_runs_with_its_place_and_status(tmp_path: Path) -> None:
     (tmp_path / "discover").write_text("hang-in-thread")
     events: list[BackendEvent] = []

@@ -117,6 +117,13 @@ async def do_new_namespace() -> None:
         raise pydra.ClaimError(f"a new namespace is refused: {os.strerror(ctypes.get_errno())}")
 
 
+async def do_run_programs_and_segfault() -> None:
+    for name, own_session in (("tool", False), ("daemon", True)):
+        started = await asyncio.create_subprocess_exec("sleep", "600", start_new_session=own_session)
+        (Path(os.environ["FAULTY_DIR"]) / name).write_text(str(started.pid))
+    ctypes.string_at(0)
+
+
 async def do_later_segfault() -> None:
     await asyncio.sleep(0.1)
     ctypes.string_at(0)
