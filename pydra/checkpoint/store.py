@@ -131,6 +131,7 @@ class RecordStore:
         self._signatures: dict[str, Signature] = {}
         self._counter = -1
         self._directory: Signature | None = None
+        self._of_other_boots: set[str] = set()
         self._changing = asyncio.Lock()
 
     def follow(self, on_change: Callable[[str], None], *, own: bool) -> None:
@@ -304,9 +305,10 @@ class RecordStore:
         Raises:
             CheckpointError: the disk failed.
         """
+        known = self._records.keys() | self._unreadable.keys() | self._of_other_boots
         for uid in uids:
-            devices = () if uid in self._records or uid in self._unreadable else self._find_devices(uid)
-            if not devices or not CLAIM_UID.fullmatch(uid):
+            devices = self._find_devices(uid) if uid not in known and CLAIM_UID.fullmatch(uid) else ()
+            if not devices:
                 continue
             path = os.path.join(self._path, CORRUPT, uid + RECORD)
             try:
@@ -426,6 +428,7 @@ class RecordStore:
             return None
         if self._is_of_another_boot(record):
             os.unlink(path)
+            self._of_other_boots.add(uid)
             return None
         return record
 

@@ -107,14 +107,18 @@ async def test_a_record_that_is_cut_before_its_devices_holds_those_of_the_cdi_fi
     assert node.traces() == NOTHING
 
 
-async def test_a_cdi_file_of_an_earlier_boot_holds_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("record", ["is gone", "is of that boot"])
+async def test_a_cdi_file_of_an_earlier_boot_holds_nothing(tmp_path: Path, record: str) -> None:
     node = _node(tmp_path)
     async with node.running() as agent:
         await agent.prepare("a")
-    node.record_file("a").unlink()
-    os.utime(node.cdi_file("a"), (0, 0))
+    if record == "is gone":
+        node.record_file("a").unlink()
+        os.utime(node.cdi_file("a"), (0, 0))
+    node.boot_id += "+"
     (tmp_path / "hardware" / "gpu-0").unlink()
     async with node.running() as agent:
+        assert not agent.store.unreadable
         assert isinstance((await agent.prepare("rival"))[0], tuple)
 
 
