@@ -71,6 +71,12 @@ class RawClient:
     async def patch(self, path: str, body: Any, kind: str = "merge") -> Answer:
         return await self.request("PATCH", path, body, headers={"Content-Type": f"application/{kind}-patch+json"})
 
+    async def apply(self, path: str, manager: str, fields: JsonObject, **options: str) -> Answer:
+        """Server-side apply to a ResourceClaim."""
+        body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **fields}
+        headers = {"Content-Type": "application/apply-patch+yaml"}
+        return await self.request("PATCH", path, body, headers=headers, params={"fieldManager": manager, **options})
+
     @asynccontextmanager
     async def watch(
         self, path: str, accept: str = "application/json", **params: str

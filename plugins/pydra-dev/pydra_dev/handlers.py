@@ -19,7 +19,7 @@ import msgspec
 from aiohttp import web
 from yarl import URL
 
-from pydra_dev import patches, protobuf, schema
+from pydra_dev import patches, protobuf, schema, server_side_apply
 from pydra_dev.faults import Call, ConnectionCutError, Faults, RawAnswerError, RequestLog
 from pydra_dev.kinds import (
     DEVICE_CLASSES,
@@ -177,10 +177,11 @@ class Handlers:
         body = await _read_body(request, call.verb)
         warnings = _check_fields(request, target, call.verb, body)
         version = wants_table(request.headers.get("Accept", "")) if request.method == "GET" else ""
+        is_new = call.verb == "create" or (call.verb == "patch" and not self._has(target))  # by server-side apply
         answered = handler(self.api, request, target, body)
         if version:
             answered = self._print(request, target.kind, answered, version)
-        answer = _build_answer(answered, status=201 if call.verb == "create" else 200)
+        answer = _build_answer(answered, status=201 if is_new else 200)
         for warning in warnings:
             answer.headers.add("Warning", f'299 - "{warning}"')
         return answer
@@ -192,6 +193,9 @@ class Handlers:
         return {
             "paths": {name: {"serverRelativeURL": f"{root}{one['serverRelativeURL']}"} for name, one in paths.items()}
         }
+
+    def _has(self, target: Target) -> bool:
+        return self.api.find(target.kind, target.name, namespace=target.namespace) is not None
 
     def _print(self, request: web.Request, kind: Kind, found: JsonObject, version: str) -> JsonObject:
         """An object or a list as a table."""
@@ -330,7 +334,7 @@ async def _read_body(request: web.Request, verb: str) -> Any:
         raise StatusError(413, "RequestEntityTooLarge", f"Request entity too large: limit is {MAX_BODY}") from error
     if verb in {"delete", "deletecollection"} and not raw:
         return {}
-    supported = patches.SUPPORTED if verb == "patch" else _BODIES
+    supported = (*patches.SUPPORTED, server_side_apply.CONTENT_TYPE) if verb == "patch" else _BODIES
     given = request.headers.get("Content-Type", "").partition(";")[0].strip()
     if given not in supported:
         raise unsupported_media_type(given, supported)
@@ -405,11 +409,32 @@ def _update(api: Api, request: web.Request, target: Target, body: Any) -> JsonOb
 
 
 def _patch(api: Api, request: web.Request, target: Target, body: Any) -> JsonObject:
+    if request.content_type == server_side_apply.CONTENT_TYPE:
+        return _apply(api, request, target, body)
     return api.patch(
         target.kind,
         target.name,
         body,
         content_type=request.content_type,
+        namespace=target.namespace,
+        subresource=target.subresource,
+        dry_run=_dry_run(request),
+    )
+
+
+def _apply(api: Api, request: web.Request, target: Target, body: Any) -> JsonObject:
+    manager = request.query.get("fieldManager", "")
+    if not manager:
+        why = 'PatchOptions.meta.k8s.io "" is invalid: fieldManager: Required value: is required for apply patch'
+        raise StatusError(422, "Invalid", why)
+    if not isinstance(body, dict):
+        raise bad_request("the applied configuration is not an object")
+    return api.apply(
+        target.kind,
+        target.name,
+        body,
+        manager=manager,
+        force=request.query.get("force") == "true",
         namespace=target.namespace,
         subresource=target.subresource,
         dry_run=_dry_run(request),

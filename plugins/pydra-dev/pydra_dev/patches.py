@@ -1,4 +1,4 @@
-"""The three ways to patch an object: JSON merge patch, JSON patch, and the simple part of strategic merge. Pure.
+"""The ways to patch an object other than server-side apply: JSON merge patch, JSON patch, simple strategic merge. Pure.
 
 Sources: RFC 7386, RFC 6902, Kubernetes API conventions. Strategic merge joins the lists below by
 their key; `$patch: delete`, `$patch: replace` and `$deleteFromPrimitiveList` are honoured, the

@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from pydra_dev import server_side_apply
 from pydra_dev.gates import Gates
 from pydra_dev.kinds import NAMESPACES, NEW_EVENTS, PODS, Kind
 from pydra_dev.metadata import begin_metadata, carry_metadata, format_time, mark_deleted, refuse_stale_delete
@@ -25,11 +26,14 @@ from pydra_dev.schema import refuse_types
 from pydra_dev.selectors import Matcher, build_matcher
 from pydra_dev.status import (
     JsonObject,
+    StatusError,
     already_exists,
     bad_request,
     expired,
     forbidden_request,
     internal_error,
+    invalid,
+    invalid_object,
     not_found,
     too_large_version,
 )
@@ -87,6 +91,8 @@ class Api:
         self.gates = gates
         self.random = random
         self._clock = clock
+        self._applied: dict[str, dict[tuple[str, str], JsonObject]] = {}
+        """What each manager applied last, by the object's uid; for a subresource apart."""
 
     @property
     def now(self) -> str:
@@ -216,6 +222,44 @@ class Api:
         """Patch an object as it is now; a resource version in the patch makes it conditional."""
         patched = apply_patch(content_type, self.get(kind, name, namespace=namespace), patch)
         return self.update(kind, name, patched, namespace=namespace, subresource=subresource, dry_run=dry_run)
+
+    def apply(
+        self,
+        kind: Kind,
+        name: str,
+        applied: JsonObject,
+        *,
+        manager: str,
+        force: bool = False,
+        namespace: str = "",
+        subresource: str = "",
+        dry_run: bool = False,
+    ) -> JsonObject:
+        """Apply the manager's fields, and create the object if it is not there; raises what both do, and 409."""
+        live = self.find(kind, name, namespace=namespace)
+        given = (applied.get("metadata") or {}).get("uid")
+        if live and given and given != live["metadata"]["uid"]:
+            raise invalid_object(kind, name, [invalid("metadata.uid", given, "field is immutable")])
+        if live is None:
+            if subresource:
+                raise not_found(kind, name)
+            if given:
+                why = f"uid mismatch: the provided object specified uid {given}, and no existing object was found"
+                raise StatusError(409, "Conflict", why)
+            done = self.create(kind, applied, namespace=namespace, dry_run=dry_run)
+            live = {}
+        uid = live["metadata"]["uid"] if live else done["metadata"]["uid"]
+        managers = self._applied.setdefault(uid, {}) if not dry_run else dict(self._applied.get(uid, {}))
+        mine = (manager, subresource)
+        others = {who: what for who, what in managers.items() if who != mine}
+        if live:
+            for (other, _), theirs in others.items():
+                if not force and (fields := server_side_apply.find_conflicts(live, applied, theirs)):
+                    raise server_side_apply.conflict(other, fields)
+            merged = server_side_apply.apply(live, applied, managers.get(mine, {}), others.values())
+            done = self.update(kind, name, merged, namespace=namespace, subresource=subresource, dry_run=dry_run)
+        managers[mine] = applied
+        return done
 
     def bind(self, name: str, node: str, *, namespace: str) -> None:
         """Give a pod its node, once; raises 404 and 409 StatusErrors."""

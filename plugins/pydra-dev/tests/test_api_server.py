@@ -202,6 +202,60 @@ async def test_a_strategic_patch_joins_lists_by_their_key(api_server: ApiHandle)
         assert {condition["type"] for condition in conditions} >= {"example.com/one", "example.com/two"}
 
 
+async def test_fields_that_a_manager_no_longer_applies_go_and_those_of_others_stay(api_server: ApiHandle) -> None:
+    async with connected(api_server) as (client, scratch):
+        await client.create(scratch.claims, claim_body())
+        path = f"{scratch.claims}/claim"
+        await client.patch(path, {"metadata": {"labels": {"written": "1"}}})
+        await client.apply(path, "one", {"metadata": {"labels": {"mine": "1", "both": "1"}}})
+        await client.apply(path, "two", {"metadata": {"labels": {"both": "1", "theirs": "1"}}})
+        answer = await client.apply(path, "one", {"metadata": {}})
+        assert answer.body["metadata"]["labels"] == {"written": "1", "both": "1", "theirs": "1"}
+
+
+async def test_statuses_of_a_claims_devices_are_applied_one_by_one(api_server: ApiHandle) -> None:
+    async with connected(api_server) as (client, scratch):
+        await client.create(scratch.claims, claim_body())
+        path = f"{scratch.claims}/claim/status"
+        results = [{"request": "gpu", "driver": f"{name}.example.com", "pool": "p", "device": "d"} for name in "ab"]
+        await client.patch(path, {"status": {"allocation": {"devices": {"results": results}}}})
+        entries = {
+            name: {"driver": f"{name}.example.com", "pool": "p", "device": "d", "data": {"by": name}} for name in "ab"
+        }
+        for name, entry in entries.items():
+            await client.apply(path, name, {"status": {"devices": [entry]}})
+        answer = await client.apply(path, "b", {"status": {"devices": [{**entries["b"], "data": {"by": "c"}}]}})
+        shown = [(one["driver"], one["data"]) for one in answer.body["status"]["devices"]]
+        assert shown == [("a.example.com", {"by": "a"}), ("b.example.com", {"by": "c"})]
+        answer = await client.apply(path, "a", {"status": {}})
+        assert [one["driver"] for one in answer.body["status"]["devices"]] == ["b.example.com"]
+
+
+async def test_applying_what_another_manager_applies_differently_is_a_conflict_without_force(
+    api_server: ApiHandle,
+) -> None:
+    async with connected(api_server) as (client, scratch):
+        await client.create(scratch.claims, claim_body())
+        path = f"{scratch.claims}/claim"
+        await client.apply(path, "one", {"metadata": {"labels": {"a": "1"}}})
+        refused = await client.apply(path, "two", {"metadata": {"labels": {"a": "2"}}})
+        assert_refused(refused, 409, "Conflict")
+        assert 'conflict with "one": .metadata.labels.a' in refused.body["message"]
+        forced = await client.apply(path, "two", {"metadata": {"labels": {"a": "2"}}}, force="true")
+        assert forced.body["metadata"]["labels"] == {"a": "2"}
+
+
+async def test_applying_to_an_object_of_another_uid_or_to_the_status_of_none_is_refused(api_server: ApiHandle) -> None:
+    async with connected(api_server) as (client, scratch):
+        await client.create(scratch.claims, claim_body())
+        other = {"metadata": {"uid": "00000000-0000-4000-8000-000000000000", "labels": {"a": "1"}}}
+        assert_refused(await client.apply(f"{scratch.claims}/claim", "one", other), 422, "Invalid")
+        assert_refused(await client.apply(f"{scratch.claims}/none", "one", other), 409, "Conflict")
+        assert (await client.apply(f"{scratch.claims}/none/status", "one", {"status": {}})).status == 404
+        assert (await client.apply(f"{scratch.claims}/none", "one", claim_body("none"))).status == 201
+        assert_refused(await client.apply(f"{scratch.claims}/claim", "", {}), 422, "Invalid")
+
+
 async def test_a_patch_in_an_unknown_form_is_refused(api_server: ApiHandle) -> None:
     async with connected(api_server) as (client, scratch):
         await client.create(scratch.claims, claim_body())

@@ -1,0 +1,96 @@
+"""Server-side apply: each manager's fields are what it applied last. Pure.
+
+A field goes when the last manager that applied it leaves it out. Another manager's field is changed by force only.
+Of fields that were written otherwise nobody is the manager. Lists whose items have the keys below are joined by them;
+any other list is one value. Source: Kubernetes docs, Server-Side Apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from pydra_dev.status import JsonObject, StatusError
+
+CONTENT_TYPE = "application/apply-patch+yaml"
+
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    "conditions": ("type",),
+    "containers": ("name",),
+    "devices": ("driver", "device", "pool", "shareID"),
+    "env": ("name",),
+    "ownerReferences": ("uid",),
+    "volumes": ("name",),
+}
+_OPTIONAL = frozenset({"shareID"})
+
+_Key: TypeAlias = tuple[tuple[str, Any], ...]
+Path: TypeAlias = tuple[str | _Key, ...]
+"""The names of a field's parents and its own; an item of a joined list by its keys."""
+
+
+def apply(live: JsonObject, applied: JsonObject, before: JsonObject, others: Iterable[JsonObject]) -> JsonObject:
+    """The object with what is applied; `before` is what the manager applied last, `others` what other managers did."""
+    wanted, owned = dict(_list_fields(applied)), dict(_list_fields(before))
+    foreign = {path for other in others for path, _ in _list_fields(other)}
+    kept = {path: value for path, value in _list_fields(live) if path not in owned or path in foreign}
+    return _build_object({**kept, **wanted})
+
+
+def find_conflicts(live: JsonObject, applied: JsonObject, other: JsonObject) -> tuple[str, ...]:
+    """The fields that the other manager applied, and that this would change."""
+    present, theirs = dict(_list_fields(live)), {path for path, _ in _list_fields(other)}
+    changed = (path for path, value in _list_fields(applied) if path in theirs and present.get(path) != value)
+    return tuple(map(_spell, changed))
+
+
+def conflict(manager: str, fields: tuple[str, ...]) -> StatusError:
+    """The refusal of an apply without force."""
+    count = f"{len(fields)} conflict{'s' if len(fields) > 1 else ''}"
+    return StatusError(409, "Conflict", f'Apply failed with {count} with "{manager}": {", ".join(fields)}')
+
+
+def _list_fields(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    keys = _KEYS.get(path[-1]) if path and isinstance(path[-1], str) else None
+    if isinstance(value, dict) and value:
+        for name, one in value.items():
+            yield from _list_fields(one, (*path, name))
+    elif isinstance(value, list) and value and keys and all(_is_item(one, keys) for one in value):
+        for one in value:
+            yield from _list_fields(one, (*path, tuple((name, one[name]) for name in keys if name in one)))
+    elif value is not None and (value or not keys):
+        yield path, value
+
+
+def _is_item(value: Any, keys: tuple[str, ...]) -> bool:
+    return isinstance(value, dict) and all(name in value or name in _OPTIONAL for name in keys)
+
+
+def _build_object(fields: Mapping[Path, Any]) -> JsonObject:
+    """Items come in the order of their first field."""
+    tree: dict[Any, Any] = {}
+    for path, value in fields.items():
+        place = tree
+        for part in path[:-1]:
+            place = place.setdefault(part, {})
+        if value != {} or path[-1] not in place:
+            place[path[-1]] = {} if value == {} else value
+    built: JsonObject = _build_value(tree)
+    return built
+
+
+def _build_value(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    built = {part: _build_value(one) for part, one in node.items()}
+    if built and all(isinstance(part, tuple) for part in built):
+        # What is left of an item without its keys belongs to nobody any more.
+        return [{**one} for part, one in built.items() if all(name in one for name, _ in part)]
+    return built
+
+
+def _spell(path: Path) -> str:
+    return "".join(
+        f".{part}" if isinstance(part, str) else "[" + ",".join(f'{name}="{value}"' for name, value in part) + "]"
+        for part in path
+    )
