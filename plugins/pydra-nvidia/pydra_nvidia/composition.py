@@ -49,9 +49,9 @@ async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
     start_mps = StartMpsApplier(session, settings, daemons, hardware.reread)
     appliers = StepAppliers(
         {
-            MigModeOn: MigModeOnApplier(session),
-            MigModeOff: MigModeOffApplier(session),
-            CreateMig: CreateMigApplier(session),
+            MigModeOn: MigModeOnApplier(session, tree),
+            MigModeOff: MigModeOffApplier(session, tree),
+            CreateMig: CreateMigApplier(session, tree),
             SetTimeSlice: SetTimeSliceApplier(session, find_root),
             StartMps: start_mps,
             BindVfio: BindVfioApplier(tree, settings, session),

@@ -68,6 +68,14 @@ def find_results(claim: Claim, kind: type) -> list[tuple[Any, Any]]:
     return [(one.step, one.result) for one in claim.steps if isinstance(one.step, kind) and one.result is not None]
 
 
+def find_addresses(claim: Claim) -> frozenset[str]:
+    """The PCI addresses of what the claim has; none where its plan is of before, or of a later version."""
+    try:
+        return frozenset([hold.hardware for hold in msgspec.convert(claim.plan or {}, _Data).holds])
+    except msgspec.ValidationError:
+        return frozenset()
+
+
 def count_devices(held: Sequence[HeldClaim]) -> tuple[Sample, ...]:
     """How many devices claims hold, by type; those with admin access are held by others."""
     names = [

@@ -2,42 +2,44 @@
 
 What is there is read again within each piece of work, which has NVML for itself. A GPU that is gone, or whose driver is
 not loaded, has no partitions any more: there is nothing to undo on it. A lost GPU has those that it had if it answers
-again without a reset, so what is to be undone on it waits for that.
+again without a reset, so what is to be undone on it waits for that; a session that began later does not count it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from pydra import Claim, ClaimError, HeldClaim, LeftBehind, held_claims
+from pydra import Claim, ClaimError, HeldClaim, LeftBehind, UndoLater, held_claims
 from pydra_nvidia.hardware_types import GpuInstance
-from pydra_nvidia.held_claims import Entry, read_entries
+from pydra_nvidia.held_claims import Entry, find_addresses, read_entries
+from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.mig.plan_partitions import describe, slices
 from pydra_nvidia.nvml.errors import PASSING, Code, NvmlError
 from pydra_nvidia.nvml.gpus import name_processes
 from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.mig_control import (
-    GONE,
     ModeNotRestored,
     ModePending,
     count_slices,
     create_instance,
+    denies_gpu,
     destroy_instance,
     discard_instance,
     fill_instance,
     find_all,
     find_instance,
     find_mode,
-    is_absent,
     is_resetless,
     open_instance,
+    read_addresses,
     set_mig_mode,
 )
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOff, MigModeOn, Step
+from pydra_pci import Tree, read_driver
 
 PATIENCE = 3.0
 """Seconds for processes to release a GPU: they do so a while after they were told to end."""
@@ -68,8 +70,9 @@ class NoRoom(ClaimError):
 class _Applier:
     """What the three have."""
 
-    def __init__(self, session: NvmlSession, *, patience: float = PATIENCE) -> None:
+    def __init__(self, session: NvmlSession, tree: Tree, *, patience: float = PATIENCE) -> None:
         self._session = session
+        self._tree = tree
         self._patience = patience
 
     async def _do(self, gpu: str, work: Callable[[Nvml], T]) -> T:
@@ -87,22 +90,25 @@ class _Applier:
                     raise GpuBusy(f"{error}; NVML names {users or 'none of them'}") from error
             await asyncio.sleep(PAUSE)
 
-    async def _undo(self, gpu: str, work: Callable[[Nvml], None]) -> None:
-        """The same; on a GPU that is not there it is done."""
+    async def _undo(self, gpu: str, work: Callable[[Nvml], None], claim: Claim) -> None:
+        """The same; on a GPU that is not there it is done. Raises UndoLater where the GPU may only be lost."""
         try:
             await self._do(gpu, work)
         except NvmlError as error:
-            if error.code != Code.DRIVER_NOT_LOADED and not await self._is_absent(gpu, error):
+            if error.code == Code.DRIVER_NOT_LOADED:
+                return
+            if not denies_gpu(error):
                 raise
+            counted = await self._session.run(read_addresses)
+            if gpu in counted:
+                raise
+            addresses = find_addresses(claim).difference(counted.values())
+            if lost := await asyncio.to_thread(self._find_managed, addresses):
+                raise UndoLater(f"NVML does not count {gpu}, although {lost} is bound to the NVIDIA driver") from error
 
-    async def _is_absent(self, gpu: str, error: NvmlError) -> bool:
-        """Whether the error says that NVML does not know the GPU, and no other GPU is it."""
-        if error.code not in GONE or error.call != "nvmlDeviceGetHandleByUUID":
-            return False
-        try:
-            return await self._session.run(lambda nvml: is_absent(nvml, gpu))
-        except NvmlError:
-            return False
+    def _find_managed(self, addresses: Iterable[str]) -> str:
+        """The first that the NVIDIA driver has; empty for none."""
+        return next((one for one in sorted(addresses) if read_driver(self._tree, one) == DRIVER), "")
 
 
 class MigModeOnApplier(_Applier):
@@ -116,11 +122,11 @@ class MigModeOnApplier(_Applier):
             raise LeftBehind(str(error)) from error
         return True
 
-    async def undo(self, step: MigModeOn, _result: Any, _claim: Claim, /) -> None:
+    async def undo(self, step: MigModeOn, _result: Any, claim: Claim, /) -> None:
         """Leave MIG mode where no partition is left, and no reset is needed for it."""
         # The claim has nothing there any more: its pods need not be kept because other processes have the GPU open.
         with suppress(GpuBusy, ModePending):
-            await self._undo(step.gpu, lambda nvml: _leave_if_empty(nvml, step.gpu))
+            await self._undo(step.gpu, lambda nvml: _leave_if_empty(nvml, step.gpu), claim)
 
 
 class MigModeOffApplier(_Applier):
@@ -135,7 +141,7 @@ class MigModeOffApplier(_Applier):
             await self._do(step.gpu, lambda nvml: self._leave(nvml, step.gpu))
         except NvmlError as error:
             is_bound = any(isinstance(one.step, BindVfio) for one in claim.steps)
-            if not (is_bound and await self._is_absent(step.gpu, error)):
+            if not (is_bound and denies_gpu(error)) or step.gpu in await self._session.run(read_addresses):
                 raise
         return True
 
@@ -158,11 +164,12 @@ class CreateMigApplier(_Applier):
     def __init__(
         self,
         session: NvmlSession,
+        tree: Tree,
         held: Callable[[], Sequence[HeldClaim]] = held_claims,
         *,
         patience: float = PATIENCE,
     ) -> None:
-        super().__init__(session, patience=patience)
+        super().__init__(session, tree, patience=patience)
         self._held = held
 
     async def apply(self, step: CreateMig, result: str | None, claim: Claim, /) -> str:
@@ -174,9 +181,9 @@ class CreateMigApplier(_Applier):
         is_made = result is not None or any(_is_same(one, step) for other in others for one in other.begun)
         return await self._do(step.gpu, lambda nvml: _create(nvml, step, others, is_made=is_made))
 
-    async def undo(self, step: CreateMig, result: str | None, _claim: Claim, /) -> None:
+    async def undo(self, step: CreateMig, result: str | None, claim: Claim, /) -> None:
         """Raises NvmlError, GpuBusy while a process lives on it. What somebody else made stays, as far as known."""
-        await self._undo(step.gpu, lambda nvml: _destroy(nvml, step, result or ""))
+        await self._undo(step.gpu, lambda nvml: _destroy(nvml, step, result or ""), claim)
 
 
 def _leave_if_empty(nvml: Nvml, gpu: str) -> None:

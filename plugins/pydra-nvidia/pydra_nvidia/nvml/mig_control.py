@@ -16,6 +16,7 @@ from typing import Any
 from pydra import ClaimError
 from pydra_nvidia.hardware_types import Architecture, GpuInstance, Placement, Profile
 from pydra_nvidia.nvml.errors import Code, NvmlError
+from pydra_nvidia.nvml.gpus import parse_bus_id
 from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.mig_state import (
     Kind,
@@ -60,10 +61,19 @@ def find_mode(nvml: Nvml, gpu: str) -> Mode:
     return mode or Mode(current=False, pending=False)
 
 
-def is_absent(nvml: Nvml, gpu: str) -> bool:
-    """Whether none of the node's GPUs is this one; raises NvmlError where one cannot be told."""
-    handles = [nvml.call("nvmlDeviceGetHandleByIndex", n) for n in range(nvml.call("nvmlDeviceGetCount"))]
-    return all(nvml.call("nvmlDeviceGetUUID", handle) != gpu for handle in handles)
+def read_addresses(nvml: Nvml) -> dict[str, str]:
+    """The PCI addresses of all GPUs that NVML counts, by UUID; raises NvmlError where one does not answer."""
+    found = {}
+    for index in range(nvml.call("nvmlDeviceGetCount")):
+        handle = nvml.call("nvmlDeviceGetHandleByIndex", index, subject=f"GPU {index}")
+        uuid = nvml.call("nvmlDeviceGetUUID", handle, subject=f"GPU {index}")
+        found[uuid] = parse_bus_id(nvml.call("nvmlDeviceGetPciInfo", handle, subject=uuid).busId)
+    return found
+
+
+def denies_gpu(error: NvmlError) -> bool:
+    """Whether NVML says that it does not know the GPU."""
+    return error.code in GONE and error.call == "nvmlDeviceGetHandleByUUID"
 
 
 def set_mig_mode(nvml: Nvml, gpu: str, *, on: bool) -> None:

@@ -45,6 +45,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         gpus = self.state.gpus
         return tuple(uuid for uuid in self.boards if gpus[uuid].plugged and gpus[uuid].driver == "nvidia")
 
+    def is_lost(self, uuid: str) -> bool:
+        """Whether the GPU has fallen off the bus."""
+        return self.state.gpus[uuid].lost
+
     def driver_version(self) -> str:
         """Of the kernel module."""
         return self.state.version or self.scenario.driver.version

@@ -47,6 +47,7 @@ class DriverPart(_Part, frozen=True, kw_only=True):
     the machine's. `missing` lists C symbols (`*` allowed) that this driver's library lacks. `privileged` False: this
     process is not root, so whatever changes the hardware answers NO_PERMISSION. `named_profiles_when_off` False: the
     second version of profiles, with names, is told in MIG mode only, as nvml.h says; the first is told always.
+    `counts_lost` False: a session that begins while a GPU is lost does not count it, instead of failing to reach it.
     """
 
     version: Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+){1,2}$")] = "580.105.08"
@@ -55,6 +56,7 @@ class DriverPart(_Part, frozen=True, kw_only=True):
     missing: tuple[str, ...] = ()
     privileged: bool = True
     named_profiles_when_off: bool = True
+    counts_lost: bool = True
 
 
 class HostPart(_Part, frozen=True, kw_only=True):

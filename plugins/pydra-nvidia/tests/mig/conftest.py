@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pydra import Claim
 from pydra_nvidia.hardware_types import GpuInstance, Mig, Placement, Reading
-from pydra_nvidia.held_claims import Hold
+from pydra_nvidia.held_claims import Hold, build_data
 from pydra_nvidia.mig.apply_partitions import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.nvml.gpus import read_driver, read_facts
 from pydra_nvidia.nvml.library import Nvml
@@ -38,9 +38,9 @@ class Node:
         self.agent = StepAgent()
         self.agent.backend = StepAppliers(
             {
-                MigModeOn: MigModeOnApplier(self.session, patience=patience),
-                MigModeOff: MigModeOffApplier(self.session, patience=patience),
-                CreateMig: CreateMigApplier(self.session, self.agent.held, patience=patience),
+                MigModeOn: MigModeOnApplier(self.session, self.simulation.tree, patience=patience),
+                MigModeOff: MigModeOffApplier(self.session, self.simulation.tree, patience=patience),
+                CreateMig: CreateMigApplier(self.session, self.simulation.tree, self.agent.held, patience=patience),
             }
         )
         self.uuids = {board.minor: board.uuid for board in self.simulation.machine.read().boards.values()}
@@ -80,9 +80,9 @@ class Node:
         pci = next(gpu.pci for gpu in self.read().gpus if gpu.uuid == self.uuids[minor])
         return Hold(device=device, hardware=pci, place=place, admin=admin)
 
-    async def prepare(self, *steps: Step, uid: str = "one") -> Claim:
+    async def prepare(self, *steps: Step, uid: str = "one", holds: Sequence[Hold] = ()) -> Claim:
         """As the agent does."""
-        return await self.agent.carry_out(build_claim(uid, *steps))
+        return await self.agent.carry_out(build_claim(uid, *steps, data=build_data(holds)))
 
 
 @pytest.fixture

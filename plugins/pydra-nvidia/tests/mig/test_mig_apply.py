@@ -260,6 +260,36 @@ async def test_a_claim_that_ends_while_its_gpu_is_lost_leaves_no_partition_to_st
     assert one.instances() == ()
 
 
+@pytest.mark.parametrize("counts", [True, False])
+async def test_a_claim_that_ends_after_a_restart_with_a_lost_gpu_leaves_no_partition_to_strangers(
+    node: MakeNode, *, counts: bool
+) -> None:
+    one = node(H100, countsLost=counts)
+    step = one.create("1g", 0)
+    await one.prepare(MigModeOn(gpu=one.uuids[0]), step, holds=[one.hold(0, "gpu-0-mig-1g", step.placement)])
+    one.inject.lose(0)
+    one.session.close()
+    await one.agent.undo("one")
+    assert [left.left_over for left in one.agent.held()] == [True], "the claim has ended"
+    one.inject.answer(0)
+    one.session.close()
+    assert find_owned(read_entries(one.agent.held()), one.read()) == {(step.gpu, step.placement)}
+    await one.agent.retry()
+    assert one.instances() == ()
+    assert one.agent.records == {}
+
+
+async def test_a_claim_ends_for_good_when_its_lost_gpu_has_been_taken_out(node: MakeNode) -> None:
+    one = node(H100, {"model": "h100-80gb", "minors": [1]}, countsLost=False)
+    step = one.create("1g", 0)
+    await one.prepare(MigModeOn(gpu=one.uuids[0]), step, holds=[one.hold(0, "gpu-0-mig-1g", step.placement)])
+    one.inject.lose(0)
+    one.inject.unplug(0)
+    one.session.close()
+    await one.agent.undo("one")
+    assert one.agent.records == {}
+
+
 @pytest.mark.parametrize("what", ["unloaded", "reset", "rebooted", "removed"])
 async def test_undoing_succeeds_where_the_partition_is_gone_already(node: MakeNode, what: str) -> None:
     one = node(H100)

@@ -16,6 +16,7 @@ from pydra_nvidia.nvml.mig_control import ModePending
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.steps import MigModeOff, MigModeOn
+from pydra_pci import Roots, Tree
 from step_agent import build_claim
 
 if TYPE_CHECKING:
@@ -149,7 +150,8 @@ async def test_a_mode_that_only_becomes_pending_is_told_and_forgotten(tmp_path: 
     gpu = LaterGpu(current)
     session = NvmlSession(lambda: cast("Any", gpu))
     claim = build_claim("one")
-    on, off = MigModeOnApplier(session), MigModeOffApplier(session)
+    tree = Tree(Roots(host=str(tmp_path)))
+    on, off = MigModeOnApplier(session, tree), MigModeOffApplier(session, tree)
     if current:
         changing = off.apply(MigModeOff(gpu="GPU-1"), None, claim)
     else:

@@ -72,9 +72,9 @@ async def _work(node: Path, action: str, boundary: int | None) -> None:
     simulation = open_simulation(str(node / "scenario.json"), str(node / "machine"))
     session, agent = NvmlSession(simulation.load), FileAgent(node / "record.json")
     appliers: dict[type, StepApplier] = {
-        MigModeOn: Mortal(MigModeOnApplier(session), boundary),
-        MigModeOff: Mortal(MigModeOffApplier(session), boundary),
-        CreateMig: Mortal(CreateMigApplier(session, agent.held), boundary),
+        MigModeOn: Mortal(MigModeOnApplier(session, simulation.tree), boundary),
+        MigModeOff: Mortal(MigModeOffApplier(session, simulation.tree), boundary),
+        CreateMig: Mortal(CreateMigApplier(session, simulation.tree, agent.held), boundary),
     }
     agent.backend = StepAppliers(appliers)
     (claim,) = (record.claim for record in agent.held())

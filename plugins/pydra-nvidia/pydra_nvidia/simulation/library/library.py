@@ -89,7 +89,8 @@ class Library:
                 return
             self._end()
             client = self.machine.join()
-            self.session = Session(view.attached(), view.state.boot, view.state.loaded, client)
+            counted = [uuid for uuid in view.attached() if view.scenario.driver.counts_lost or not view.is_lost(uuid)]
+            self.session = Session(tuple(counted), view.state.boot, view.state.loaded, client)
 
     def close(self) -> None:
         """nvmlShutdown; raises Refusal."""
