@@ -7,18 +7,17 @@ and what is published stays published.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from ctypes import CDLL
 
 import anyio
 
 from pydra import __version__
 from pydra.agent.driver import AgentContext, Driver
+from pydra.agent.memory import return_memory
 from pydra.agent.metrics_and_events import Reports
 from pydra.agent.orphans import reap_orphans
 from pydra.agent.started_backend import StartedBackend
@@ -34,9 +33,6 @@ from pydra.observability.tracing import open_tracer
 from pydra.settings import Settings
 
 _log = logging.getLogger(__name__)
-_START_SECONDS = 10.0
-"""After so long the start is over, and with it the use of much memory."""
-
 _CLUSTER_RETRY_SECONDS = 30.0
 REQUESTS = {
     RESOURCE_CLAIMS: ("get",),
@@ -78,7 +74,7 @@ async def serve(settings: Settings, backends: Sequence[StartedBackend], reread: 
         await tasks.start(_handle_signals, settings, reread, stop)
         tasks.start_soon(recorder.run, name="Events")
         tasks.start_soon(cluster.run, name="version of the cluster")
-        tasks.start_soon(_return_memory, name="memory of the start")
+        tasks.start_soon(return_memory, name="memory")
         tasks.start_soon(reap_orphans, name="orphans")
         names = ", ".join(str(backend.source) for backend in backends)
         _log.info("pydra %s serves %s on node %s", __version__, names, settings.node_name)
@@ -118,18 +114,6 @@ class Cluster:
         self._missing = ""
         self._reports.cluster_supported()
         _log.info("the cluster runs Kubernetes %s", version)
-
-
-async def _return_memory() -> None:
-    """After the start, collect garbage, exempt the survivors from later collections, and return free pages."""
-    await anyio.sleep(_START_SECONDS)
-    gc.unfreeze()  # `pydra.agent.entry` froze what it had imported, garbage included
-    gc.collect()
-    gc.freeze()
-    try:
-        CDLL(None).malloc_trim(0)
-    except AttributeError:
-        _log.debug("this C library has no malloc_trim")
 
 
 async def _handle_signals(
