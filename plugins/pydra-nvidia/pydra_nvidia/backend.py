@@ -37,6 +37,7 @@ from pydra_nvidia.mig.reconcile_partitions import reconcile
 from pydra_nvidia.nvml.maintenance_gate import Gate, InMaintenance, Request
 from pydra_nvidia.nvml.samples import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.nvml.telemetry import Telemetry
 from pydra_nvidia.old_plans import is_needed, undo_old_plan
 from pydra_nvidia.prior_state import PriorState
 from pydra_nvidia.settings import Settings
@@ -44,6 +45,7 @@ from pydra_nvidia.sharing.mps import MpsWatch
 from pydra_nvidia.step_appliers import StepAppliers
 from pydra_nvidia.steps import Step
 from pydra_nvidia.takeover.takeover import VendorTakeover
+from pydra_pci import run_beside
 
 _MEASURE_PATIENCE = 1.0
 """Seconds that a measurement waits for its turn with NVML."""
@@ -81,6 +83,7 @@ class NvidiaBackend:
         appliers: StepAppliers,
         edits: DeviceEdits,
         health: HealthMonitor,
+        telemetry: Telemetry,
         mps: MpsWatch,
         takeover: VendorTakeover,
     ) -> None:
@@ -92,6 +95,7 @@ class NvidiaBackend:
         self._appliers = appliers
         self._edits = edits
         self._health = health
+        self._telemetry = telemetry
         self._mps = mps
         self._takeover = takeover
         self._restored = asyncio.Event()
@@ -184,6 +188,7 @@ class NvidiaBackend:
                 _log.warning("NVML is closed: %s", request.explain())
             elif request is None and self._maintenance is not None:
                 _log.warning("NVML is used again: the time is over, or the request was taken back")
+                await self._telemetry.resume()
             self._maintenance = request
             if request is not None and self._session.is_open and self._may_end():
                 with contextlib.suppress(ClaimError):  # NVML is busy; the next look is soon
@@ -198,8 +203,9 @@ class NvidiaBackend:
         reading = self._hardware.last
         if reading.gpus:
             try:
-                work = partial(read_samples, reading=reading)
-                self._measured = await self._session.run(work, patience=_MEASURE_PATIENCE)
+                work = partial(read_samples, reading=reading, telemetry=self._telemetry)
+                async with run_beside({"hanging queries": self._telemetry.watch()}):
+                    self._measured = await self._session.run(work, patience=_MEASURE_PATIENCE)
             except Busy:
                 pass
             except InMaintenance:  # what was measured then says nothing by now
@@ -213,6 +219,7 @@ class NvidiaBackend:
             *self._measured,
             maintenance,
             *self._health.samples(reading),
+            *self._telemetry.samples(reading),
             *self._mps.samples(),
             *count_devices(held_claims()),
         )

@@ -20,6 +20,8 @@ from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.machine_access import MachineAccess
 from pydra_nvidia.mig.apply_partitions import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.nvml.telemetry import FILE as TELEMETRY_FILE
+from pydra_nvidia.nvml.telemetry import Telemetry
 from pydra_nvidia.prior_state import PriorState
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import MpsWatch, StartMpsApplier
@@ -68,6 +70,7 @@ async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
         appliers=appliers,
         edits=edits,
         health=health,
+        telemetry=Telemetry(os.path.join(settings.state, TELEMETRY_FILE)),
         mps=MpsWatch(start_mps, settings),
         takeover=VendorTakeover(
             settings=settings,

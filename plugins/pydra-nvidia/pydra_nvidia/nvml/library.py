@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from ctypes import CDLL
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from pydra import set_status
 from pydra_nvidia.nvml.errors import LOST, STALE, UNAVAILABLE, Code, NvmlError
@@ -134,12 +134,20 @@ class Nvml:
         self._tell(self, gpu)
 
 
+class Looks(Protocol):
+    """What `Nvml.look` can be called on."""
+
+    def look(self, name: str, *arguments: Any, subject: str = "", **options: Any) -> Any:
+        """As `Nvml.look`."""
+        ...
+
+
 def address_of(handle: Any) -> int:
     """What tells a handle from another."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
-def read_fields(nvml: Nvml, handle: Any, fields: Sequence[Field], *, subject: str = "") -> tuple[float | None, ...]:
+def read_fields(nvml: Looks, handle: Any, fields: Sequence[Field], *, subject: str = "") -> tuple[float | None, ...]:
     """Many facts of one GPU in one call, in their order; None for one that this GPU or driver does not tell."""
     if not fields:
         return ()

@@ -17,7 +17,7 @@ import msgspec
 from pydra_nvidia.hardware_types import Architecture, Fabric, Gpu, NvLinks
 from pydra_nvidia.nvml.errors import LOST, STALE, UNAVAILABLE, NvmlError, code_name
 from pydra_nvidia.nvml.gpus import parse_bus_id
-from pydra_nvidia.nvml.library import Nvml, read_fields
+from pydra_nvidia.nvml.library import Looks, Nvml, read_fields
 
 MOST_LINKS = 36
 _GPU, _SWITCH = 0, 2
@@ -144,7 +144,7 @@ def ask_fabric_info(nvml: Nvml, handle: Any, *, subject: str) -> Any:
     return None
 
 
-def read_link_errors(nvml: Nvml, handle: Any, gpu: Gpu) -> dict[str, float]:
+def read_link_errors(nvml: Looks, handle: Any, gpu: Gpu) -> dict[str, float]:
     """The sum over the GPU's links for each kind of error, without the kinds that no link tells.
 
     Source: nvml.h. Before Hopper there are counters for each link; Hopper has field values for the data link layer, and

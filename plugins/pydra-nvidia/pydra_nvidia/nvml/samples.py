@@ -12,8 +12,9 @@ from pydra import Sample, SampleKind
 from pydra_nvidia.devices import gpu_name, mig_name
 from pydra_nvidia.hardware_types import Gpu, Reading
 from pydra_nvidia.nvml.errors import STALE, NvmlError
-from pydra_nvidia.nvml.library import Nvml, read_fields
+from pydra_nvidia.nvml.library import Looks, Nvml, read_fields
 from pydra_nvidia.nvml.nvlink import read_link_errors
+from pydra_nvidia.nvml.telemetry import Telemetry
 
 _CLOCKS = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}
 _ERRORS = {"corrected": 0, "uncorrected": 1}
@@ -24,20 +25,21 @@ _PERCENT = 100.0
 _MILLI = 1000.0
 
 
-def read_samples(nvml: Nvml, reading: Reading) -> tuple[Sample, ...]:
+def read_samples(nvml: Nvml, reading: Reading, telemetry: Telemetry) -> tuple[Sample, ...]:
     """The numbers of all GPUs of the reading, and of their partitions; a GPU that fails has none."""
     samples: list[Sample] = []
     for gpu in reading.gpus:
         try:
             handle = nvml.find(gpu.uuid)
-            samples += (*_read_gpu(nvml, handle, gpu), *_read_partitions(nvml, gpu))
+            asked = telemetry.of(nvml, gpu.uuid)
+            samples += (*_read_gpu(asked, handle, gpu), *_read_partitions(nvml, asked, gpu))
         except NvmlError as error:
             if error.code in STALE:
                 raise
     return tuple(samples)
 
 
-def _read_gpu(nvml: Nvml, handle: Any, gpu: Gpu) -> Iterator[Sample]:
+def _read_gpu(nvml: Looks, handle: Any, gpu: Gpu) -> Iterator[Sample]:
     name = gpu_name(gpu.minor)
     yield from _memory(nvml, handle, name)
     yield from _activity(nvml, handle, gpu, name)
@@ -49,14 +51,14 @@ def _read_gpu(nvml: Nvml, handle: Any, gpu: Gpu) -> Iterator[Sample]:
             yield _counter("nvlink_errors_total", "Errors of all NVLinks, by kind.", name, count, {"kind": kind})
 
 
-def _memory(nvml: Nvml, handle: Any, name: str) -> Iterator[Sample]:
+def _memory(nvml: Looks, handle: Any, name: str) -> Iterator[Sample]:
     memory = nvml.look("nvmlDeviceGetMemoryInfo", handle, subject=name)
     if memory is not None:
         yield _gauge("memory_used_bytes", "Memory in use, with what the driver keeps for itself.", name, memory.used)
         yield _gauge("memory_free_bytes", "Memory that can be allocated.", name, memory.free)
 
 
-def _activity(nvml: Nvml, handle: Any, gpu: Gpu, name: str) -> Iterator[Sample]:
+def _activity(nvml: Looks, handle: Any, gpu: Gpu, name: str) -> Iterator[Sample]:
     if gpu.mig is None or not gpu.mig.enabled:
         rates = nvml.look("nvmlDeviceGetUtilizationRates", handle, subject=name)
         if rates is not None:
@@ -85,7 +87,7 @@ def _activity(nvml: Nvml, handle: Any, gpu: Gpu, name: str) -> Iterator[Sample]:
             yield _gauge("clock_hertz", "Frequency of a clock.", name, megahertz * 1e6, {"clock": kind})
 
 
-def _errors(nvml: Nvml, handle: Any, name: str) -> Iterator[Sample]:
+def _errors(nvml: Looks, handle: Any, name: str) -> Iterator[Sample]:
     for error, error_number in _ERRORS.items():
         for counter, counter_number in _COUNTERS.items():
             count = nvml.look("nvmlDeviceGetTotalEccErrors", handle, error_number, counter_number, subject=name)
@@ -110,7 +112,7 @@ def _errors(nvml: Nvml, handle: Any, name: str) -> Iterator[Sample]:
             yield _counter("retired_pages_total", "Pages of memory out of use.", name, len(pages), {"cause": cause})
 
 
-def _pcie(nvml: Nvml, handle: Any, name: str) -> Iterator[Sample]:
+def _pcie(nvml: Looks, handle: Any, name: str) -> Iterator[Sample]:
     replays = nvml.look("nvmlDeviceGetPcieReplayCounter", handle, subject=name)
     if replays is not None:
         yield _counter("pcie_replays_total", "PCIe packets that were sent again.", name, replays)
@@ -120,7 +122,7 @@ def _pcie(nvml: Nvml, handle: Any, name: str) -> Iterator[Sample]:
     yield from _told("pcie_link_width", "PCIe lanes of the link now.", name, width)
 
 
-def _read_partitions(nvml: Nvml, gpu: Gpu) -> Iterator[Sample]:
+def _read_partitions(nvml: Nvml, asked: Looks, gpu: Gpu) -> Iterator[Sample]:
     """Compute instances of one GPU instance share its memory, so that the first speaks for all."""
     if gpu.mig is None:
         return
@@ -131,7 +133,7 @@ def _read_partitions(nvml: Nvml, gpu: Gpu) -> Iterator[Sample]:
         name = mig_name(gpu.minor, names[instance.profile], instance.profile, instance.placement.start)
         handle = nvml.find_known(instance.compute[0].uuid)
         if handle is not None:  # else it is gone since the reading, or comes with the next
-            yield from _memory(nvml, handle, name)
+            yield from _memory(asked, handle, name)
 
 
 def _told(name: str, text: str, device: str, value: float | None, divisor: float = 1.0) -> Iterator[Sample]:

@@ -1,0 +1,141 @@
+"""Queries for metrics that never returned: they are suspended for their GPU, since each costs everybody the process.
+
+A call of NVML that hangs cannot be interrupted, and keeps NVML from all claims until the agent replaces the process.
+The next one would hang at the same query, so what hung is in a file. A reboot empties its directory; maintenance, in
+which GPUs are reset and drivers replaced, empties the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from pydra import Sample, time_left
+from pydra_nvidia.devices import gpu_name
+from pydra_nvidia.hardware_types import Reading
+from pydra_nvidia.host.filesystem import replace_file
+from pydra_nvidia.nvml.library import Nvml
+
+FILE = "telemetry.json"
+"""In the state directory."""
+
+_WAIT = 0.8
+"""Share of a measurement's time after which a query that still runs is examined."""
+
+_HUNG = 0.25
+"""Share of a measurement's time that a query has to run to be called hung."""
+
+_MOST = 2
+"""Queries of a GPU that may hang; then it is asked nothing."""
+
+_LONGEST = 60.0
+"""Seconds that a measurement without a deadline has."""
+
+_log = logging.getLogger(__name__)
+
+
+class Query(msgspec.Struct, frozen=True, order=True):
+    """A function of NVML, of the GPU with this UUID."""
+
+    gpu: str
+    function: str
+
+
+class Telemetry:
+    """The queries that are suspended, in the file at `path`, and the one that runs now."""
+
+    def __init__(self, path: str, say: Callable[[str], object] = _log.warning) -> None:
+        self._path = path
+        self._say = say
+        self._running: tuple[Query, float] | None = None
+        self._suspended = self._read()
+        for query in sorted(self._suspended):
+            say(f"{query.function} of {query.gpu} did not return earlier, and is not called for metrics")
+
+    def of(self, nvml: Nvml, gpu: str) -> GpuTelemetry:
+        """What can be asked of the GPU with this UUID."""
+        return GpuTelemetry(self, nvml, gpu)
+
+    def is_suspended(self, query: Query) -> bool:
+        """Whether it must not be called."""
+        return query in self._suspended or sum(one.gpu == query.gpu for one in self._suspended) >= _MOST
+
+    def note(self, query: Query | None) -> None:
+        """It begins; None: it has returned."""
+        self._running = None if query is None else (query, time.monotonic())
+
+    async def watch(self) -> None:
+        """Suspend the query that hangs, if one does, shortly before the time of the running measurement is over."""
+        seconds = min(time_left(), _LONGEST)
+        await asyncio.sleep(seconds * _WAIT)
+        if self._running is None or time.monotonic() - self._running[1] < seconds * _HUNG:
+            return
+        query, began = self._running
+        self._say(
+            f"{query.function} of {query.gpu} has not returned for {time.monotonic() - began:.0f} s: it is not called"
+            " for metrics any more until a maintenance of the GPUs or a reboot; the driver or the GPU needs a look"
+        )
+        await asyncio.to_thread(self._write, self._read() | {query})
+
+    async def resume(self) -> None:
+        """Call all queries again: GPUs were reset, or the driver was replaced."""
+        if self._suspended:
+            await asyncio.to_thread(self._write, frozenset())
+
+    def samples(self, reading: Reading) -> tuple[Sample, ...]:
+        """One for each suspended query."""
+        names = {gpu.uuid: gpu_name(gpu.minor) for gpu in reading.gpus}
+        return tuple(
+            Sample(
+                name="suspended_query",
+                value=1.0,
+                help="1 for a function of NVML that hung, and is not called for metrics.",
+                device=names.get(one.gpu, one.gpu),
+                labels={"function": one.function},
+            )
+            for one in sorted(self._suspended)
+        )
+
+    def _read(self) -> frozenset[Query]:
+        try:
+            with open(self._path, "rb") as file:
+                return msgspec.json.decode(file.read(), type=frozenset[Query])
+        except FileNotFoundError:
+            return frozenset()
+        except (OSError, msgspec.DecodeError) as error:
+            self._say(f"which queries hung earlier cannot be read from {self._path}: {error}")
+            return frozenset()
+
+    def _write(self, suspended: frozenset[Query]) -> None:
+        self._suspended = suspended
+        try:
+            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
+            replace_file(self._path, msgspec.json.encode(sorted(suspended)))
+        except OSError as error:
+            self._say(f"queries that hung cannot be remembered in {self._path}: {error}")
+
+
+class GpuTelemetry:
+    """As `Nvml.look`, for metrics of one GPU: None also for a query that is suspended."""
+
+    def __init__(self, telemetry: Telemetry, nvml: Nvml, gpu: str) -> None:
+        self._telemetry = telemetry
+        self._nvml = nvml
+        self._gpu = gpu
+
+    def look(self, name: str, *arguments: Any, subject: str = "", **options: Any) -> Any:
+        """Raises NvmlError for a lost GPU or session."""
+        query = Query(self._gpu, name)
+        if self._telemetry.is_suspended(query):
+            return None
+        self._telemetry.note(query)
+        try:
+            return self._nvml.look(name, *arguments, subject=subject, **options)
+        finally:
+            self._telemetry.note(None)
