@@ -43,6 +43,7 @@ GATES: Mapping[str, int] = {
     "ResourceHealthStatus": 34,
     "DRADeviceTaintRules": 35,
     "DRAListTypeAttributes": 36,
+    "DRANodeAllocatableResources": 36,
 }
 """What the tests ask for, and the minor version that knows it first; a component does not start with one unknown."""
 

@@ -85,6 +85,22 @@ class CounterConsumption(msgspec.Struct, frozen=True, kw_only=True):
     """How much of each counter the device consumes."""
 
 
+class NodeAllocatable(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of one of the node's own resources, such as its CPUs, claims use with a device (KEP-5517).
+
+    The scheduler then counts it like the requests of containers.
+    """
+
+    capacity: str = ""
+    """The capacity of which a claim's share is counted; needs `allow_multiple_allocations`. Empty: devices are."""
+    multiplier: Quantity | None = None
+    """How much of the resource each unit of the share, or each device, is. None: 1 with `capacity`, else nothing."""
+    per_pod: Quantity | None = None
+    """How much each pod needs besides; it is not part of the device. Needs Kubernetes 1.37, as does `per_container`."""
+    per_container: Quantity | None = None
+    """How much each container of the claim needs besides."""
+
+
 class TaintEffect(Enum):
     """What a taint does."""
 
@@ -165,6 +181,10 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """Conditions of the claim's status that must be true before a pod is bound; at most 4."""
     binding_failure_conditions: tuple[str, ...] = ()
     """Conditions of which one ends the attempt and starts a new allocation; at most 4."""
+    node_allocatable: Mapping[str, NodeAllocatable] = {}
+    """Which of the node's own resources (`cpu`, `memory`, `ephemeral-storage`, `hugepages-2Mi` or of another size) the
+    device uses, for the scheduler (needs the gate DRANodeAllocatableResources, Kubernetes 1.36).
+    """
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,6 +209,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     devices: tuple[Device, ...] = ()
     counter_sets: tuple[CounterSet, ...] = ()
+    has_mappings: bool = False
+    """Whether `Device.node_allocatable` is published in the form of Kubernetes 1.36."""
 
 
 class DeviceHealth(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import msgspec
 
 from pydra.agent.assembly import REQUESTS
 from pydra.backends.discovery import find_backend
-from pydra.devices import CounterConsumption, CounterSet, Device, Pool, Taint, TaintEffect
+from pydra.devices import CounterConsumption, CounterSet, Device, NodeAllocatable, Pool, Taint, TaintEffect
 from pydra.diagnosis.agent_state import AgentState, judge_agent, read_agent
 from pydra.diagnosis.checkpoint import find_drivers, judge_left_over
 from pydra.diagnosis.cluster_reader import open_cluster
@@ -35,7 +35,17 @@ from pydra.settings import Settings
 from pydra.slices.build import build_wanted
 from pydra.slices.diff import plan_slices
 from pydra.slices.foreign import find_foreign
-from pydra.slices.server_limitations import BINDING, LISTS, PARTITIONS, SHARES, TAINTS, name_gates, name_refused
+from pydra.slices.server_limitations import (
+    ALLOCATABLE,
+    BINDING,
+    LISTS,
+    PARTITIONS,
+    SHARES,
+    TAINTS,
+    name_gates,
+    name_refused,
+    reduce_pool,
+)
 
 _SKEW_SECONDS = 5.0
 """Clocks farther apart make ages of Events and taints wrong; minutes make tokens and certificates invalid."""
@@ -72,6 +82,11 @@ _PROBES: tuple[tuple[str, str, Pool], ...] = (
         ),
     ),
     (LISTS, "attributes with lists", Pool(name="p", devices=(Device(name="d", attributes={"a": ("b", "c")}),))),
+    (
+        ALLOCATABLE,
+        "devices that count as CPUs or memory of the node",
+        Pool(name="p", devices=(Device(name="d", node_allocatable={"cpu": NodeAllocatable(multiplier=1)}),)),
+    ),
 )
 """Pools that need one feature gate each."""
 
@@ -231,18 +246,22 @@ async def _judge_clock(client: KubeClient) -> Finding:
 
 
 async def _probe_gate(client: KubeClient, settings: Settings, gate: str, what: str, pool: Pool) -> Finding:
-    """Ask the API server what it would store of a slice that needs the gate."""
-    wanted = build_wanted(pool, driver=_PROBE, node=settings.node_name)
-    body = plan_slices(wanted, ()).creates[-1].body
+    """Ask the API server what it would store of a slice that needs the gate, in each form that a release has."""
+    off: set[str] = set()
+    new = {""}
     try:
-        answer = await client.create(RESOURCE_SLICES, body, dry_run=True)
-        is_off = gate in name_gates(body["spec"], answer.get("spec") or {})
+        while new and gate not in off:
+            wanted = build_wanted(reduce_pool(pool, off).pool, driver=_PROBE, node=settings.node_name)
+            body = plan_slices(wanted, ()).creates[-1].body
+            answer = await client.create(RESOURCE_SLICES, body, dry_run=True)
+            new = set(name_gates(body["spec"], answer.get("spec") or {})) - off
+            off |= new
     except KubeError as error:
         if not isinstance(error, Invalid) or gate not in name_refused(str(error), body["spec"]):
             return Finding(subject="gate", level=Level.UNKNOWN, found=f"{gate}: {error}")
         state = "off" if gate == LISTS else "not usable in this Kubernetes release"
         found = f"{gate} is {state}: no {what}"
         return Finding(subject="gate", level=Level.NOTE, found=found, advice=_GATE_ADVICE)
-    if is_off:
+    if gate in off:
         return Finding(subject="gate", level=Level.NOTE, found=f"{gate} is off: no {what}", advice=_GATE_ADVICE)
     return Finding(subject="gate", level=Level.OK, found=f"{gate} is on: {what}")

@@ -26,6 +26,7 @@ from pydra.devices import (
     CounterSet,
     Device,
     Inventory,
+    NodeAllocatable,
     Quantity,
     RequestPolicy,
     Scalar,
@@ -45,6 +46,7 @@ TAINTS = 16
 BINDING_CONDITIONS = 4
 VALID_VALUES = 10
 
+_NATIVE_RESOURCE = re.compile(r"cpu|memory|ephemeral-storage|hugepages-[1-9][0-9]*(Ki|Mi|Gi)")
 _INT64 = range(-(2**63), 2**63)
 _SEMVER = re.compile(
     r"(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)"
@@ -114,6 +116,8 @@ def check_device(device: Device) -> Iterator[str]:
     for taint in device.taints:
         yield from _check_taint(taint)
     yield from _check_binding(device.binding_conditions, device.binding_failure_conditions)
+    for name, resource in device.node_allocatable.items():
+        yield from (f"node_allocatable {name!r}: {problem}" for problem in _check_resource(name, resource, device))
 
 
 def check_attributes(attributes: Mapping[str, AttributeValue]) -> Iterator[str]:
@@ -224,6 +228,25 @@ def _check_range(limits: CapacityRange, default: Quantity, whole: Quantity) -> I
         yield f"the step {limits.step} must be positive, and min + step at most the capacity {whole}"
     elif (usual - least) % step or (limits.max is not None and (most - least) % step):
         yield f"default and max must be min {limits.min} plus whole steps of {limits.step}"
+
+
+def _check_resource(name: str, resource: NodeAllocatable, device: Device) -> Iterator[str]:
+    """Yield what is wrong; Kubernetes 1.36 and 1.37 have the same rules, except that the former has no overheads."""
+    if not _NATIVE_RESOURCE.fullmatch(name):
+        yield "only cpu, memory, ephemeral-storage and hugepages-SIZE are the node's own resources"
+    if resource.capacity and resource.capacity not in device.capacity:
+        yield f"the device has no capacity {resource.capacity!r}"
+    elif resource.capacity and not device.allow_multiple_allocations:
+        yield "a capacity is shared, and counted, only with allow_multiple_allocations on the device"
+    fields = {"multiplier": resource.multiplier, "per_pod": resource.per_pod, "per_container": resource.per_container}
+    given = {field: value for field, value in fields.items() if value is not None}
+    if not resource.capacity and not given:
+        yield "has neither a capacity nor a multiplier, per_pod or per_container"
+    for field, value in given.items():
+        if not is_quantity(value):
+            yield f"{field} {value!r} is not a quantity such as 2, 80Gi or 1500m"
+        elif parse_quantity(value) < 0 or (field == "multiplier" and not parse_quantity(value)):
+            yield f"{field} {value!r} must {'be positive' if field == 'multiplier' else 'not be negative'}"
 
 
 def _check_consumptions(consumptions: Sequence[CounterConsumption]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from pydra.devices import (
     CapacityRange,
     CounterSet,
     Device,
+    NodeAllocatable,
     Pool,
     Quantity,
     RequestPolicy,
@@ -55,7 +56,7 @@ class WantedPool(msgspec.Struct, frozen=True, kw_only=True):
 def build_wanted(pool: Pool, *, driver: str, node: str) -> WantedPool:
     """Build the slices of a node's pool: counter sets first, in their own slices; one empty slice if there are none."""
     slices = [{"sharedCounters": [build_counter_set(one) for one in group]} for group in _chunk(pool.counter_sets)]
-    slices += [{"devices": list(group)} for group in split(pool.devices)]
+    slices += [{"devices": list(group)} for group in split(pool.devices, has_mappings=pool.has_mappings)]
     return WantedPool(
         driver=driver,
         name=pool.name,
@@ -64,12 +65,12 @@ def build_wanted(pool: Pool, *, driver: str, node: str) -> WantedPool:
     )
 
 
-def split(devices: tuple[Device, ...]) -> Iterator[tuple[JsonObject, ...]]:
+def split(devices: tuple[Device, ...], *, has_mappings: bool = False) -> Iterator[tuple[JsonObject, ...]]:
     """Yield the devices' JSON in their order, in groups that fit into a slice."""
     group: list[JsonObject] = []
     size, advanced = 0, False
     for device in devices:
-        body = build_device(device)
+        body = build_device(device, has_mappings=has_mappings)
         length = len(msgspec.json.encode(body))
         limit = SLICE_ADVANCED_DEVICES if advanced or is_advanced(device) else SLICE_DEVICES
         if group and (len(group) >= limit or size + length > SLICE_BYTES):
@@ -93,8 +94,11 @@ def build_counter_set(counter_set: CounterSet) -> JsonObject:
     return {"name": counter_set.name, "counters": _build_amounts(counter_set.counters)}
 
 
-def build_device(device: Device) -> JsonObject:
-    """Build a Device: sorted names, canonical quantities, no empty fields."""
+def build_device(device: Device, *, has_mappings: bool = False) -> JsonObject:
+    """Build a Device: sorted names, canonical quantities, no empty fields.
+
+    With `has_mappings`, what it uses of the node is in the field of Kubernetes 1.36.
+    """
     body: JsonObject = {"name": device.name}
     if device.attributes:
         body["attributes"] = build_attributes(device.attributes)
@@ -115,6 +119,10 @@ def build_device(device: Device) -> JsonObject:
         body["bindingFailureConditions"] = list(device.binding_failure_conditions)
     if device.allow_multiple_allocations:
         body["allowMultipleAllocations"] = True
+    if device.node_allocatable:
+        field = "nodeAllocatableResourceMappings" if has_mappings else "nodeAllocatableResources"
+        build = _build_mapping if has_mappings else _build_node_allocatable
+        body[field] = {name: build(one) for name, one in sorted(device.node_allocatable.items())}
     return body
 
 
@@ -171,6 +179,28 @@ def _build_policy(policy: RequestPolicy) -> JsonObject:
 def _build_range(limits: CapacityRange) -> JsonObject:
     given = {"min": limits.min, "max": limits.max, "step": limits.step}
     return {name: canonical_quantity(value) for name, value in given.items() if value is not None}
+
+
+def _build_mapping(resource: NodeAllocatable) -> JsonObject:
+    """Build what Kubernetes 1.36 has, which knows no overheads."""
+    body: JsonObject = {"allocationMultiplier": canonical_quantity(_read_multiplier(resource))}
+    return body | ({"capacityKey": resource.capacity} if resource.capacity else {})
+
+
+def _build_node_allocatable(resource: NodeAllocatable) -> JsonObject:
+    body: JsonObject = {}
+    if resource.capacity:
+        amount = canonical_quantity(_read_multiplier(resource))
+        body["mapping"] = {"capacityKey": resource.capacity, "capacityMultiplier": amount}
+    elif resource.multiplier is not None:
+        body["mapping"] = {"deviceMultiplier": canonical_quantity(resource.multiplier)}
+    given = {"perPod": resource.per_pod, "perContainer": resource.per_container}
+    overhead = {name: canonical_quantity(value) for name, value in given.items() if value is not None}
+    return body | ({"overhead": overhead} if overhead else {})
+
+
+def _read_multiplier(resource: NodeAllocatable) -> Quantity:
+    return 1 if resource.multiplier is None else resource.multiplier
 
 
 def _build_taint(taint: Taint) -> JsonObject:

@@ -308,11 +308,17 @@ _POLICY = _struct(
     validValues=_or_absent(_list_of(_quantity)),
     validRange=_or_absent(_struct(min=_or_absent(_quantity), max=_or_absent(_quantity), step=_or_absent(_quantity))),
 )
+_NODE_ALLOCATABLE = _struct(
+    mapping=_or_absent(_struct(capacityMultiplier=_or_absent(_quantity), deviceMultiplier=_or_absent(_quantity))),
+    overhead=_or_absent(_map_of(_quantity)),
+)
 _DEVICE = _struct(
     attributes=_or_absent(_map_of(_exact)),  # a false or a zero is a value here, and never the same as none
     capacity=_or_absent(_map_of(_struct(value=_quantity, requestPolicy=_or_absent(_POLICY)))),
     consumesCounters=_or_absent(_list_of(_struct(counters=_AMOUNTS))),
     taints=_or_absent(_list_of(_struct(timeAdded=_any_or_time))),
+    nodeAllocatableResources=_or_absent(_map_of(_NODE_ALLOCATABLE)),
+    nodeAllocatableResourceMappings=_or_absent(_map_of(_struct(allocationMultiplier=_or_absent(_quantity)))),
 )
 _CONTENT_RULES: Mapping[str, Same] = {
     "devices": _list_of(_DEVICE),

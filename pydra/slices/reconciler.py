@@ -36,9 +36,11 @@ from pydra.kube.api_resources import (
 from pydra.slices.build import GENERATED_BASE, WantedPool, build_wanted
 from pydra.slices.diff import Create, Delete, Owner, Plan, Update, plan_slices, share_devices
 from pydra.slices.server_limitations import (
+    ALLOCATABLE,
     BINDING,
     EFFECT_NONE,
     LISTS,
+    OVERHEADS,
     PARTITIONS,
     SHARES,
     TAINTS,
@@ -48,6 +50,7 @@ from pydra.slices.server_limitations import (
     build_probe,
     find_modification,
     find_refused,
+    has_overheads,
     name_gates,
     name_refused,
     reduce_pool,
@@ -70,6 +73,7 @@ ON_BY_DEFAULT = dict.fromkeys((BINDING, PARTITIONS, SHARES, TAINTS), "1.36")
 NEEDED_RELEASE = {
     PARTITIONS: "Kubernetes 1.34 cannot store partitions even with the gate on",
     LISTS: f"{LISTS} exists from Kubernetes 1.36",
+    ALLOCATABLE: f"{ALLOCATABLE} exists from Kubernetes 1.36",
 }
 _SHOWN = 8
 
@@ -123,7 +127,7 @@ class FieldsDropped(msgspec.Struct, frozen=True, kw_only=True):
         return f'pool "{self.pool}": ' + ". ".join(self._sentences())
 
     def _sentences(self) -> Iterator[str]:
-        gates = [gate for gate in self.gates if gate != EFFECT_NONE]
+        gates = [gate for gate in self.gates if gate not in (EFFECT_NONE, OVERHEADS)]
         if gates:
             text = (
                 "some fields are dropped by the API server, probably because these feature gates are "
@@ -135,6 +139,8 @@ class FieldsDropped(msgspec.Struct, frozen=True, kw_only=True):
             yield f"{text} ({'; '.join(notes)})" if notes else text
         if EFFECT_NONE in self.gates:
             yield "Taints with the effect None are left out, which Kubernetes accepts from 1.35"
+        if OVERHEADS in self.gates:
+            yield "What pods need of the node besides their devices is left out, which Kubernetes accepts from 1.37"
         if self.withheld:
             yield f"Not published until then, since unsafe without: {_list_devices(self.withheld)}"
         if self.refused:
@@ -518,7 +524,7 @@ class SliceReconciler:
 
     def _report_dropped(self, pool: str) -> None:
         """Report which fields the server drops, and when it keeps them again: once each, when the pool is published."""
-        gates = tuple(sorted(self._gates_off))
+        gates = tuple(sorted(gate for gate in self._gates_off if gate != OVERHEADS or self._loses_overheads()))
         refused = tuple(map(str, self._refused.values()))
         dropped = None
         if gates or refused:
@@ -532,6 +538,10 @@ class SliceReconciler:
         else:
             log.warning("%s", dropped)
             self._report(dropped)
+
+    def _loses_overheads(self) -> bool:
+        """Return whether the form of Kubernetes 1.36 is published, and says less than is known."""
+        return ALLOCATABLE not in self._gates_off and self._pool is not None and has_overheads(self._pool)
 
     def _fail(self, error: KubeError, *, outdated: bool) -> None:
         self._is_published = False

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pydra.devices import Capacity, Device, Pool, TaintEffect
+from pydra.devices import Capacity, Device, NodeAllocatable, Pool, TaintEffect
 from pydra.kube.api_resources import JsonObject
 from pydra.quantity import parse_quantity
 from pydra.slices.build import WantedPool
@@ -30,7 +30,10 @@ BINDING = "DRADeviceBindingConditions"
 LISTS = "DRAListTypeAttributes"
 EFFECT_NONE = "taint effect None"
 """Not a gate: Kubernetes 1.34 has the gate for taints, and refuses this effect."""
-_GATES = (PARTITIONS, TAINTS, SHARES, BINDING, LISTS, EFFECT_NONE)
+ALLOCATABLE = "DRANodeAllocatableResources"
+OVERHEADS = "overheads of node allocatable resources"
+"""Not a gate: Kubernetes 1.36 has that gate with another field, for multipliers only."""
+_GATES = (PARTITIONS, TAINTS, SHARES, BINDING, LISTS, EFFECT_NONE, OVERHEADS, ALLOCATABLE)
 
 
 class RefusedDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +59,11 @@ class ReducedPool(msgspec.Struct, frozen=True, kw_only=True):
 def needs_gates(device: Device) -> bool:
     """Return whether a server may drop fields of the device."""
     return _reduce(device, _GATES) != device
+
+
+def has_overheads(pool: Pool) -> bool:
+    """Return whether Kubernetes 1.36 cannot say all that any device uses of the node."""
+    return any(_reduce(device, (OVERHEADS,)) != device for device in pool.devices)
 
 
 def build_probe(pool: Pool) -> Pool:
@@ -84,7 +92,12 @@ def reduce_pool(pool: Pool, gates: Collection[str], refused: Mapping[str, Refuse
     ]
     names = {device.name for device in published}
     return ReducedPool(
-        pool=replace(pool, devices=tuple(published), counter_sets=() if PARTITIONS in gates else pool.counter_sets),
+        pool=replace(
+            pool,
+            devices=tuple(published),
+            counter_sets=() if PARTITIONS in gates else pool.counter_sets,
+            has_mappings=OVERHEADS in gates,
+        ),
         withheld=tuple(device.name for device in pool.devices if device.name not in names),
     )
 
@@ -170,11 +183,31 @@ def _reduce(device: Device, gates: Collection[str]) -> Device:
         device = replace(device, binds_to_node=False, binding_conditions=(), binding_failure_conditions=())
     if SHARES in gates:
         capacity = {name: Capacity(one.value) for name, one in device.capacity.items()}
-        device = replace(device, allow_multiple_allocations=False, capacity=capacity)
+        resources = {name: _count_whole(device, one) for name, one in device.node_allocatable.items()}
+        device = replace(device, allow_multiple_allocations=False, capacity=capacity, node_allocatable=resources)
     if LISTS in gates:
         attributes = {name: value for name, value in device.attributes.items() if not isinstance(value, tuple)}
         device = replace(device, attributes=attributes)
+    if OVERHEADS in gates:
+        device = replace(device, node_allocatable=dict(_drop_overheads(device)))
+    if ALLOCATABLE in gates:
+        device = replace(device, node_allocatable={})
     return device
+
+
+def _count_whole(device: Device, resource: NodeAllocatable) -> NodeAllocatable:
+    """Return what a device needs whose capacities are all given to one claim."""
+    if not resource.capacity:
+        return resource
+    each = 1 if resource.multiplier is None else resource.multiplier
+    amount = parse_quantity(device.capacity[resource.capacity].value) * parse_quantity(each)
+    return replace(resource, capacity="", multiplier=f"{int(amount * 10**9)}n")
+
+
+def _drop_overheads(device: Device) -> Iterator[tuple[str, NodeAllocatable]]:
+    for name, resource in device.node_allocatable.items():
+        if resource.capacity or resource.multiplier is not None:
+            yield name, replace(resource, per_pod=None, per_container=None)
 
 
 # What a server dropped
@@ -247,4 +280,6 @@ _DEVICE_GATES: Mapping[str, Callable[[JsonObject, JsonObject], bool]] = {
     BINDING: _lost_binding,
     SHARES: _lost_sharing,
     LISTS: _fewer("attributes"),
+    OVERHEADS: _fewer("nodeAllocatableResources"),
+    ALLOCATABLE: _fewer("nodeAllocatableResourceMappings"),
 }

@@ -34,7 +34,7 @@ def _compare(before: Device, after: Device) -> Iterator[str]:
         for name in sorted(old.keys() | new.keys()):
             if old.get(name) != new.get(name):
                 yield f"{what}: {name} changed from {old.get(name)!r} to {new.get(name)!r}"
-    for field in ("consumes_counters", "allow_multiple_allocations"):
+    for field in ("consumes_counters", "allow_multiple_allocations", "node_allocatable"):
         if getattr(before, field) != getattr(after, field):
             yield f"{field} changed from {getattr(before, field)} to {getattr(after, field)}"
 

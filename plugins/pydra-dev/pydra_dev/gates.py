@@ -21,6 +21,7 @@ PARTITIONS = "DRAPartitionableDevices"
 SHARES = "DRAConsumableCapacity"
 BINDING = "DRADeviceBindingConditions"
 LISTS = "DRAListTypeAttributes"
+ALLOCATABLE = "DRANodeAllocatableResources"
 ADMIN = "DRAAdminAccess"
 PRIORITIZED = "DRAPrioritizedList"
 EXTENDED = "DRAExtendedResource"
@@ -33,13 +34,14 @@ _FIRST_ON = {
     BINDING: 36,
     EXTENDED: 36,
     LISTS: None,
+    ALLOCATABLE: None,
     ADMIN: 34,
     PRIORITIZED: 34,
     DEVICE_STATUS: 34,
 }
 
 
-_FIRST_KNOWN = {LISTS: 36}
+_FIRST_KNOWN = {LISTS: 36, ALLOCATABLE: 36}
 """Every other gate is known in 1.34."""
 
 
@@ -51,6 +53,12 @@ def build_gates(minor: int, overrides: Gates = MappingProxyType({})) -> Gates:
         raise ValueError(f"unknown feature gates {', '.join(unknown)}; known are {', '.join(sorted(known))}")
     defaults = {gate: first is not None and minor >= first for gate, first in _FIRST_ON.items()}
     return MappingProxyType({**defaults, **overrides})
+
+
+def drop_unknown_fields(spec: schema.SliceSpec, minor: int) -> schema.SliceSpec:
+    """What release 1.`minor` reads of a slice's spec: 1.37 replaced a field of 1.36."""
+    unknown = "node_allocatable_resource_mappings" if minor >= 37 else "node_allocatable_resources"
+    return replace(spec, devices=tuple(replace(d, **{unknown: {}}) for d in spec.devices))
 
 
 def drop_slice_fields(spec: schema.SliceSpec, old: schema.SliceSpec | None, gates: Gates) -> schema.SliceSpec:
@@ -67,6 +75,10 @@ def drop_slice_fields(spec: schema.SliceSpec, old: schema.SliceSpec | None, gate
         devices = tuple(_drop_shares(d) for d in devices)
     if not gates[LISTS] and not any(_has_lists(d) for d in before):
         devices = tuple(_drop_lists(d) for d in devices)
+    if not gates[ALLOCATABLE] and not any(_uses_node(d) for d in before):
+        devices = tuple(
+            replace(d, node_allocatable_resource_mappings={}, node_allocatable_resources={}) for d in devices
+        )
     if not gates[PARTITIONS] and not (old is not None and _uses_partitions(old)):
         devices = tuple(
             replace(d, consumes_counters=(), node_name=None, node_selector=None, all_nodes=None) for d in devices
@@ -79,6 +91,10 @@ def _uses_partitions(spec: schema.SliceSpec) -> bool:
     return bool(
         spec.shared_counters or spec.per_device_node_selection or any(d.consumes_counters for d in spec.devices)
     )
+
+
+def _uses_node(device: schema.Device) -> bool:
+    return bool(device.node_allocatable_resource_mappings or device.node_allocatable_resources)
 
 
 def _drop_shares(device: schema.Device) -> schema.Device:

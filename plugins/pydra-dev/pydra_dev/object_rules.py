@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from pydra_dev import claim_rules, schema, slice_rules
-from pydra_dev.gates import DEVICE_STATUS, LISTS, Gates, drop_claim_fields, drop_slice_fields
+from pydra_dev.gates import DEVICE_STATUS, LISTS, Gates, drop_claim_fields, drop_slice_fields, drop_unknown_fields
 from pydra_dev.kinds import (
     DEVICE_CLASSES,
     DEVICE_TAINT_RULES,
@@ -285,7 +285,7 @@ def _update_slice(obj: JsonObject, old: JsonObject, context: Context) -> Admitte
 
 
 def _admit_slice(obj: JsonObject, old: schema.SliceSpec | None, context: Context) -> Admitted:
-    spec = drop_slice_fields(_parse_slice(obj), old, context.gates)
+    spec = drop_slice_fields(drop_unknown_fields(_parse_slice(obj), context.minor), old, context.gates)
     spec = slice_rules.default_slice(spec, context.now)
     return _head(obj, spec=schema.build_fields(spec)), list(
         slice_rules.check_slice(spec, old, slice_rules.find_rules(context.minor))

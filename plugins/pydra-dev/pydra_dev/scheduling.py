@@ -1,7 +1,8 @@
 """The embedded scheduler: gives pods nodes and their claims devices, and evicts from tainted ones.
 
-It schedules by claims alone (and `spec.nodeSelector`): no node taints, CPUs, memory or affinity. A pod that asks for
-extended resources is scheduled only if the node's status has them. What it cannot do for a pod it says in the pod's
+It schedules by claims alone (and `spec.nodeSelector`): no node taints or affinity, and CPUs and memory only with the
+feature gate DRANodeAllocatableResources. A pod that asks for extended resources is scheduled only if the node's status
+has them. What it cannot do for a pod it says in the pod's
 `PodScheduled` condition and in an Event.
 """
 
@@ -25,10 +26,11 @@ from pydra_dev.controller_decisions import (
     is_schedulable,
     set_condition,
 )
-from pydra_dev.extended_resources import explain_shortage
-from pydra_dev.gates import LISTS
+from pydra_dev.extended_resources import explain_shortage as explain_extended_shortage
+from pydra_dev.gates import ALLOCATABLE, LISTS
 from pydra_dev.kinds import DEVICE_CLASSES, DEVICE_TAINT_RULES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.metadata import build_uid
+from pydra_dev.node_resources import FIELD, AccountError, build_status, count_claim, explain_shortage, list_containers
 from pydra_dev.pools import DeviceKey, NamedSlice, add_taints, matches_node
 from pydra_dev.search import find_blocking_taint
 from pydra_dev.status import JsonObject
@@ -98,6 +100,7 @@ class Scheduler:
             for claim in claims:
                 self._reserve(claim, allocations.get(claim["metadata"]["uid"]), pod)
             self._wait_for_binding(pod)
+            self._write_resources(pod)
         except UnschedulableError as error:
             self._report(pod, str(error))
             return
@@ -152,15 +155,57 @@ class Scheduler:
                 status.allocation.node_selector, node
             ):
                 raise UnschedulableError("node(s) cannot reach the devices that the claim was given")
-        return self._allocate(new, node)
+        allocations = self._allocate(new, node)
+        entries = self._count_resources(pod, claims, allocations)
+        if entries is not None and (problem := explain_shortage(pod, entries, node=node, others=self._list_pods(node))):
+            raise UnschedulableError(problem)
+        return allocations
+
+    def _count_resources(
+        self, pod: JsonObject, claims: Sequence[JsonObject], allocations: Mapping[str, schema.Allocation]
+    ) -> Sequence[JsonObject] | None:
+        """What the pod's status says of its claims' use of the node; None if nothing is counted."""
+        if not self._api.gates[ALLOCATABLE]:
+            return None
+        devices = {
+            (one.spec.driver, one.spec.pool.name, device.name): device
+            for one in self._slices.read()
+            for device in one.spec.devices
+        }
+        uses = []
+        try:
+            for (pod_claim, name), claim in zip(claim_names(pod).items(), claims, strict=True):
+                status = _parse_status(claim)
+                allocation = status.allocation or allocations[claim["metadata"]["uid"]]
+                use = count_claim(str(name), allocation, list_containers(pod, pod_claim), devices)
+                if use.mapping and any(one.uid != pod["metadata"]["uid"] for one in status.reserved_for):
+                    raise UnschedulableError(
+                        f"node allocatable resource claim {name} has a mapped device and cannot be shared across pods"
+                    )
+                uses.append(use)
+        except AccountError as error:
+            raise UnschedulableError(str(error)) from error
+        return build_status(uses, self._api.minor)
+
+    def _write_resources(self, pod: JsonObject) -> None:
+        entries = self._count_resources(pod, self._find_claims(pod), {})
+        if entries:
+            name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+            current = self._api.get(PODS, name, namespace=namespace)
+            body = {**current, "status": {**current["status"], FIELD: entries}}
+            self._api.update(PODS, name, body, namespace=namespace, subresource="status")
+
+    def _list_pods(self, node: JsonObject) -> Sequence[JsonObject]:
+        """The pods on a node that have not ended."""
+        name = node["metadata"]["name"]
+        pods = self._api.list(PODS).items
+        return [one for one in pods if one["spec"].get("nodeName") == name and not is_finished(one)]
 
     def _explain_shortage(self, pod: JsonObject, node: JsonObject) -> str:
-        name = node["metadata"]["name"]
-        placed = (one for one in self._api.list(PODS).items if one["spec"].get("nodeName") == name)
-        return explain_shortage(
+        return explain_extended_shortage(
             pod,
             node=node,
-            others=[one for one in placed if not is_finished(one)],
+            others=self._list_pods(node),
             classes=_parse_classes(self._api.list(DEVICE_CLASSES).items),
         )
 

@@ -137,6 +137,30 @@ class Toleration(_Fields, frozen=True, kw_only=True):
     toleration_seconds: int | None = None
 
 
+class AllocatableMapping(_Fields, frozen=True, kw_only=True):
+    """How much of a node's resource each device is, or each unit of a capacity."""
+
+    capacity_key: str | None = None
+    allocation_multiplier: Quantity | None = None
+    """In Kubernetes 1.36 only, for both."""
+    capacity_multiplier: Quantity | None = None
+    device_multiplier: Quantity | None = None
+
+
+class AllocatableOverhead(_Fields, frozen=True, kw_only=True):
+    """How much of a node's resource is used besides."""
+
+    per_pod: Quantity | None = None
+    per_container: Quantity | None = None
+
+
+class NodeAllocatable(_Fields, frozen=True, kw_only=True):
+    """How much of a node's resource is used with a device."""
+
+    mapping: AllocatableMapping | None = None
+    overhead: AllocatableOverhead | None = None
+
+
 class Device(_Fields, frozen=True, kw_only=True):
     """One device of a slice."""
 
@@ -152,6 +176,9 @@ class Device(_Fields, frozen=True, kw_only=True):
     binding_conditions: tuple[str, ...] = ()
     binding_failure_conditions: tuple[str, ...] = ()
     allow_multiple_allocations: bool | None = None
+    node_allocatable_resource_mappings: dict[str, AllocatableMapping] = {}
+    """In Kubernetes 1.36 only."""
+    node_allocatable_resources: dict[str, NodeAllocatable] = {}
 
 
 class Pool(_Fields, frozen=True, kw_only=True, omit_defaults=False):

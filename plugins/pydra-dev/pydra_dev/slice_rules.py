@@ -37,6 +37,7 @@ MAX_ATTRIBUTE_VALUES = 48
 MAX_VALUE_BYTES = 64
 MAX_VALID_VALUES = 10
 MAX_CONDITIONS = 4
+NATIVE_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 EFFECTS = ("NoExecute", "NoSchedule", "None")
 
 
@@ -212,6 +213,49 @@ def _check_device(path: str, device: schema.Device, rules: SliceRules, per_devic
     )
     yield from _check_device_nodes(path, device, per_device_nodes)
     yield from check_binding(path, device.binding_conditions, device.binding_failure_conditions)
+    for name, mapping in device.node_allocatable_resource_mappings.items():
+        at = f"{path}.nodeAllocatableResourceMappings[{name}]"
+        yield from _check_native(at, name)
+        if mapping.capacity_key is None and mapping.allocation_multiplier is None:
+            yield required(at, "at least one of `allocationMultiplier` or `capacityKey` must be specified")
+        yield from _check_mapping(at, mapping, device)
+    for name, resource in device.node_allocatable_resources.items():
+        at = f"{path}.nodeAllocatableResources[{name}]"
+        yield from _check_native(at, name)
+        yield from _check_node_allocatable(at, resource, device)
+
+
+def _check_native(path: str, name: str) -> Errors:
+    if name not in NATIVE_RESOURCES and not name.startswith("hugepages-"):
+        yield invalid(path, name, "must be a node allocatable resource that is not an extended resource")
+
+
+def _check_mapping(path: str, mapping: schema.AllocatableMapping, device: schema.Device) -> Errors:
+    if mapping.capacity_key is not None and mapping.capacity_key not in device.capacity:
+        yield invalid(f"{path}.capacityKey", mapping.capacity_key, "must be a capacity of the device")
+    for field in ("allocationMultiplier", "capacityMultiplier", "deviceMultiplier"):
+        value = schema.build_fields(mapping).get(field)
+        if value is not None and parse_quantity(value) <= 0:
+            yield invalid(f"{path}.{field}", value, "must be greater than zero")
+
+
+def _check_node_allocatable(path: str, resource: schema.NodeAllocatable, device: schema.Device) -> Errors:
+    mapping, overhead = resource.mapping, resource.overhead
+    if mapping is None and overhead is None:
+        yield required(path, "at least one of `mapping` or `overhead` must be specified")
+    if mapping is not None:
+        by_capacity = (mapping.capacity_key is not None, mapping.capacity_multiplier is not None)
+        if by_capacity not in {(True, True), (False, False)} or any(by_capacity) == bool(mapping.device_multiplier):
+            detail = "must have either `capacityKey` and `capacityMultiplier`, or `deviceMultiplier`"
+            yield invalid(f"{path}.mapping", schema.build_fields(mapping), detail)
+        yield from _check_mapping(f"{path}.mapping", mapping, device)
+    if overhead is not None:
+        given = schema.build_fields(overhead)
+        if not given:
+            yield required(f"{path}.overhead", "at least one of `perPod` or `perContainer` must be specified")
+        for field, value in given.items():
+            if parse_quantity(value) < 0:
+                yield invalid(f"{path}.overhead.{field}", value, "must be greater than or equal to zero")
 
 
 def _check_name(path: str, name: str, rules: SliceRules) -> Errors:

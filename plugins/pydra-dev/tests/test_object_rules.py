@@ -270,6 +270,36 @@ OF_A_RELEASE: dict[str, tuple[JsonObject, dict[int, list[tuple[str, str]]]]] = {
         device_slice({"name": "gpu", "taints": taints(1)}, *({"name": f"gpu-{number}"} for number in range(64))),
         {34: [], 35: [("spec.devices", "Too many: 65: must have at most 64 items")]},
     ),
+    "what it uses of the node, as 1.36 has it": (
+        device_slice({"name": "cpu", "nodeAllocatableResourceMappings": {"example.com/cpu": {"capacityKey": "c"}}}),
+        {
+            35: [],
+            36: [
+                (f"{DEVICES}.nodeAllocatableResourceMappings[example.com/cpu]", ANY),
+                (f"{DEVICES}.nodeAllocatableResourceMappings[example.com/cpu].capacityKey", ANY),
+            ],
+            37: [],
+        },
+    ),
+    "what it uses of the node, as 1.37 has it": (
+        device_slice({"name": "cpu", "nodeAllocatableResources": {"cpu": {"mapping": {"capacityMultiplier": "0"}}}}),
+        {
+            36: [],
+            37: [
+                (f"{DEVICES}.nodeAllocatableResources[cpu].mapping", ANY),
+                (f"{DEVICES}.nodeAllocatableResources[cpu].mapping.capacityMultiplier", ANY),
+            ],
+        },
+    ),
+    "nothing used besides": (
+        device_slice({"name": "cpu", "nodeAllocatableResources": {"cpu": {"overhead": {}}, "memory": {}}}),
+        {
+            37: [
+                (f"{DEVICES}.nodeAllocatableResources[cpu].overhead", ANY),
+                (f"{DEVICES}.nodeAllocatableResources[memory]", ANY),
+            ]
+        },
+    ),
     "a name with two slashes": (
         device_slice({"name": "gpu", "attributes": {"a.example.com/b/c": {"int": 1}}}),
         {34: [], 37: [], 38: [("spec.devices[0].attributes", ANY)]},
@@ -283,7 +313,8 @@ OF_A_RELEASE: dict[str, tuple[JsonObject, dict[int, list[tuple[str, str]]]]] = {
     ids=[f"1.{minor}: {name}" for name, (_, by_minor) in OF_A_RELEASE.items() for minor in by_minor],
 )
 def test_each_release_has_its_own_rules_for_slices(minor: int, spec: JsonObject, told: list[tuple[str, str]]) -> None:
-    gates = build_gates(minor, {"DRADeviceTaints": True, "DRAPartitionableDevices": True})
+    alpha = {"DRANodeAllocatableResources": True} if minor >= 36 else {}
+    gates = build_gates(minor, {"DRADeviceTaints": True, "DRAPartitionableDevices": True, **alpha})
     context = Context(minor=minor, gates=gates, now=CONTEXT.now)
     if told:
         assert refused(RESOURCE_SLICES, spec, context) == told

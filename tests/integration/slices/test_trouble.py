@@ -7,8 +7,9 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
-from pydra.devices import CounterConsumption, CounterSet, Device, Taint, TaintEffect
+from pydra.devices import Capacity, CounterConsumption, CounterSet, Device, NodeAllocatable, Taint, TaintEffect
 from pydra.errors import Invalid, NotFound, Unavailable, Unreadable
 from pydra.kube.api_resources import RESOURCE_SLICES, JsonObject, Resource
 from pydra.kube.client import KubeClient
@@ -18,7 +19,7 @@ from pydra.slices.foreign import ForeignSlices, watch_pool
 from pydra.slices.reconciler import Backoff, FieldsDropped, FieldsKept, PoolPublished, PublishFailed
 from pydra.slices.server_limitations import EFFECT_NONE
 from pydra_dev.faults import Fault
-from pydra_dev.gates import PARTITIONS, TAINTS, build_gates
+from pydra_dev.gates import ALLOCATABLE, PARTITIONS, TAINTS, build_gates
 from pydra_dev.kinds import KINDS
 from pydra_dev.verbs import Api
 from tests.integration.api_handle import ApiHandle, open_api
@@ -98,6 +99,60 @@ async def test_a_gate_that_is_turned_on_is_noticed_and_all_is_published(gate: st
         devices = [one for body in await it.slices() for one in body["spec"].get("devices", ())]
         assert same_content({"devices": [build_device(device)]}, {"devices": devices})
         assert sum("sharedCounters" in body["spec"] for body in await it.slices()) == len(counters)
+
+
+CPUS = Device(
+    name="cpus",
+    capacity={"cores": Capacity(8)},
+    allow_multiple_allocations=True,
+    node_allocatable={"cpu": NodeAllocatable(capacity="cores")},
+)
+IN_1_36 = {"nodeAllocatableResourceMappings": {"cpu": {"capacityKey": "cores", "allocationMultiplier": "1"}}}
+IN_1_37 = {
+    "nodeAllocatableResources": {"cpu": {"mapping": {"capacityKey": "cores", "capacityMultiplier": "1"}}},
+}
+
+
+def read_node_allocatable(device: JsonObject) -> JsonObject:
+    return {field: value for field, value in device.items() if field.startswith("nodeAllocatable")}
+
+
+@pytest.mark.parametrize(
+    ("version", "gates", "stored"),
+    [
+        pytest.param("1.36.2", {ALLOCATABLE: True}, IN_1_36, id="1.36"),
+        pytest.param("1.37.0", {ALLOCATABLE: True}, IN_1_37, id="1.37"),
+        pytest.param("1.36.2", {}, {}, id="1.36 with the gate off"),
+        pytest.param("1.37.0", {}, {}, id="1.37 with the gate off"),
+    ],
+)
+async def test_what_devices_use_of_the_node_is_published_in_the_form_of_the_release(
+    version: str, gates: dict[str, bool], stored: JsonObject
+) -> None:
+    async with open_api(version=version, gates=gates) as api, publishing(api) as it:
+        await it.publish(CPUS)
+        await it.at_rest()
+        [body] = await it.slices()
+        [device] = body["spec"]["devices"]
+        assert read_node_allocatable(device) == stored
+        dropped = [one.gates for one in it.events.of(FieldsDropped)]
+        assert dropped == ([] if gates else [(ALLOCATABLE,)]), "said once, and not when nothing is lost"
+        assert it.writes() == ["create"]
+
+
+async def test_what_1_36_cannot_say_of_the_node_is_said_after_the_upgrade_to_1_37() -> None:
+    resources = {"cpu": NodeAllocatable(capacity="cores", per_pod="100m")}
+    async with open_api(version="1.36.2", gates={ALLOCATABLE: True}) as api, publishing(api, gate_period=0.05) as it:
+        await it.publish(replace(CPUS, node_allocatable=resources))
+        dropped = await it.events.next(FieldsDropped)
+        assert str(dropped).endswith(
+            "What pods need of the node besides their devices is left out, which Kubernetes accepts from 1.37"
+        )
+        api.embedded.api.minor = 37
+        await it.events.next(FieldsKept)
+        [body] = await it.slices()
+        [device] = body["spec"]["devices"]
+        assert read_node_allocatable(device)["nodeAllocatableResources"]["cpu"]["overhead"] == {"perPod": "100m"}
 
 
 async def test_a_gate_that_is_turned_on_during_an_outage_is_noticed_at_its_end() -> None:

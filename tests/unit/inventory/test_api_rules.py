@@ -15,6 +15,7 @@ from pydra.devices import (
     CounterConsumption,
     CounterSet,
     Device,
+    NodeAllocatable,
     RequestPolicy,
     Taint,
     Version,
@@ -39,6 +40,12 @@ def capacity(value: int | str, **policy: Any) -> Device:
         capacity={"memory": Capacity(value, RequestPolicy(**policy) if policy else None)},
         allow_multiple_allocations=bool(policy),
     )
+
+
+def using(name: str = "cpu", *, shared: bool = True, **fields: Any) -> Device:
+    """A device with 8 slots that uses this of the node."""
+    resources = {name: NodeAllocatable(**fields)}
+    return device(capacity={"slots": Capacity(8)}, allow_multiple_allocations=shared, node_allocatable=resources)
 
 
 def limits(low: int | str, high: int | str | None = None, step: int | str | None = None) -> CapacityRange:
@@ -77,6 +84,10 @@ GOOD = {
     "a policy with a range": capacity("80Gi", default="2Gi", valid_range=limits("1Gi", "80Gi", "1Gi")),
     "a policy with an open range": capacity(8, default=2, valid_range=limits(1)),
     "a policy with only a default": capacity(8, default=2),
+    "a share of the node's CPUs": using(capacity="slots"),
+    "memory for each slot": using("memory", capacity="slots", multiplier="1Gi"),
+    "huge pages for each device": using("hugepages-2Mi", shared=False, multiplier="512Mi"),
+    "memory besides": using("memory", per_pod="0", per_container="100Mi"),
 }
 
 BAD = {
@@ -158,6 +169,13 @@ BAD = {
         "may stand once only",
     ),
     "no failure conditions": (device(binding_conditions=("a",)), "come together or not at all"),
+    "an extended resource": (using("example.com/gpu", multiplier=1), "only cpu, memory, ephemeral-storage"),
+    "nothing of the node": (using(), "has neither a capacity nor a multiplier"),
+    "a capacity that it does not have": (using(capacity="cores"), "the device has no capacity 'cores'"),
+    "a share of a device that is not shared": (using(capacity="slots", shared=False), "counted, only with allow_"),
+    "a multiplier of zero": (using(multiplier=0), "multiplier 0 must be positive"),
+    "less than nothing besides": (using(per_pod="-1"), "per_pod '-1' must not be negative"),
+    "an amount that is no quantity": (using(per_container="few"), "per_container 'few' is not a quantity"),
     "a condition's name": (
         device(binding_conditions=("a b",), binding_failure_conditions=("f",)),
         "'a b' must be a label name",
@@ -199,8 +217,8 @@ def test_names_have_their_lengths() -> None:
 
 
 def server() -> Api:
-    gates = {"DRAListTypeAttributes": True}
-    return Api(store=Store(), minor=36, gates=build_gates(36, gates), clock=lambda: datetime.now(UTC), random=Random(0))
+    gates = {"DRAListTypeAttributes": True, "DRANodeAllocatableResources": True}
+    return Api(store=Store(), minor=37, gates=build_gates(37, gates), clock=lambda: datetime.now(UTC), random=Random(0))
 
 
 def slice_of(body: dict[str, Any]) -> dict[str, Any]:
@@ -224,6 +242,8 @@ NOT_FOR_THE_SERVER = {  # what cannot even be written as JSON of a slice, or has
     "a number over 64 bits",
     "a taint's time",  # a real server cannot decode it; the embedded one does not look
     "a taint's time without a zone",
+    "an amount that is no quantity",
+    "a share of a device that is not shared",  # the scheduler cannot count it
 }
 
 

@@ -15,6 +15,7 @@ from pydra.devices import (
     CounterConsumption,
     CounterSet,
     Device,
+    NodeAllocatable,
     Pool,
     RequestPolicy,
     Taint,
@@ -75,6 +76,28 @@ def test_a_device_has_all_its_fields_in_the_apis_form() -> None:
         "bindingFailureConditions": ["failed"],
     }
     assert build_device(Device(name="bare")) == {"name": "bare"}
+
+
+def test_what_a_device_uses_of_the_node_is_in_the_form_of_the_release() -> None:
+    resources = {
+        "cpu": NodeAllocatable(capacity="cores"),
+        "memory": NodeAllocatable(capacity="cores", multiplier="1024Mi", per_pod="64Mi", per_container=0),
+        "hugepages-2Mi": NodeAllocatable(multiplier="2048Ki"),
+    }
+    device = Device(name="d", capacity={"cores": Capacity(4)}, node_allocatable=resources)
+    assert build_device(device)["nodeAllocatableResources"] == {
+        "cpu": {"mapping": {"capacityKey": "cores", "capacityMultiplier": "1"}},
+        "hugepages-2Mi": {"mapping": {"deviceMultiplier": "2Mi"}},
+        "memory": {
+            "mapping": {"capacityKey": "cores", "capacityMultiplier": "1Gi"},
+            "overhead": {"perPod": "64Mi", "perContainer": "0"},
+        },
+    }
+    assert build_device(device, has_mappings=True)["nodeAllocatableResourceMappings"] == {
+        "cpu": {"capacityKey": "cores", "allocationMultiplier": "1"},
+        "hugepages-2Mi": {"allocationMultiplier": "2Mi"},
+        "memory": {"capacityKey": "cores", "allocationMultiplier": "1Gi"},
+    }
 
 
 SPLITS: dict[str, tuple[tuple[Device, ...], list[int]]] = {

@@ -48,6 +48,16 @@ SAME: dict[str, tuple[JsonObject, JsonObject]] = {
         gpu(consumesCounters=[{"counterSet": "c", "counters": {"m": {"value": "1k"}}}]),
         gpu(consumesCounters=[{"counterSet": "c", "counters": {"m": {"value": "1000"}}}]),
     ),
+    "what is used of the node, of one value": (
+        gpu(
+            nodeAllocatableResources={"cpu": {"mapping": {"deviceMultiplier": "1000m"}, "overhead": {"perPod": "0.5"}}}
+        ),
+        gpu(nodeAllocatableResources={"cpu": {"mapping": {"deviceMultiplier": "1"}, "overhead": {"perPod": "500m"}}}),
+    ),
+    "what is used of the node in 1.36, of one value": (
+        gpu(nodeAllocatableResourceMappings={"memory": {"allocationMultiplier": "1024Mi"}}),
+        gpu(nodeAllocatableResourceMappings={"memory": {"allocationMultiplier": "1Gi"}}),
+    ),
     "a time that the server filled in": (taint(), taint(timeAdded="2026-01-01T00:00:00Z")),
     "times of one instant": (taint(timeAdded="2026-01-01T01:00:00+01:00"), taint(timeAdded="2026-01-01T00:00:00Z")),
     "times of a second apart": (taint(timeAdded="2026-01-01T00:00:00.9Z"), taint(timeAdded="2026-01-01T00:00:00Z")),
@@ -75,6 +85,10 @@ DIFFERENT: dict[str, tuple[JsonObject, JsonObject]] = {
     "sharing dropped": (gpu(allowMultipleAllocations=True), gpu()),
     "a selection of nodes": ({"perDeviceNodeSelection": True}, {}),
     "counters dropped": ({"sharedCounters": [{"name": "c", "counters": {"m": {"value": "1"}}}]}, {}),
+    "more used of the node": (
+        gpu(nodeAllocatableResources={"cpu": {"mapping": {"deviceMultiplier": "1"}}}),
+        gpu(nodeAllocatableResources={"cpu": {"mapping": {"deviceMultiplier": "2"}}}),
+    ),
     "a field that pydra does not know": (gpu(), gpu(novelty={"a": [1]})),
     "a field of the slice that others set": (gpu(), gpu() | {"skipNodeOperations": ["*"]}),
 }

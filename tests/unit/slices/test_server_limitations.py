@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pydra.devices import (
     Capacity,
     CounterConsumption,
     CounterSet,
     Device,
+    NodeAllocatable,
     Pool,
     RequestPolicy,
     Taint,
@@ -22,9 +24,11 @@ from pydra.devices import (
 from pydra.slices.build import WantedPool, build_wanted
 from pydra.slices.reconciler import FieldsDropped
 from pydra.slices.server_limitations import (
+    ALLOCATABLE,
     BINDING,
     EFFECT_NONE,
     LISTS,
+    OVERHEADS,
     PARTITIONS,
     SHARES,
     TAINTS,
@@ -37,7 +41,7 @@ from pydra.slices.server_limitations import (
     reduce_pool,
 )
 
-GATES = (BINDING, LISTS, PARTITIONS, SHARES, TAINTS)
+GATES = (ALLOCATABLE, BINDING, LISTS, PARTITIONS, SHARES, TAINTS)
 BOARD = CounterSet(name="board", counters={"slots": 4, "memory": "16Gi"})
 
 
@@ -57,6 +61,15 @@ SHARED = Device(
     allow_multiple_allocations=True,
     capacity={"memory": Capacity("8Gi", RequestPolicy(default="1Gi"))},
 )
+CPUS = Device(
+    name="cpus",
+    allow_multiple_allocations=True,
+    capacity={"cores": Capacity(8)},
+    node_allocatable={
+        "cpu": NodeAllocatable(capacity="cores", multiplier="1500m", per_pod=1),
+        "memory": NodeAllocatable(per_container="1Gi"),
+    },
+)
 LISTED = Device(name="listed", attributes={"peers": ("a", "b"), "model": "x"})
 
 
@@ -70,6 +83,21 @@ LISTED = Device(name="listed", attributes={"peers": ("a", "b"), "model": "x"})
         ({BINDING}, LOCAL, Device(name="local")),
         ({SHARES}, SHARED, Device(name="shared", capacity={"memory": Capacity("8Gi")})),
         ({LISTS}, LISTED, Device(name="listed", attributes={"model": "x"})),
+        ({ALLOCATABLE}, CPUS, replace(CPUS, node_allocatable={})),
+        (
+            {OVERHEADS},
+            CPUS,
+            replace(CPUS, node_allocatable={"cpu": NodeAllocatable(capacity="cores", multiplier="1500m")}),
+        ),
+        (
+            {SHARES, OVERHEADS},
+            CPUS,
+            Device(
+                name="cpus",
+                capacity={"cores": Capacity(8)},
+                node_allocatable={"cpu": NodeAllocatable(multiplier="12000000000n")},
+            ),
+        ),
         ({PARTITIONS}, part("whole", 4), Device(name="whole")),
         ({PARTITIONS}, part("over", 5), None),
         ({PARTITIONS}, part("stray", 1, counter_set="nowhere"), None),
@@ -150,7 +178,7 @@ def test_whatever_the_gates_nothing_is_published_that_could_be_given_out_twice(
 
 
 @pytest.mark.parametrize(
-    "device", [SICK, NOTED, BOUND, LOCAL, SHARED, LISTED, part("part", 1)], ids=lambda device: device.name
+    "device", [SICK, NOTED, BOUND, LOCAL, SHARED, LISTED, CPUS, part("part", 1)], ids=lambda device: device.name
 )
 def test_what_depends_on_a_gate_is_known_and_nothing_else(device: Device) -> None:
     assert needs_gates(device)
@@ -192,6 +220,16 @@ LOSSES: dict[str, tuple[JsonObject, JsonObject, tuple[str, ...]]] = {
         gpu(taints=[{"key": "k"}], allowMultipleAllocations=True),
         gpu(),
         ("DRAConsumableCapacity", "DRADeviceTaints"),
+    ),
+    "what is used of the node": (
+        gpu(nodeAllocatableResources={"cpu": {"mapping": {"deviceMultiplier": "1"}}}),
+        gpu(),
+        ("overheads of node allocatable resources",),
+    ),
+    "what is used of the node, in 1.36": (
+        gpu(nodeAllocatableResourceMappings={"cpu": {"allocationMultiplier": "1"}}),
+        gpu(),
+        ("DRANodeAllocatableResources",),
     ),
     "something else": (gpu(novelty=True), gpu(), ()),
 }
