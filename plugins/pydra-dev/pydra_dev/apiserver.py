@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from random import Random
@@ -29,6 +30,7 @@ from pydra_dev.faults import Faults, RequestLog
 from pydra_dev.gates import build_gates
 from pydra_dev.handlers import MAX_BODY, OPENAPI, Handlers
 from pydra_dev.kinds import COLLECTION_VERBS, KINDS, NAMESPACES, OBJECT_VERBS, SERVICE_ACCOUNTS, Kind
+from pydra_dev.openapi import build_openapi
 from pydra_dev.status import JsonObject
 from pydra_dev.store import DEFAULT_HISTORY, Store
 from pydra_dev.verbs import Api
@@ -56,29 +58,29 @@ def parse_release(text: str) -> Release:
     return Release(numbers[0], numbers[1], numbers[2] if len(numbers) == 3 else 0)
 
 
-def build_documents(release: Release, kinds: Iterable[Kind]) -> Mapping[str, JsonObject]:
-    """Every discovery document by its path."""
+def build_documents(release: Release, kinds: Iterable[Kind]) -> Mapping[str, Callable[[], JsonObject]]:
+    """How to build every discovery document, by its path; those of OpenAPI take a moment."""
     served = sorted(kinds, key=lambda kind: (kind.group, kind.version, kind.plural))
     documents: dict[str, JsonObject] = {"/version": _build_version(release)}
     groups: list[JsonObject] = []
-    described: dict[str, JsonObject] = {}
+    openapi: dict[str, Callable[[], JsonObject]] = {}
     for (group, version), grouped in groupby(served, key=lambda kind: (kind.group, kind.version)):
         members = tuple(grouped)
         path = f"/apis/{group}/{version}" if group else f"/api/{version}"
         documents[path] = _build_resources(group, version, members)
-        documents[f"/openapi/v3{path}"] = _build_openapi(release, path, members)
-        described[path.removeprefix("/")] = {"serverRelativeURL": f"/openapi/v3{path}"}
+        openapi[f"/openapi/v3{path}"] = partial(build_openapi, str(release), path, members)
         if group:
             entry = {"groupVersion": f"{group}/{version}", "version": version}
             if not groups or groups[-1]["name"] != group:
                 groups.append({"name": group, "versions": [], "preferredVersion": entry})
             groups[-1]["versions"].append(entry)
             documents[f"/apis/{group}"] = {"kind": "APIGroup", "apiVersion": "v1", **groups[-1]}
+    described = {path.removeprefix(f"{OPENAPI}/"): {"serverRelativeURL": path} for path in openapi}
     documents[OPENAPI] = {"paths": described}
     addresses = [{"clientCIDR": "0.0.0.0/0", "serverAddress": "127.0.0.1"}]
     documents["/api"] = {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": addresses}
     documents["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
-    return documents
+    return {**{path: partial(dict, document) for path, document in documents.items()}, **openapi}
 
 
 def _build_version(release: Release) -> JsonObject:
@@ -108,19 +110,6 @@ def _build_resources(group: str, version: str, kinds: Iterable[Kind]) -> JsonObj
             resources.append({**entry, "name": name, "singularName": "", "kind": shown, "verbs": verbs})
     group_version = f"{group}/{version}" if group else version
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources}
-
-
-def _build_openapi(release: Release, path: str, kinds: Iterable[Kind]) -> JsonObject:
-    """No schemas, only what `kubectl` looks for: that the server validates fields itself."""
-    validation = {"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}
-    paths: dict[str, JsonObject] = {}
-    for kind in kinds:
-        namespace = "/namespaces/{namespace}" if kind.namespaced else ""
-        identity = {"group": kind.group, "version": kind.version, "kind": kind.kind}
-        operation = {"x-kubernetes-group-version-kind": identity, "parameters": [validation], "responses": {}}
-        paths[f"{path}{namespace}/{kind.plural}/{{name}}"] = {"patch": operation}
-    info = {"title": "Kubernetes", "version": str(release)}
-    return {"openapi": "3.0.0", "info": info, "paths": paths, "components": {"schemas": {}}}
 
 
 DEFAULT_VERSION = "1.36.1"

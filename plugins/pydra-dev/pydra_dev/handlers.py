@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -103,7 +103,7 @@ class Handlers:
         api: Api,
         *,
         served: tuple[Kind, ...],
-        documents: Mapping[str, JsonObject],
+        documents: Mapping[str, Callable[[], JsonObject]],
         faults: Faults,
         requests: RequestLog,
         token: str = "",
@@ -158,7 +158,7 @@ class Handlers:
         if request.path.rstrip("/") == OPENAPI:
             return _build_answer(self._index_openapi())
         if request.path.rstrip("/") in self._documents:
-            return _build_answer(self._documents[request.path.rstrip("/")])
+            return _build_answer(self._documents[request.path.rstrip("/")]())
         if _CONTAINER_PATH.fullmatch(request.path):
             why = "its containers are simulated: they have no log, and nothing can run in them"
             raise StatusError(501, "NotImplemented", f"this pod runs on a node of `pydra dev`, and {why}")
@@ -188,7 +188,7 @@ class Handlers:
 
     def _index_openapi(self) -> JsonObject:
         """Where the documents of OpenAPI are; a client asks for them without the path of its server."""
-        paths = self._documents[OPENAPI]["paths"]
+        paths = self._documents[OPENAPI]()["paths"]
         root = f"/{self.token}" if self.token else ""
         return {
             "paths": {name: {"serverRelativeURL": f"{root}{one['serverRelativeURL']}"} for name, one in paths.items()}
