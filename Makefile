@@ -151,7 +151,7 @@ format: setup ## let ruff format and sort
 lock: ## pin what development and running need, with hashes, for every supported Python
 	$(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --group dev --extra tracing --generate-hashes \
-		--no-emit-index-url --no-emit-find-links --no-emit-package pydra-dra --no-emit-package pydra-amd --no-emit-package pydra-cpu --no-emit-package pydra-dev --no-emit-package pydra-nri --no-emit-package pydra-nvidia --no-emit-package pydra-pci --no-emit-package pydra-sim --no-emit-package pydra-tpu \
+		--no-emit-index-url --no-emit-find-links --no-emit-package pydra-dra --no-emit-package pydra-amd --no-emit-package pydra-cpu --no-emit-package pydra-dev --no-emit-package pydra-net --no-emit-package pydra-nri --no-emit-package pydra-nvidia --no-emit-package pydra-pci --no-emit-package pydra-sim --no-emit-package pydra-tpu \
 		--no-annotate --no-header -o constraints.txt pyproject.toml
 	$(MAKE) setup && $(BIN)/python hack/lock.py
 

@@ -34,7 +34,7 @@ def main() -> None:
             copy_installed(name, site)
         pip = (sys.executable, "-m", "pip", "--python", environment / "bin" / "python")
         # By name, so that the extra `dev` is what brings pydra-dev and pydra-sim.
-        names = ("pydra-dra[dev]", "pydra-amd", "pydra-cpu", "pydra-nvidia", "pydra-tpu")
+        names = ("pydra-dra[dev]", "pydra-amd", "pydra-cpu", "pydra-net", "pydra-nvidia", "pydra-tpu")
         run(*pip, "install", *QUIET, "--no-index", "--find-links", wheels, *names)
         run(*pip, "check", "--disable-pip-version-check")
         try_out(environment / "bin", Path(scratch))

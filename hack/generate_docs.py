@@ -25,6 +25,7 @@ from pydra.testing.rules import Rule
 from pydra_amd import settings as amd
 from pydra_amd.health import diagnosis as amd_diagnosis
 from pydra_cpu import settings as cpu
+from pydra_net import settings as net
 from pydra_nvidia import settings as nvidia
 from pydra_nvidia.compute_domain import configuration as compute_domain
 from pydra_nvidia.health import diagnosis as nvidia_diagnosis
@@ -35,6 +36,7 @@ DOCS = ROOT / "docs"
 AMD_DOCS = ROOT / "plugins" / "pydra-amd" / "docs"
 NVIDIA_DOCS = ROOT / "plugins" / "pydra-nvidia" / "docs"
 CPU_DOCS = ROOT / "plugins" / "pydra-cpu" / "docs"
+NET_DOCS = ROOT / "plugins" / "pydra-net" / "docs"
 TPU_DOCS = ROOT / "plugins" / "pydra-tpu" / "docs"
 
 
@@ -49,6 +51,7 @@ def pages() -> dict[Path, str]:
         AMD_DOCS / "settings.md": amd_settings_page(),
         NVIDIA_DOCS / "settings.md": nvidia_settings_page(),
         CPU_DOCS / "settings.md": cpu_settings_page(),
+        NET_DOCS / "settings.md": net_settings_page(),
         TPU_DOCS / "settings.md": tpu_settings_page(),
     }
 
@@ -253,6 +256,14 @@ def amd_settings_page() -> str:
         *signals_tables(amd, amd_diagnosis.DEFAULT_REACTIONS),
     ]
     return "\n".join(lines) + "\n"
+
+
+def net_settings_page() -> str:
+    lines = [
+        *backend_settings_head("net", "exclude: docker*", net.PREFIX),
+        *backend_settings_table(net.Settings, net.PREFIX),
+    ]
+    return "\n".join(lines)
 
 
 def cpu_settings_page() -> str:

@@ -18,6 +18,7 @@ NAMESPACE = "pydra-system"
 SIM: Mapping[str, Any] = {"backends": {"sim": {"enabled": True}}}
 AMD: Mapping[str, Any] = {"backends": {"amd": {"enabled": True}}}
 CPU: Mapping[str, Any] = {"backends": {"cpu": {"enabled": True}}}
+NET: Mapping[str, Any] = {"backends": {"net": {"enabled": True}}}
 NVIDIA: Mapping[str, Any] = {"backends": {"nvidia": {"enabled": True}}}
 COMPUTE_DOMAIN: Mapping[str, Any] = {"backends": {"nvidia-compute-domain": {"enabled": True}}}
 TPU: Mapping[str, Any] = {"backends": {"tpu": {"enabled": True}}}

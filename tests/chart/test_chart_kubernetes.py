@@ -13,7 +13,7 @@ from kubernetes_validate.utils import schema_contents
 from referencing import Registry, Resource
 
 from tests.chart.cluster import ADDED
-from tests.chart.rendering import AMD, BOTH, CHART, CPU, NVIDIA, SIM, TPU, Object, at, overlay, render
+from tests.chart.rendering import AMD, BOTH, CHART, CPU, NET, NVIDIA, SIM, TPU, Object, at, overlay, render
 
 VERSIONS = ["1.34", "1.35", "1.36", "1.37"]
 ELSEWHERE = {kind for kinds in ADDED.values() for kind in kinds}
@@ -55,7 +55,7 @@ FULL = overlay(
 RELEASES = {
     "sim": SIM,
     "nvidia": NVIDIA,
-    "amd, cpu and tpu": overlay(AMD, CPU, TPU),
+    "amd, cpu, net and tpu": overlay(AMD, CPU, NET, TPU),
     "all on": FULL,
     "one pod": overlay(FULL, {"onePod": True}),
     "ServiceMonitor": overlay(SIM, {"monitor": {"create": True, "kind": "ServiceMonitor"}}),

@@ -13,13 +13,29 @@ from cel_expr_python import cel
 
 from pydra.agent.assembly import REQUESTS
 from pydra.observability.metrics import Metrics
-from tests.chart.rendering import AMD, BOTH, CHART, CPU, NVIDIA, SIM, TPU, Object, Objects, at, by_name, overlay, render
+from tests.chart.rendering import (
+    AMD,
+    BOTH,
+    CHART,
+    CPU,
+    NET,
+    NVIDIA,
+    SIM,
+    TPU,
+    Object,
+    Objects,
+    at,
+    by_name,
+    overlay,
+    render,
+)
 
 GUIDE = (CHART.parents[1] / "docs" / "install.md").read_text()
 ALL_ON = overlay(
     BOTH,
     AMD,
     CPU,
+    NET,
     TPU,
     {
         "packages": {"names": ["a"]},
@@ -30,7 +46,7 @@ ALL_ON = overlay(
     },
 )
 
-AGENTS = ("pydra-amd", "pydra-cpu", "pydra-nvidia", "pydra-sim", "pydra-tpu")
+AGENTS = ("pydra-amd", "pydra-cpu", "pydra-net", "pydra-nvidia", "pydra-sim", "pydra-tpu")
 
 
 def pods(objects: Objects) -> list[tuple[str, Object]]:
@@ -120,7 +136,8 @@ def test_nobody_but_the_nvidia_agent_is_privileged() -> None:
                 assert context["privileged"] is True
                 continue
             assert context["allowPrivilegeEscalation"] is False, name
-            assert context["capabilities"] == {"drop": ["ALL"]}, name
+            kept = {"add": ["NET_ADMIN", "SYS_ADMIN"]} if (name, container["name"]) == ("pydra-net", "agent") else {}
+            assert context["capabilities"] == {"drop": ["ALL"], **kept}, name
             assert "privileged" not in context, name
             profiles = [pod["securityContext"].get("seccompProfile"), context.get("seccompProfile")]
             assert {"type": "RuntimeDefault"} in profiles, name
@@ -145,9 +162,10 @@ def test_what_pip_installs_runs_as_a_user_of_its_own() -> None:
     assert "runAsUser" not in installer["securityContext"], "the namespace's range has no such user"
 
 
-def test_no_pod_has_the_hosts_network_or_ipc_and_only_mps_its_processes() -> None:
+def test_only_the_net_agent_has_the_hosts_network_and_only_mps_its_processes() -> None:
     for name, pod in pods(render(ALL_ON)):
-        assert not {"hostNetwork", "hostIPC", "hostUsers"} & set(pod), name
+        assert not {"hostIPC", "hostUsers"} & set(pod), name
+        assert pod.get("hostNetwork", False) is (name == "pydra-net")
         assert pod.get("hostPID", False) is (name == "pydra-nvidia")
         assert not any("hostPort" in port for one in containers(pod) for port in one.get("ports", ()))
 

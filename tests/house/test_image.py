@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import pydra
-from tests.chart.rendering import AMD, BOTH, COMPUTE_DOMAIN, CPU, TPU, at, overlay, render
+from tests.chart.rendering import AMD, BOTH, COMPUTE_DOMAIN, CPU, NET, TPU, at, overlay, render
 from tests.house.scripts import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +63,7 @@ def test_every_plugin_with_a_backend_gets_an_image_by_the_name_that_the_chart_as
     assert images.pop(f"pydra:{pydra.__version__}") == ()
     folders = {folder for several in images.values() for folder in several}
     assert folders == {project.name for project in PROJECTS[1:]} - {"pydra-dev"}
-    sets = render(overlay(BOTH, TPU, AMD, CPU, COMPUTE_DOMAIN)).all("DaemonSet")
+    sets = render(overlay(BOTH, TPU, AMD, CPU, NET, COMPUTE_DOMAIN)).all("DaemonSet")
     assert {one["spec"]["template"]["spec"]["containers"][0]["image"] for one in sets} == set(images)
 
 

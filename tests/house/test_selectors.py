@@ -26,6 +26,7 @@ from pydra_cpu.settings import GroupBy
 from pydra_cpu.simulation.machine import MACHINE_TYPES as CPU_MACHINES
 from pydra_dev import schema
 from pydra_dev.cel.environment import EvaluationError, build_variables, compile_selector
+from pydra_net.simulation.machine import MACHINE_TYPES as NET_MACHINES
 from pydra_nvidia.simulation.scenario_file import bundled_scenarios
 from pydra_tpu.settings import Offer
 from pydra_tpu.simulation.machine_types import MACHINE_TYPES as TPU_MACHINES
@@ -50,6 +51,7 @@ AMD_OFFERS: list[dict[str, Any]] = [{"sharing": True}, {"vfio": True}, *({"parti
 SCENARIOS: Mapping[str, list[dict[str, Any]]] = {
     "amd": [{"scenario": name, "amdsmi": False, **more} for name in AMD_MACHINES for more in AMD_OFFERS],
     "cpu": [{"scenario": name, "group_by": group} for name, group in product(CPU_MACHINES, GroupBy)],
+    "net": [{"scenario": name} for name in NET_MACHINES],
     "tpu": [{"scenario": name, "offer": offer} for name, offer in product(TPU_MACHINES, Offer)],
     "nvidia": [
         *({"scenario": name} for name in bundled_scenarios()),

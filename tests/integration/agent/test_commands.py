@@ -61,6 +61,7 @@ def test_the_installed_backends_are_listed_with_their_distributions() -> None:
         ["NAME", "DISTRIBUTION"],
         ["amd", "pydra-amd"],
         ["cpu", "pydra-cpu"],
+        ["net", "pydra-net"],
         ["nvidia", "pydra-nvidia"],
         ["nvidia-compute-domain", "pydra-nvidia"],
         ["sim", "pydra-sim"],
