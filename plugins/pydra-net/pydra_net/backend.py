@@ -1,0 +1,274 @@
+"""The coroutines that pydra and the container runtime call: read, decide, act.
+
+What a claim has is in the agent's records only. Where an interface is, the kernel knows; what is remembered here are
+the sandboxes of pods, so that their namespaces do not end with an interface in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from pydra import Claim, ClaimError, HeldClaim, Inventory, Plan, PreparedDevice, PydraError
+from pydra_net.claim_plan import find_link, plan_claim
+from pydra_net.hardware_reader import HardwareReader, Node
+from pydra_net.held_claims import list_gives_of_pod
+from pydra_net.inventory import build_inventory
+from pydra_net.operations import Kernel, Namespace, NamespaceGone
+from pydra_net.sandboxes import Sandbox, Sandboxes
+from pydra_net.settings import Settings
+from pydra_net.step_appliers import AttachFailed, Mover, find
+from pydra_net.steps import GiveInterface, Step
+from pydra_nri import Container, ContainerUpdate, CreateContainerResponse, Plugin, PodSandbox
+from pydra_pci import Tree
+
+_PATIENCE = 2.0
+"""Seconds that a claim waits for a connection to the runtime that is just being made."""
+_HOOK_SECONDS = 1.2
+"""Of the 2 s after which a runtime goes on without this plugin; the rest is for the way and for other plugins."""
+_QUIET = 0.5
+"""Seconds in which events are collected."""
+
+_log = logging.getLogger(__name__)
+
+
+class NetBackend:
+    """One node's interfaces. `runtime` is the connection to the container runtime; `held` returns the node's claims."""
+
+    runtime: Plugin
+
+    def __init__(
+        self,
+        settings: Settings,
+        tree: Tree,
+        kernel: Kernel,
+        host: Namespace,
+        held: Callable[[], Sequence[HeldClaim]],
+    ) -> None:
+        self._held = held
+        self._settings = settings
+        self._reader = HardwareReader(tree, kernel, host, settings)
+        self._mover = Mover(kernel, host, self._reader.has_function)
+        self._sandboxes = Sandboxes(kernel)
+        self._events = kernel.watch(host)
+        self._inventory = Inventory()
+        self._restored = asyncio.Event()
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """End what is in work."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._events.close()
+        self._sandboxes.close()
+
+    # The agent's calls
+
+    async def discover(self) -> Inventory:
+        """All interfaces that the node does not need itself, those in pods included."""
+        self._inventory = await self._read_inventory()
+        return self._inventory
+
+    async def wait_changed(self) -> None:
+        """Return when interfaces, addresses or the runtime have come or gone since `discover`."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.poll_period):
+                    await self._events.wait()
+            if await self._read_inventory() != self._inventory:
+                return
+            await asyncio.sleep(_QUIET)
+
+    async def restore(self, held: Sequence[HeldClaim], /) -> None:
+        """Let the runtime's pods be compared with the claims, which are known from now on."""
+        self._restored.set()
+
+    async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Plan:
+        """The interfaces, with all that is configured on them now."""
+        await self._check_runtime()
+        node = await self._read()
+        return plan_claim(claim, held, node, self._reader.find_pci_address)
+
+    async def apply(self, step: Step, _result: Any, _claim: Claim, /) -> None:
+        """Check that the node can do without the interface, and let it be found again wherever it is."""
+        node = await self._read()
+        if find(step, node.reading) or step.device in node.names.values():
+            find_link(step.device, node)
+        async with self._locks[step.device]:
+            await asyncio.to_thread(self._mover.mark, step, self._sandboxes.list_namespaces())
+
+    async def undo(self, step: Step, _result: Any, claim: Claim, /) -> None:
+        """Put the interface back as it was."""
+        async with self._locks[step.device]:
+            await asyncio.to_thread(self._mover.take_back, step, self._sandboxes.list_namespaces())
+            await asyncio.to_thread(self._mover.unmark, step)
+        for sandbox in self._sandboxes.list_of_pod(claim.pod.uid) if claim.pod else ():
+            sandbox.attached.discard(step.device)
+            if not sandbox.attached:  # the pod has ended, and nobody may tell
+                self._sandboxes.forget(sandbox)
+
+    async def prepare(self, claim: Claim, /) -> list[PreparedDevice]:
+        """Nothing but a check: the interface is moved when the pod has a network namespace."""
+        await self._check_runtime()
+        steps = {one.step.device: one.step for one in claim.steps}
+        return [
+            device.prepared(attributes={"ifName": steps[device.device].target.name} if device.device in steps else {})
+            for device in claim.devices
+        ]
+
+    # The container runtime's calls
+
+    async def synchronize(self, pods: Sequence[PodSandbox], _containers: Sequence[Container]) -> list[ContainerUpdate]:
+        """Learn which pods there are; those that began without their interfaces get them afterwards."""
+        # Claims are not known before, and the runtime may be faster than the agent.
+        await self._restored.wait()
+        for pod in pods:
+            if pod.network_namespace and list_gives_of_pod(self._held(), pod.uid):
+                with suppress(NamespaceGone):
+                    self._sandboxes.open(pod)
+        self._sandboxes.keep_only([pod.id for pod in pods])
+        for uid in sorted({pod.uid for pod in pods}):
+            for sandbox in self._sandboxes.list_of_pod(uid)[:1]:
+                self._begin(self._repair(sandbox))
+        return []
+
+    async def run_pod_sandbox(self, pod: PodSandbox) -> None:
+        """Move the pod's interfaces into it. Raises AttachFailed; none of them is in the pod then."""
+        if gives := list_gives_of_pod(self._held(), pod.uid):
+            await self._attach_in_time(self._open(pod), gives)
+
+    async def create_container(self, pod: PodSandbox, _container: Container) -> CreateContainerResponse:
+        """Check that the pod has its interfaces, or move them now: nothing else called when the pod began.
+
+        Raises AttachFailed.
+        """
+        if gives := list_gives_of_pod(self._held(), pod.uid):
+            sandbox = self._open(pod)
+            if missing := [give for give in gives if give.device not in sandbox.attached]:
+                await self._attach_in_time(sandbox, missing)
+        return CreateContainerResponse()
+
+    async def stop_pod_sandbox(self, pod: PodSandbox) -> None:
+        """Move the interfaces back before the pod's namespace ends. What fails is done again when the claim ends."""
+        sandbox = self._sandboxes.find(pod.id)
+        gives = list_gives_of_pod(self._held(), pod.uid)
+        if sandbox is None and gives and pod.network_namespace:
+            with suppress(NamespaceGone):
+                sandbox = self._sandboxes.open(pod)
+        if sandbox is not None:
+            await self._detach(sandbox, gives)
+
+    async def remove_pod_sandbox(self, pod: PodSandbox) -> None:
+        """The same, if its end was missed."""
+        await self.stop_pod_sandbox(pod)
+
+    # Shared
+
+    def _open(self, pod: PodSandbox) -> Sandbox:
+        if not pod.network_namespace:
+            raise AttachFailed(
+                f"pod {pod.namespace}/{pod.name} uses the node's own network (hostNetwork), so it cannot have "
+                "interfaces of its own; remove the claim, or hostNetwork"
+            )
+        return self._sandboxes.open(pod)
+
+    async def _attach_in_time(self, sandbox: Sandbox, gives: Sequence[GiveInterface]) -> None:
+        """Attach, or have failed before the runtime goes on without it. What comes later is undone."""
+        sandbox.is_abandoned = False
+        task = self._begin(self._attach(sandbox, gives))
+        done: set[asyncio.Task[None]] = set()
+        try:
+            done, _ = await asyncio.wait((task,), timeout=_HOOK_SECONDS)
+        finally:
+            sandbox.is_abandoned = not done
+        if not done:
+            names = ", ".join(give.before.link.name for give in gives)
+            raise AttachFailed(
+                f"{names} could not be moved into the pod within {_HOOK_SECONDS} s, since the kernel was busy; the "
+                "kubelet tries again"
+            )
+        task.result()
+
+    async def _attach(self, sandbox: Sandbox, gives: Sequence[GiveInterface]) -> None:
+        """Move all of them, or none."""
+        try:
+            for give in gives:
+                await self._give(sandbox, give)
+                if sandbox.is_abandoned:
+                    raise AttachFailed("the runtime did not wait")
+        except BaseException:
+            await self._detach(sandbox, gives)
+            raise
+
+    async def _repair(self, sandbox: Sandbox) -> None:
+        """Move what the pod does not have: it began, or was moved to, while this process did not run."""
+        for give in list_gives_of_pod(self._held(), sandbox.pod_uid):
+            try:
+                await self._give(sandbox, give)
+            except PydraError as error:
+                _log.error("pod %s runs without %s: %s", sandbox.name, give.before.link.name, error)
+
+    async def _give(self, sandbox: Sandbox, give: GiveInterface) -> None:
+        async with self._locks[give.device]:
+            earlier = [one.namespace for one in self._sandboxes.list_of_pod(sandbox.pod_uid) if one is not sandbox]
+            await asyncio.to_thread(self._mover.give, give, sandbox.namespace, earlier)
+            for other in self._sandboxes.list_of_pod(sandbox.pod_uid):
+                other.attached.discard(give.device)
+            sandbox.attached.add(give.device)
+
+    async def _detach(self, sandbox: Sandbox, gives: Sequence[GiveInterface]) -> None:
+        """Move back those that are in this sandbox, and let its namespace end if all of them are."""
+        for give in gives:
+            try:
+                async with self._locks[give.device]:
+                    if await asyncio.to_thread(self._mover.is_in, give, sandbox.namespace):
+                        sandbox.attached.add(give.device)
+                        await asyncio.to_thread(self._mover.take_back, give, (sandbox.namespace,))
+                    sandbox.attached.discard(give.device)
+            except ClaimError as error:
+                _log.warning("%s", error)
+        if not sandbox.attached:
+            self._sandboxes.forget(sandbox)
+
+    def _begin(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+        return task
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # who waits for it raises it
+
+    async def _read(self) -> Node:
+        return await asyncio.to_thread(self._reader.read)
+
+    async def _read_inventory(self) -> Inventory:
+        problem = ""
+        try:
+            await self._check_runtime()
+        except ClaimError as error:
+            problem = str(error)
+        node = await self._read()
+        return await asyncio.to_thread(
+            build_inventory,
+            node,
+            self._held(),
+            self._reader.read_hardware,
+            self._reader.find_pci_address,
+            problem,
+        )
+
+    async def _check_runtime(self) -> None:
+        """Raise RuntimeUnavailable if pods begin without their interfaces now."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                await self.runtime.wait_synchronized()
+        self.runtime.require_synchronized()

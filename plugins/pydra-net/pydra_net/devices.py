@@ -1,0 +1,31 @@
+"""The names of devices, which are those of DRANET. No I/O."""
+
+from __future__ import annotations
+
+import base64
+import re
+
+from pydra_net.hardware_types import Link
+
+DRIVER = "dra.net"
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_REPRESENTOR = re.compile(r"(c\d+)?pf\d+(vf|sf)\d+")
+
+
+def name_device(link: Link, pci_address: str, port: int = 0) -> str:
+    """Return the name of the device that a link is.
+
+    That of hardware is its place, of a virtual link its name: numbers that the kernel gives again are in none. `port`
+    is the number of the port, from 0, of a function that has several.
+    """
+    if not pci_address:
+        return link.name if _LABEL.fullmatch(link.name) else f"net-{_encode(link.name)}"
+    place = re.sub(r"[:.]", "-", f"pci-{pci_address}")
+    if _REPRESENTOR.fullmatch(link.port):
+        return f"{place}-{link.port}"
+    return f"{place}-port{port}" if port else place
+
+
+def _encode(name: str) -> str:
+    return base64.b32encode(name.encode()).decode().rstrip("=").lower()

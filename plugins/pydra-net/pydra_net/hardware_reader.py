@@ -1,0 +1,123 @@
+"""Reads the node's interfaces: what the kernel says of links, and what sysfs says of their hardware.
+
+Source: Linux, Documentation/ABI: testing/sysfs-class-net, testing/sysfs-bus-pci, stable/sysfs-class-infiniband.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from pydra_net.devices import name_device
+from pydra_net.hardware_types import Link, Reading
+from pydra_net.operations import Kernel, Namespace
+from pydra_net.settings import Settings, split
+from pydra_net.uplinks import find_protected
+from pydra_pci import Tree, function_path, read_attribute, read_driver, read_numa_node, read_root
+
+_PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+class Hardware(msgspec.Struct, frozen=True, kw_only=True):
+    """What sysfs says of the PCI function of an interface; ids as `0x8086`, numbers -1 if it does not say."""
+
+    address: str
+    vendor: str = ""
+    device: str = ""
+    subsystem: str = ""
+    driver: str = ""
+    root: str = ""
+    numa: int | None = None
+    virtual_functions: int = -1
+    """How many there are now; -1 for a function that cannot have any."""
+    most_virtual_functions: int = 0
+    is_virtual_function: bool = False
+    rdma_device: str = ""
+    vendor_name: str = ""
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """One reading of the node. `devices` are the links that can be offered, by the device's name.
+
+    `protected` says why others are not, by index; `speeds` has those that are known, in Mbit/s.
+    """
+
+    reading: Reading
+    devices: Mapping[str, Link]
+    protected: Mapping[int, str]
+    names: Mapping[int, str]
+    speeds: Mapping[int, int] = {}
+
+
+class HardwareReader:
+    """Reads one node."""
+
+    def __init__(self, tree: Tree, kernel: Kernel, host: Namespace, settings: Settings) -> None:
+        self._tree = tree
+        self._kernel = kernel
+        self._host = host
+        self._settings = settings
+
+    def read(self) -> Node:
+        """The node as it is now. Blocks."""
+        reading = self._kernel.read(self._host)
+        protected = find_protected(reading, split(self._settings.node_addresses))
+        names = {link.index: self._name(link) for link in reading.links}
+        devices = {
+            names[link.index]: link for link in reading.links if link.index not in protected and self._is_wanted(link)
+        }
+        speeds = {link.index: self._read_speed(link) for link in devices.values()}
+        return Node(reading=reading, devices=devices, protected=protected, names=names, speeds=speeds)
+
+    def find_pci_address(self, link: Link) -> str:
+        """The address of the PCI function that the link is of; also of one that has a bus between, such as virtio."""
+        if link.pci_address or not link.parent:
+            return link.pci_address
+        bus, _, name = link.parent.partition("/")
+        found = _PCI.findall(self._tree.link(self._tree.sys(f"bus/{bus}/devices/{name}")))
+        return found[-1] if found else ""
+
+    def read_hardware(self, address: str) -> Hardware:
+        """What sysfs says of a PCI function."""
+
+        def read(name: str) -> str:
+            return read_attribute(self._tree, address, name)
+
+        subsystem = ":".join(one.removeprefix("0x") for one in (read("subsystem_vendor"), read("subsystem_device")))
+        count, most = read("sriov_numvfs"), read("sriov_totalvfs")
+        return Hardware(
+            address=address,
+            vendor=read("vendor"),
+            device=read("device"),
+            subsystem=subsystem.strip(":"),
+            driver=read_driver(self._tree, address),
+            root=read_root(self._tree, address),
+            numa=read_numa_node(self._tree, address),
+            virtual_functions=int(count) if count.isdecimal() else -1,
+            most_virtual_functions=int(most) if most.isdecimal() else 0,
+            is_virtual_function=bool(self._tree.link(function_path(self._tree, address, "physfn"))),
+            rdma_device=next(iter(self._tree.names(function_path(self._tree, address, "infiniband"))), ""),
+        )
+
+    def has_function(self, address: str) -> bool:
+        """Whether the PCI function is there, with a driver that can make an interface of it."""
+        driver = read_driver(self._tree, address)
+        return bool(driver) and "vfio" not in driver
+
+    def _name(self, link: Link) -> str:
+        port = self._tree.read(self._tree.sys(f"class/net/{link.name}/dev_port"))
+        return name_device(link, self.find_pci_address(link), int(port) if port.isdecimal() else 0)
+
+    def _is_wanted(self, link: Link) -> bool:
+        settings = self._settings
+        if (link.kind or "device") in split(settings.exclude_types):
+            return False
+        included = any(fnmatch.fnmatchcase(link.name, one) for one in split(settings.interfaces))
+        return included and not any(fnmatch.fnmatchcase(link.name, one) for one in split(settings.exclude))
+
+    def _read_speed(self, link: Link) -> int:
+        text = self._tree.read(self._tree.sys(f"class/net/{link.name}/speed"))
+        return int(text) if text.isdecimal() else 0

@@ -1,0 +1,143 @@
+"""What a network namespace has: links, and what is configured on them. Names and numbers are the kernel's."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+
+import msgspec
+
+FOREVER = 0xFFFFFFFF
+"""The lifetime of an address that does not end."""
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An address of a link; `address` is `10.0.0.1/24`, lifetimes are in seconds."""
+
+    address: str
+    peer: str = ""
+    broadcast: str = ""
+    scope: int = 0
+    flags: int = 0
+    label: str = ""
+    valid: int = FOREVER
+    preferred: int = FOREVER
+    protocol: int = 0
+
+    @property
+    def family(self) -> int:
+        """4 or 6."""
+        return ipaddress.ip_interface(self.address).version
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A route by one link; `destination` is `10.0.0.0/8`.
+
+    `shared`: it has other links, too, or is one of a nexthop object, so it cannot be put back with this link alone.
+    """
+
+    destination: str
+    gateway: str = ""
+    source: str = ""
+    table: int = 254
+    scope: int = 0
+    type: int = 1
+    protocol: int = 0
+    priority: int = 0
+    flags: int = 0
+    metrics: Mapping[str, int] = {}
+    shared: bool = False
+
+    @property
+    def family(self) -> int:
+        """4 or 6."""
+        return ipaddress.ip_network(self.destination).version
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is for everything that no other route is for."""
+        return self.destination in ("0.0.0.0/0", "::/0")
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A rule that chooses a table; an empty `source` or `destination` is any."""
+
+    family: int
+    table: int
+    priority: int
+    source: str = ""
+    destination: str = ""
+
+
+class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
+    """A permanent entry of the neighbour table."""
+
+    destination: str
+    mac: str
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A network interface. `kind` is that of a virtual one (`veth`, `macvlan`), empty for hardware.
+
+    `lower` is the index of the link below (or of a veth's other end) if it is in the same namespace, else 0. `parent`
+    is the device that it belongs to, as `pci/0000:3b:00.0`; `port` the name of the device's port.
+    """
+
+    index: int
+    name: str
+    kind: str = ""
+    mac: str = ""
+    permanent_mac: str = ""
+    mtu: int = 0
+    up: bool = False
+    carrier: bool = False
+    state: str = ""
+    alias: str = ""
+    alternative_names: tuple[str, ...] = ()
+    master: int = 0
+    lower: int = 0
+    parent: str = ""
+    port: str = ""
+    hardware: int = 1
+    has_xdp: bool = False
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it is `lo`."""
+        return self.hardware == 772
+
+    @property
+    def pci_address(self) -> str:
+        """The address of its PCI function; empty if it is not one."""
+        bus, _, address = self.parent.partition("/")
+        return address if bus == "pci" else ""
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """One reading of a namespace; addresses, routes and neighbours by the index of their link."""
+
+    links: tuple[Link, ...] = ()
+    addresses: Mapping[int, tuple[Address, ...]] = {}
+    routes: Mapping[int, tuple[Route, ...]] = {}
+    neighbours: Mapping[int, tuple[Neighbour, ...]] = {}
+    rules: tuple[Rule, ...] = ()
+
+    def find(self, index: int) -> Link | None:
+        """The link of this index."""
+        return next((one for one in self.links if one.index == index), None)
+
+    def find_name(self, name: str) -> Link | None:
+        """The link of this name."""
+        return next((one for one in self.links if one.name == name or name in one.alternative_names), None)
+
+
+class Interface(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A link with all that is configured on it; `master` is the name of the link that it is enslaved to."""
+
+    link: Link
+    master: str = ""
+    addresses: tuple[Address, ...] = ()
+    routes: tuple[Route, ...] = ()
+    neighbours: tuple[Neighbour, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    """Those that choose a table which only this link's routes are in."""

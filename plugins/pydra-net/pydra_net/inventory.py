@@ -1,0 +1,134 @@
+"""Builds what is published: devices with the names and attributes of DRANET, and more. No I/O.
+
+Source: kubernetes-sigs/dranet, its attributes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from pydra import AttributeValue, Device, Health, HealthStatus, HeldClaim, Inventory, TaintEffect
+from pydra_net.hardware_reader import Hardware, Node
+from pydra_net.hardware_types import Interface, Link
+from pydra_net.held_claims import list_gives
+from pydra_net.link_state import read_interface
+
+MOST_BYTES = 64
+"""Of a string attribute."""
+
+_ENCAPSULATIONS = {
+    1: "ether",
+    32: "infiniband",
+    512: "ppp",
+    768: "tunnel",
+    769: "tunnel6",
+    772: "loopback",
+    65534: "none",
+}
+_HARDWARE = "device"
+
+
+def build_inventory(
+    node: Node,
+    held: Sequence[HeldClaim],
+    read_hardware: Callable[[str], Hardware],
+    find_pci_address: Callable[[Link], str],
+    problem: str = "",
+) -> Inventory:
+    """Return the interfaces that claims can have, those that are in pods included.
+
+    With a problem, none can be moved now.
+    """
+    trouble = Health(status=HealthStatus.UNHEALTHY, reason="CannotMove", message=problem) if problem else None
+    found: dict[str, Device] = {}
+    for name, link in node.devices.items():
+        interface = read_interface(node.reading, link)
+        address = find_pci_address(link)
+        hardware = read_hardware(address) if address else None
+        attributes = dict(_build_attributes(interface, hardware, node.speeds.get(link.index, 0)))
+        found[name] = Device(name=name, attributes=attributes, health=trouble or diagnose(link))
+    for give in list_gives(held):
+        if give.device not in found:
+            hardware = read_hardware(give.pci_address) if give.pci_address else None
+            attributes = dict(_build_attributes(give.before, hardware, 0))
+            found[give.device] = Device(name=give.device, attributes=attributes, health=trouble or Health())
+    return Inventory(devices=tuple(device for _, device in sorted(found.items())))
+
+
+def diagnose(link: Link) -> Health:
+    """A link that is switched on and has no carrier cannot be used."""
+    if link.up and not link.carrier and not link.kind:
+        message = f"{link.name} has no carrier; check its cable and the switch"
+        return Health(
+            status=HealthStatus.UNHEALTHY, reason="NoCarrier", message=message, effect=TaintEffect.NO_SCHEDULE
+        )
+    return Health()
+
+
+def _build_attributes(
+    interface: Interface, hardware: Hardware | None, speed: int
+) -> Iterator[tuple[str, AttributeValue]]:
+    for name, value in _list_attributes(interface, hardware, speed):
+        if isinstance(value, str):
+            value = cut(value)  # noqa: PLW2901
+        if value not in ("", None):
+            yield name, value
+
+
+def cut(text: str) -> str:
+    """As much of a text as an attribute can have."""
+    return text.encode()[:MOST_BYTES].decode(errors="ignore")
+
+
+def _list_attributes(
+    interface: Interface, hardware: Hardware | None, speed: int
+) -> Iterator[tuple[str, AttributeValue | None]]:
+    link = interface.link
+    yield "ifName", link.name
+    yield "mac", link.mac
+    yield "mtu", link.mtu
+    yield "encapsulation", _ENCAPSULATIONS.get(link.hardware, "")
+    yield "alias", link.alias
+    yield "state", link.state
+    yield "type", link.kind or _HARDWARE
+    yield "ipv4", _join_addresses(interface, 4)
+    yield "ipv6", _join_addresses(interface, 6)
+    yield "virtual", hardware is None
+    yield "carrier", link.carrier
+    yield "ebpf", link.has_xdp
+    yield "rdma", bool(hardware and hardware.rdma_device)
+    yield "linkSpeedMbps", speed or None
+    if hardware is not None:
+        yield from _list_hardware(hardware).items()
+
+
+def _list_hardware(hardware: Hardware) -> Mapping[str, AttributeValue | None]:
+    return {
+        "pciAddress": hardware.address,
+        "pciVendor": hardware.vendor,
+        "pciDevice": hardware.device,
+        "pciSubsystem": hardware.subsystem,
+        "driver": hardware.driver,
+        "rdmaDevice": hardware.rdma_device,
+        "numaNode": hardware.numa,
+        "resource.kubernetes.io/numaNode": hardware.numa,
+        "resource.kubernetes.io/pcieRoot": hardware.root,
+        "resource.kubernetes.io/pciBusID": hardware.address,
+        "sriov": hardware.virtual_functions >= 0,
+        "sriovVfs": hardware.virtual_functions if hardware.virtual_functions >= 0 else None,
+        "sriovTotalVfs": hardware.most_virtual_functions or None,
+        "isSriovVf": hardware.is_virtual_function or None,
+    }
+
+
+def _join_addresses(interface: Interface, family: int) -> str:
+    """Those that others can reach, as many as fit whole."""
+    joined = ""
+    for one in interface.addresses:
+        if one.family == family and not ipaddress.ip_interface(one.address).ip.is_link_local:
+            longer = f"{joined},{one.address}" if joined else one.address
+            if len(longer) > MOST_BYTES:
+                break
+            joined = longer
+    return joined

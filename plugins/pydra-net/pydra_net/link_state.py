@@ -1,0 +1,164 @@
+"""What an interface should be like in a namespace, and what is to be done so that it is. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+from msgspec.structs import replace
+
+from pydra_net.hardware_types import Address, Interface, Link, Neighbour, Reading, Route, Rule
+from pydra_net.operations import AddAddress, AddNeighbour, AddRoute, AddRule, Operation, SetLink
+
+_LINK_SCOPE = 253
+_BY_KERNEL, _BY_ADVERTISEMENT = 2, 9
+_LOCAL_TABLE, _MAIN_TABLE = 255, 254
+_UNICAST = 1
+_KEPT_FLAGS = 0xF12
+"""Of addresses, those that somebody chose: no duplicate detection (2), home, temporary ones, no prefix route, ..."""
+_NO_DETECTION = 0x2
+
+
+class LinkState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How an interface is in one place; empty fields are left as they are. `master` is a link's name."""
+
+    name: str
+    up: bool = True
+    mtu: int = 0
+    mac: str = ""
+    alias: str = ""
+    master: str = ""
+    addresses: tuple[Address, ...] = ()
+    routes: tuple[Route, ...] = ()
+    neighbours: tuple[Neighbour, ...] = ()
+    rules: tuple[Rule, ...] = ()
+
+
+def read_interface(reading: Reading, link: Link) -> Interface:
+    """All that somebody configured on the link; what the kernel adds by itself is left out."""
+    routes = tuple(one for one in reading.routes.get(link.index, ()) if _is_configured(one))
+    master = reading.find(link.master) if link.master else None
+    elsewhere = {one.table for index, found in reading.routes.items() if index != link.index for one in found}
+    own_tables = {one.table for one in routes} - elsewhere - {_MAIN_TABLE, _LOCAL_TABLE}
+    return Interface(
+        link=link,
+        master=master.name if master else "",
+        addresses=tuple(
+            replace(one, flags=one.flags & _KEPT_FLAGS)
+            for one in reading.addresses.get(link.index, ())
+            if not _is_automatic(one)
+        ),
+        routes=tuple(sorted(routes, key=_by_dependency)),
+        neighbours=reading.neighbours.get(link.index, ()),
+        rules=tuple(one for one in reading.rules if one.table in own_tables),
+    )
+
+
+def _is_automatic(address: Address) -> bool:
+    is_temporary = address.family == 6 and address.flags & 0x1
+    return bool(address.family == 6 and (address.scope == _LINK_SCOPE or address.protocol == 2 or is_temporary))
+
+
+def _is_configured(route: Route) -> bool:
+    automatic = route.protocol == _BY_KERNEL or (route.family == 6 and route.protocol == _BY_ADVERTISEMENT)
+    return route.type == _UNICAST and route.table != _LOCAL_TABLE and not automatic
+
+
+def _by_dependency(route: Route) -> tuple[bool, int, str]:
+    """Gateways are reached by routes without one."""
+    return bool(route.gateway), route.table, route.destination
+
+
+def find_state_before(interface: Interface) -> LinkState:
+    """How it is on the node, to be put back so."""
+    link = interface.link
+    return LinkState(
+        name=link.name,
+        up=link.up,
+        mtu=link.mtu,
+        mac=link.mac,
+        alias=link.alias,
+        master=interface.master,
+        addresses=interface.addresses,
+        routes=interface.routes,
+        neighbours=interface.neighbours,
+    )
+
+
+def find_state_in_pod(interface: Interface) -> LinkState:
+    """How it is in a pod that configures nothing: with the addresses, routes and neighbours that it has on the node."""
+    return LinkState(
+        name=interface.link.name,
+        mtu=interface.link.mtu,
+        mac=interface.link.mac,
+        alias=interface.link.alias,
+        addresses=tuple(
+            replace(one, flags=one.flags | _NO_DETECTION, label="") if one.family == 6 else replace(one, label="")
+            for one in interface.addresses
+        ),
+        routes=interface.routes,
+        neighbours=interface.neighbours,
+        rules=interface.rules,
+    )
+
+
+def plan_changes(wanted: LinkState, link: Link, reading: Reading) -> tuple[Operation, ...]:
+    """What makes the link as it should be. What is there beside that stays.
+
+    Addresses come before the link is up, so that they are there when it is, and routes afterwards: they need it.
+    """
+    return (
+        *_plan_link(wanted, link, reading),
+        *_plan_addresses(wanted, link, reading),
+        *((SetLink(index=link.index, up=wanted.up),) if wanted.up != link.up or _is_new(wanted, link) else ()),
+        *(_plan_routes(wanted, link, reading) if wanted.up else ()),
+        *_plan_neighbours_and_rules(wanted, link, reading),
+    )
+
+
+def _is_new(wanted: LinkState, link: Link) -> bool:
+    """Whether it gets another MAC address, for which it is down meanwhile: many drivers change it only then."""
+    return bool(wanted.mac) and wanted.mac != link.mac
+
+
+def _plan_link(wanted: LinkState, link: Link, reading: Reading) -> Iterator[Operation]:
+    index = link.index
+    if _is_new(wanted, link):
+        yield SetLink(index=index, up=False)
+        yield SetLink(index=index, mac=wanted.mac)
+    if wanted.name != link.name:
+        yield SetLink(index=index, name=wanted.name)
+    if wanted.mtu and wanted.mtu != link.mtu:
+        yield SetLink(index=index, mtu=wanted.mtu)
+    if wanted.alias != link.alias:
+        yield SetLink(index=index, alias=wanted.alias)
+    master = reading.find_name(wanted.master) if wanted.master else None
+    if master and link.master != master.index:
+        yield SetLink(index=index, master=master.index)
+
+
+def _plan_addresses(wanted: LinkState, link: Link, reading: Reading) -> Iterator[Operation]:
+    present = {one.address for one in reading.addresses.get(link.index, ())}
+    for address in wanted.addresses:
+        if address.address not in present:
+            yield AddAddress(index=link.index, address=address)
+
+
+def _plan_routes(wanted: LinkState, link: Link, reading: Reading) -> Iterator[Operation]:
+    present = set(map(_identify, reading.routes.get(link.index, ())))
+    for route in wanted.routes:
+        if _identify(route) not in present:
+            yield AddRoute(index=link.index, route=route)
+
+
+def _plan_neighbours_and_rules(wanted: LinkState, link: Link, reading: Reading) -> Iterator[Operation]:
+    for neighbour in wanted.neighbours:
+        if neighbour not in reading.neighbours.get(link.index, ()):
+            yield AddNeighbour(index=link.index, neighbour=neighbour)
+    for rule in wanted.rules:
+        if rule not in reading.rules:
+            yield AddRule(rule=rule)
+
+
+def _identify(route: Route) -> tuple[str, str, int, int]:
+    return route.destination, route.gateway, route.table, route.priority

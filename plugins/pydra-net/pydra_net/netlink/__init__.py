@@ -1,0 +1,1 @@
+"""The kernel's network namespaces, read and changed by netlink."""

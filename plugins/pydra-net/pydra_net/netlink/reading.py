@@ -1,0 +1,140 @@
+"""From the kernel's messages to values. Source: rtnetlink(7), linux/if_link.h, linux/rtnetlink.h."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydra_net.hardware_types import FOREVER, Address, Link, Neighbour, Reading, Route, Rule
+
+_IFF_UP = 1
+_AF_INET, _AF_INET6 = 2, 10
+_FAMILIES = {_AF_INET: 4, _AF_INET6: 6}
+_NUD_PERMANENT = 0x80
+_NO_MAC = "00:00:00:00:00:00"
+
+
+def read_links(ip: Any) -> Reading:
+    """The links of the namespace that the socket is of."""
+    return Reading(links=tuple(sorted(map(_read_link, ip.get_links()), key=lambda one: one.index)))
+
+
+def read_all(ip: Any) -> Reading:
+    """Everything in it."""
+    routes: defaultdict[int, list[Route]] = defaultdict(list)
+    addresses: defaultdict[int, list[Address]] = defaultdict(list)
+    neighbours: defaultdict[int, list[Neighbour]] = defaultdict(list)
+    for message in ip.get_addr():
+        addresses[message["index"]].append(_read_address(message))
+    for message in ip.get_routes():
+        for index, route in _read_routes(message):
+            routes[index].append(route)
+    for message in ip.get_neighbours():
+        if message["state"] == _NUD_PERMANENT and (mac := message.get_attr("NDA_LLADDR")):
+            neighbour = Neighbour(destination=message.get_attr("NDA_DST"), mac=mac)
+            neighbours[message["ifindex"]].append(neighbour)
+    return Reading(
+        links=read_links(ip).links,
+        addresses=_freeze(addresses),
+        routes=_freeze(routes),
+        neighbours=_freeze(neighbours),
+        rules=tuple(_read_rules(ip)),
+    )
+
+
+def _freeze(found: Mapping[int, list[Any]]) -> dict[int, tuple[Any, ...]]:
+    return {index: tuple(values) for index, values in sorted(found.items())}
+
+
+def _read_link(message: Any) -> Link:
+    info = message.get_attr("IFLA_LINKINFO")
+    bus, parent = message.get_attr("IFLA_PARENT_DEV_BUS_NAME"), message.get_attr("IFLA_PARENT_DEV_NAME")
+    permanent = message.get_attr("IFLA_PERM_ADDRESS") or ""
+    names = message.get_attr("IFLA_PROP_LIST")
+    elsewhere = message.get_attr("IFLA_LINK_NETNSID") is not None
+    return Link(
+        index=message["index"],
+        name=message.get_attr("IFLA_IFNAME"),
+        kind=(info.get_attr("IFLA_INFO_KIND") or "") if info is not None else "",
+        mac=message.get_attr("IFLA_ADDRESS") or "",
+        permanent_mac="" if permanent == _NO_MAC else permanent,
+        mtu=message.get_attr("IFLA_MTU") or 0,
+        up=bool(message["flags"] & _IFF_UP),
+        carrier=bool(message.get_attr("IFLA_CARRIER")),
+        state=(message.get_attr("IFLA_OPERSTATE") or "").lower(),
+        alias=message.get_attr("IFLA_IFALIAS") or "",
+        alternative_names=tuple(names.get_attrs("IFLA_ALT_IFNAME")) if names is not None else (),
+        master=message.get_attr("IFLA_MASTER") or 0,
+        lower=0 if elsewhere else message.get_attr("IFLA_LINK") or 0,
+        parent=f"{bus}/{parent}" if bus and parent else "",
+        port=message.get_attr("IFLA_PHYS_PORT_NAME") or "",
+        hardware=message["ifi_type"],
+        has_xdp=bool((xdp := message.get_attr("IFLA_XDP")) is not None and xdp.get_attr("IFLA_XDP_ATTACHED")),
+    )
+
+
+def _read_address(message: Any) -> Address:
+    length = message["prefixlen"]
+    address, local = message.get_attr("IFA_ADDRESS"), message.get_attr("IFA_LOCAL")
+    lifetimes = message.get_attr("IFA_CACHEINFO") or {}
+    flags = message.get_attr("IFA_FLAGS")
+    return Address(
+        address=f"{local or address}/{length}",
+        peer=f"{address}/{length}" if local and address and local != address else "",
+        broadcast=message.get_attr("IFA_BROADCAST") or "",
+        scope=message["scope"],
+        flags=message["flags"] if flags is None else flags,
+        label=message.get_attr("IFA_LABEL") or "",
+        valid=lifetimes.get("ifa_valid", FOREVER),
+        preferred=lifetimes.get("ifa_preferred", FOREVER),
+        protocol=message.get_attr("IFA_PROTO") or 0,
+    )
+
+
+def _read_routes(message: Any) -> Iterator[tuple[int, Route]]:
+    """Yield the route for each of its links, with the link's index."""
+    family = message["family"]
+    if family not in _FAMILIES or message["flags"] & 0x200:  # cloned: a cache
+        return
+    metrics = message.get_attr("RTA_METRICS")
+    network = message.get_attr("RTA_DST") or ("0.0.0.0" if family == _AF_INET else "::")
+    route = Route(
+        destination=f"{network}/{message['dst_len']}",
+        gateway=message.get_attr("RTA_GATEWAY") or _read_via(message),
+        source=message.get_attr("RTA_PREFSRC") or "",
+        table=message.get_attr("RTA_TABLE") or message["table"],
+        scope=message["scope"],
+        type=message["type"],
+        protocol=message["proto"],
+        priority=message.get_attr("RTA_PRIORITY") or 0,
+        flags=message["flags"] & 0x4,  # onlink; the others say how it is
+        metrics=dict(sorted(metrics["attrs"])) if metrics is not None else {},
+        shared=bool(message.get_attr("RTA_MULTIPATH") or message.get_attr("RTA_NH_ID")),
+    )
+    legs = message.get_attr("RTA_MULTIPATH")
+    for index in {leg["oif"] for leg in legs} if legs else {message.get_attr("RTA_OIF")} - {None}:
+        yield index, route
+
+
+def _read_via(message: Any) -> str:
+    via = message.get_attr("RTA_VIA")
+    return (via or {}).get("addr", "") if isinstance(via, dict) else ""
+
+
+def _read_rules(ip: Any) -> Iterator[Rule]:
+    for message in ip.get_rules():
+        if message["family"] not in _FAMILIES or message["action"] != 1:
+            continue
+        yield Rule(
+            family=_FAMILIES[message["family"]],
+            table=message.get_attr("FRA_TABLE") or message["table"],
+            priority=message.get_attr("FRA_PRIORITY") or 0,
+            source=_join(message.get_attr("FRA_SRC"), message["src_len"]),
+            destination=_join(message.get_attr("FRA_DST"), message["dst_len"]),
+        )
+
+
+def _join(address: str | None, length: int) -> str:
+    return str(ipaddress.ip_network(f"{address}/{length}", strict=False)) if address else ""

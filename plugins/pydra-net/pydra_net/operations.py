@@ -1,0 +1,158 @@
+"""What is done to a network namespace, as values, and who does it: the kernel, or a simulation of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from pydra import ClaimError
+from pydra_net.hardware_types import Address, Neighbour, Reading, Route, Rule
+
+
+class Namespace(Protocol):
+    """A network namespace that is kept from ending until it is closed."""
+
+    path: str
+
+    def is_same(self, other: Namespace) -> bool:
+        """Whether both are one namespace."""
+        ...
+
+    def close(self) -> None:
+        """Let it end, if nobody else uses it."""
+        ...
+
+
+class Events(Protocol):
+    """Events of a namespace, as hints to look again."""
+
+    async def wait(self) -> None:
+        """Return when something has changed since the last call."""
+        ...
+
+    def close(self) -> None:
+        """Receive no more."""
+        ...
+
+
+class SetLink(msgspec.Struct, frozen=True, kw_only=True):
+    """Change a link; None leaves a setting as it is. `master` is an index, 0 releases the link."""
+
+    index: int
+    name: str | None = None
+    up: bool | None = None
+    mtu: int | None = None
+    mac: str | None = None
+    alias: str | None = None
+    master: int | None = None
+
+    def __str__(self) -> str:
+        changes = {name: getattr(self, name) for name in self.__struct_fields__[1:]}
+        return "set " + ", ".join(f"{name} {value}" for name, value in changes.items() if value is not None)
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """Give a link an alternative name, or take it away."""
+
+    index: int
+    name: str
+    present: bool = True
+
+    def __str__(self) -> str:
+        return f"{'add' if self.present else 'remove'} the alternative name {self.name}"
+
+
+class AddAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Add an address."""
+
+    index: int
+    address: Address
+
+    def __str__(self) -> str:
+        return f"add address {self.address.address}"
+
+
+class AddRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """Add a route by this link."""
+
+    index: int
+    route: Route
+
+    def __str__(self) -> str:
+        gateway = f" via {self.route.gateway}" if self.route.gateway else ""
+        return f"add route {self.route.destination}{gateway} to table {self.route.table}"
+
+
+class AddNeighbour(msgspec.Struct, frozen=True, kw_only=True):
+    """Add a permanent neighbour."""
+
+    index: int
+    neighbour: Neighbour
+
+    def __str__(self) -> str:
+        return f"add neighbour {self.neighbour.destination}"
+
+
+class AddRule(msgspec.Struct, frozen=True, kw_only=True):
+    """Add a rule."""
+
+    rule: Rule
+
+    def __str__(self) -> str:
+        return f"add the rule with priority {self.rule.priority} for table {self.rule.table}"
+
+
+Operation: TypeAlias = SetLink | Mark | AddAddress | AddRoute | AddNeighbour | AddRule
+
+
+class KernelRefused(ClaimError):
+    """The kernel refused a change; `taken`: a link has that name already."""
+
+    reason = "KernelRefused"
+
+    def __init__(self, message: str, *, taken: bool = False) -> None:
+        super().__init__(message)
+        self.taken = taken
+
+
+class NamespaceGone(ClaimError):
+    """There is no network namespace at a path."""
+
+    reason = "NamespaceGone"
+
+
+class Kernel(Protocol):
+    """Reads and changes network namespaces. Blocks: call it in a thread."""
+
+    def open(self, path: str) -> Namespace:
+        """The namespace at this path. Raises NamespaceGone."""
+        ...
+
+    def watch(self, where: Namespace) -> Events:
+        """Events of links, addresses and routes from now on."""
+        ...
+
+    def list_paths(self) -> Sequence[str]:
+        """The paths of all namespaces of pods that can be seen."""
+        ...
+
+    def read(self, where: Namespace) -> Reading:
+        """Everything in the namespace."""
+        ...
+
+    def read_links(self, where: Namespace) -> Reading:
+        """The links only, which is faster."""
+        ...
+
+    def move(self, where: Namespace, index: int, to: Namespace, name: str) -> None:
+        """Move a link to another namespace, with another name. It arrives down and without addresses.
+
+        Raises KernelRefused.
+        """
+        ...
+
+    def apply(self, where: Namespace, operations: Sequence[Operation]) -> Sequence[str]:
+        """Do all of it, in order; what is so already stays. Returns what was refused, each with the kernel's words."""
+        ...

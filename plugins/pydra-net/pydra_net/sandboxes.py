@@ -1,0 +1,63 @@
+"""The sandboxes of pods with interfaces: which network namespace each has, kept from ending as long as it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydra_net.operations import Kernel, Namespace
+from pydra_nri import PodSandbox
+
+
+class Sandbox:
+    """A pod's sandbox. `attached` are the devices that are in it; `is_abandoned`: none may stay in it."""
+
+    def __init__(self, pod: PodSandbox, namespace: Namespace) -> None:
+        self.id = pod.id
+        self.pod_uid = pod.uid
+        self.is_running = pod.pid > 0
+        self.name = f"{pod.namespace}/{pod.name}"
+        self.namespace = namespace
+        self.attached: set[str] = set()
+        self.is_abandoned = False
+
+
+class Sandboxes:
+    """Those that are known, by their ids."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._known: dict[str, Sandbox] = {}
+
+    def open(self, pod: PodSandbox) -> Sandbox:
+        """The pod's sandbox, whose namespace cannot end from now on. Raises NamespaceGone."""
+        known = self._known.get(pod.id)
+        if known is None:
+            known = self._known[pod.id] = Sandbox(pod, self._kernel.open(pod.network_namespace))
+        return known
+
+    def find(self, sandbox_id: str) -> Sandbox | None:
+        """The sandbox, if it is known."""
+        return self._known.get(sandbox_id)
+
+    def list_of_pod(self, uid: str) -> list[Sandbox]:
+        """The pod's sandboxes; the one that runs, if there is one, comes first."""
+        return sorted((one for one in self._known.values() if one.pod_uid == uid), key=lambda one: not one.is_running)
+
+    def list_namespaces(self, *, but: Sandbox | None = None) -> list[Namespace]:
+        """Those of all sandboxes."""
+        return [one.namespace for one in self._known.values() if one is not but]
+
+    def forget(self, sandbox: Sandbox) -> None:
+        """Let the namespace end."""
+        if self._known.pop(sandbox.id, None) is not None:
+            sandbox.namespace.close()
+
+    def keep_only(self, ids: Sequence[str]) -> None:
+        """Forget the others, unless an interface is in them."""
+        for one in [one for one in self._known.values() if one.id not in ids and not one.attached]:
+            self.forget(one)
+
+    def close(self) -> None:
+        """Forget all."""
+        for one in list(self._known.values()):
+            self.forget(one)

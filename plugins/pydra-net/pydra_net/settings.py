@@ -1,0 +1,61 @@
+"""The settings of this backend: its SETTINGS_TYPE.
+
+`poll_period` is `PYDRA_NET_POLL_PERIOD`, or `backendSettings.net.pollPeriod` in the agent's settings file. The text
+below a field is its description in docs/settings.md and in the chart's schema, which are generated (`make docs chart`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated
+
+import msgspec
+
+PREFIX = "PYDRA_NET_"
+
+AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
+
+_OF_NETWORKS = "docker*,cni*,cbr*,cilium*,lxc*,cali*,flannel*,weave*,kube-*,nodelocaldns,antrea*,ovs-*,ovn*,genev_sys*"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings."""
+
+    scenario: str = ""
+    """A simulated machine instead of the node: `server`."""
+    state: AbsolutePath = "/run/pydra-net"
+    """The directory with the files of a simulated machine."""
+    sys_root: AbsolutePath = "/sys"
+    """Where the host's `/sys` is mounted."""
+    network_namespace: AbsolutePath = "/proc/self/ns/net"
+    """The node's network namespace. The default is that of this process, for an agent with `hostNetwork`; with
+    `hostPID` it can be `/proc/1/ns/net`."""
+    pod_namespaces: AbsolutePath = "/var/run/netns"
+    """The directory in which the container runtime mounts the network namespaces of pods."""
+    nri_socket: AbsolutePath = "/var/run/nri/nri.sock"
+    """The socket of the container runtime's NRI."""
+    poll_period: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """Seconds after which the interfaces are read even if the kernel reported no change."""
+
+    interfaces: str = "*"
+    """The names of interfaces that are offered, such as `eth*,ib0`; `*` stands for any characters. The interfaces that
+    the node itself needs are never offered."""
+    exclude: str = _OF_NETWORKS
+    """The names of interfaces that are not offered, such as those of the pod network."""
+    exclude_types: str = "veth"
+    """The types of interfaces that are not offered, such as `veth,dummy`; hardware has the type `device`."""
+    node_addresses: str = ""
+    """The addresses of the Node object: an interface that has one is not offered. The chart sets it."""
+
+    def __post_init__(self) -> None:
+        """Refuse addresses that cannot be read."""
+        for address in split(self.node_addresses):
+            try:
+                ipaddress.ip_address(address)
+            except ValueError as error:
+                raise ValueError(f"nodeAddresses: {error}") from error
+
+
+def split(text: str) -> tuple[str, ...]:
+    """The entries of a list with commas."""
+    return tuple(one for entry in text.split(",") if (one := entry.strip()))

@@ -1,0 +1,1 @@
+"""A node with network interfaces that are only values. Images leave it out."""

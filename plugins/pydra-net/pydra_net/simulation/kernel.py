@@ -1,0 +1,255 @@
+"""A kernel with network namespaces that are only values, for tests and trials.
+
+What tests must not do with a real machine is possible here: hardware returns to the node when a namespace ends, as
+`dev<index>`, down and without addresses, and what is virtual ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from pydra_net.hardware_types import Link, Reading
+from pydra_net.operations import (
+    AddAddress,
+    AddNeighbour,
+    AddRoute,
+    AddRule,
+    KernelRefused,
+    Mark,
+    Namespace,
+    NamespaceGone,
+    Operation,
+    SetLink,
+)
+
+ValueT = TypeVar("ValueT")
+
+HOST = "/host"
+LOOPBACK = Link(index=1, name="lo", hardware=772, up=True, carrier=True)
+
+
+class SimulatedNamespace:
+    """A namespace that is open; the kernel counts these."""
+
+    def __init__(self, kernel: SimulatedKernel, path: str) -> None:
+        self.path = path
+        self._kernel = kernel
+        self._is_open = True
+
+    def is_same(self, other: Namespace) -> bool:
+        """Whether both are one namespace."""
+        return self.path == other.path
+
+    def close(self) -> None:
+        """Let it end, if it has been ended."""
+        if self._is_open:
+            self._is_open = False
+            self._kernel.release(self.path)
+
+
+class NoEvents:
+    """Never reports anything: whoever waits has a period, too."""
+
+    async def wait(self) -> None:
+        """Wait for ever."""
+        await asyncio.Event().wait()
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class SimulatedKernel:
+    """Implements `operations.Kernel`. With a file, the links outlive the process.
+
+    `step` is called with the name of each thing that is done, before and after it.
+    """
+
+    def __init__(
+        self,
+        namespaces: Mapping[str, Reading],
+        *,
+        file: Path | None = None,
+        step: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.step = step
+        self.namespaces: dict[str, Reading] = dict(namespaces)
+        self._file = file
+        self._lock = threading.RLock()
+        self._open: dict[str, int] = {}
+        self._ended: set[str] = set()
+        if file is not None and file.exists():
+            self.namespaces = msgspec.json.decode(file.read_bytes(), type=dict[str, Reading])
+
+    # What tests do
+
+    def begin_namespace(self, path: str) -> None:
+        """A pod begins."""
+        self.namespaces[path] = Reading(links=(LOOPBACK,))
+
+    def end_namespace(self, path: str) -> None:
+        """The last process of a pod ends, and its file is removed; the namespace ends when nobody has it open."""
+        with self._lock:
+            self._ended.add(path)
+            if not self._open.get(path):
+                self._end(path)
+
+    def kill(self) -> None:
+        """Every process that has namespaces open is killed."""
+        with self._lock:
+            self._open.clear()
+            for path in sorted(self._ended):
+                self._end(path)
+
+    def list_open(self) -> list[str]:
+        """The namespaces that a process has open."""
+        return sorted(path for path, count in self._open.items() if count)
+
+    def release(self, path: str) -> None:
+        """A process closes a namespace."""
+        with self._lock:
+            if path in self._open:  # else of a process that was killed
+                self._open[path] -= 1
+                if not self._open[path] and path in self._ended:
+                    self._end(path)
+
+    def _end(self, path: str) -> None:
+        self._ended.discard(path)
+        for link in self.namespaces.pop(path, Reading()).links:
+            if not link.kind and not link.is_loopback:
+                self._put(HOST, replace(link, name=f"dev{link.index}", up=False))
+
+    # What the backend does
+
+    def open(self, path: str) -> SimulatedNamespace:
+        """The namespace at this path. Raises NamespaceGone."""
+        with self._lock:
+            if path not in self.namespaces or path in self._ended:
+                raise NamespaceGone(f"there is no network namespace at {path}")
+            self._open[path] = self._open.get(path, 0) + 1
+            return SimulatedNamespace(self, path)
+
+    def watch(self, _where: Namespace) -> NoEvents:
+        """No events."""
+        return NoEvents()
+
+    def list_paths(self) -> Sequence[str]:
+        """Those of pods."""
+        return sorted(self.namespaces.keys() - self._ended - {HOST})
+
+    def read(self, where: Namespace) -> Reading:
+        """Everything in the namespace. Raises NamespaceGone."""
+        with self._lock:
+            found = self.namespaces.get(where.path)
+            if found is None:
+                raise NamespaceGone(f"the network namespace at {where.path} has ended")
+            return found
+
+    def read_links(self, where: Namespace) -> Reading:
+        """The same."""
+        return self.read(where)
+
+    def move(self, where: Namespace, index: int, to: Namespace, name: str) -> None:
+        """Move a link. Raises KernelRefused."""
+        self.step("move")
+        with self._lock:
+            source = self.read(where)
+            link = source.find(index)
+            if link is None:
+                raise KernelRefused(os.strerror(errno.ENODEV))
+            if self.read(to).find_name(name):
+                raise KernelRefused(os.strerror(errno.EEXIST), taken=True)
+            self.namespaces[where.path] = Reading(
+                links=tuple(one for one in source.links if one.index != index),
+                addresses=_without(source.addresses, index),
+                routes=_without(source.routes, index),
+                neighbours=_without(source.neighbours, index),
+                rules=source.rules,
+            )
+            self._put(to.path, replace(link, name=name, up=False, master=0))
+        self.step("moved")
+
+    def apply(self, where: Namespace, operations: Sequence[Operation]) -> Sequence[str]:
+        """Do all of it, in order."""
+        refused = []
+        for operation in operations:
+            self.step(str(operation))
+            with self._lock:
+                try:
+                    self.namespaces[where.path] = _apply(self.read(where), operation)
+                except KernelRefused as error:
+                    refused.append(f"{operation}: {error}")
+                self._save()
+        self.step("applied")
+        return refused
+
+    def _put(self, path: str, link: Link) -> None:
+        reading = self.namespaces[path]
+        index = link.index
+        while reading.find(index):
+            index += 1
+        self.namespaces[path] = replace(reading, links=(*reading.links, replace(link, index=index)))
+        self._save()
+
+    def _save(self) -> None:
+        if self._file is not None:
+            draft = self._file.with_suffix(".draft")
+            draft.write_bytes(msgspec.json.encode(self.namespaces))
+            draft.rename(self._file)
+
+
+def _without(values: Mapping[int, tuple[ValueT, ...]], index: int) -> dict[int, tuple[ValueT, ...]]:
+    return {key: value for key, value in values.items() if key != index}
+
+
+def _extend(values: Mapping[int, tuple[ValueT, ...]], index: int, value: ValueT) -> dict[int, tuple[ValueT, ...]]:
+    present = values.get(index, ())
+    return {**values, index: present if value in present else (*present, value)}
+
+
+def _apply(reading: Reading, operation: Operation) -> Reading:
+    if isinstance(operation, AddRule):
+        return replace(reading, rules=(*(one for one in reading.rules if one != operation.rule), operation.rule))
+    index = operation.index
+    link = reading.find(index)
+    if link is None:
+        raise KernelRefused(os.strerror(errno.ENODEV))
+    match operation:
+        case SetLink():
+            return _set(reading, link, operation)
+        case Mark(name=name, present=present):
+            others = tuple(one for one in link.alternative_names if one != name)
+            return _exchange(reading, replace(link, alternative_names=(*others, name) if present else others))
+        case AddAddress(address=address):
+            return replace(reading, addresses=_extend(reading.addresses, index, address))
+        case AddRoute() if not link.up:
+            raise KernelRefused(os.strerror(errno.ENETDOWN))
+        case AddRoute(route=route):
+            return replace(reading, routes=_extend(reading.routes, index, route))
+        case AddNeighbour(neighbour=neighbour):
+            return replace(reading, neighbours=_extend(reading.neighbours, index, neighbour))
+
+
+def _set(reading: Reading, link: Link, wanted: SetLink) -> Reading:
+    if wanted.name is not None:
+        holder = reading.find_name(wanted.name)
+        if holder is not None and holder.index != link.index:
+            raise KernelRefused(os.strerror(errno.EEXIST), taken=True)
+    names = ("name", "up", "mtu", "mac", "alias", "master")
+    changes = {name: value for name in names if (value := getattr(wanted, name)) is not None}
+    changed = _exchange(reading, replace(link, **changes))
+    if wanted.up is False:
+        changed = replace(changed, routes=_without(changed.routes, link.index))
+    return changed
+
+
+def _exchange(reading: Reading, link: Link) -> Reading:
+    return replace(reading, links=tuple(link if one.index == link.index else one for one in reading.links))

@@ -1,0 +1,87 @@
+"""Machines with network interfaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from pydra_net.hardware_types import Address, Link, Reading, Route
+from pydra_net.simulation.kernel import LOOPBACK
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """An interface of hardware: its PCI address, NUMA node and RDMA device."""
+
+    name: str
+    address: str
+    numa: int = 0
+    rdma: str = ""
+
+
+UPLINK = Card(name="eth0", address="0000:01:00.0")
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """A node whose uplink is `eth0`, and its other interfaces."""
+
+    cards: tuple[Card, ...] = ()
+    links: tuple[Link, ...] = ()
+
+    def build(self) -> Reading:
+        """What its kernel has: each card has an address and a route, `eth0` the default route."""
+        hardware = tuple(_build_link(index, card) for index, card in enumerate((UPLINK, *self.cards), 2))
+        return Reading(
+            links=(LOOPBACK, *hardware, *self.links),
+            addresses={link.index: (Address(address=f"10.0.{link.index}.1/24"),) for link in hardware},
+            routes={link.index: (_build_route(link.index),) for link in hardware},
+        )
+
+    def write(self, root: Path) -> None:
+        """Write the files of its hardware below `sys` of this directory."""
+        driver = root / "sys/bus/pci/drivers/mlx5_core"
+        driver.mkdir(parents=True)
+        (root / "sys/bus/pci/devices").mkdir()
+        for card in (UPLINK, *self.cards):
+            place = f"devices/pci{card.address[:7]}/{card.address}"
+            real = root / "sys" / place
+            real.mkdir(parents=True)
+            files = {"vendor": "0x15b3", "device": "0x101d", "class": "0x020000", "numa_node": str(card.numa)}
+            for name, text in files.items():
+                (real / name).write_text(f"{text}\n")
+            (real / "driver").symlink_to("../../../bus/pci/drivers/mlx5_core")
+            if card.rdma:
+                (real / "infiniband" / card.rdma).mkdir(parents=True)
+            (root / f"sys/bus/pci/devices/{card.address}").symlink_to(f"../../../{place}")
+
+
+def _build_route(index: int) -> Route:
+    destination = "0.0.0.0/0" if index == 2 else f"10.{index}.0.0/16"
+    return Route(destination=destination, gateway=f"10.0.{index}.9", protocol=3)
+
+
+def _build_link(index: int, card: Card) -> Link:
+    mac = f"02:00:00:00:00:{index:02x}"
+    return Link(
+        index=index,
+        name=card.name,
+        mac=mac,
+        permanent_mac=mac,
+        mtu=9000,
+        up=True,
+        carrier=True,
+        state="up",
+        parent=f"pci/{card.address}",
+    )
+
+
+MACHINE_TYPES: Mapping[str, Machine] = {
+    "server": Machine(
+        cards=tuple(
+            Card(name=f"eth{number}", address=f"0000:{number}0:00.0", numa=number // 3, rdma=f"mlx5_{number}")
+            for number in range(1, 5)
+        ),
+        links=(Link(index=9, name="dummy0", kind="dummy", mac="02:00:00:00:01:00", mtu=1500, state="down"),),
+    ),
+}

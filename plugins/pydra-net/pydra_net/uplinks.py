@@ -1,0 +1,72 @@
+"""Finds the interfaces that the node itself needs, which are never given away. No I/O."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+from pydra_net.hardware_types import Link, Reading
+
+_NOT_MOVABLE = frozenset({"bridge", "bond", "team", "vrf", "openvswitch"})
+"""Kinds that the kernel keeps in their namespace, or which are of use only with their members."""
+
+
+def find_protected(reading: Reading, node_addresses: Collection[str]) -> Mapping[int, str]:
+    """Return why links cannot be given to pods, by index.
+
+    Uplinks are the links of all default routes, in all tables, and those with an address of the node; with them, all
+    below them, and all above them, to any depth.
+    """
+    reasons: dict[int, str] = {}
+    for index, reason in _find_uplinks(reading, node_addresses):
+        uplink = reading.find(index)
+        if uplink is None:
+            continue
+        reasons.setdefault(index, reason)
+        for below in _walk(uplink, lambda one: _list_below(one, reading)):
+            reasons.setdefault(below.index, f"is below {uplink.name}, which {reason}")
+        for above in _walk(uplink, lambda one: _list_above(one, reading)):
+            reasons.setdefault(above.index, f"is above {uplink.name}, which {reason}")
+    for link in reading.links:
+        if link.is_loopback:
+            reasons.setdefault(link.index, "is the loopback interface")
+        elif link.kind in _NOT_MOVABLE:
+            reasons.setdefault(link.index, f"is a {link.kind}, which cannot leave the node's network namespace")
+        elif shared := [one for one in reading.routes.get(link.index, ()) if one.shared]:
+            reasons.setdefault(link.index, f"has a part of the route to {shared[0].destination}, with other links")
+    return reasons
+
+
+def _find_uplinks(reading: Reading, node_addresses: Collection[str]) -> Iterator[tuple[int, str]]:
+    for index, routes in reading.routes.items():
+        if default := [one for one in routes if one.is_default]:
+            yield index, f"has a default route of the node (table {default[0].table})"
+    own = {ipaddress.ip_address(one) for one in node_addresses}
+    for index, addresses in reading.addresses.items():
+        if found := [one for one in addresses if ipaddress.ip_interface(one.address).ip in own]:
+            yield index, f"has the node's address {found[0].address.partition('/')[0]}"
+
+
+def _walk(start: Link, neighbours: Callable[[Link], Iterable[Link]]) -> Iterator[Link]:
+    """Yield all that can be reached, without the start."""
+    waiting, seen = deque([start]), {start.index}
+    while waiting:
+        for one in neighbours(waiting.popleft()):
+            if one.index not in seen:
+                seen.add(one.index)
+                waiting.append(one)
+                yield one
+
+
+def _list_below(link: Link, reading: Reading) -> Iterator[Link]:
+    """Members of a bond or bridge; the parent of a VLAN or macvlan; the other end of a veth."""
+    for one in reading.links:
+        if one.master == link.index or (link.lower and one.index == link.lower):
+            yield one
+
+
+def _list_above(link: Link, reading: Reading) -> Iterator[Link]:
+    for one in reading.links:
+        if (link.master and one.index == link.master) or one.lower == link.index:
+            yield one

@@ -1,0 +1,101 @@
+"""A node as its pods see it: the agent prepares a claim, the container runtime begins the pod, the agent is killed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+import yaml
+
+from namespaces import TestNode, find_problem, make_node
+from net_agent import build_sandbox
+from pydra.kube.api_resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIM_TEMPLATES
+from pydra_dev.kubelet.observations import PodRunning, Step
+from pydra_dev.node import EmbeddedNode, run_node
+from pydra_net import DEVICE_CLASSES as CLASSES
+from pydra_net import DRIVER
+from pydra_nri import PodSandbox
+from pydra_nri.simulation.runtime import FakeRuntime
+from tests.integration.agent.process import DEADLINE, Agent, run_agent
+
+_PROBLEM = find_problem()
+pytestmark = pytest.mark.skipif(bool(_PROBLEM), reason=_PROBLEM)
+
+NAMESPACE = "default"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "interface.yaml"
+
+
+class Node:
+    """An embedded node with network namespaces, and a fake runtime for its pods."""
+
+    def __init__(self, embedded: EmbeddedNode, network: TestNode, steps: list[Step]) -> None:
+        self.runtime = FakeRuntime()
+        self.embedded = embedded
+        self.network = network
+        self._steps = steps
+
+    @asynccontextmanager
+    async def run_agent(self, name: str) -> AsyncIterator[Agent]:
+        """The agent, until the runtime calls its backend; killed at the end."""
+        environ = {
+            "PYDRA_NET_NETWORK_NAMESPACE": self.network.host.path,
+            "PYDRA_NET_POD_NAMESPACES": str(self.network.pods),
+            "PYDRA_NET_NRI_SOCKET": f"{self.network.pods.parent}/nri.sock",
+            "PYDRA_NET_EXCLUDE_TYPES": "",
+        }
+        known = self.runtime.log.count(f"registered {DRIVER}")
+        async with run_agent(self.embedded, "--backend", "net", environ=environ, name=name, forked=True) as agent:
+            await agent.wait_ready()
+            await self.runtime.wait_logged(f"registered {DRIVER}", times=known + 1)
+            yield agent
+
+    async def begin_pod(self) -> PodSandbox:
+        """The example's pod, from its claim to its sandbox."""
+        template, pod = yaml.safe_load_all(EXAMPLE.read_text())
+        await self.embedded.client.create(RESOURCE_CLAIM_TEMPLATES, template, namespace=NAMESPACE)
+        created = await self.embedded.client.create(PODS, pod, namespace=NAMESPACE)
+        with anyio.fail_after(DEADLINE):
+            while PodRunning(pod=f"{NAMESPACE}/trainer") not in self._steps:  # noqa: ASYNC110 - in other processes
+                await anyio.sleep(0.02)
+        sandbox = build_sandbox("trainer", self.network.begin_pod("trainer").path, uid=created["metadata"]["uid"])
+        await self.runtime.run_pod(sandbox)
+        return sandbox
+
+    async def wait_back(self) -> None:
+        with anyio.fail_after(DEADLINE):
+            while "nic0" not in self.network.host.links():  # noqa: ASYNC110 - in other processes
+                await anyio.sleep(0.02)
+
+
+@asynccontextmanager
+async def serve() -> AsyncIterator[Node]:
+    steps: list[Step] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="net", dir="/tmp", ignore_cleanup_errors=True) as root,
+        make_node(Path(root)) as network,
+    ):
+        async with run_node(steps.append) as embedded:
+            for name, spec in CLASSES.items():
+                await embedded.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
+            found = Node(embedded, network, steps)
+            async with found.runtime.serve(f"{root}/nri.sock"):
+                yield found
+
+
+async def test_a_pods_interface_comes_back_as_it_was_also_after_the_agent_was_killed() -> None:
+    async with serve() as node:
+        before = node.network.host.describe("nic0")
+        async with node.run_agent("first"):
+            await node.begin_pod()
+            assert node.network.host.links() == ["up0"]
+        assert node.network.host.links() == ["up0"], "the pod keeps it while no agent runs"
+        async with node.run_agent("second"):
+            await node.embedded.client.delete(PODS, "trainer", namespace=NAMESPACE)
+            await node.wait_back()
+            with anyio.fail_after(DEADLINE):
+                while node.network.host.describe("nic0") != before:  # noqa: ASYNC110 - one thing after the other
+                    await anyio.sleep(0.02)

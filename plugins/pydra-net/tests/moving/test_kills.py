@@ -1,0 +1,62 @@
+"""The backend is killed at each thing that it does to the kernel: the interfaces are on the node again at the end."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from pydra import ClaimError
+from pydra_net.simulation.machine import MACHINE_TYPES
+from pydra_nri import Container
+from pydra_nri.simulation.runtime import OperationFailed
+from simulated_node import Killed, SimulatedNode
+
+HARDWARE, VIRTUAL = "pci-0000-10-00-0", "dummy0"
+
+
+async def live(node: SimulatedNode) -> None:
+    """A pod's life, as far as the process lives."""
+    sandbox = node.begin_pod("trainer")
+    async with node.run() as agent:
+        with suppress(Killed, OperationFailed, ClaimError):
+            await agent.prepare("claim", HARDWARE, VIRTUAL, pod="trainer")
+            await agent.runtime.run_pod(sandbox)
+            await agent.runtime.stop_pod(sandbox)
+            await agent.unprepare("claim")
+
+
+async def test_no_interface_is_lost_wherever_the_backend_is_killed(tmp_path: Path) -> None:
+    whole = SimulatedNode(MACHINE_TYPES["server"], tmp_path / "whole")
+    await live(whole)
+    assert whole.is_as_before()
+    assert {"move", "moved", "set name eth1"} & set(whole.steps)
+    for place in range(len(whole.steps)):
+        node = SimulatedNode(MACHINE_TYPES["server"], tmp_path / str(place))
+        node.kill_at = place
+        await live(node)
+        node.kill_at = -1
+        async with node.run() as agent:
+            if "claim" in agent.held:
+                await agent.unprepare("claim")
+        assert node.is_as_before(), f"killed before {whole.steps[place]} ({place})"
+
+
+async def test_a_pod_that_goes_on_has_its_interfaces_wherever_the_backend_was_killed(tmp_path: Path) -> None:
+    for place in range(100):
+        node = SimulatedNode(MACHINE_TYPES["server"], tmp_path / str(place))
+        sandbox = node.begin_pod("trainer")
+        async with node.run() as agent:
+            await agent.prepare("claim", HARDWARE, VIRTUAL, pod="trainer")
+            node.kill_at = len(node.steps) + place
+            with suppress(OperationFailed):
+                await agent.runtime.run_pod(sandbox)
+                break
+        node.kill_at = -1
+        async with node.run() as agent:
+            await agent.runtime.create_container(build_container(sandbox.id))
+            assert node.names_in(sandbox) == ["dummy0", "eth1"]
+    assert place > 5
+
+
+def build_container(sandbox: str) -> Container:
+    return Container(id="main", name="main", pod_sandbox_id=sandbox)

@@ -1,0 +1,216 @@
+"""Interfaces in the kernel's own network namespaces: into pods, and back as they were."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from namespaces import TestNode, find_problem, make_node
+from net_agent import NetAgent, build_sandbox
+from pydra import ClaimError, UndoLater
+from pydra_net.settings import Settings
+from pydra_nri import Container, PodSandbox
+from pydra_nri.simulation.runtime import OperationFailed
+
+_PROBLEM = find_problem()
+pytestmark = pytest.mark.skipif(bool(_PROBLEM), reason=_PROBLEM)
+
+
+@pytest.fixture
+def node() -> Iterator[TestNode]:
+    with (
+        tempfile.TemporaryDirectory(prefix="net", dir="/tmp", ignore_cleanup_errors=True) as root,
+        make_node(Path(root)) as node,
+    ):
+        yield node
+
+
+def build_agent(node: TestNode) -> NetAgent:
+    root = node.pods.parent
+    settings = Settings(
+        network_namespace=node.host.path,
+        pod_namespaces=str(node.pods),
+        nri_socket=str(root / "nri.sock"),
+        exclude_types="",
+        node_addresses="192.0.2.10",
+        poll_period=1000.0,
+    )
+    return NetAgent(settings)
+
+
+@asynccontextmanager
+async def serve(agent: NetAgent) -> AsyncIterator[None]:
+    async with agent.runtime.serve(agent.settings.nri_socket), agent.run():
+        yield
+
+
+def build_container(sandbox: PodSandbox) -> Container:
+    return Container(id=f"{sandbox.id}-main", name="main", pod_sandbox_id=sandbox.id)
+
+
+async def test_an_interface_goes_into_the_pod_with_its_configuration_and_comes_back_as_it_was(node: TestNode) -> None:
+    before = node.host.describe("nic0")
+    agent = build_agent(node)
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer")
+        assert node.host.links() == ["nic0", "up0"], "it stays on the node until the pod has a network namespace"
+        pod = node.begin_pod("trainer")
+        sandbox = build_sandbox("trainer", pod.path)
+        await agent.runtime.run_pod(sandbox)
+        assert (node.host.links(), pod.links()) == (["up0"], ["nic0"])
+        inside = pod.describe("nic0")
+        for text in ("mtu 1400", "10.0.0.1/24", "fd00::1/64", "10.5.0.0/16 via 10.0.0.9", "table 100", "lladdr 02:00"):
+            assert text in inside
+        assert "from 10.0.0.0/24 lookup 100" in pod.run("ip rule")
+        await agent.runtime.stop_pod(sandbox)
+        assert node.host.links() == ["nic0", "up0"], "before the namespace ends"
+        await agent.unprepare("claim")
+    assert node.host.describe("nic0") == before
+
+
+async def test_it_comes_back_when_the_end_of_the_pod_is_never_reported(node: TestNode) -> None:
+    """Containerd does not report it for pods that are older than its last restart."""
+    before = node.host.describe("nic0")
+    agent = build_agent(node)
+    pod = node.begin_pod("trainer")
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer")
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+    async with serve(agent):
+        await agent.unprepare("claim")
+    assert (node.host.describe("nic0"), pod.links()) == (before, [])
+
+
+async def test_it_comes_back_when_the_namespace_was_removed_before_the_end_of_the_pod_is_reported(
+    node: TestNode,
+) -> None:
+    """CRI-O removes it first."""
+    before = node.host.describe("nic0")
+    agent = build_agent(node)
+    pod = node.begin_pod("trainer")
+    sandbox = build_sandbox("trainer", pod.path)
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer")
+        await agent.runtime.run_pod(sandbox)
+        pod.end()
+        await agent.runtime.stop_pod(sandbox)
+        assert node.host.links() == ["nic0", "up0"]
+        await agent.unprepare("claim")
+    assert node.host.describe("nic0") == before
+
+
+async def test_a_pod_that_began_while_the_backend_did_not_run_gets_its_interface_before_its_containers(
+    node: TestNode,
+) -> None:
+    agent = build_agent(node)
+    pod = node.begin_pod("trainer")
+    sandbox = build_sandbox("trainer", pod.path)
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer")
+        agent.runtime.pods[sandbox.id] = sandbox  # the runtime went on without the backend, which was too slow
+        await agent.runtime.create_container(build_container(sandbox))
+        assert pod.links() == ["nic0"]
+
+
+async def test_a_pod_whose_containers_run_gets_its_interface_when_the_backend_starts_again(node: TestNode) -> None:
+    agent = build_agent(node)
+    pod = node.begin_pod("trainer")
+    sandbox = build_sandbox("trainer", pod.path)
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer")
+    agent.runtime.pods[sandbox.id] = sandbox
+    async with serve(agent):
+        while pod.links() != ["nic0"]:  # noqa: ASYNC110 - in the kernel
+            await asyncio.sleep(0.01)
+        await agent.unprepare("claim")
+    assert "nic0" in node.host.links()
+
+
+async def test_another_sandbox_of_the_pod_gets_the_interface_of_the_dead_one(node: TestNode) -> None:
+    agent = build_agent(node)
+    first, second = node.begin_pod("first"), node.begin_pod("second")
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer")
+        dead = build_sandbox("trainer", first.path)
+        await agent.runtime.run_pod(dead)
+        await agent.runtime.run_pod(build_sandbox("trainer", second.path, number=2))
+        assert (first.links(), second.links()) == ([], ["nic0"])
+        await agent.runtime.stop_pod(dead)
+        assert second.links() == ["nic0"], "the late end of the first takes nothing from the second"
+        await agent.unprepare("claim")
+
+
+async def test_what_was_moved_is_back_when_the_pod_cannot_have_all_of_its_interfaces(node: TestNode) -> None:
+    node.host.run("ip link add nic1 type veth peer name nic2; ip addr add 10.7.0.1/24 dev nic1; ip link set nic1 up")
+    before = node.host.describe("nic0")
+    agent = build_agent(node)
+    pod = node.begin_pod("trainer")
+    pod.run("ip link add nic1 type veth peer name other")
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", "nic1", pod="trainer")
+        with pytest.raises(OperationFailed, match=r"the pod has an interface nic1 already; set another interface.name"):
+            await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        assert pod.links() == ["nic1", "other"]
+        await agent.unprepare("claim")
+    assert node.host.describe("nic0") == before
+
+
+async def test_a_pod_on_the_nodes_network_cannot_have_an_interface(node: TestNode) -> None:
+    agent = build_agent(node)
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer")
+        with pytest.raises(OperationFailed, match="pod team/trainer uses the node's own network"):
+            await agent.runtime.run_pod(build_sandbox("trainer", ""))
+        with pytest.raises(OperationFailed, match="the pod uses the node's own network, so it has nic0 already"):
+            await agent.runtime.run_pod(build_sandbox("trainer", node.host.path, number=2))
+
+
+async def test_an_interface_that_the_node_needs_by_now_is_not_given_away(node: TestNode) -> None:
+    agent = build_agent(node)
+    async with serve(agent):
+        names = [device.name for device in (await agent.backend.discover()).devices]
+        assert names == ["nic0"], "neither the uplink nor the loopback interface"
+        node.host.run("ip route add default via 10.0.0.9 table 7")
+        await agent.backend.wait_changed()
+        assert (await agent.backend.discover()).devices == ()
+        with pytest.raises(ClaimError, match=r"nic0 .* has a default route of the node .table 7.; it is not given"):
+            await agent.prepare("claim", "nic0", pod="trainer")
+
+
+async def test_an_interface_whose_name_was_taken_meanwhile_is_back_under_another_and_told(node: TestNode) -> None:
+    agent = build_agent(node)
+    pod = node.begin_pod("trainer")
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer")
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        node.host.run("ip link add nic0 type veth peer name nic9")
+        with pytest.raises(UndoLater, match=r"nic0 is back as pydra[0-9]+, since another interface has its name nic0"):
+            await agent.unprepare("claim")
+        node.host.run("ip link del nic0")
+        await agent.unprepare("claim")
+    assert node.host.links() == ["nic0", "up0"]
+
+
+async def test_changes_of_the_nodes_network_are_noticed_without_polling(node: TestNode) -> None:
+    agent = build_agent(node)
+    async with serve(agent):
+        await agent.backend.discover()
+        node.host.run("ip addr add 10.9.0.1/24 dev nic0")
+        await agent.backend.wait_changed()
+        (device,) = (await agent.backend.discover()).devices
+        assert device.attributes["ipv4"] == "10.0.0.1/24,10.9.0.1/24"
+
+
+async def test_an_interface_in_a_pod_is_still_published(node: TestNode) -> None:
+    agent = build_agent(node)
+    pod = node.begin_pod("trainer")
+    async with serve(agent):
+        (before,) = (await agent.backend.discover()).devices
+        await agent.prepare("claim", "nic0", pod="trainer")
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        assert (await agent.backend.discover()).devices == (before,)

@@ -1,0 +1,106 @@
+"""The agent's part of claims, for tests of the backend in their own process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from msgspec.structs import replace
+
+from pydra import (
+    AllocatedDevice,
+    Claim,
+    ClaimError,
+    DeviceInUse,
+    HeldClaim,
+    PodRef,
+    PreparedDevice,
+    StepStage,
+    describe_step,
+)
+from pydra_net.backend import NetBackend
+from pydra_net.composition import open_backend
+from pydra_net.operations import Kernel
+from pydra_net.settings import Settings
+from pydra_nri import LinuxNamespace, LinuxPodSandbox, PodSandbox
+from pydra_nri.simulation.runtime import FakeRuntime
+
+
+class NetAgent:
+    """Its records are `held`, by uid; the container runtime is `runtime`. Both outlive the backend."""
+
+    backend: NetBackend
+
+    def __init__(self, settings: Settings, kernel: Kernel | None = None) -> None:
+        self.settings = settings
+        self.kernel = kernel
+        self.held: dict[str, HeldClaim] = {}
+        self.runtime = FakeRuntime()
+        self._starts = 0
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[NetBackend]:
+        """Start the backend, and wait until the runtime calls it; killed at the end."""
+        async with open_backend(self.settings, lambda: tuple(self.held.values()), self.kernel) as self.backend:
+            await self.backend.restore(tuple(self.held.values()))
+            await self.backend.runtime.wait_synchronized()
+            self._starts += 1
+            await self.runtime.wait_logged("registered dra.net", times=self._starts)
+            yield self.backend
+
+    async def prepare(
+        self, uid: str, *devices: str, pod: str = "", configs: tuple[Any, ...] = ()
+    ) -> list[PreparedDevice]:
+        """Plan and prepare a claim of the pod for these devices."""
+        allocated = tuple(
+            AllocatedDevice(request=f"r{index}", pool="node", device=name, configs=configs)
+            for index, name in enumerate(devices)
+        )
+        for other in self.held.values():
+            for device in {one.device for one in other.claim.devices} & set(devices):
+                raise DeviceInUse(device, other.claim.name)
+        reference = PodRef(uid=f"uid-{pod or uid}", namespace="team", name=pod or uid)
+        claim = Claim(uid=uid, namespace="team", name=uid, devices=allocated, pod=reference)
+        plan = await self.backend.plan(claim, tuple(self.held.values()))
+        claim = replace(claim, plan=plan.data, steps=tuple(map(describe_step, plan.steps)))
+        self.held[uid] = HeldClaim(claim=claim, completed=False)
+        for place in range(len(claim.steps)):
+            self._set_stage(uid, place, StepStage.BEGUN)
+            try:
+                result = await self.backend.apply(claim.steps[place].step, None, claim)
+            except ClaimError:
+                await self.unprepare(uid)
+                raise
+            self._set_stage(uid, place, StepStage.DONE, result)
+        prepared = await self.backend.prepare(self.held[uid].claim)
+        self.held[uid] = replace(self.held[uid], completed=True, prepared=tuple(prepared))
+        return prepared
+
+    async def unprepare(self, uid: str) -> None:
+        """Undo the steps, in reverse order."""
+        claim = self.held[uid].claim
+        for place in reversed(range(len(claim.steps))):
+            one = claim.steps[place]
+            if one.stage is not StepStage.PLANNED:
+                await self.backend.undo(one.step, one.result, claim)
+        del self.held[uid]
+
+    def _set_stage(self, uid: str, place: int, stage: StepStage, result: Any = None) -> None:
+        claim = self.held[uid].claim
+        steps = list(claim.steps)
+        steps[place] = replace(steps[place], stage=stage, result=result)
+        self.held[uid] = replace(self.held[uid], claim=replace(claim, steps=tuple(steps)))
+
+
+def build_sandbox(pod: str, path: str, *, number: int = 1, uid: str = "") -> PodSandbox:
+    """The sandbox of a pod, as the runtime describes it; without a path it is on the node's network."""
+    namespaces = (LinuxNamespace(type="network", path=path),) if path else ()
+    return PodSandbox(
+        id=f"{pod}-{number}",
+        name=pod,
+        uid=uid or f"uid-{pod}",
+        namespace="team",
+        pid=4711,
+        linux=LinuxPodSandbox(namespaces=namespaces),
+    )

@@ -1,0 +1,106 @@
+"""What is published of a node's interfaces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from pydra import Device, HealthStatus
+from pydra_net.devices import name_device
+from pydra_net.hardware_reader import HardwareReader
+from pydra_net.hardware_types import Address, Link, Reading
+from pydra_net.inventory import build_inventory
+from pydra_net.settings import Settings
+from pydra_net.simulation.kernel import HOST, SimulatedKernel
+from pydra_net.simulation.machine import MACHINE_TYPES
+from pydra_pci import Roots, Tree
+
+MACHINE = MACHINE_TYPES["server"]
+
+
+def publish(root: Path, reading: Reading | None = None, **settings: str) -> dict[str, Device]:
+    if not (root / "sys").exists():
+        MACHINE.write(root)
+    kernel = SimulatedKernel({HOST: reading or MACHINE.build()})
+    reader = HardwareReader(Tree(Roots(sys=f"{root}/sys")), kernel, kernel.open(HOST), Settings(**settings))
+    inventory = build_inventory(reader.read(), (), reader.read_hardware, reader.find_pci_address)
+    return {device.name: device for device in inventory.devices}
+
+
+def test_devices_have_the_names_and_attributes_of_dranet(tmp_path: Path) -> None:
+    devices = publish(tmp_path)
+    assert sorted(devices) == ["dummy0", *(f"pci-0000-{number}0-00-0" for number in range(1, 5))]
+    assert devices["pci-0000-30-00-0"].attributes == {
+        "ifName": "eth3",
+        "mac": "02:00:00:00:00:05",
+        "mtu": 9000,
+        "encapsulation": "ether",
+        "state": "up",
+        "type": "device",
+        "ipv4": "10.0.5.1/24",
+        "virtual": False,
+        "carrier": True,
+        "ebpf": False,
+        "rdma": True,
+        "rdmaDevice": "mlx5_3",
+        "pciAddress": "0000:30:00.0",
+        "pciVendor": "0x15b3",
+        "pciDevice": "0x101d",
+        "driver": "mlx5_core",
+        "numaNode": 1,
+        "sriov": False,
+        "resource.kubernetes.io/numaNode": 1,
+        "resource.kubernetes.io/pcieRoot": "pci0000:30",
+        "resource.kubernetes.io/pciBusID": "0000:30:00.0",
+    }
+    assert devices["dummy0"].attributes["virtual"] is True
+
+
+@pytest.mark.parametrize(
+    ("settings", "offered"),
+    [
+        ({"interfaces": "eth1,eth2"}, {"eth1", "eth2"}),
+        ({"exclude": "eth*"}, {"dummy0"}),
+        ({"exclude_types": "device"}, {"dummy0"}),
+        ({"exclude_types": "dummy", "interfaces": "eth[34]"}, {"eth3", "eth4"}),
+        ({"node_addresses": "10.0.3.1, 10.0.4.1", "exclude_types": "dummy"}, {"eth3", "eth4"}),
+    ],
+)
+def test_the_admin_chooses_what_is_offered(settings: dict[str, str], offered: set[str], tmp_path: Path) -> None:
+    assert {device.attributes["ifName"] for device in publish(tmp_path, **settings).values()} == offered
+
+
+def test_no_text_is_longer_than_the_api_allows(tmp_path: Path) -> None:
+    """One such text would make the API server refuse the whole slice."""
+    reading = MACHINE.build()
+    addresses = tuple(Address(address=f"2001:db8:aaaa:bbbb:cccc:dddd:eeee:{number}/64") for number in range(1, 9))
+    links = tuple(replace(one, alias="ä" * 100) if one.name == "eth1" else one for one in reading.links)
+    reading = replace(reading, links=links, addresses={**reading.addresses, 3: addresses})
+    found = publish(tmp_path, reading)["pci-0000-10-00-0"].attributes
+    assert found["alias"] == "ä" * 32
+    assert found["ipv6"] == "2001:db8:aaaa:bbbb:cccc:dddd:eeee:1/64", "only whole addresses"
+
+
+def test_an_interface_without_carrier_is_unhealthy(tmp_path: Path) -> None:
+    reading = MACHINE.build()
+    links = tuple(replace(one, carrier=False) if one.name == "eth2" else one for one in reading.links)
+    devices = publish(tmp_path, replace(reading, links=links))
+    ill = {name: one.health.message for name, one in devices.items() if one.health.status is HealthStatus.UNHEALTHY}
+    assert ill == {"pci-0000-20-00-0": "eth2 has no carrier; check its cable and the switch"}
+
+
+@pytest.mark.parametrize(
+    ("link", "address", "port", "name"),
+    [
+        (Link(index=2, name="eth1"), "0000:8a:00.0", 0, "pci-0000-8a-00-0"),
+        (Link(index=2, name="eth1"), "10000:8a:00.1", 1, "pci-10000-8a-00-1-port1"),
+        (Link(index=2, name="eth1_0", port="pf0vf3"), "0000:8a:00.0", 0, "pci-0000-8a-00-0-pf0vf3"),
+        (Link(index=2, name="eth1", port="p0"), "0000:8a:00.0", 0, "pci-0000-8a-00-0"),
+        (Link(index=2, name="dummy0"), "", 0, "dummy0"),
+        (Link(index=2, name="bond0.100"), "", 0, "net-mjxw4zbqfyytama"),
+    ],
+)
+def test_devices_are_named_by_their_place(link: Link, address: str, port: int, name: str) -> None:
+    assert name_device(link, address, port) == name
