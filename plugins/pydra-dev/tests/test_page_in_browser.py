@@ -32,8 +32,13 @@ CARD = CounterSet(name="card", counters={{"slots": 2, "memory": "16Gi"}})
 def part(name, slots):
     takes = CounterConsumption(counter_set="card", counters={{"slots": slots, "memory": slots * 2**33}})
     return Device(name=name, attributes={{"slots": slots, "text": HOSTILE[:64]}}, consumes_counters=(takes,))
+def small(number):
+    takes = CounterConsumption(counter_set="full", counters={{"slots": 1}})
+    return Device(name=f"small-{{number}}", attributes={{"slots": 3}}, consumes_counters=(takes,))
 async def discover():
-    return Inventory(devices=(part("whole", 2), part("half-0", 1), part("half-1", 1)), counter_sets=(CARD,))
+    full = CounterSet(name="full", counters={{"slots": 0}})
+    devices = (part("whole", 2), part("half-0", 1), part("half-1", 1), *map(small, range(13)))
+    return Inventory(devices=devices, counter_sets=(CARD, full))
 async def prepare(claim):
     if "sample-2" in claim.name: raise ClaimError(HOSTILE)
     return [device.prepared(ContainerEdits().with_env("HOSTILE", HOSTILE)) for device in claim.devices]
@@ -138,6 +143,12 @@ def test_devices_partitions_and_counters_are_shown(page: Page) -> None:
     expect(page.get_by_role("status")).to_have_text("live")
 
 
+def test_many_blocked_devices_are_folded(page: Page) -> None:
+    expect(tile(page, "small-12")).to_be_hidden()
+    page.get_by_text("13 blocked", exact=True).click()
+    expect(tile(page, "small-12")).to_contain_text("short of counter full/slots")
+
+
 def test_a_claim_is_explained_and_the_keyboard_keeps_its_place(page: Page) -> None:
     link = claim(page, "sample")
     link.focus()
@@ -172,7 +183,7 @@ def test_hostile_texts_are_texts(page: Page) -> None:
 def test_a_device_is_broken_and_repaired(page: Page) -> None:
     tile(page, "half-1").click()
     press(page, "Break")
-    expect(tile(page, "half-1")).to_contain_text("broken")
+    expect(tile(page, "half-1")).to_contain_text("pydra.dev/broken=on-the-page")
     expect(inspector(page, "Device half-1")).to_contain_text("pydra.dev/broken=on-the-page:NoSchedule")
     claim(page, "sample").click()
     expect(tile(page, "half-1")).to_contain_text("tainted pydra.dev/broken")

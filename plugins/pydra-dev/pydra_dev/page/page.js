@@ -11,6 +11,8 @@ const state = {
   detail: null, // the server's answer about the selection
 };
 
+const FEW = 12; // more devices than these are folded
+
 // ---- Drawing ----
 
 /** An element. Attributes that are null or false are left out; children are elements, texts, or lists of them. */
@@ -103,7 +105,13 @@ function drawPool(pool) {
 }
 
 function drawGroup(group, fold) {
-  const tiles = h("ul", { class: "tiles" }, group.devices.map(drawTile));
+  const blocked = group.devices.filter((device) => device.use === "blocked" && !device.broken);
+  const folds = blocked.length > FEW; // one whole device in use blocks all of its partitions
+  const drawTiles = (devices) => h("ul", { class: "tiles" }, devices.map(drawTile));
+  const tiles = [
+    drawTiles(folds ? group.devices.filter((device) => !blocked.includes(device)) : group.devices),
+    folds ? h("details", { "data-key": "blocked", class: "blocked" }, h("summary", {}, `${blocked.length} blocked`), drawTiles(blocked)) : null,
+  ];
   if (!group.name) return h("div", { "data-key": "" }, tiles);
   const used = group.devices.filter((device) => device.claims.length || device.broken);
   const slots = group.counters.filter((counter) => counter.total === "1");
@@ -150,7 +158,8 @@ const describe = (device) => (device.broken ? `${device.use === "free" ? "" : `$
 function drawTile(device) {
   const verdict = judge(device);
   const claims = device.claims.map((name) => name.split("/")[1]).join(", ");
-  const own = claims || device.obstacle || device.taints.join(", ");
+  const why = device.broken ? [...device.taints, device.health === "Healthy" ? "" : device.health] : claims || device.obstacle ? [] : device.taints;
+  const own = [claims || device.obstacle, ...why].filter(Boolean).join(", ");
   const text = !verdict ? own : verdict.kind === "refused" && claims ? `${verdict.text}: ${claims}` : verdict.text;
   return h(
     "li",
@@ -188,7 +197,7 @@ function drawClaims(claims) {
       "tr",
       { "data-key": `${claim.namespace}/${claim.name}`, "data-failed": claim.failed },
       h("th", { scope: "row" }, link("claim", [claim.namespace, claim.name], {}, claim.name)),
-      h("td", {}, claim.state.replaceAll(",", ", ")),
+      h("td", { class: claim.state === "pending" ? "pending" : null }, claim.state.replaceAll(",", ", ")),
       h("td", { class: "devices" }, claim.devices.length ? claim.devices.map((key) => h("div", {}, deviceLink(key))) : "none"),
       h("td", {}, claim.pods.map(drawPod)),
     ),
@@ -201,7 +210,7 @@ function drawPod(pod) {
   return h(
     "div",
     { class: "pod", "data-key": pod.name },
-    h("span", {}, pod.name, h("span", { class: "muted" }, ` ${pod.status}`)),
+    h("span", {}, pod.name, h("span", { class: pod.status === "Pending" ? "pending" : "muted" }, ` ${pod.status}`)),
     button("Delete", "delete-pod", [pod.namespace, pod.name], { "aria-label": `Delete pod ${pod.name}`, disabled: !state.live }),
   );
 }
@@ -218,8 +227,6 @@ function drawInspector() {
   const body = !detail ? [h("p", {}, "asking")] : detail.error ? [h("p", {}, detail.error)] : selection.kind === "claim" ? drawClaim(detail) : drawDevice(detail);
   return [heading, h("div", { "data-key": location.hash }, body)];
 }
-
-const FEW = 12;
 
 const drawKeys = (keys) => h("p", { class: "keys" }, keys.map(deviceLink));
 
@@ -283,6 +290,7 @@ function drawDevice({ device, values }) {
 
 function drawEntry({ number, seconds, headline, details }) {
   const time = h("time", {}, `${seconds.toFixed(3)} s`);
+  if (headline.endsWith(":") && details.length) [headline, details] = [`${headline} ${details[0]}`, details.slice(1)];
   if (!details.length) return h("li", { "data-key": number }, time, " ", headline);
   return h("li", { "data-key": number, class: "long" }, h("details", {}, h("summary", {}, time, " ", headline), h("pre", { tabindex: "0" }, details.join("\n"))));
 }
