@@ -244,7 +244,13 @@ class KubeClient:
         return await self._read(partial(self._request, "get", None, path, decode=decode_document))
 
     async def watch(
-        self, resource: Resource, *, resource_version: str, namespace: str = "", field_selector: str = ""
+        self,
+        resource: Resource,
+        *,
+        resource_version: str,
+        namespace: str = "",
+        field_selector: str = "",
+        label_selector: str = "",
     ) -> AsyncGenerator[WatchEvent, None]:
         """Yield the events after `resource_version`, bookmarks included, until the server ends it in 5 to 10 minutes.
 
@@ -258,6 +264,7 @@ class KubeClient:
             "resourceVersion": resource_version,
             "timeoutSeconds": str(lifetime),
             "fieldSelector": field_selector,
+            "labelSelector": label_selector,
         }
         path = build_path(resource, namespace=namespace)
         response: aiohttp.ClientResponse | None = None

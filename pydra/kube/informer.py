@@ -43,7 +43,7 @@ class WatchFailed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Informer:
-    """Caches the objects of one resource and selector, as of the last event.
+    """Caches the objects of one resource that match the selectors, as of the last event.
 
     `objects` maps (namespace, name) to the object, without its managedFields; callers may replace a
     part of it by an equal value, to have that in memory once, and change nothing else. `resource_version` is the newest
@@ -58,6 +58,7 @@ class Informer:
         *,
         namespace: str = "",
         field_selector: str = "",
+        label_selector: str = "",
         report: Callable[[WatchFailed], None] = lambda _: None,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
@@ -68,6 +69,7 @@ class Informer:
         self._resource = resource
         self._namespace = namespace
         self._field_selector = field_selector
+        self._label_selector = label_selector
         self._report = report
         self._uniform = uniform
         self._objects: dict[Key, JsonObject] = {}
@@ -131,7 +133,12 @@ class Informer:
     async def _relist(self) -> None:
         self.lists_begun += 1
         ordinal = self.lists_begun
-        listed = await self._client.list(self._resource, namespace=self._namespace, field_selector=self._field_selector)
+        listed = await self._client.list(
+            self._resource,
+            namespace=self._namespace,
+            field_selector=self._field_selector,
+            label_selector=self._label_selector,
+        )
         before, self._objects = self._objects, {object_key(item): _slim(item) for item in listed.items}
         self._position = listed.resource_version
         self.resource_version = parse_resource_version(listed.resource_version)
@@ -146,6 +153,7 @@ class Informer:
             resource_version=self._position,
             namespace=self._namespace,
             field_selector=self._field_selector,
+            label_selector=self._label_selector,
         )
         async with aclosing(watch) as events:
             async for event in events:

@@ -30,13 +30,15 @@ def claim(name: str, size: int = 0) -> JsonObject:
 class Following:
     """A reflector of one namespace's claims that runs, and what it saw."""
 
-    def __init__(self, api: ApiHandle, client: KubeClient, scratch: Scratch) -> None:
+    def __init__(self, api: ApiHandle, client: KubeClient, scratch: Scratch, labels: str = "") -> None:
         self.api = api
         self.client = client
         self.namespace = scratch.namespace
         self.changes = Recorder()
         self.failures = Recorder()
-        self.reflector = Informer(client, RESOURCE_CLAIMS, namespace=scratch.namespace, report=self.failures)
+        self.reflector = Informer(
+            client, RESOURCE_CLAIMS, namespace=scratch.namespace, label_selector=labels, report=self.failures
+        )
         self.reflector.subscribe(lambda event: self.changes((event.type.value, event.object["metadata"]["name"])))
 
     @property
@@ -46,8 +48,8 @@ class Following:
     async def create(self, name: str, size: int = 0) -> JsonObject:
         return await self.client.create(RESOURCE_CLAIMS, claim(name, size), namespace=self.namespace)
 
-    async def label(self, name: str) -> JsonObject:
-        body = {"metadata": {"labels": {"changed": "yes"}}}
+    async def label(self, name: str, value: str | None = "yes") -> JsonObject:
+        body = {"metadata": {"labels": {"changed": value}}}
         return await self.client.patch(RESOURCE_CLAIMS, name, body, namespace=self.namespace)
 
     async def delete(self, name: str) -> None:
@@ -59,14 +61,14 @@ class Following:
 
 
 @asynccontextmanager
-async def following(api: ApiHandle, **options: Any) -> AsyncIterator[Following]:
+async def following(api: ApiHandle, labels: str = "", **options: Any) -> AsyncIterator[Following]:
     async with (
         api.connect() as raw,
         api.scratch(raw) as scratch,
         open_client(api, **options) as client,
         anyio.create_task_group() as tasks,
     ):
-        follow = Following(api, client, scratch)
+        follow = Following(api, client, scratch, labels)
         await follow.create("first")
         tasks.start_soon(follow.reflector.run)
         with anyio.fail_after(30):
@@ -86,6 +88,18 @@ async def test_changes_come_in_order_and_the_cache_has_them(api_server: ApiHandl
         cached = follow.reflector.objects[follow.namespace, "first"]
         assert cached["metadata"]["labels"] == {"changed": "yes"}
         assert "managedFields" not in cached["metadata"]
+
+
+async def test_an_object_is_in_the_cache_while_its_labels_match(api_server: ApiHandle) -> None:
+    async with following(api_server, "changed") as follow:
+        assert follow.names == []
+        await follow.create("second")
+        await follow.label("first")
+        await follow.saw(("ADDED", "first"))
+        await follow.label("first", None)
+        await follow.label("second")
+        await follow.saw(("ADDED", "first"), ("DELETED", "first"), ("ADDED", "second"))
+        assert follow.names == ["second"]
 
 
 async def test_an_event_of_a_megabyte_arrives_whole(api_server: ApiHandle) -> None:
