@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -26,6 +26,7 @@ import yaml
 from aiohttp import web
 
 from pydra_dev.controllers import run_controllers
+from pydra_dev.custom_kinds import parse_definition
 from pydra_dev.faults import Faults, RequestLog
 from pydra_dev.gates import build_gates
 from pydra_dev.handlers import MAX_BODY, OPENAPI, Handlers
@@ -219,6 +220,7 @@ async def serve_api(
     bookmark_period: float = 60.0,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     random: Random | None = None,
+    definitions: Sequence[JsonObject] = (),
 ) -> AsyncIterator[ApiServer]:
     """Serve the API inside the block.
 
@@ -235,11 +237,14 @@ async def serve_api(
         bookmark_period: Seconds between the bookmarks of a watch.
         clock: The time in UTC.
         random: Makes uids and generated names.
+        definitions: CustomResourceDefinitions whose objects are served too.
 
-    Raises ValueError for a version or gate that does not exist, OSError when the address is taken.
+    Raises ValueError for a version, gate or keyword of a schema that does not exist, OSError when the address is taken.
     """
     release = parse_release(version)
-    served = tuple(kind for kind in KINDS if kind.group != "resource.k8s.io" or release.minor >= FIRST_DRA_MINOR)
+    custom = [parse_definition(one) for one in definitions]
+    kinds = (*KINDS, *(one.kind for one in custom))
+    served = tuple(kind for kind in kinds if kind.group != "resource.k8s.io" or release.minor >= FIRST_DRA_MINOR)
     random = random or Random()  # noqa: S311 - names and uids of a double, not secrets
     api = Api(
         store=Store(history=history),
@@ -247,6 +252,7 @@ async def serve_api(
         gates=build_gates(release.minor, gates),
         clock=clock,
         random=random,
+        custom=custom,
     )
     for name in _NAMESPACES:
         api.create(NAMESPACES, {"metadata": {"name": name}})

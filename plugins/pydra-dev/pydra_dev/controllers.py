@@ -26,13 +26,13 @@ from pydra_dev.controller_decisions import (
     template_claims,
 )
 from pydra_dev.kinds import (
-    KINDS,
     NAMESPACES,
     NODES,
     PODS,
     RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
     SERVICE_ACCOUNTS,
+    Kind,
 )
 from pydra_dev.scheduling import Scheduler
 from pydra_dev.status import JsonObject
@@ -40,8 +40,6 @@ from pydra_dev.verbs import Api, Query, Signal
 
 Step: TypeAlias = Callable[[], float | None]
 """One look at everything; returns the seconds until the next one is due without a write, if any."""
-
-_STORED = tuple(kind for kind in KINDS if not kind.stores)
 
 
 async def run_controllers(api: Api) -> None:
@@ -140,7 +138,9 @@ def step_pods(api: Api) -> None:
 
 def step_owners(api: Api) -> None:
     """Delete what belongs only to objects that no longer exist."""
-    owned = [(kind, obj) for kind in _STORED for obj in api.list(kind).items if obj["metadata"].get("ownerReferences")]
+    owned = [
+        (kind, obj) for kind in _stored(api) for obj in api.list(kind).items if obj["metadata"].get("ownerReferences")
+    ]
     for kind, obj in owned:
         metadata = obj["metadata"]
         if "deletionTimestamp" in metadata or any(_exists(api, obj, owner) for owner in metadata["ownerReferences"]):
@@ -150,9 +150,13 @@ def step_owners(api: Api) -> None:
             api.delete(kind, metadata["name"], uid, namespace=metadata.get("namespace", ""))
 
 
+def _stored(api: Api) -> Sequence[Kind]:
+    return [kind for kind in api.kinds if not kind.stores]
+
+
 def _exists(api: Api, obj: JsonObject, owner: JsonObject) -> bool:
     identity = (owner["apiVersion"], owner["kind"])
-    kind = next((kind for kind in KINDS if (kind.api_version, kind.kind) == identity), None)
+    kind = next((kind for kind in api.kinds if (kind.api_version, kind.kind) == identity), None)
     if kind is None:
         return True  # of a kind that is not served here: nobody can say
     found = api.find(kind, owner["name"], namespace=obj["metadata"].get("namespace", ""))
@@ -168,7 +172,10 @@ def step_namespaces(api: Api) -> None:
                 api.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default"}}, namespace=name)
             continue
         content = [
-            (kind, obj) for kind in _STORED if kind.namespaced for obj in api.list(kind, Query(namespace=name)).items
+            (kind, obj)
+            for kind in _stored(api)
+            if kind.namespaced
+            for obj in api.list(kind, Query(namespace=name)).items
         ]
         for kind, obj in content:
             if "deletionTimestamp" not in obj["metadata"]:

@@ -28,6 +28,7 @@ from pydra_dev.kinds import (
     RESOURCE_SLICES,
     Kind,
     Target,
+    index_paths,
     parse_path,
 )
 from pydra_dev.schema import refuse_fields
@@ -112,6 +113,7 @@ class Handlers:
         self.api = api
         self.token = token
         self.watches: dict[int, web.Request] = {}
+        self._by_path = index_paths(api.kinds)
         self._served = frozenset(served)
         self._documents = documents
         self.faults = faults
@@ -123,7 +125,7 @@ class Handlers:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
         request, has_token = self._read_token(request)
-        target = parse_path(request.path)
+        target = parse_path(request.path, self._by_path)
         call = _build_call(request, target)
         self.requests.record(call)
         try:

@@ -6,7 +6,8 @@ Source: Kubernetes API reference 1.36; which field selectors a kind knows is eac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
 import msgspec
 
@@ -202,6 +203,28 @@ NEW_EVENTS = Kind(
     stores="events",
 )
 
+DAEMON_SETS = Kind(
+    group="apps",
+    version="v1",
+    plural="daemonsets",
+    kind="DaemonSet",
+    namespaced=True,
+    singular="daemonset",
+    status=True,
+    generation=True,
+    short=("ds",),
+    categories=("all",),
+    subresources=("status",),
+)
+LEASES = Kind(
+    group="coordination.k8s.io",
+    version="v1",
+    plural="leases",
+    kind="Lease",
+    namespaced=True,
+    singular="lease",
+)
+
 KINDS = (
     RESOURCE_SLICES,
     RESOURCE_CLAIMS,
@@ -214,9 +237,19 @@ KINDS = (
     SERVICE_ACCOUNTS,
     EVENTS,
     NEW_EVENTS,
+    DAEMON_SETS,
+    LEASES,
 )
 
-BY_PATH: Mapping[tuple[str, str, str], Kind] = {(kind.group, kind.version, kind.plural): kind for kind in KINDS}
+ByPath: TypeAlias = Mapping[tuple[str, str, str], Kind]
+
+
+def index_paths(kinds: Iterable[Kind]) -> ByPath:
+    """The kinds by group, version and plural, as they stand in paths."""
+    return {(kind.group, kind.version, kind.plural): kind for kind in kinds}
+
+
+BY_PATH = index_paths(KINDS)
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,7 +261,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     subresource: str = ""
 
 
-def parse_path(path: str) -> Target | None:
+def parse_path(path: str, kinds: ByPath = BY_PATH) -> Target | None:
     """`/api/v1/namespaces/ns/pods/p/status` and its like to a target; None when nothing is served there."""
     parts = path.strip("/").split("/")
     if parts[0] == "api" and len(parts) > 2:
@@ -238,9 +271,9 @@ def parse_path(path: str) -> Target | None:
     else:
         return None
     namespace = ""
-    if rest[0] == "namespaces" and len(rest) > 2 and (group, version, rest[2]) in BY_PATH:
+    if rest[0] == "namespaces" and len(rest) > 2 and (group, version, rest[2]) in kinds:
         namespace, rest = rest[1], rest[2:]
-    kind = BY_PATH.get((group, version, rest[0]))
+    kind = kinds.get((group, version, rest[0]))
     if kind is None or bool(namespace) > kind.namespaced or "" in rest or len(rest) > 3:
         return None
     name, subresource = (*rest[1:], "", "")[:2]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from random import Random
 from typing import Any
@@ -17,8 +17,9 @@ import anyio
 import msgspec
 
 from pydra_dev import server_side_apply
+from pydra_dev.custom_kinds import CustomKind, admit_custom
 from pydra_dev.gates import Gates
-from pydra_dev.kinds import NAMESPACES, NEW_EVENTS, PODS, Kind
+from pydra_dev.kinds import KINDS, NAMESPACES, NEW_EVENTS, PODS, Kind
 from pydra_dev.metadata import begin_metadata, carry_metadata, format_time, mark_deleted, refuse_stale_delete
 from pydra_dev.object_rules import Context, admit_create, admit_update, convert_event
 from pydra_dev.patches import apply_patch
@@ -80,16 +81,25 @@ class _Position(msgspec.Struct, frozen=True):
 class Api:
     """The verbs over one store, by the rules of release 1.`minor`.
 
-    `clock` gives the time in UTC; `random` makes uids and generated names.
+    `clock` gives the time in UTC; `random` makes uids and generated names; `custom` kinds are served beside the others.
     """
 
     def __init__(
-        self, *, store: Store, minor: int, gates: Gates, clock: Callable[[], datetime], random: Random
+        self,
+        *,
+        store: Store,
+        minor: int,
+        gates: Gates,
+        clock: Callable[[], datetime],
+        random: Random,
+        custom: Sequence[CustomKind] = (),
     ) -> None:
         self.store = store
         self.minor = minor
         self.gates = gates
         self.random = random
+        self.kinds = (*KINDS, *(one.kind for one in custom))
+        self._custom = {one.kind: one for one in custom}
         self._clock = clock
         self._applied: dict[str, dict[tuple[str, str], JsonObject]] = {}
         """What each manager applied last, by the object's uid; for a subresource apart."""
@@ -149,6 +159,8 @@ class Api:
         labels = self._namespace_labels(kind, obj, namespace)
         begun = begin_metadata(kind, obj, namespace=namespace, now=self.now, random=self.random)
         body = admit_create(kind, begun, self._context(labels))
+        if custom := self._custom.get(kind):
+            body = admit_custom(custom, body, None, status=False)
         key = _key(body)
         if self.store.get(kind.storage, key) is not None:
             raise already_exists(kind, key[1])
@@ -191,11 +203,13 @@ class Api:
         old = self.get(kind, name, namespace=namespace)
         carried = carry_metadata(kind, obj, old)
         body = admit_update(kind, carried, old, self._context({}), status=subresource == "status")
+        if custom := self._custom.get(kind):
+            body = admit_custom(custom, body, old, status=subresource == "status")
         if kind == NEW_EVENTS:
             body, old = store_form(body), store_form(old)
         if body == old or dry_run:
             return present(kind, body)
-        if kind.generation and body.get("spec") != old.get("spec"):
+        if kind.generation and _counted(kind, body) != _counted(kind, old):
             generation = old["metadata"].get("generation", 0) + 1
             body = {**body, "metadata": {**body["metadata"], "generation": generation}}
         return present(kind, self._store_or_finish(kind, body))
@@ -331,6 +345,13 @@ def _key(obj: JsonObject) -> tuple[str, str]:
 def present(kind: Kind, obj: JsonObject) -> JsonObject:
     """A stored object as this version of its kind shows it."""
     return convert_event(obj, api_version=kind.api_version) if kind == NEW_EVENTS else obj
+
+
+def _counted(kind: Kind, obj: JsonObject) -> Any:
+    """What a change of counts as another generation: without a status of its own, all but the metadata."""
+    if "spec" in obj or kind.status:
+        return obj.get("spec")
+    return {key: value for key, value in obj.items() if key != "metadata"}
 
 
 def store_form(obj: JsonObject) -> JsonObject:

@@ -83,7 +83,7 @@ async def test_an_older_release_serves_no_resource_api() -> None:
         assert (await client.get("/version")).body["gitVersion"].startswith("v1.33.2")
         assert (await client.get(SLICES)).status == 404
         groups = (await client.get("/apis")).body["groups"]
-        assert [group["name"] for group in groups] == ["events.k8s.io"]
+        assert [group["name"] for group in groups] == ["apps", "coordination.k8s.io", "events.k8s.io"]
 
 
 async def test_every_request_is_remembered(api_server: ApiHandle) -> None:
