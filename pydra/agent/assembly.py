@@ -25,8 +25,9 @@ from pydra.errors import KubeError, SettingsError, Unsupported
 from pydra.kube.api_resources import EVENTS, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
+from pydra.kube.event_writer import build_event_recorder
 from pydra.kube.version import check_server
-from pydra.observability.events import Create, EventDeduplicator, EventRecorder, Repetition
+from pydra.observability.events import EventRecorder
 from pydra.observability.http import serve_http
 from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import open_tracer
@@ -150,15 +151,9 @@ def _reload_settings(settings: Settings, reread: Callable[[], Settings]) -> None
 
 def _build_recorder(client: KubeClient, settings: Settings, metrics: Metrics) -> EventRecorder:
     instance = f"pydra-agent-{settings.pod_uid or settings.node_name}"
-    deduplicator = EventDeduplicator(controller="pydra-agent", instance=instance, default_namespace="default")
-
-    async def write(event: Create | Repetition) -> None:
-        if isinstance(event, Create):
-            await client.create(EVENTS, event.body, namespace=event.namespace)
-        else:
-            await client.patch(EVENTS, event.name, event.body, namespace=event.namespace)
-
-    return EventRecorder(write, deduplicator, report=lambda result: metrics.events.labels(result).inc())
+    return build_event_recorder(
+        client, controller="pydra-agent", instance=instance, report=lambda result: metrics.events.labels(result).inc()
+    )
 
 
 def _build_readiness(client: KubeClient, cluster: Cluster, drivers: Sequence[Driver]) -> Callable[[], Sequence[str]]:

@@ -1,0 +1,59 @@
+"""The public API for controllers: a client, caches that include one's own writes, leader election, Events, metrics.
+
+A controller runs beside the API server, not on nodes, so nothing of a backend is here, and no backend's process imports
+this package. `pydra_nvidia.compute_domain.controller` is the example.
+"""
+
+from pydra.controllers.caches import Cache, Change
+from pydra.controllers.election import LeaderElection, LeaseTimes, LostLease
+from pydra.errors import Conflict, KubeError, NotFound
+from pydra.kube.api_resources import (
+    EVENTS,
+    NODES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    JsonObject,
+    Resource,
+    object_key,
+)
+from pydra.kube.client import KubeClient
+from pydra.kube.credentials import load_credentials
+from pydra.kube.event_writer import build_event_recorder
+from pydra.kube.informer import Informer
+from pydra.observability.events import EventRecorder, EventRequest, Subject
+from pydra.observability.http import serve_http
+from pydra.observability.logging import configure_logs
+from pydra.settings import LogFormat, LogLevel
+
+__all__ = [
+    "EVENTS",
+    "NODES",
+    "PODS",
+    "RESOURCE_CLAIMS",
+    "RESOURCE_CLAIM_TEMPLATES",
+    "RESOURCE_SLICES",
+    "Cache",
+    "Change",
+    "Conflict",
+    "EventRecorder",
+    "EventRequest",
+    "Informer",
+    "JsonObject",
+    "KubeClient",
+    "KubeError",
+    "LeaderElection",
+    "LeaseTimes",
+    "LogFormat",
+    "LogLevel",
+    "LostLease",
+    "NotFound",
+    "Resource",
+    "Subject",
+    "build_event_recorder",
+    "configure_logs",
+    "load_credentials",
+    "object_key",
+    "serve_http",
+]
