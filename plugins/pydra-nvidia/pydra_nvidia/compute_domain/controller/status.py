@@ -1,0 +1,174 @@
+"""A domain's status: NVIDIA's `status` and `nodes`, and conditions that say which node waits for what. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from pydra.controllers import JsonObject
+from pydra_nvidia.compute_domain.controller.cliques import OUTSIDE, Member, choose_pods
+from pydra_nvidia.compute_domain.controller.facts import (
+    View,
+    find_condition,
+    get_pod_ip,
+    is_deleting,
+    is_pod_ready,
+    shorten,
+)
+from pydra_nvidia.compute_domain.controller.settings import ControllerSettings
+from pydra_nvidia.compute_domain.names import DRIVER, IMEX_CONDITION
+
+READY, CREATED, UPDATED, DELETING = "Ready", "ObjectsCreated", "DaemonsUpToDate", "Deleting"
+"""The types of conditions."""
+NAMED = 5
+"""How many nodes a condition names."""
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """One condition, as it should be now."""
+
+    type: str
+    status: bool
+    reason: str
+    message: str
+
+
+class NodeState(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of the domain: ready, or what it waits for. `member` is None before it has an address and a clique."""
+
+    node: str
+    waits_for: str
+    member: Member | None = None
+
+
+def list_node_states(view: View, members: Mapping[str, Member], settings: ControllerSettings) -> Sequence[NodeState]:
+    """All nodes that the domain has, or that pods of it are on, sorted."""
+    pods = choose_pods(view.pods)
+    nodes = {*view.own_nodes, *pods, *(claim.node for claim in view.own_claims)}
+    return [
+        NodeState(
+            node=node,
+            waits_for=_find_wait(view, node, pods.get(node), members.get(node), settings),
+            member=members.get(node),
+        )
+        for node in sorted(nodes)
+    ]
+
+
+def _find_wait(
+    view: View, node: str, pod: JsonObject | None, member: Member | None, settings: ControllerSettings
+) -> str:
+    """What the node waits for; empty if it is ready."""
+    if member is not None and member.index is None:
+        return (
+            f"its clique {member.clique} has {settings.max_nodes} other nodes of this domain already, and no more are "
+            "allowed (maxNodesPerDomain)"
+        )
+    if pod is not None and is_pod_ready(pod) and member is not None:
+        return ""
+    domain = view.node_domains.get(node)
+    if domain not in (None, view.uid):
+        return f"the node is in the ComputeDomain with the UID {domain}, and can be in one at a time"
+    if pod is None:
+        return "no daemon pod yet" if domain else "the node has no label yet"
+    name = pod["metadata"]["name"]
+    if is_deleting(pod):
+        return f"its daemon pod {name} is being deleted"
+    if reason := find_pod_trouble(pod):
+        return f"its daemon pod {name}: {reason}"
+    if get_pod_ip(pod) and member is None:
+        return f"its slice of {DRIVER}, which tells its clique, does not exist: no agent serves the node"
+    return f"its daemon pod {name} is not ready yet"
+
+
+def find_pod_trouble(pod: JsonObject) -> str:
+    """Why a pod does not run or is not ready, as the kubelet, the scheduler or the daemon itself says it."""
+    scheduled = find_condition(pod, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return shorten(f"not scheduled: {scheduled.get('message') or scheduled.get('reason') or ''}")
+    for container in (pod.get("status") or {}).get("containerStatuses") or ():
+        state = container.get("state") or {}
+        waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+        if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+            return shorten(f"{waiting['reason']}: {waiting.get('message') or ''}".rstrip(": "))
+        if ended:
+            return shorten(f"ended with code {ended.get('exitCode')}: {ended.get('message') or ended.get('reason')}")
+    imex = find_condition(pod, IMEX_CONDITION)
+    if imex.get("status") == "False":
+        return shorten(str(imex.get("message") or imex.get("reason") or ""))
+    ready = find_condition(pod, "Ready")
+    return shorten(str(ready.get("message") or "")) if ready.get("status") == "False" else ""
+
+
+def judge_ready(
+    view: View, states: Sequence[NodeState], problem: Condition | None, settings: ControllerSettings
+) -> Condition:
+    """The condition Ready; `problem` is what keeps objects from being created."""
+    if is_deleting(view.domain):
+        return _ready("Deleting", "the domain is being deleted")
+    if problem is not None:
+        return _ready(problem.reason, problem.message)
+    if settings.host_managed:
+        return _ready(
+            "HostManaged", "the hosts run their IMEX daemons; what is ready is known on each node", ready=True
+        )
+    wanted = max(1, int(view.domain["spec"].get("numNodes") or 0))
+    waiting = [state for state in states if state.waits_for]
+    ready = len(states) - len(waiting)
+    if not states:
+        return _ready("NoNodes", "no pod with a channel of this domain is allocated to a node yet")
+    if waiting:
+        named = "; ".join(f"{state.node}: {state.waits_for}" for state in waiting[:NAMED])
+        more = f"; and {len(waiting) - NAMED} more" if len(waiting) > NAMED else ""
+        return _ready("NodesNotReady", f"{ready} of {len(states)} nodes are ready; {named}{more}")
+    if ready < wanted:
+        return _ready("TooFewNodes", f"{ready} nodes are ready, and spec.numNodes is {wanted}")
+    return _ready("NodesReady", f"all {ready} nodes are ready", ready=True)
+
+
+def _ready(reason: str, message: str, *, ready: bool = False) -> Condition:
+    return Condition(type=READY, status=ready, reason=reason, message=message)
+
+
+def build_status(view: View, states: Sequence[NodeState], conditions: Sequence[Condition], now: str) -> JsonObject:
+    """The whole status. A condition keeps the time of its last transition until it changes; `now` is in RFC 3339."""
+    generation = int(view.domain["metadata"].get("generation") or 0)
+    ready = next(one for one in conditions if one.type == READY)
+    count = sum(not state.waits_for for state in states)
+    old = {one.get("type"): one for one in (view.domain.get("status") or {}).get("conditions") or ()}
+    return {
+        "status": "Ready" if ready.status else "NotReady",
+        "summary": f"{count}/{max(len(states), int(view.domain['spec'].get('numNodes') or 0))}",
+        "observedGeneration": generation,
+        "conditions": [_build_condition(one, old.get(one.type) or {}, generation, now) for one in conditions],
+        "nodes": [_build_node(state) for state in states if state.member is not None],
+    }
+
+
+def _build_condition(condition: Condition, old: JsonObject, generation: int, now: str) -> JsonObject:
+    status = "True" if condition.status else "False"
+    since = old.get("lastTransitionTime") if old.get("status") == status else None
+    return {
+        "type": condition.type,
+        "status": status,
+        "reason": condition.reason,
+        "message": condition.message,
+        "observedGeneration": generation,
+        "lastTransitionTime": since or now,
+    }
+
+
+def _build_node(state: NodeState) -> JsonObject:
+    assert state.member is not None
+    member = state.member
+    index = OUTSIDE if member.index is None else member.index
+    node = {"name": member.node, "ipAddress": member.address, "cliqueID": member.clique, "index": index}
+    changed = (
+        f"the daemon was started for this clique, and the node is in {member.other_clique or 'none'} now; "
+        "delete the daemon's pod when no pod on the node uses the domain"
+        if member.other_clique is not None
+        else ""
+    )
+    message = state.waits_for or changed
+    return {**node, "status": "NotReady" if state.waits_for else "Ready", **({"message": message} if message else {})}

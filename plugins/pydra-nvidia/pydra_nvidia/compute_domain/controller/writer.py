@@ -1,0 +1,109 @@
+"""Carries out requests, one after the other; labels of nodes, of which there may be hundreds, side by side."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+import anyio
+
+from pydra.controllers import NODES, Cache, JsonObject, KubeClient, NotFound, Resource, object_key
+from pydra_nvidia.compute_domain.controller.facts import get_label
+from pydra_nvidia.compute_domain.controller.requests import (
+    Create,
+    Delete,
+    LabelNode,
+    Patch,
+    Replace,
+    Request,
+    UnlabelNode,
+)
+from pydra_nvidia.compute_domain.names import DOMAIN_LABEL
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 16
+
+
+class Writer:
+    """Writes to the API server, and tells the caches what is stored now."""
+
+    def __init__(self, client: KubeClient, caches: Mapping[Resource, Cache]) -> None:
+        self._client = client
+        self._caches = caches
+
+    async def carry_out(self, requests: Sequence[Request]) -> None:
+        """Carry out all, in order. What is to be changed and does not exist any more is passed over.
+
+        Raises KubeError: of the first request that failed; those after it are not sent.
+        """
+        for is_label, group in groupby(requests, key=lambda one: isinstance(one, LabelNode | UnlabelNode)):
+            batch = list(group)
+            if not is_label:
+                for one in batch:
+                    await self._send(one)
+                continue
+            errors = list[Exception]()
+            limit = anyio.CapacityLimiter(AT_ONCE)
+            async with anyio.create_task_group() as tasks:
+                for one in batch:
+                    tasks.start_soon(self._send_aside, one, limit, errors)
+            if errors:
+                raise errors[0]
+
+    async def _send_aside(self, request: Request, limit: anyio.CapacityLimiter, errors: list[Exception]) -> None:
+        async with limit:
+            try:
+                await self._send(request)
+            except Exception as error:  # noqa: BLE001 - raised by the caller, when the others have ended
+                errors.append(error)
+
+    async def _send(self, request: Request) -> None:
+        log.debug("%r", request)
+        try:
+            if isinstance(request, LabelNode):
+                await self._label(request)
+            elif isinstance(request, UnlabelNode):
+                metadata = {"labels": {DOMAIN_LABEL: None}, "resourceVersion": request.version}
+                self._remember(NODES, await self._client.patch(NODES, request.node, {"metadata": metadata}))
+            else:
+                await self._send_plain(request)
+        except NotFound as error:
+            if isinstance(request, Create) or not error.is_of_object:
+                raise
+            log.info("passed over, because the object is gone: %s", error)
+
+    async def _send_plain(self, request: Create | Replace | Patch | Delete) -> None:
+        client = self._client
+        if isinstance(request, Delete):
+            await client.delete(request.resource, request.name, namespace=request.namespace, uid=request.uid)
+            return
+        if isinstance(request, Patch):
+            stored = await client.patch(
+                request.resource,
+                request.name,
+                request.body,
+                namespace=request.namespace,
+                subresource=request.subresource,
+            )
+        else:
+            namespace, name = object_key(request.body)
+            if isinstance(request, Create):
+                stored = await client.create(request.resource, request.body, namespace=namespace)
+            else:
+                stored = await client.replace(request.resource, name, request.body, namespace=namespace)
+        self._remember(request.resource, stored)
+
+    async def _label(self, request: LabelNode) -> None:
+        node = await self._client.get(NODES, request.node, deadline=0)
+        if get_label(node) is None:
+            metadata = {
+                "labels": {DOMAIN_LABEL: request.domain},
+                "resourceVersion": node["metadata"]["resourceVersion"],
+            }
+            node = await self._client.patch(NODES, request.node, {"metadata": metadata})
+        self._remember(NODES, node)
+
+    def _remember(self, resource: Resource, stored: JsonObject) -> None:
+        self._caches[resource].remember(stored)

@@ -1,0 +1,208 @@
+"""The controller's process against an API server: it lives through kills, takes turns, and says what is wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from subprocess import PIPE
+
+import anyio
+import pytest
+from anyio.abc import Process
+
+from domain_cluster import OWN, Cluster
+from pydra.controllers import PODS, RESOURCE_CLAIM_TEMPLATES
+from pydra_dev import kinds
+from pydra_dev.apiserver import ApiServer, serve_api
+from pydra_dev.faults import Fault
+from pydra_dev.verbs import Signal
+from pydra_nvidia.compute_domain.controller.facts import CLIQUES, COMPUTE_DOMAINS, DAEMON_SETS
+from pydra_nvidia.compute_domain.custom_resources import DEFINITIONS
+
+FABRIC = {"a": "rack.1", "b": "rack.1"}
+DEADLINE = 100
+COMMAND = (sys.executable, "-m", "pydra_nvidia.compute_domain.command", "controller")
+
+
+class Scene:
+    """A server, the cluster on it, and the controllers that were started."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.server = server
+        self.cluster = Cluster(FABRIC, api=server.api)
+        self._changed = Signal()
+        server.store.listen(self._changed.notify)
+
+    async def until(self, holds: Callable[[], bool], *, daemons: bool = True) -> None:
+        """Wait for it; meanwhile DaemonSets have their pods, and all pods are ready."""
+        with anyio.fail_after(DEADLINE):
+            while True:
+                changed = self._changed.event
+                if daemons:
+                    self.cluster.run_daemon_sets()
+                    for pod in self.cluster.list(PODS):
+                        if not pod.get("status", {}).get("podIP"):
+                            self.cluster.set_ready(pod["spec"]["nodeName"], ready=True)
+                if holds():
+                    return
+                await changed.wait()
+
+    def is_ready(self, name: str = "cd") -> bool:
+        status = self.cluster.domain(name).get("status") or {}
+        return status.get("summary") == "2/2" and status["status"] == "Ready"
+
+    def writes(self) -> int:
+        return len([call for call in self.server.requests.writes() if call.resource not in ("leases", "events")])
+
+    @asynccontextmanager
+    async def controller(self, *flags: str, identity: str = "one") -> AsyncIterator[Process]:
+        """A process that is killed at the end of the block, if it still runs."""
+        environ = {**os.environ, "KUBECONFIG": str(self.server.kubeconfig), "POD_NAME": identity}
+        given = ("--namespace", OWN, "--daemon-image", "pydra:1", "--max-nodes", "3", *flags)
+        process = await anyio.open_process([*COMMAND, *given], env=environ, stdout=PIPE, stderr=PIPE)
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+            await process.aclose()
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    async with serve_api(definitions=DEFINITIONS) as server:
+        yield Scene(server)
+
+
+def start_domain(scene: Scene) -> str:
+    uid = scene.cluster.create_domain("cd")
+    for node in FABRIC:
+        scene.cluster.start_pod(f"pod-{node}", uid, node)
+    return uid
+
+
+async def run_until_a_write(scene: Scene, is_over: Callable[[], bool]) -> None:
+    """A controller that is killed when the server has its first write: those after it are not answered."""
+    before = scene.writes()
+
+    def stop() -> None:
+        if scene.writes() > before:
+            scene.server.faults.freeze()
+
+    unlisten = scene.server.store.listen(stop)
+    async with scene.controller("--leader-election=false") as process:
+        await scene.until(lambda: scene.writes() > before or is_over())
+        process.send_signal(signal.SIGKILL)
+    unlisten()
+    scene.server.faults.thaw()
+
+
+async def test_a_domain_survives_the_kill_of_its_controller_after_each_request(scene: Scene) -> None:
+    uid = start_domain(scene)
+    kills = 0
+    while not scene.is_ready():
+        await run_until_a_write(scene, scene.is_ready)
+        kills += 1
+    assert kills >= 6  # finalizer, two templates, DaemonSet, labels, clique, status
+    assert scene.cluster.labels() == {"a": uid, "b": uid}
+    assert [entry[1:] for entry in scene.cluster.indexes()] == [("a", 0), ("b", 1)]
+    scene.cluster.delete_domain("cd")
+    for node in FABRIC:
+        scene.cluster.end_pod(f"pod-{node}")
+    while scene.cluster.list(COMPUTE_DOMAINS):
+        await run_until_a_write(scene, lambda: not scene.cluster.list(COMPUTE_DOMAINS))
+    scene.cluster.run_daemon_sets()
+    for resource in (DAEMON_SETS, RESOURCE_CLAIM_TEMPLATES, CLIQUES, PODS):
+        assert scene.cluster.list(resource) == ()
+    assert scene.cluster.labels() == {}
+
+
+async def test_one_controller_acts_and_the_next_takes_over_when_it_is_gone(scene: Scene) -> None:
+    flags = ("--lease-seconds", "3")
+    async with scene.controller(*flags, identity="one") as first:
+        await scene.until(lambda: holder(scene) == "one")
+        async with scene.controller(*flags, identity="two"):
+            start_domain(scene)
+            await scene.until(scene.is_ready)
+            assert holder(scene) == "one"
+            first.send_signal(signal.SIGKILL)
+            scene.cluster.create_domain("later")
+            await scene.until(lambda: len(scene.cluster.list(DAEMON_SETS)) == 2)
+            assert holder(scene) == "two"
+
+
+async def test_a_controller_that_is_stopped_gives_the_lease_back(scene: Scene) -> None:
+    async with scene.controller("--lease-seconds", "600") as process:
+        await scene.until(lambda: holder(scene) == "one")
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
+        assert (process.returncode, holder(scene)) == (0, "")
+
+
+async def test_a_controller_whose_lease_was_taken_ends_without_another_write(scene: Scene) -> None:
+    async with scene.controller("--lease-seconds", "3") as process:
+        await scene.until(lambda: holder(scene) == "one")
+        [lease] = scene.server.api.list(kinds.LEASES).items
+        spec = {**lease["spec"], "holderIdentity": "other", "leaseDurationSeconds": 3600}
+        body = {**lease, "spec": spec}
+        scene.server.api.update(kinds.LEASES, lease["metadata"]["name"], body, namespace=OWN)
+        with anyio.fail_after(DEADLINE):
+            await process.wait()
+        assert process.returncode == 1
+        assert holder(scene) == "other"
+
+
+def holder(scene: Scene) -> str:
+    leases = scene.server.api.list(kinds.LEASES).items
+    return str(leases[0]["spec"]["holderIdentity"]) if leases else ""
+
+
+async def test_what_the_api_server_refuses_is_told_on_the_domain_and_others_go_on(scene: Scene) -> None:
+    scene.server.faults.add(Fault(verb="create", resource="resourceclaimtemplates", times=1000, status=403))
+    async with scene.controller("--leader-election=false"):
+        scene.cluster.create_domain("cd")
+        await scene.until(lambda: any("injected fault 403" in note for note in notes(scene)))
+        scene.server.faults.clear()
+        await scene.until(lambda: len(scene.cluster.list(DAEMON_SETS)) == 1)
+
+
+def notes(scene: Scene) -> Sequence[str]:
+    return [one["note"] for one in scene.server.api.list(kinds.NEW_EVENTS).items if one["reason"] == "RequestFailed"]
+
+
+async def test_a_controller_survives_watches_that_break_and_a_server_that_is_away(scene: Scene) -> None:
+    start_domain(scene)
+    async with scene.controller("--leader-election=false"):
+        await scene.until(lambda: len(scene.cluster.list(DAEMON_SETS)) == 1)
+        scene.server.break_watches()
+        async with scene.server.down():
+            scene.cluster.run_daemon_sets()
+        await scene.until(scene.is_ready)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--imex", "sometimes"), 'imex: found "sometimes", allowed: driverManaged, hostManaged'),
+        (("--daemon-image", ""), "daemonImage: missing"),
+        (("--max-nodes", "0"), 'maxNodes: found "0", allowed: 1 to 9999'),
+        (("--http-address", "9465"), 'httpAddress: found "9465", allowed: HOST:PORT'),
+        (("--log-level", "loud"), 'logLevel: found "loud", allowed: debug, info, warning, error'),
+    ],
+)
+async def test_a_wrong_setting_is_an_error_that_says_what_is_allowed(
+    scene: Scene, flags: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    async with scene.controller(*flags) as process:
+        assert process.stderr is not None
+        with anyio.fail_after(DEADLINE):
+            text = b"".join([chunk async for chunk in process.stderr]).decode()
+            await process.wait()
+    assert process.returncode == 2
+    assert said in text
+    assert "Traceback" not in text
