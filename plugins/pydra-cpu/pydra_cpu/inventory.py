@@ -5,11 +5,20 @@ Source: kubernetes-sigs/dra-driver-cpu, its attributes and capacities.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from pydra import AttributeValue, Capacity, CapacityRange, Device, HeldClaim, Inventory, RequestPolicy
+from pydra import (
+    AttributeValue,
+    Capacity,
+    CapacityRange,
+    Device,
+    HeldClaim,
+    Inventory,
+    NodeAllocatable,
+    RequestPolicy,
+)
 from pydra_cpu.devices import CAPACITY, DRIVER, find_common, list_devices
 from pydra_cpu.hardware_types import Cpu, Topology, by_core, by_node, by_socket, group
 from pydra_cpu.health import diagnose
@@ -41,11 +50,24 @@ def _build_device(name: str, cpus: tuple[Cpu, ...], topology: Topology, settings
     if settings.pcie_roots:
         attributes |= _build_roots(cpus, topology)
     if settings.group_by is GroupBy.CPU:
-        return Device(name=name, attributes=attributes)
+        resources = {"cpu": NodeAllocatable(multiplier=1)} if settings.node_allocatable else {}
+        return Device(name=name, attributes=attributes, node_allocatable=resources)
     capacity = {CAPACITY: Capacity(len(cpus))}
     if settings.group_by in _WITH_MEMORY:
         capacity |= dict(_build_memory(cpus, topology))
-    return Device(name=name, attributes=attributes, capacity=capacity, allow_multiple_allocations=True)
+    return Device(
+        name=name,
+        attributes=attributes,
+        capacity=capacity,
+        allow_multiple_allocations=True,
+        node_allocatable=_map_to_node(capacity) if settings.node_allocatable else {},
+    )
+
+
+def _map_to_node(capacity: Iterable[str]) -> Mapping[str, NodeAllocatable]:
+    """The node's resource that each capacity is: `hugepages-2Mi` for `dra.cpu/hugepages2Mi`, else that of its name."""
+    names = {name: name.removeprefix(f"{DRIVER}/").replace("hugepages", "hugepages-") for name in capacity}
+    return {resource: NodeAllocatable(capacity=name) for name, resource in names.items()}
 
 
 def _build_attributes(cpus: tuple[Cpu, ...], settings: Settings) -> Iterator[tuple[str, AttributeValue]]:

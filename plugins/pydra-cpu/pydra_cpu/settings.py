@@ -63,6 +63,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     pcie_roots: bool = True
     """Whether devices have the attribute `resource.kubernetes.io/pcieRoot`, by which a claim has CPUs near a GPU or a
     network interface. Near several PCIe roots it is a list, which needs the feature gate DRAListTypeAttributes."""
+    node_allocatable: bool = False
+    """Whether the scheduler counts the CPUs, memory and huge pages of claims as used ones of the node, which needs the
+    feature gate DRANodeAllocatableResources. Pods must not repeat them in `requests` then: they would count twice."""
 
     def __post_init__(self) -> None:
         """Refuse a list of CPUs that cannot be read."""

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -14,6 +15,7 @@ import yaml
 from pydra.kube.api_resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIM_TEMPLATES
 from pydra_cpu import DEVICE_CLASSES as CLASSES
 from pydra_cpu import DRIVER
+from pydra_cpu.devices import CAPACITY
 from pydra_cpu.simulation.machine import Machine
 from pydra_dev.kubelet.observations import ContainerCreated, PodRunning, Step
 from pydra_dev.node import EmbeddedNode, run_node
@@ -36,12 +38,13 @@ class Node:
         self._steps = steps
 
     @asynccontextmanager
-    async def run_agent(self, name: str) -> AsyncIterator[Agent]:
+    async def run_agent(self, name: str, **settings: str) -> AsyncIterator[Agent]:
         """The agent, until the runtime calls its backend; killed at the end."""
         environ = {
             "PYDRA_CPU_SYS_ROOT": f"{self._root}/sys",
             "PYDRA_CPU_HOST_ROOT": str(self._root),
             "PYDRA_CPU_NRI_SOCKET": f"{self._root}/nri.sock",
+            **settings,
         }
         known = self.runtime.log.count(f"registered {DRIVER}")
         async with run_agent(self.node, "--backend", "cpu", environ=environ, name=name, forked=True) as agent:
@@ -49,9 +52,12 @@ class Node:
             await self.runtime.wait_logged(f"registered {DRIVER}", times=known + 1)
             yield agent
 
-    async def apply_example(self) -> dict[str, tuple[str, ...]]:
-        """The environment of each container of the example's pod."""
+    async def apply_example(self, *, is_counted: bool = False) -> dict[str, tuple[str, ...]]:
+        """The environment of each container of the example's pod; with one CPU if the embedded scheduler counts it."""
         template, pod = yaml.safe_load_all(EXAMPLE.read_text())
+        if is_counted:
+            template["spec"]["spec"]["devices"]["requests"][0]["exactly"]["capacity"]["requests"][CAPACITY] = "1"
+            del pod["spec"]["containers"][0]["resources"]["requests"]
         await self.node.client.create(RESOURCE_CLAIM_TEMPLATES, template, namespace=NAMESPACE)
         await self.node.client.create(PODS, pod, namespace=NAMESPACE)
         with anyio.fail_after(DEADLINE):
@@ -66,11 +72,11 @@ class Node:
 
 
 @asynccontextmanager
-async def serve() -> AsyncIterator[Node]:
+async def serve(**options: Any) -> AsyncIterator[Node]:
     steps: list[Step] = []
     with tempfile.TemporaryDirectory(prefix="cpu") as root:
         Machine(cores=4).write(Path(root))
-        async with run_node(steps.append) as embedded:
+        async with run_node(steps.append, **options) as embedded:
             for name, spec in CLASSES.items():
                 await embedded.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
             found = Node(embedded, Path(root), steps)
@@ -89,3 +95,20 @@ async def test_a_prepared_claim_has_its_cpus_also_after_the_agent_was_killed() -
             assert await node.create("again", env["pinned"]) == "0-1"
             with pytest.raises(OperationFailed, match="which is not what claim default/pinned-cpus-"):
                 await node.create("forged", tuple(one.replace("=0-1", "=0-3") for one in env["pinned"]))
+
+
+@pytest.mark.parametrize(
+    ("version", "counted"),
+    [("1.36.2", {"resources": {"cpu": "1"}}), ("1.37.0", {"mapping": [{"name": "cpu", "quantity": "1"}]})],
+)
+async def test_the_scheduler_counts_the_cpus_of_a_claim_as_used_ones_of_the_node(
+    version: str, counted: dict[str, Any]
+) -> None:
+    async with (
+        serve(version=version, gates={"DRANodeAllocatableResources": True}) as node,
+        node.run_agent("agent", PYDRA_CPU_NODE_ALLOCATABLE="true"),
+    ):
+        await node.apply_example(is_counted=True)
+        pod = await node.node.client.get(PODS, "pinned", namespace=NAMESPACE)
+        [entry] = pod["status"]["nodeAllocatableResourceClaimStatuses"]
+        assert entry == {"resourceClaimName": entry["resourceClaimName"], "containers": ["pinned"], **counted}

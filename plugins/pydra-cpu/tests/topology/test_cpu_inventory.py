@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from cpu_machines import build, read
-from pydra import Device
+from pydra import Device, NodeAllocatable
+from pydra.inventory.api_rules import check_device
 from pydra_cpu.inventory import build_inventory
 from pydra_cpu.settings import GroupBy, Settings
 from pydra_cpu.simulation.machine import Machine
@@ -57,6 +58,19 @@ def test_a_numa_node_says_where_it_is_and_how_much_memory_it_has(tmp_path: Path)
         "dra.cpu/memory": 64 << 30,
         "dra.cpu/hugepages2Mi": 1 << 30,
     }
+
+
+def test_with_the_setting_each_capacity_is_counted_as_what_the_node_has(tmp_path: Path) -> None:
+    device = publish(SERVER, tmp_path, node_allocatable=True)["cpudevnuma003"]
+    assert {name: one.capacity for name, one in device.node_allocatable.items()} == {
+        "cpu": "dra.cpu/cpu",
+        "memory": "dra.cpu/memory",
+        "hugepages-2Mi": "dra.cpu/hugepages2Mi",
+    }
+    assert list(check_device(device)) == []
+    single = publish(SERVER, tmp_path, node_allocatable=True, group_by=GroupBy.CPU)["cpudev003"]
+    assert single.node_allocatable == {"cpu": NodeAllocatable(multiplier=1)}
+    assert not publish(SERVER, tmp_path)["cpudevnuma003"].node_allocatable, "it would count twice what pods repeat"
 
 
 def test_a_socket_near_several_pcie_roots_names_them_all(tmp_path: Path) -> None:
