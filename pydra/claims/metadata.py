@@ -29,8 +29,8 @@ from pydra.errors import ClaimError, ContractError
 from pydra.inventory.api_rules import ATTRIBUTES_AND_CAPACITIES
 from pydra.slices.build import build_attributes
 
-VERSIONS = ("v1beta1", "v1alpha1")
-"""Of metadata.resource.k8s.io, newest first: readers of Kubernetes 1.37 know both, those of 1.36 the second."""
+VERSIONS = ("v1alpha1", "v1beta1")
+"""Of metadata.resource.k8s.io, oldest first: readers of Kubernetes 1.36 know the first, those of 1.37 both."""
 
 _GROUP = "metadata.resource.k8s.io"
 _IN_CONTAINER = "/var/run/kubernetes.io/dra-device-attributes"

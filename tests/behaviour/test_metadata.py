@@ -79,7 +79,7 @@ def test_a_container_finds_the_published_attributes_and_those_that_prepare_added
                 }
             ],
         }
-        for version in ("v1beta1", "v1alpha1")
+        for version in ("v1alpha1", "v1beta1")
     ]
     assert (quiet.cdi / f"{DRIVER}_metadata_{claim.uid}_r0.json").stat().st_mode & 0o777 == 0o644
     assert host_file(quiet, claim).stat().st_mode & 0o777 == 0o644
