@@ -22,6 +22,10 @@ _FIRST_NAMESPACES = {"pid": "pid:[4026531836]", "cgroup": "cgroup:[4026531835]"}
 link for it, and all that runs there is the node's own."""
 
 
+_CAPABILITIES = {"DAC_READ_SEARCH": 2, "SYS_PTRACE": 19}
+"""What looking at another user's processes needs. Source: the kernel's include/uapi/linux/capability.h."""
+
+
 class DeviceBusy(ClaimError):
     """Processes still use the device."""
 
@@ -57,9 +61,24 @@ def require_all_seen(tree: Tree) -> None:
     if hidden := [pid for pid in _list_pids(tree) if _is_hidden(tree, pid)]:
         raise ProcessesUnseen(
             f"what {len(hidden)} processes have open cannot be seen, such as {read_command(tree, hidden[0])} (pid"
-            f" {hidden[0]}), so that a device cannot be taken from its driver safely: the agent needs the capabilities"
-            " SYS_PTRACE and DAC_READ_SEARCH, and where AppArmor is enforced a profile that lets it look"
+            f" {hidden[0]}), so that a device cannot be taken from its driver safely: {_advise()}"
         )
+
+
+def _advise() -> str:
+    """What lets this thread look at other processes."""
+    try:
+        with open("/proc/thread-self/status", encoding="utf-8", errors="replace") as status:
+            effective = next((int(line.split()[1], 16) for line in status if line.startswith("CapEff:")), 0)
+    except OSError:
+        effective = 0
+    lacking = [name for name, number in _CAPABILITIES.items() if not effective >> number & 1]
+    if lacking:
+        return f"the agent needs the capabilit{'ies' if len(lacking) > 1 else 'y'} {' and '.join(lacking)}"
+    return (
+        f"the agent has {' and '.join(_CAPABILITIES)}, but something else refuses it: an AppArmor or SELinux profile,"
+        " which then has to let the agent's container look at all processes, or a user namespace (hostUsers: false)"
+    )
 
 
 def _is_hidden(tree: Tree, pid: int) -> bool:

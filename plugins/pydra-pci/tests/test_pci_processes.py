@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,7 +55,11 @@ def test_a_process_that_may_not_be_looked_at_might_use_any_device(node: Any) -> 
     node.run(8, "qemu", "/dev/null")
     assert look_without_rights(node.tree) is None
     (node.root / "proc/8/fd").chmod(0)
-    with pytest.raises(ProcessesUnseen, match=r"what 1 processes have open cannot be seen, such as qemu \(pid 8\), so"):
+    with pytest.raises(
+        ProcessesUnseen,
+        match=r"what 1 processes have open cannot be seen, such as qemu \(pid 8\), so .*"
+        "needs the capabilities DAC_READ_SEARCH and SYS_PTRACE$",
+    ):
         raise look_without_rights(node.tree) or AssertionError
     (node.root / "proc/8/fd").chmod(0o700)
 
@@ -70,6 +78,27 @@ def look_without_rights(tree: Tree) -> Exception | None:
 
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(look).result()
+
+
+LOOK = """
+import sys
+from pydra_pci import ProcessesUnseen, Roots, Tree, require_all_seen
+try:
+    require_all_seen(Tree(Roots(host=sys.argv[1], proc=sys.argv[1] + "/proc")))
+except ProcessesUnseen as error:
+    print(error)
+"""
+
+
+def test_capabilities_that_are_there_are_not_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/8").symlink_to(f"/proc/{os.getpid()}")
+    # In a user namespace of its own the process has all capabilities, and may look at no process outside.
+    command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", LOOK, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "unshare" in done.stderr:
+        pytest.skip(f"no user namespaces here: {done.stderr}")
+    assert "the agent has DAC_READ_SEARCH and SYS_PTRACE, but something else refuses it" in done.stdout, done.stderr
 
 
 async def test_waiting_ends_with_the_first_look_that_finds_nobody() -> None:
