@@ -58,7 +58,7 @@ class Reports:
         self._driver = driver
         self._tracer = tracer
         self._recorded: dict[str, Sequence[str]] = {}
-        self._unhealthy: frozenset[str] = frozenset()
+        self._unhealthy: dict[str, str] = {}
         self._own_reasons: set[str] = set()
         self._gates_off: frozenset[str] = frozenset()
 
@@ -311,24 +311,26 @@ class Reports:
     def _record_health(self, devices: Iterable[DeviceHealth]) -> None:
         """Record one Event for all devices that became unhealthy for the same reason, one for all that recovered.
 
-        A device whose health is unknown keeps the last recorded state.
+        A device whose health is unknown keeps the last recorded state. One that has another problem than before (a lost
+        GPU whose reset removed its partitions) is recorded again; the same problem in other words is not.
         """
-        unhealthy, recovered, fallen = set[str](), list[str](), list[DeviceHealth]()
+        unhealthy, recovered, fallen = dict[str, str](), list[str](), list[DeviceHealth]()
         for one in devices:
             if one.status is HealthStatus.HEALTHY:
                 if one.device in self._unhealthy:
                     recovered.append(one.device)
-            elif one.device in self._unhealthy:
-                unhealthy.add(one.device)
             elif one.status is HealthStatus.UNHEALTHY:
-                unhealthy.add(one.device)
-                fallen.append(one)
+                unhealthy[one.device] = one.problem
+                if self._unhealthy.get(one.device) != one.problem:
+                    fallen.append(one)
+            elif one.device in self._unhealthy:
+                unhealthy[one.device] = self._unhealthy[one.device]
         for line in list_by_message(fallen):
             self._record_event(self._node, "DeviceUnhealthy", f"driver {self._driver}: {line}", "Discover")
         if recovered:
             note = f"driver {self._driver}: {list_names(recovered)}"
             self._record_event(self._node, "DeviceHealthy", note, "Discover", warning=False)
-        self._unhealthy = frozenset(unhealthy)
+        self._unhealthy = unhealthy
 
     def _count_gates(self, gates: Sequence[str], *, withheld: int) -> None:
         for gate in self._gates_off.union(gates):

@@ -189,7 +189,10 @@ def _build_health(pool: str, device: str, snapshot: Snapshot) -> DeviceHealth:
     if not state.unhealthy:
         message = state.reported.message if state.reported.status is HealthStatus.HEALTHY else ""
         return DeviceHealth(pool=pool, device=device, status=HealthStatus.HEALTHY, message=message)
-    return DeviceHealth(pool=pool, device=device, status=HealthStatus.UNHEALTHY, message=state.cause.message)
+    cause = state.cause
+    return DeviceHealth(
+        pool=pool, device=device, status=HealthStatus.UNHEALTHY, message=cause.message, problem=cause.taint
+    )
 
 
 def _label_value(word: str) -> str:

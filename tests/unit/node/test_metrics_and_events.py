@@ -266,6 +266,20 @@ def test_health_is_told_when_it_changes_and_once_for_all_devices_with_the_same_r
     ]
 
 
+def test_an_unhealthy_device_that_has_another_problem_is_told_again(desk: Desk) -> None:
+    for problem, message in (
+        ("gpu-lost", "it is lost"),
+        ("gpu-lost", "lost for 9 s"),
+        ("partition-gone", "it is gone"),
+    ):
+        device = DeviceHealth(
+            pool="node-1", device="a", status=HealthStatus.UNHEALTHY, message=message, problem=problem
+        )
+        desk.report.published(Published(pool=Pool(name="node-1"), health=(device,)))
+    notes = [one.note.removeprefix(f"driver {DRIVER}: ") for one in desk.requests]
+    assert notes == ["a: it is lost", "a: it is gone"]
+
+
 def test_devices_that_cannot_be_discovered_are_told_on_the_node_and_counted(desk: Desk) -> None:
     desk.report(DevicesStale(driver=DRIVER, message="devices have not been discovered for 61 s: driver not loaded"))
     assert desk.value(f'pydra_devices_stale{{driver="{DRIVER}"}}') == 1

@@ -209,6 +209,19 @@ async def test_a_partition_that_vanishes_under_a_pod_is_told_until_the_pod_is_go
         await scene.wait_clean()
 
 
+async def test_a_partition_that_the_reset_of_its_lost_gpu_removed_is_told_by_an_event(make_scene: MakeScene) -> None:
+    async with make_scene(settings={"dynamic_mig": True}) as scene, scene.agent(*SOON, environ=SHORT):
+        await scene.start("pod", "mig", profile="1g.10gb")
+        await scene.wait_running("pod")
+        (device,) = await scene.allocated("pod")
+        scene.inject.lose(0)
+        await scene.wait(lambda: scene.health().get(device) == "Unhealthy")
+        scene.inject.reset(0, force=True)
+        await scene.wait_event("DeviceUnhealthy", f"{device}: claim default/pod has this partition")
+        await scene.remove("pod")
+        await scene.wait_clean()
+
+
 async def test_a_partition_made_for_a_claim_is_known_at_once_by_its_instance(make_scene: MakeScene) -> None:
     poll = {"PYDRA_NVIDIA_POLL_PERIOD": "3600"}
     async with make_scene(settings={"dynamic_mig": True}) as scene, scene.agent(environ={**LONG, **poll}):
