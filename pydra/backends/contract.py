@@ -40,7 +40,6 @@ from typing import Any, Protocol
 
 from pydra.claim import Claim, HeldClaim, Inheritance, PreparedDevice
 from pydra.devices import Inventory, Sample
-from pydra.foreign_text import encodable
 
 ENTRY_POINT_GROUP = "pydra.backends"
 
@@ -89,7 +88,7 @@ def set_status(text: str) -> None:
     A call that takes long is reported with its status. Cheap, and works wherever `time_left` does.
     """
     if (status := call_status.get()) is not None:
-        status[:] = (encodable(text),)
+        status[:] = (text,)
 
 
 class Backend(Protocol):

@@ -111,7 +111,7 @@ class DeviceIndex:
         for device in claim.devices:
             use = Use(holder=holder, device=device)
             self._uses.setdefault((device.pool, device.device), {}).setdefault(uid, []).append(use)
-        for counter, amount in _sum_counters(consumption).items():
+        for counter, amount in _sum_counters(consumption).items() if consumption else ():
             self._counters.setdefault(counter, {})[uid] = amount
 
     def release(self, uid: str) -> None:

@@ -46,6 +46,7 @@ from pydra.backends.wire import (
 )
 from pydra.claim import Claim, ClaimStep
 from pydra.errors import ClaimError, InvalidConfig, UndoLater
+from pydra.foreign_text import encodable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -154,7 +155,7 @@ class CallServer:
 
     def _find_wait(self, call_id: int) -> str:
         """Format the call's status, and the frames of its coroutine and of the threads that it waits for."""
-        where = "".join(f"status: {text[:MAX_NAME]}\n" for text in self._status_of.get(call_id, ()))
+        where = "".join(f"status: {encodable(str(text)[:MAX_NAME])}\n" for text in self._status_of.get(call_id, ()))
         where += _format(_coroutine_frames(self._running[call_id].get_coro()))
         running = sys._current_frames()  # noqa: SLF001 - the only way to see where a thread is
         for thread in tuple(self._threads_of.get(call_id, {}).values()):  # they end meanwhile, each in its thread
