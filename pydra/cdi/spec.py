@@ -1,4 +1,4 @@
-"""Builds the CDI spec file for a claim: names, validation, merging, JSON.
+"""Builds the CDI spec file for a claim: names, rules, merging, JSON.
 
 One spec per claim, one CDI device per prepared device that edits anything. Every name contains the claim's
 uid, so no name is ever reused with other content; runtimes cache specs and would serve the old one.
@@ -15,8 +15,7 @@ purpose where a container would fail later anyway: paths are absolute, and no st
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from operator import attrgetter, itemgetter
@@ -27,21 +26,16 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.cdi.edits import BIND_TYPES, ContainerEdits, DeviceNode, Hook, Mount, NetDevice
-from pydra.claim import AllocatedDevice, PreparedDevice
+from pydra.claim import PreparedDevice
 from pydra.errors import ContractError, EditConflict
 from pydra.foreign_text import cut
 
 CLASS = "claim"
 HOOK_NAMES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 NODE_TYPES = ("", "b", "c", "u", "p")
-VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
-"""Versions of the specification that the runtimes in use read."""
 
 ItemT = TypeVar("ItemT", bound=Hashable)
 _NOTHING = ContainerEdits()
-_KIND = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
-_DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
-_DEVICE_NAME = re.compile(r"(?P<request>[a-z0-9-]+):(?P<device>[a-z0-9-]{1,63})(:(?P<share>[A-Za-z0-9-]+))?")
 _UINT32 = 2**32 - 1
 _INT64 = 2**63 - 1
 _SHOWN = 120
@@ -91,7 +85,7 @@ def build_spec(driver: str, uid: str, prepared: Sequence[PreparedDevice]) -> Cla
         name = f"{uid}:{request}:{one.device}{'' if one.share_id is None else f':{one.share_id}'}"
         ids.append((f"{kind}={name}",))
         owner = f"device {one.device} (request {one.request})"
-        for problem in _find_edit_problems(one.edits):
+        for problem in find_edit_problems(one.edits):
             violations.append(f"{owner}: {problem}")
         editing.append((name, owner, normal, request if one.own_container else ""))
     if not editing:
@@ -113,8 +107,8 @@ def build_spec(driver: str, uid: str, prepared: Sequence[PreparedDevice]) -> Cla
     devices: list[_Device] = []
     for name, own in zip(names, kept, strict=True):
         devices.append(_Device(name=name, container_edits=_build_edits(own)))
-    document = _Spec(
-        cdi_version=_lowest_version(names, edits),
+    document = SpecDocument(
+        cdi_version=find_lowest_version(names, edits),
         kind=kind,
         devices=tuple(devices),
         container_edits=None if shared == _NOTHING else _build_edits(shared),
@@ -123,73 +117,10 @@ def build_spec(driver: str, uid: str, prepared: Sequence[PreparedDevice]) -> Cla
     return ClaimSpec(content=content, ids=tuple(ids))
 
 
-def parse_devices(content: bytes, uid: str, *, pool: str) -> tuple[AllocatedDevice, ...]:
-    """Return the devices in a claim's CDI file, which does not say their pool; none if it is not such a file."""
-    try:
-        names = [device.name for device in msgspec.json.decode(content, type=_Names).devices]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ()
-    found = [_DEVICE_NAME.fullmatch(name.removeprefix(f"{uid}:")) for name in names]
-    return tuple(
-        [
-            AllocatedDevice(request=one["request"], pool=pool, device=one["device"], share_id=one["share"])
-            for one in found
-            if one is not None
-        ]
-    )
-
-
-def find_spec_problems(document: object) -> tuple[str, ...]:
-    """Return why a runtime refuses a CDI spec, decoded from any driver's file; nothing if it takes the file.
-
-    A value of a wrong type or an unknown field is told alone, all that breaks a rule together, each with its place.
-    """
-    try:
-        spec = msgspec.convert(document, _Spec)
-    except msgspec.ValidationError as error:
-        return (str(error),)
-    return tuple(_find_document_problems(spec))
-
-
-def _find_document_problems(spec: _Spec) -> Iterator[str]:
-    if not _KIND.fullmatch(spec.kind):
-        yield f"kind: {spec.kind!r} must be VENDOR/CLASS, as in vendor.example.com/gpu"
-    names = [device.name for device in spec.devices]
-    if not names:
-        yield "devices: must have at least one device"
-    for index, name in enumerate(names):
-        if not _DEVICE.fullmatch(name):
-            yield f"devices[{index}].name: {name!r} must be letters, digits and _ - . :, with a letter or digit at ends"
-        if name in names[:index]:
-            yield f"devices[{index}].name: {name!r} is the name of devices[{names.index(name)}], too"
-    found = [(f"devices[{index}].containerEdits", device.container_edits) for index, device in enumerate(spec.devices)]
-    for place, edits in found:
-        if edits == _Edits():
-            yield f"{place}: must not be empty"
-    found += [("containerEdits", spec.container_edits)] if spec.container_edits is not None else []
-    for place, edits in found:
-        variables = [(index, one) for index, one in enumerate(edits.env) if one.find("=") < 1]
-        yield from (f"{place}.env[{index}]: {one[:100]!r} must be NAME=VALUE" for index, one in variables)
-        yield from (f"{place}.{problem}" for problem in _find_edit_problems(_parse_edits(edits)))
-    lowest = _lowest_version(filter(None, names), (_parse_edits(edits) for _, edits in found))
-    if spec.annotations or any(device.annotations for device in spec.devices) or "." in spec.kind.partition("/")[2]:
-        lowest = max(lowest, "0.6.0")
-    if spec.cdi_version not in VERSIONS:
-        yield f"cdiVersion: {spec.cdi_version!r} must be one of {', '.join(VERSIONS)}"
-    elif spec.cdi_version < lowest:
-        yield f"cdiVersion: is {spec.cdi_version}, and what the file uses is there from {lowest} on"
-
-
-def _parse_edits(edits: _Edits) -> ContainerEdits:
-    pairs = [one.partition("=") for one in edits.env]
-    env: Any = {name: value for name, equals, value in pairs if name and equals}
-    return msgspec.convert(replace(edits, env=env), ContainerEdits, from_attributes=True)
-
-
 # Rules
 
 
-def _find_edit_problems(edits: ContainerEdits) -> list[str]:
+def find_edit_problems(edits: ContainerEdits) -> list[str]:
     """Return every problem that makes a runtime refuse the edits, each with its place."""
     problems: list[str] = []
     for name in edits.env:
@@ -414,7 +345,7 @@ def _common_beginning(items: Sequence[ItemT], others: Sequence[Sequence[ItemT]])
 # The file
 
 
-def _lowest_version(names: Iterable[str], edits: Iterable[ContainerEdits]) -> str:
+def find_lowest_version(names: Iterable[str], edits: Iterable[ContainerEdits]) -> str:
     """Return the lowest CDI version with everything that the devices use: runtimes refuse unknown versions."""
     version = "0.3.0"
     for name in names:
@@ -482,7 +413,9 @@ class _IntelRdt(_Json, frozen=True, kw_only=True):
     enable_mbm: bool = msgspec.field(default=False, name="enableMBM")
 
 
-class _Edits(_Json, frozen=True, kw_only=True):
+class EditsDocument(_Json, frozen=True, kw_only=True):
+    """Edits as they are in a file."""
+
     env: tuple[str, ...] = ()
     device_nodes: tuple[_DeviceNode, ...] = ()
     net_devices: tuple[_NetDevice, ...] = ()
@@ -495,25 +428,19 @@ class _Edits(_Json, frozen=True, kw_only=True):
 class _Device(_Json, frozen=True, kw_only=True):
     name: str
     annotations: Mapping[str, str] = {}
-    container_edits: _Edits
+    container_edits: EditsDocument
 
 
-class _Spec(_Json, frozen=True, kw_only=True):
+class SpecDocument(_Json, frozen=True, kw_only=True):
+    """A whole file."""
+
     cdi_version: str
     kind: str
     annotations: Mapping[str, str] = {}
     devices: tuple[_Device, ...]
-    container_edits: _Edits | None = None
+    container_edits: EditsDocument | None = None
 
 
-class _Name(msgspec.Struct, frozen=True):
-    name: str
-
-
-class _Names(msgspec.Struct, frozen=True):
-    devices: tuple[_Name, ...]
-
-
-def _build_edits(edits: ContainerEdits) -> _Edits:
+def _build_edits(edits: ContainerEdits) -> EditsDocument:
     variables: Any = tuple(map("=".join, edits.env.items()))
-    return msgspec.convert(replace(edits, env=variables), _Edits, from_attributes=True)
+    return msgspec.convert(replace(edits, env=variables), EditsDocument, from_attributes=True)

@@ -1,0 +1,92 @@
+"""Reads CDI spec files: the devices that a claim's own file names, and what runtimes refuse in a file of any driver."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from pydra.cdi.edits import ContainerEdits
+from pydra.cdi.spec import EditsDocument, SpecDocument, find_edit_problems, find_lowest_version
+from pydra.claim import AllocatedDevice
+
+VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
+"""Versions of the specification that the runtimes in use read."""
+
+_KIND = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+_DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+_DEVICE_NAME = re.compile(r"(?P<request>[a-z0-9-]+):(?P<device>[a-z0-9-]{1,63})(:(?P<share>[A-Za-z0-9-]+))?")
+
+
+class _Name(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _Names(msgspec.Struct, frozen=True):
+    devices: tuple[_Name, ...]
+
+
+def parse_devices(content: bytes, uid: str, *, pool: str) -> tuple[AllocatedDevice, ...]:
+    """Return the devices in a claim's CDI file, which does not say their pool; none if it is not such a file."""
+    try:
+        names = [device.name for device in msgspec.json.decode(content, type=_Names).devices]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ()
+    found = [_DEVICE_NAME.fullmatch(name.removeprefix(f"{uid}:")) for name in names]
+    return tuple(
+        [
+            AllocatedDevice(request=one["request"], pool=pool, device=one["device"], share_id=one["share"])
+            for one in found
+            if one is not None
+        ]
+    )
+
+
+def find_spec_problems(document: object) -> tuple[str, ...]:
+    """Return why a runtime refuses a CDI spec, decoded from any driver's file; nothing if it takes the file.
+
+    A value of a wrong type or an unknown field is told alone, all that breaks a rule together, each with its place.
+    """
+    try:
+        spec = msgspec.convert(document, SpecDocument)
+    except msgspec.ValidationError as error:
+        return (str(error),)
+    return tuple(_find_document_problems(spec))
+
+
+def _find_document_problems(spec: SpecDocument) -> Iterator[str]:
+    if not _KIND.fullmatch(spec.kind):
+        yield f"kind: {spec.kind!r} must be VENDOR/CLASS, as in vendor.example.com/gpu"
+    names = [device.name for device in spec.devices]
+    if not names:
+        yield "devices: must have at least one device"
+    for index, name in enumerate(names):
+        if not _DEVICE.fullmatch(name):
+            yield f"devices[{index}].name: {name!r} must be letters, digits and _ - . :, with a letter or digit at ends"
+        if name in names[:index]:
+            yield f"devices[{index}].name: {name!r} is the name of devices[{names.index(name)}], too"
+    found = [(f"devices[{index}].containerEdits", device.container_edits) for index, device in enumerate(spec.devices)]
+    for place, edits in found:
+        if edits == EditsDocument():
+            yield f"{place}: must not be empty"
+    found += [("containerEdits", spec.container_edits)] if spec.container_edits is not None else []
+    for place, edits in found:
+        variables = [(index, one) for index, one in enumerate(edits.env) if one.find("=") < 1]
+        yield from (f"{place}.env[{index}]: {one[:100]!r} must be NAME=VALUE" for index, one in variables)
+        yield from (f"{place}.{problem}" for problem in find_edit_problems(_parse_edits(edits)))
+    lowest = find_lowest_version(filter(None, names), (_parse_edits(edits) for _, edits in found))
+    if spec.annotations or any(device.annotations for device in spec.devices) or "." in spec.kind.partition("/")[2]:
+        lowest = max(lowest, "0.6.0")
+    if spec.cdi_version not in VERSIONS:
+        yield f"cdiVersion: {spec.cdi_version!r} must be one of {', '.join(VERSIONS)}"
+    elif spec.cdi_version < lowest:
+        yield f"cdiVersion: is {spec.cdi_version}, and what the file uses is there from {lowest} on"
+
+
+def _parse_edits(edits: EditsDocument) -> ContainerEdits:
+    pairs = [one.partition("=") for one in edits.env]
+    env: Any = {name: value for name, equals, value in pairs if name and equals}
+    return msgspec.convert(replace(edits, env=env), ContainerEdits, from_attributes=True)
