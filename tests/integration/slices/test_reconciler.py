@@ -10,9 +10,9 @@ import anyio
 
 from pydra.devices import Capacity, CounterConsumption, CounterSet, Device, Taint
 from pydra.kube.api_resources import NODES, RESOURCE_SLICES
+from pydra.slices.backoff import Backoff
 from pydra.slices.reconciler import (
     BATCH_SECONDS,
-    Backoff,
     FieldsDropped,
     PoolPublished,
     SliceReconciler,

@@ -13,10 +13,11 @@ from pydra.devices import Capacity, CounterConsumption, CounterSet, Device, Node
 from pydra.errors import Invalid, NotFound, Unavailable, Unreadable
 from pydra.kube.api_resources import RESOURCE_SLICES, JsonObject, Resource
 from pydra.kube.client import KubeClient
+from pydra.slices.backoff import Backoff
 from pydra.slices.build import build_device
 from pydra.slices.diff import same_content
 from pydra.slices.foreign import ForeignSlices, watch_pool
-from pydra.slices.reconciler import Backoff, FieldsDropped, FieldsKept, PoolPublished, PublishFailed
+from pydra.slices.reconciler import FieldsDropped, FieldsKept, PoolPublished, PublishFailed
 from pydra.slices.server_limitations import EFFECT_NONE
 from pydra_dev.faults import Fault
 from pydra_dev.gates import ALLOCATABLE, PARTITIONS, TAINTS, build_gates
