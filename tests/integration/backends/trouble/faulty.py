@@ -170,8 +170,11 @@ async def do_exit() -> None:
 
 async def do_leave_program_and_exit() -> None:
     program = os.fork()
-    if program == 0:  # holds the connection and both pipes, as a careless library's helper would
+    if program == 0:  # holds the connection and both pipes, as a careless library's daemon would
+        os.setsid()  # else it would end with this process
         signal.pause()
+    while os.getsid(program) != program:
+        await asyncio.sleep(0)
     (Path(os.environ["FAULTY_DIR"]) / "program").write_text(str(program))
     os._exit(7)
 
