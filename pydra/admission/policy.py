@@ -34,6 +34,7 @@ from pydra.admission.cel_builder import (
 )
 from pydra.admission.config_types import KnownBackend
 from pydra.admission.review import OPERATIONS, PLACES, build_rules
+from pydra.backends.claim_config import describe_kinds
 from pydra.backends.type_check import EXAMPLES, is_quantity_type, read_type
 from pydra.backends.type_messages import LEAVES, describe
 
@@ -122,9 +123,12 @@ def _problem_variables(backend: KnownBackend, checks: Checks) -> Iterator[tuple[
         ours = (
             f'config.parameters.?apiVersion.orValue("") == {quote(api_version)}'
             f' && config.parameters.?kind.orValue("") == {quote(word)}'
+            if kind
+            else '!("apiVersion" in config.parameters) && !("kind" in config.parameters)'
         )
         wanted = cast("mi.StructType", read_type(backend.types[kind]))
-        check = checks.fields(wanted, "config.parameters", Path(("config.at",)), word, header=("apiVersion", "kind"))
+        name = word or wanted.cls.__name__
+        check = checks.fields(wanted, "config.parameters", Path(("config.at",)), name, header=("apiVersion", "kind"))
         names.append(f"kind{index}")
         yield names[-1], _per_config(ours, check)
     yield "problems", " + ".join(f"variables.{name}" for name in names)
@@ -137,27 +141,30 @@ def _per_config(condition: str, check: str) -> str:
 
 def _header(kinds: list[str]) -> str:
     """Build the check of apiVersion and kind, with the texts of `pydra.backends.claim_config`, without a suggestion."""
-    allowed = ", ".join(kinds) or "none, this backend takes no configuration"
-    at, ends = Path(("config.at",)), f", allowed (apiVersion/kind): {allowed}"
+    at, ends = Path(("config.at",)), f", allowed (apiVersion/kind): {describe_kinds(kinds)}"
     absent = [
         choose(f"{quote(name)} in config.parameters", NOTHING, problem(at.then(f".{name}: missing{ends}")))
         for name in ("apiVersion", "kind")
     ]
+    named = [kind for kind in kinds if kind]
     values = {
-        "apiVersion": {kind.rpartition("/")[0] for kind in kinds},
-        "kind": {kind.rpartition("/")[2] for kind in kinds},
+        "apiVersion": {kind.rpartition("/")[0] for kind in named},
+        "kind": {kind.rpartition("/")[2] for kind in named},
     }
     wrong = []
     for name, known in values.items():
         listed = ", ".join(map(quote, sorted(known)))
         said = problem(at.then(f".{name}: found ").then_cel(show("v")).then(ends))
         wrong.append(let("v", f"config.parameters[{quote(name)}]", choose(f"v in [{listed}]", NOTHING, said)))
-    listed = ", ".join(map(quote, kinds))
+    listed = ", ".join(map(quote, named))
     said = problem(at.then(': found "').then_cel("pair").then(f'"{ends}'))
     unknown = let("found", gather(wrong), choose(f"found == {NOTHING}", said, "found"))
     both = '"%s/%s".format([config.parameters["apiVersion"], config.parameters["kind"]])'
     pair = let("pair", both, choose(f"pair in [{listed}]", NOTHING, unknown))
-    return choose('"apiVersion" in config.parameters && "kind" in config.parameters', pair, gather(absent))
+    check = choose('"apiVersion" in config.parameters && "kind" in config.parameters', pair, gather(absent))
+    if "" not in kinds:
+        return check
+    return choose('!("apiVersion" in config.parameters) && !("kind" in config.parameters)', NOTHING, check)
 
 
 def _message() -> str:

@@ -41,7 +41,7 @@ def build_schema(backend: KnownBackend, *, kind: str = "") -> dict[str, Any]:
 def _choose(backend: KnownBackend, kind: str) -> list[str]:
     kinds = sorted(backend.types)
     found = [one for one in kinds if not kind or kind in (one, one.rpartition("/")[2])]
-    listed = ", ".join(kinds) or "none, it takes no configuration"
+    listed = ", ".join(one or "one without apiVersion and kind" for one in kinds) or "none, it takes no configuration"
     if not found:
         wanted = f"no config of kind {kind}" if kind else "no config"
         raise SettingsError([f"backend {backend.name} has {wanted}; its kinds: {listed}"])
@@ -78,7 +78,7 @@ def _head(kind: str, root: Mapping[str, Any], definitions: Mapping[str, Any]) ->
     """Return the object of one kind, with its apiVersion and kind before its own fields."""
     body = definitions[root["$ref"].rpartition("/")[2]]
     api_version, _, word = kind.rpartition("/")
-    header = {"apiVersion": {"const": api_version}, "kind": {"const": word}}
+    header = {"apiVersion": {"const": api_version}, "kind": {"const": word}} if kind else {}
     properties = {**header, **{name: one for name, one in body.get("properties", {}).items() if name not in header}}
     required = [*header, *(name for name in body.get("required", ()) if name not in header)]
     return {**body, "properties": properties, "required": required}

@@ -18,7 +18,7 @@ from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
 from pydra.errors import InvalidConfig, suggest
 
 ConfigTypes = Mapping[str, type[Any]]
-"""From `"group/version/Kind"` to the Struct of that kind."""
+"""From `"group/version/Kind"` to the Struct of that kind; `""` is that of parameters with neither header."""
 
 ConfigCheck = Callable[[Any], Iterable[str]]
 """Yields what a backend's settings do not allow in a decoded config; each problem begins with the field's path."""
@@ -98,7 +98,17 @@ def _convert(parameters: Mapping[str, Any], types: ConfigTypes) -> Any:
     return msgspec.convert(_body(parameters, wanted), wanted)
 
 
+def describe_kinds(types: Iterable[str]) -> str:
+    """Return what a message calls the allowed kinds."""
+    named = ", ".join(sorted(filter(None, types)))
+    without = "neither of both" if "" in types else ""
+    return ", or ".join(filter(None, (named, without))) or "none, this backend takes no configuration"
+
+
 def _kind_of(parameters: Mapping[str, Any]) -> str:
+    """The kind; empty where neither header is there, which is how older drivers have it."""
+    if not any(name in parameters for name in _HEADER):
+        return ""
     return f"{parameters.get('apiVersion', '')}/{parameters.get('kind', '')}"
 
 
@@ -110,13 +120,14 @@ def _body(parameters: Mapping[str, Any], wanted: type[Any]) -> dict[str, Any]:
 
 
 def _kind_problems(parameters: Mapping[str, Any], types: ConfigTypes) -> tuple[str, ...]:
-    allowed = ", ".join(sorted(types)) or "none, this backend takes no configuration"
+    allowed = describe_kinds(types)
     absent = [f"$.{name}: missing" for name in _HEADER if name not in parameters]
     if absent:
         return tuple(f"{problem}, allowed (apiVersion/kind): {allowed}" for problem in absent)
     found = _kind_of(parameters)
-    hint = suggest(found, types)
-    versions, kinds = {kind.rpartition("/")[0] for kind in types}, {kind.rpartition("/")[2] for kind in types}
+    named = [kind for kind in types if kind]
+    hint = suggest(found, named)
+    versions, kinds = {kind.rpartition("/")[0] for kind in named}, {kind.rpartition("/")[2] for kind in named}
     wrong = [
         f"$.{name}: found {show(parameters[name])}"
         for name, known in zip(_HEADER, (versions, kinds), strict=True)

@@ -453,7 +453,8 @@ class _Run:
 
     async def _misspelt(self, kind: str) -> list[str]:
         api_version, _, name = kind.rpartition("/")
-        parameters = {"apiVersion": api_version, "kind": name, "pydraNoSuchField": 1}
+        header = {"apiVersion": api_version, "kind": name} if kind else {}
+        parameters = {**header, "pydraNoSuchField": 1}
         config = OpaqueConfig(source="FromClaim", position="config[0]", parameters=parameters)
         claim = self._session.claim(f"misspelt-{kind}", Device(name=ABSENT), (config,))
         try:

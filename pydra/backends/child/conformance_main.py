@@ -372,7 +372,7 @@ def _name_descriptors() -> Iterator[str]:
 def _try_config_type(kind: str, config_type: type[Any], check: ConfigCheck | None) -> Observation:
     """Return for which values of single fields the type's own rules fail, and which fields take any value."""
     api_version, _, name = kind.rpartition("/")
-    header: Mapping[str, Any] = {"apiVersion": api_version, "kind": name}
+    header: Mapping[str, Any] = {"apiVersion": api_version, "kind": name} if kind else {}
     failing, untyped = [], []
     for field in config_type.__struct_encode_fields__:
         refused = 0
