@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from pydra_net.claim_config import CONFIG_TYPES
 from pydra_net.devices import DRIVER
 from pydra_net.settings import Settings
 from pydra_net.steps import STEP_TYPES
@@ -16,7 +17,6 @@ from pydra_net.steps import STEP_TYPES
 if TYPE_CHECKING:
     from pydra_net.backend import NetBackend
 
-CONFIG_TYPES: Mapping[str, type] = {}
 SETTINGS_TYPE = Settings
 ONE_POD = True
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Sequence
 
 from pydra import AllocatedDevice, Claim, ClaimError, HeldClaim, Plan, TerminalError, UnknownDevice
+from pydra_net.claim_config import NetworkConfig
 from pydra_net.hardware_reader import Node
 from pydra_net.hardware_types import Link
 from pydra_net.held_claims import list_gives
-from pydra_net.link_state import find_state_in_pod, read_interface
+from pydra_net.link_state import LinkState, find_state_in_pod, read_interface
 from pydra_net.steps import GiveInterface
 
 POD_INTERFACE = "eth0"
@@ -49,10 +51,12 @@ def plan_claim(claim: Claim, held: Sequence[HeldClaim], node: Node, find_pci_add
 def _plan_device(device: AllocatedDevice, node: Node, find_pci_address: Callable[[Link], str]) -> GiveInterface:
     link = find_link(device.device, node)
     interface = read_interface(node.reading, link)
+    config = _find_config(device)
+    _check_gateways(config, find_state_in_pod(interface, config))
     return GiveInterface(
         device=device.device,
         before=interface,
-        target=find_state_in_pod(interface),
+        target=find_state_in_pod(interface, config),
         pci_address=find_pci_address(link),
     )
 
@@ -65,3 +69,27 @@ def find_link(device: str, node: Node) -> Link:
                 raise InterfaceProtected(f"{link.name} ({device}) {node.protected[index]}; it is not given to pods")
             return link
     raise UnknownDevice(f"the node has no interface {device} now; delete the pod to get another")
+
+
+def _find_config(device: AllocatedDevice) -> NetworkConfig:
+    """The claim's configuration. Raises TerminalError for several, which might contradict each other."""
+    configs = [one for one in device.configs if isinstance(one, NetworkConfig)]
+    if len(configs) > 1:
+        raise TerminalError(
+            f"{len(configs)} configurations are for request {device.request}, those of its DeviceClass included; "
+            "write them into one"
+        )
+    return configs[0] if configs else NetworkConfig()
+
+
+def _check_gateways(config: NetworkConfig, target: LinkState) -> None:
+    """Raise TerminalError for a gateway that no address and no route without one leads to: the pod could not start."""
+    networks = [ipaddress.ip_interface(one.address).network for one in target.addresses]
+    networks += [ipaddress.ip_network(one.destination) for one in target.routes if not one.gateway]
+    for place, route in enumerate(config.routes):
+        gateway = ipaddress.ip_address(route.gateway) if route.gateway else None
+        if gateway and not gateway.is_link_local and not any(gateway in network for network in networks):
+            raise TerminalError(
+                f"routes[{place}].gateway: found {gateway}, which is in no network of the interface "
+                f"({', '.join(map(str, networks)) or 'it has no address'}); add an address, or a route with scope 253"
+            )

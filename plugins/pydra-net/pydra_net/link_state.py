@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator
 
 import msgspec
 from msgspec.structs import replace
 
+from pydra_net.claim_config import NetworkConfig, RouteConfig, RuleConfig
 from pydra_net.hardware_types import Address, Interface, Link, Neighbour, Reading, Route, Rule
 from pydra_net.operations import AddAddress, AddNeighbour, AddRoute, AddRule, Operation, SetLink
 
@@ -14,6 +16,7 @@ _LINK_SCOPE = 253
 _BY_KERNEL, _BY_ADVERTISEMENT = 2, 9
 _LOCAL_TABLE, _MAIN_TABLE = 255, 254
 _UNICAST = 1
+_STATIC = 4
 _KEPT_FLAGS = 0xF12
 """Of addresses, those that somebody chose: no duplicate detection (2), home, temporary ones, no prefix route, ..."""
 _NO_DETECTION = 0x2
@@ -85,20 +88,58 @@ def find_state_before(interface: Interface) -> LinkState:
     )
 
 
-def find_state_in_pod(interface: Interface) -> LinkState:
-    """How it is in a pod that configures nothing: with the addresses, routes and neighbours that it has on the node."""
+def find_state_in_pod(interface: Interface, config: NetworkConfig) -> LinkState:
+    """How it is in the pod: as it is on the node, with what the claim configures.
+
+    Addresses replace those of the node, and with these the routes, which may need them.
+    """
+    wanted = config.interface
+    keeps = not wanted.addresses
+    addresses = interface.addresses if keeps else map(_build_address, wanted.addresses)
     return LinkState(
-        name=interface.link.name,
-        mtu=interface.link.mtu,
-        mac=interface.link.mac,
+        name=wanted.name or interface.link.name,
+        mtu=wanted.mtu or interface.link.mtu,
+        mac=(wanted.hardware_addr or interface.link.mac).lower(),
         alias=interface.link.alias,
-        addresses=tuple(
-            replace(one, flags=one.flags | _NO_DETECTION, label="") if one.family == 6 else replace(one, label="")
-            for one in interface.addresses
+        addresses=tuple(map(_without_detection, addresses)),
+        routes=tuple(
+            sorted((*(interface.routes if keeps else ()), *map(_build_route, config.routes)), key=_by_dependency)
         ),
-        routes=interface.routes,
-        neighbours=interface.neighbours,
-        rules=interface.rules,
+        neighbours=(
+            *interface.neighbours,
+            *(Neighbour(destination=one.destination, mac=one.hardware_addr.lower()) for one in config.neighbors),
+        ),
+        rules=(*(interface.rules if keeps else ()), *map(_build_rule, config.rules)),
+    )
+
+
+def _without_detection(address: Address) -> Address:
+    """Without the detection of duplicates, for which an address of IPv6 could not be used for a second."""
+    return replace(address, label="", flags=address.flags | _NO_DETECTION if address.family == 6 else address.flags)
+
+
+def _build_address(text: str) -> Address:
+    return Address(address=str(ipaddress.ip_interface(text)))
+
+
+def _build_route(config: RouteConfig) -> Route:
+    return Route(
+        destination=str(ipaddress.ip_network(config.destination)),
+        gateway=config.gateway or "",
+        source=config.source or "",
+        scope=config.scope,
+        table=config.table or _MAIN_TABLE,
+        protocol=_STATIC,
+    )
+
+
+def _build_rule(config: RuleConfig) -> Rule:
+    return Rule(
+        family=ipaddress.ip_network(config.source or config.destination or "").version,
+        table=config.table,
+        priority=config.priority,
+        source=config.source or "",
+        destination=config.destination or "",
     )
 
 

@@ -83,9 +83,12 @@ class Mover:
             UndoLater: it cannot be found now, or another one has its name.
         """
         name = step.before.link.name
-        if find(step, self._kernel.read_links(self._host)) is None and not self._bring_back(step, pods):
-            self._explain_absence(step)
-            return
+        links = self._kernel.read_links(self._host)
+        if find(step, links) is None and not self._bring_back(step, pods):
+            known = links.find(step.before.link.index)
+            if known is None or (known.name, known.kind) != (name, step.before.link.kind):
+                self._explain_absence(step)
+            return  # else it was not even marked
         reading = self._kernel.read(self._host)
         link = find(step, reading)
         if link is None:

@@ -17,7 +17,7 @@ from pydra.admission.policy import UNCHECKED, build_policy, write_policy
 from tests.unit.admission.everything import EVERYTHING, Everything
 
 
-@pytest.mark.parametrize("backend", ["sim", "nvidia"])
+@pytest.mark.parametrize("backend", ["sim", "nvidia", "net"])
 def test_the_policy_is_yaml_that_says_the_same_each_time(backend: str) -> None:
     known = read_backend(backend)
     policy = build_policy(known)

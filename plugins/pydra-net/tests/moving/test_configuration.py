@@ -1,0 +1,86 @@
+"""What a claim configures is so in the pod, and nothing of it stays when the interface is back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pydra import TerminalError
+from pydra_net.claim_config import NetworkConfig
+from pydra_net.hardware_types import Address, Neighbour, Route, Rule
+from pydra_net.simulation.machine import MACHINE_TYPES
+from simulated_node import SimulatedNode
+
+ETH1 = "pci-0000-10-00-0"
+
+
+def config(**fields: Any) -> NetworkConfig:
+    return msgspec.convert(fields, NetworkConfig)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> SimulatedNode:
+    return SimulatedNode(MACHINE_TYPES["server"], tmp_path)
+
+
+async def test_the_interface_in_the_pod_is_as_the_claim_configures_it(node: SimulatedNode) -> None:
+    wanted = config(
+        interface={"name": "net1", "addresses": ["10.1.0.5/24"], "mtu": 1400, "hardwareAddr": "02:AA:00:00:00:01"},
+        routes=[
+            {"destination": "10.8.0.0/16", "gateway": "10.1.0.1", "table": 100},
+            {"destination": "10.7.0.0/16", "scope": 253},
+        ],
+        rules=[{"source": "10.1.0.0/24", "table": 100, "priority": 50}],
+        neighbors=[{"destination": "10.1.0.1", "hardwareAddr": "02:00:00:00:00:aa"}],
+    )
+    sandbox = node.begin_pod("trainer")
+    async with node.run() as agent:
+        await agent.prepare("claim", ETH1, pod="trainer", configs=(wanted,))
+        await agent.runtime.run_pod(sandbox)
+        found = node.kernel.namespaces[sandbox.network_namespace]
+        link = found.find_name("net1")
+        assert link is not None
+        assert (link.up, link.mtu, link.mac) == (True, 1400, "02:aa:00:00:00:01")
+        assert found.addresses[link.index] == (Address(address="10.1.0.5/24"),)
+        assert found.routes[link.index] == (
+            Route(destination="10.7.0.0/16", scope=253, protocol=4),
+            Route(destination="10.8.0.0/16", gateway="10.1.0.1", table=100, protocol=4),
+        )
+        assert found.rules == (Rule(family=4, table=100, priority=50, source="10.1.0.0/24"),)
+        assert found.neighbours[link.index] == (Neighbour(destination="10.1.0.1", mac="02:00:00:00:00:aa"),)
+        await agent.unprepare("claim")
+    assert node.is_as_before()
+
+
+async def test_two_configurations_for_one_request_are_refused(node: SimulatedNode) -> None:
+    both = (config(interface={"mtu": 1400}), config(interface={"mtu": 9000}))
+    async with node.run() as agent:
+        with pytest.raises(TerminalError, match=r"2 configurations are for request r0, .* write them into one"):
+            await agent.prepare("claim", ETH1, configs=both)
+
+
+async def test_a_gateway_that_cannot_be_reached_is_refused_before_the_pod_starts(node: SimulatedNode) -> None:
+    wanted = config(
+        interface={"addresses": ["10.1.0.5/24"]}, routes=[{"destination": "10.8.0.0/16", "gateway": "10.2.0.1"}]
+    )
+    async with node.run() as agent:
+        with pytest.raises(TerminalError, match=r"routes.0..gateway: found 10.2.0.1, .* interface .10.1.0.0/24."):
+            await agent.prepare("claim", ETH1, configs=(wanted,))
+
+
+@pytest.mark.parametrize(
+    ("name", "holder"),
+    [("eth0", "the interface of the pod network"), ("net1", "an interface of claim team/first")],
+)
+async def test_a_name_that_the_pod_has_already_is_refused_before_the_pod_starts(
+    name: str, holder: str, node: SimulatedNode
+) -> None:
+    async with node.run() as agent:
+        await agent.prepare("first", ETH1, pod="trainer", configs=(config(interface={"name": "net1"}),))
+        with pytest.raises(TerminalError, match=f"would have the name {name} in the pod, which {holder} has"):
+            await agent.prepare(
+                "second", "pci-0000-20-00-0", pod="trainer", configs=(config(interface={"name": name}),)
+            )
