@@ -15,6 +15,8 @@ from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.health.incidents import FILE, IncidentStore
 from pydra_nvidia.health.monitor import HealthMonitor
+from pydra_nvidia.host.baseboard import FILE as BASEBOARD_FILE
+from pydra_nvidia.host.baseboard import Baseboard
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
 from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.machine_access import MachineAccess
@@ -41,7 +43,9 @@ async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
     """The backend, with a session to NVML that begins when it is first needed and ends with the block."""
     settings, tree, gate = machine.settings, machine.tree, machine.gate
     session = NvmlSession(machine.load, gate)
-    hardware = HardwareReader(session, tree, settings=settings)
+    hardware = HardwareReader(
+        session, tree, settings=settings, baseboard=Baseboard(os.path.join(settings.state, BASEBOARD_FILE))
+    )
     health = HealthMonitor(session, IncidentStore(os.path.join(settings.state, FILE)), settings=settings)
 
     def find_root() -> DriverRoot:

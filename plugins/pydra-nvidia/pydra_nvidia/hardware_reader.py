@@ -17,6 +17,7 @@ from pydra_nvidia.deadlines import in_thread, turn
 from pydra_nvidia.devices import gpu_name
 from pydra_nvidia.hardware_types import Driver, Gpu, LostGpu, Mig, Reading
 from pydra_nvidia.health.lost_gpus import find_lost
+from pydra_nvidia.host.baseboard import Baseboard
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
 from pydra_nvidia.host.kernel_driver import is_excluded, list_instances, read_module_version
 from pydra_nvidia.host.pci import DRIVER, PciIds, find_gpus
@@ -66,7 +67,8 @@ _log = logging.getLogger(__name__)
 class HardwareReader:
     """The node's NVIDIA hardware; `session` is used by nobody else while a reading is made.
 
-    What the driver withholds that is wanted is logged once.
+    What the driver withholds that is wanted is logged once. `baseboard` keeps what NVML told of functions for
+    passthrough.
     """
 
     def __init__(
@@ -75,10 +77,12 @@ class HardwareReader:
         tree: Tree,
         *,
         settings: Settings,
+        baseboard: Baseboard | None = None,
     ) -> None:
         self._session = session
         self._tree = tree
         self._settings = settings
+        self._baseboard = baseboard
         self._said: list[str] = []
         self._partly: set[str] = set()
         self._bus = find_gpus(tree)
@@ -136,8 +140,11 @@ class HardwareReader:
 
     def _locked(self, work: Callable[..., Reading], *arguments: Any) -> Reading:
         with turn(self._lock, "reading the hardware"):
-            self._last = work(*arguments)
-            return self._last
+            reading = work(*arguments)
+            if self._baseboard is not None and self._settings.vfio:
+                reading = replace(reading, modules=self._baseboard.update(reading.gpus))
+            self._last = reading
+            return reading
 
     def _read(self) -> Reading:
         functions = self._functions()

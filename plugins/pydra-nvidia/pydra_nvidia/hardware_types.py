@@ -188,13 +188,15 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """All of the node's NVIDIA hardware at one moment. `functions` are PCI functions by address, sorted.
 
     A GPU that is bound to vfio-pci is in `functions` only. `driver` is None where no NVIDIA driver is needed: the node
-    has no NVIDIA hardware, or all of it is passed through.
+    has no NVIDIA hardware, or all of it is passed through. `modules` are positions on the baseboard by PCI address,
+    also of GPUs that NVML told of earlier.
     """
 
     driver: Driver | None = None
     gpus: tuple[Gpu, ...] = ()
     lost: tuple[LostGpu, ...] = ()
     functions: Mapping[str, PciFunction] = {}
+    modules: Mapping[str, int] = {}
     vfio: VfioHost = VfioHost()
 
     def gpu(self, uuid: str) -> Gpu | None:

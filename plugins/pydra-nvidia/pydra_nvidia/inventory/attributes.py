@@ -93,8 +93,9 @@ def describe_partition(
     return {"type": "mig", "parentUUID": gpu.uuid, "profile": clip(profile_name), **hardware, **own}
 
 
-def describe_function(function: PciFunction, *, iommufd: bool) -> dict[str, AttributeValue]:
-    """A GPU to pass through; only what is known whatever driver it is bound to."""
+def describe_function(function: PciFunction, *, iommufd: bool, module: int | None) -> dict[str, AttributeValue]:
+    """A GPU to pass through; only what is known whatever driver it is bound to. `module` as of a whole GPU."""
+    position: dict[str, AttributeValue] = {"gpuModuleID": module} if module else {}
     return {
         "type": "vfio",
         "uuid": passthrough_uuid(function.address),
@@ -102,6 +103,7 @@ def describe_function(function: PciFunction, *, iommufd: bool) -> dict[str, Attr
         "vendorID": function.vendor,
         "productName": clip(function.name) or "UNKNOWN_DEVICE",
         "iommuFDEnabled": iommufd,
+        **position,
         **_describe_place(function.address, function),
     }
 

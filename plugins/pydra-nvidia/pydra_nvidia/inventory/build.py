@@ -119,7 +119,9 @@ def build_functions(
         )
         yield Device(
             name=vfio_name(index),
-            attributes=describe_function(function, iommufd=reading.vfio.iommufd),
+            attributes=describe_function(
+                function, iommufd=reading.vfio.iommufd, module=reading.modules.get(function.address)
+            ),
             capacity={"addressableMemory": Capacity(build_quantity(round_up(function.addressable)))},
             consumes_counters=draw_all(gpu, offering) if gpu and offering else (),
             health=assessment.health,

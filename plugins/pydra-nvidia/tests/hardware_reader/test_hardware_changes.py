@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from pydra_nvidia.hardware_types import Driver, Placement
+from pydra_nvidia.hardware_reader import HardwareReader
+from pydra_nvidia.hardware_types import Driver, Placement, Reading
+from pydra_nvidia.host.baseboard import Baseboard
 from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.nvml.errors import Code, NvmlError
 
@@ -89,6 +92,27 @@ async def test_a_node_without_nvidia_hardware_needs_no_driver(node: Open) -> Non
     reading = await machine.hardware.read()
     assert (reading.driver, reading.gpus, reading.functions) == (None, (), {})
     assert machine.session.generation == 0
+
+
+async def test_the_position_of_a_gpu_that_is_bound_for_a_guest_is_known_after_a_restart(
+    node: Open, tmp_path: Path
+) -> None:
+    machine = node(f"settings: {{vfio: true}}\nhost: {{iommu: true}}\n{TWO}")
+
+    async def read() -> Reading:
+        baseboard = Baseboard(str(tmp_path / "baseboard.json"))
+        reader = HardwareReader(
+            machine.session, machine.simulation.tree, settings=machine.settings, baseboard=baseboard
+        )
+        return await reader.read()
+
+    before = await read()
+    assert before.modules == {gpu.pci: gpu.module for gpu in before.gpus}
+    assert len(before.modules) == 2
+    for address in before.functions:
+        machine.bind(address, "vfio-pci")
+    after = await read()
+    assert (after.gpus, after.modules) == ((), before.modules)
 
 
 async def test_a_gpu_on_vfio_is_a_function_only_and_needs_no_driver_when_all_are(node: Open) -> None:

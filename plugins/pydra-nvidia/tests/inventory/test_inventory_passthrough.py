@@ -29,6 +29,15 @@ def test_a_function_has_the_attributes_of_nvidias_driver(boards: Any) -> None:
     assert device.capacity == {"addressableMemory": Capacity(f"{128 * 1024**2}Ki")}
 
 
+def test_a_function_has_its_position_on_the_baseboard_also_while_it_is_bound_for_a_guest(boards: Any) -> None:
+    gpu = boards.gpu("T4", pci="0000:65:00.0", module=3)
+    reading = replace(boards.reading(gpu), modules={"0000:65:00.0": 3})
+    bound = {gpu.pci: boards.function(gpu, driver="vfio-pci")}
+    for one in (reading, replace(reading, gpus=(), functions=bound)):
+        found = [device for name, device in boards.devices(one, vfio=True).items() if name.startswith("gpu-vfio-")]
+        assert [device.attributes["gpuModuleID"] for device in found] == [3]
+
+
 def test_a_function_that_pci_ids_does_not_name_is_called_as_nvidias_driver_does(boards: Any) -> None:
     gpu = boards.gpu("T4")
     reading = boards.reading(gpu, functions={gpu.pci: boards.function(gpu, name="")})
