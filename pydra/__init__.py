@@ -32,6 +32,7 @@ from pydra.claim import (
     StepStage,
     describe_step,
 )
+from pydra.device_status import ClaimDeviceStatus, Condition, DeviceStatus, NetworkData
 from pydra.devices import (
     AttributeValue,
     Capacity,
@@ -73,14 +74,17 @@ __all__ = [
     "Capacity",
     "CapacityRange",
     "Claim",
+    "ClaimDeviceStatus",
     "ClaimError",
     "ClaimStep",
+    "Condition",
     "ContainerEdits",
     "CounterConsumption",
     "CounterSet",
     "Device",
     "DeviceInUse",
     "DeviceNode",
+    "DeviceStatus",
     "Health",
     "HealthStatus",
     "HeldClaim",
@@ -95,6 +99,7 @@ __all__ = [
     "Measures",
     "Mount",
     "NetDevice",
+    "NetworkData",
     "NodeAllocatable",
     "Plan",
     "Plans",

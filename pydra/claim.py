@@ -15,6 +15,7 @@ import msgspec
 
 from pydra.api_names import LABEL, SUBDOMAIN
 from pydra.cdi.edits import ContainerEdits
+from pydra.device_status import DeviceStatus
 from pydra.devices import AttributeValue
 from pydra.errors import PydraError
 
@@ -119,6 +120,7 @@ class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
         attributes: Mapping[str, AttributeValue] = _NO_ATTRIBUTES,
         *,
         own_container: bool = False,
+        status: DeviceStatus | None = None,
     ) -> PreparedDevice:
         """Return this device as prepared; the arguments are fields of `PreparedDevice`."""
         return PreparedDevice(
@@ -130,6 +132,7 @@ class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
             state=state,
             attributes=attributes,
             own_container=own_container,
+            status=status,
         )
 
 
@@ -156,6 +159,10 @@ class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """Whether each container uses this device's request only, and none of the claim's other requests. Only then may the
     edits of two requests set one thing to different values; a container that uses the whole claim would get the last
     value.
+    """
+    status: DeviceStatus | None = None
+    """What the claim's `status.devices` says of it until `discover` says something else; None for nothing. The agent
+    writes it with the setting `deviceStatus`.
     """
 
 

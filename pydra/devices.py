@@ -12,6 +12,8 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
+from pydra.device_status import ClaimDeviceStatus
+
 Quantity: TypeAlias = Annotated[
     int | str,
     msgspec.Meta(
@@ -198,6 +200,8 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """One text for each piece of hardware that cannot be a device because too little of it can be read: which one, and
     why. It must stay the same while nothing changes.
     """
+    claim_statuses: tuple[ClaimDeviceStatus, ...] = ()
+    """What the `status.devices` of held claims says now of their devices, instead of what `prepare` returned."""
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):

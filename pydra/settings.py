@@ -139,6 +139,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     health_period: Seconds = 10.0
 
     device_metadata: bool = False
+    device_status: bool = False
 
     health_taint: HealthTaint = HealthTaint.NO_SCHEDULE
     unhealthy_after: SecondsOrNone = 0.0

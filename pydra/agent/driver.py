@@ -38,9 +38,10 @@ from pydra.checkpoint.record import Stage
 from pydra.checkpoint.store import RecordStore, UnreadableRecord
 from pydra.claim import HeldClaim
 from pydra.claims.device_index import PublishedPool
+from pydra.claims.device_status import DeviceStatusWriter
 from pydra.claims.gc import GarbageCollector
 from pydra.claims.left_over import retry_left_over
-from pydra.claims.preparer import ClaimPreparer, Deadlines
+from pydra.claims.preparer import ClaimEvent, ClaimPreparer, Deadlines, OperationDone
 from pydra.devices import TaintEffect
 from pydra.errors import CheckpointError, ContractError, PydraError, SettingsError
 from pydra.inventory.health import HealthPolicy, Published
@@ -207,12 +208,17 @@ class DriverService:
             await self._serve(stop)
 
     async def _serve(self, stop: anyio.Event) -> None:
+        self._statuses = DeviceStatusWriter(
+            self._context.client, self._store, driver=self._driver, boot_id=self._boot_id, report=self._report
+        )
         claims = self._build_claims()
         garbage = self._build_garbage_collector(claims)
         async with anyio.create_task_group() as parts:
             parts.start_soon(self._collect_garbage, garbage, name=f"garbage of {self._driver}")
             if self._facts.has_steps:
                 parts.start_soon(retry_left_over, claims, self._store, name=f"left-over steps of {self._driver}")
+            if self._settings.device_status:
+                parts.start_soon(self._statuses.run, name=f"statuses of the devices of {self._driver}")
             async with anyio.create_task_group() as front:
                 # Slices are written until `stop` only: what an instance that takes over publishes is not undone.
                 self._start_publishing(claims, parts, front)
@@ -315,8 +321,13 @@ class DriverService:
                 unprepare=max(settings.unprepare_deadline, self._facts.deadline),
                 fetch=settings.fetch_deadline,
             ),
-            report=self._report,
+            report=self._on_claim_event,
         )
+
+    def _on_claim_event(self, event: ClaimEvent) -> None:
+        self._report(event)
+        if isinstance(event, OperationDone):
+            self._statuses.wake()
 
     def _build_garbage_collector(self, claims: ClaimPreparer) -> GarbageCollector:
         return GarbageCollector(
@@ -409,6 +420,7 @@ class DriverService:
                     sets = published.pool.counter_sets
                     claims.set_published({settings.node_name: PublishedPool(devices=devices, counter_sets=sets)})
                 reconciler.publish(published.pool)
+                self._statuses.publish(published.claim_statuses)
                 self._report.published(published)
 
         inventory = InventoryLoop(

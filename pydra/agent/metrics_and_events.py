@@ -24,6 +24,7 @@ from pydra.backends.supervisor_events import (
 )
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import ClaimRef
+from pydra.claims.device_status import StatusNotWritten, StatusWritten
 from pydra.claims.gc import GarbageCollected
 from pydra.claims.preparer import OperationDone, OperationFailed, OperationStarted, StepsLeftOver
 from pydra.devices import DeviceHealth, HealthStatus
@@ -256,6 +257,16 @@ class Reports:
         self._metrics.foreign_slices.labels(self._driver).set(len(event.slices))
         if event.slices:
             self._record_event(self._node, "ForeignSlices", f"driver {self._driver}: {event}", "Publish")
+
+    @_handle.register
+    def _status_written(self, event: StatusWritten) -> None:
+        self._metrics.claim_statuses.labels(event.driver, "ok").inc()
+
+    @_handle.register
+    def _status_not_written(self, event: StatusNotWritten) -> None:
+        self._metrics.claim_statuses.labels(event.driver, "failed").inc()
+        note = f"driver {event.driver}: the status of its devices is not written: {event.message}"
+        self._record_event(claim_subject(event.ref), "DeviceStatusNotWritten", note, "Publish")
 
     def cluster_unsupported(self, error: Unsupported) -> None:
         """Report that the cluster is not supported."""

@@ -28,9 +28,11 @@ from pydra.claim import (
     find_device_name_problem,
     find_name_problem,
 )
+from pydra.device_status import ClaimDeviceStatus
 from pydra.devices import CounterSet, Device, Inventory, Sample
 from pydra.errors import find_similar
 from pydra.inventory.api_rules import check_attributes
+from pydra.inventory.status_rules import check_device_status
 from pydra.json_problems import find_json_problems
 
 REQUIRED = {Method.DISCOVER: (), Method.PREPARE: ("claim",), Method.UNPREPARE: ("claim", "prepared")}
@@ -248,6 +250,7 @@ def _answer_type_violations(method: Method, answer: Any) -> Iterator[str]:
                 return
             yield from _wrong_items(f"{name}: devices", answer.devices, Device)
             yield from _wrong_items(f"{name}: counter_sets", answer.counter_sets, CounterSet)
+            yield from _wrong_items(f"{name}: claim_statuses", answer.claim_statuses, ClaimDeviceStatus)
         case Method.PREPARE:
             yield from _wrong_items(name, answer, PreparedDevice)
             for one in answer if isinstance(answer, list | tuple) else ():
@@ -285,7 +288,7 @@ def find_value_violations(body: msgspec.Raw, wanted: Any) -> tuple[str, ...]:
 
 
 def answers_exactly(claim: Claim, prepared: Sequence[PreparedDevice]) -> bool:
-    """Return whether there is one entry for each of the claim's devices, in order, without state and attributes."""
+    """Return whether each of the claim's devices has one entry, in order, without state, attributes and status."""
     if len(claim.devices) != len(prepared):
         return False
     for wanted, given in zip(claim.devices, prepared, strict=True):
@@ -296,6 +299,7 @@ def answers_exactly(claim: Claim, prepared: Sequence[PreparedDevice]) -> bool:
             or wanted.share_id != given.share_id
             or given.state is not None
             or given.attributes
+            or given.status is not None
         ):
             return False
     return True
@@ -308,7 +312,7 @@ def sort_prepared(claim: Claim, prepared: Sequence[PreparedDevice]) -> tuple[Pre
 
 
 def find_prepared_violations(claim: Claim, prepared: Sequence[PreparedDevice]) -> tuple[str, ...]:
-    """Check that there is exactly one entry for each of the claim's devices, and check states and attributes."""
+    """Check that each of the claim's devices has one entry, and check states, attributes and statuses."""
     return tuple(_prepared_violations(claim, prepared))
 
 
@@ -321,10 +325,12 @@ def _prepared_violations(claim: Claim, prepared: Sequence[PreparedDevice]) -> It
         why = "twice" if identity in wanted else "which the claim does not have"
         yield f"prepare returned {_spell(identity)}, {why}"
     for device in prepared:
-        yield from (f"{_spell(_identity(device))}: {problem}" for problem in check_attributes(device.attributes))
-    problems = [p for d in prepared for p in find_json_problems(d.state, f"state of {_spell(_identity(d))}")]
-    if problems:
-        yield from problems
+        said = check_device_status(device.status) if device.status else ()
+        problems = (*check_attributes(device.attributes), *said)
+        yield from (f"{_spell(_identity(device))}: {problem}" for problem in problems)
+    unusable = [p for d in prepared for p in find_json_problems(d.state, f"state of {_spell(_identity(d))}")]
+    if unusable:
+        yield from unusable
         return
     size = sum(len(msgspec.json.encode(device.state)) for device in prepared)
     if size > MAX_STATE:

@@ -25,6 +25,7 @@ from pydra.checkpoint.record import Metadata, Record
 from pydra.claim import Claim, ClaimRef, ContainerDevice, PreparedDevice
 from pydra.claims.allocation import base_request
 from pydra.claims.device_index import Published, PublishedPool
+from pydra.claims.device_status import build_network
 from pydra.errors import ClaimError, ContractError
 from pydra.inventory.api_rules import ATTRIBUTES_AND_CAPACITIES
 from pydra.slices.build import build_attributes
@@ -130,7 +131,9 @@ def _build_device(device: PreparedDevice, metadata: Metadata, driver: str) -> di
             ],
         )
     body: dict[str, Any] = {"driver": driver, "pool": device.pool, "name": device.device}
-    return {**body, "attributes": build_attributes(attributes)} if attributes else body
+    network = build_network(device.status.network_data) if device.status else {}
+    parts = {"attributes": build_attributes(attributes), "networkData": network}
+    return {**body, **{name: part for name, part in parts.items() if part}}
 
 
 def _key(pool: str, device: str) -> str:

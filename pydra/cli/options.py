@@ -74,6 +74,12 @@ OPTIONS: tuple[Option, ...] = (
         "BOOL",
         "give containers the attributes of their devices as files (KEP-5304), as KubeVirt needs",
     ),
+    Option(
+        "device_status",
+        KUBERNETES,
+        "BOOL",
+        "write what backends say of claims' devices into the claims (status.devices)",
+    ),
     Option("pod_uid", KUBERNETES, "UID", "the UID of this pod; lets two instances overlap during a rolling update"),
     Option("kubelet_root", PLACES, "DIR", "the kubelet's directory; must have the same path here as on the host"),
     Option(

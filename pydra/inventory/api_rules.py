@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from pydra.api_names import is_label, is_label_key, is_label_value, is_qualified_name
+from pydra.device_status import ClaimDeviceStatus
 from pydra.devices import (
     AttributeValue,
     Capacity,
@@ -33,6 +34,7 @@ from pydra.devices import (
     Taint,
     Version,
 )
+from pydra.inventory.status_rules import check_device_status
 from pydra.quantity import is_quantity, parse_quantity
 
 ATTRIBUTES_AND_CAPACITIES = 32
@@ -64,6 +66,7 @@ class Valid(msgspec.Struct, frozen=True, kw_only=True):
     counter_sets: tuple[CounterSet, ...]
     dropped: tuple[str, ...]
     problems: tuple[str, ...]
+    claim_statuses: tuple[ClaimDeviceStatus, ...] = ()
 
 
 def validate_inventory(inventory: Inventory) -> Valid:
@@ -77,11 +80,19 @@ def validate_inventory(inventory: Inventory) -> Valid:
     for device in inventory.devices:
         errors = [*check_device(device), *_check_references(device, kept_sets)]
         _keep(device, kept, "device", errors, dropped)
+    statuses: list[ClaimDeviceStatus] = []
+    for status in inventory.claim_statuses:
+        if errors := [*check_device_status(status.status)]:
+            named = f"the status of device {status.device!r} for the claim {status.claim_uid!r}"
+            problems.append(f"{named} is not written: " + "; ".join(errors))
+        else:
+            statuses.append(status)
     return Valid(
         devices=tuple(kept.values()),
         counter_sets=tuple(kept_sets.values()),
         dropped=tuple(dropped),
         problems=tuple(problems),
+        claim_statuses=tuple(statuses),
     )
 
 

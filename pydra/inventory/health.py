@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.api_names import is_label_key
+from pydra.device_status import ClaimDeviceStatus
 from pydra.devices import (
     Device,
     DeviceHealth,
@@ -68,9 +69,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 class Published(msgspec.Struct, frozen=True, kw_only=True):
     """What follows from a snapshot: the pool, the health of its devices, and what was left out, as text.
 
-    `dropped` has each device that breaks the API's rules, `problems` counter sets and taints that do; `unreadable` is
-    what the backend could not read. `known` is false for an empty pool that removes what an earlier run published, of
-    which nothing is known.
+    `dropped` has each device that breaks the API's rules, `problems` counter sets, taints and statuses that do;
+    `unreadable` is what the backend could not read, `claim_statuses` what it says of devices of held claims. `known` is
+    false for an empty pool that removes what an earlier run published, of which nothing is known.
     """
 
     pool: Pool
@@ -78,6 +79,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     dropped: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
+    claim_statuses: tuple[ClaimDeviceStatus, ...] = ()
     known: bool = True
 
 
@@ -141,6 +143,7 @@ def build_pool(
         dropped=valid.dropped,
         problems=tuple(problems),
         unreadable=snapshot.inventory.unreadable,
+        claim_statuses=valid.claim_statuses,
     )
 
 

@@ -63,6 +63,9 @@ REFUSAL_LIMIT = 64 * 1024
 LINE_LIMIT = 16 * MEBIBYTE
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+"""JSON is YAML."""
+_BODY_TYPES = {"patch": MERGE_PATCH, "apply": APPLY_PATCH}
 METADATA_ONLY = "application/json;as={};g=meta.k8s.io;v=v1,application/json"
 """Kinds without their spec and status. A server that does not know the form answers with the whole objects."""
 METHODS = {
@@ -72,6 +75,7 @@ METHODS = {
     "create": "POST",
     "update": "PUT",
     "patch": "PATCH",
+    "apply": "PATCH",
     "delete": "DELETE",
 }
 
@@ -218,6 +222,21 @@ class KubeClient:
         """Apply a JSON merge patch; return the object."""
         path = build_path(resource, namespace=namespace, name=name, subresource=subresource)
         return await self._request("patch", resource, path, decode=choose_decoder(resource.kind), body=body)
+
+    async def apply(
+        self,
+        resource: Resource,
+        name: str,
+        body: JsonObject,
+        *,
+        manager: str,
+        namespace: str = "",
+        subresource: str = "",
+    ) -> JsonObject:
+        """Apply the fields of the manager (server-side apply), also against other managers; return the object."""
+        path = build_path(resource, namespace=namespace, name=name, subresource=subresource)
+        path = _add_query(path, {"fieldManager": manager, "force": "true"})
+        return await self._request("apply", resource, path, decode=choose_decoder(resource.kind), body=body)
 
     async def delete(
         self,
@@ -395,7 +414,7 @@ class KubeClient:
         data = None
         if body is not None:
             data = msgspec.json.encode(body)
-            headers["Content-Type"] = MERGE_PATCH if verb == "patch" else JSON
+            headers["Content-Type"] = _BODY_TYPES.get(verb, JSON)
         seconds = self._deadline if seconds is None else min(seconds, self._deadline)
         response: aiohttp.ClientResponse | None = None
         if self._free_slots:

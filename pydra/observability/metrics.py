@@ -99,6 +99,9 @@ class Metrics:
         self.claims_left_over = gauge(
             "claims_left_over", "Claims that have ended, and of which steps cannot be undone yet.", "driver"
         )
+        self.claim_statuses = counter(
+            "claim_statuses", "Writes of the status of a claim's devices, by result.", "driver", "result"
+        )
         self.sweeps = counter("sweeps", "Runs of garbage collection, by result.", "driver", "result")
         self.swept = counter("swept", "What garbage collection corrected, by kind.", "driver", "kind")
         self.events = counter("events", "Kubernetes Events written, by result.", "result")
@@ -145,6 +148,8 @@ class Metrics:
         ):
             gauge.labels(driver).set(0)
         self.records_set_aside.labels(driver)
+        for result in ("ok", "failed"):
+            self.claim_statuses.labels(driver, result)
 
     def announce_requests(self, requests: Iterable[tuple[str, str]]) -> None:
         """Create the series of successful API requests, by verb and resource."""

@@ -130,6 +130,11 @@ class Api:
         found: list[Json] = self.request("GET", EVENTS)["items"]
         return [one for one in found if about is None or (one.get("regarding") or {}).get("uid") == about.uid]
 
+    def add_device_status(self, claim: Claim, entry: Json) -> None:
+        """What another driver may do: say something of its device in the claim."""
+        status = self.read_claim(claim)["status"]
+        self._write_status(claim, {**status, "devices": [entry]})
+
     def _write_status(self, claim: Claim, status: Json) -> None:
         found = self.read_claim(claim)
         self.request("PUT", f"{self._path(claim)}/status", {**found, "status": status})

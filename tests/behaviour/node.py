@@ -53,6 +53,12 @@ class Board:
         fresh.write_text(json.dumps({**dict.fromkeys(healthy, ""), **unhealthy}))
         fresh.rename(self.path / "devices.json")
 
+    def set_address(self, claim: Claim, address: str) -> None:
+        """The address that the claim's devices have from now on."""
+        (self.path / "addresses.json").write_text(json.dumps({claim.uid: address}))
+        devices = json.loads((self.path / "devices.json").read_bytes())
+        self.set_devices(**devices)  # which the backend notices
+
     def is_clean_of(self, claim: Claim) -> bool:
         """Whether no device is configured for the claim."""
         return not any(claim.uid in self.holders(device) for device in os.listdir(self.path / "held"))

@@ -1,0 +1,212 @@
+"""Writes what a backend says of claims' devices into `status.devices` of the ResourceClaims.
+
+Level-triggered: records and the last discover say what is wanted; what was written is known by claim. A write that
+fails is repeated until it succeeds, or the claim has ended. Each driver applies its own entries, so those of other
+drivers stay. Source: KEP-4817.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import anyio
+import msgspec
+
+from pydra.checkpoint.record import Record, Stage
+from pydra.claim import ClaimRef, PreparedDevice
+from pydra.device_status import ClaimDeviceStatus, DeviceStatus, NetworkData
+from pydra.errors import KubeError, NotFound
+from pydra.kube.api_resources import RESOURCE_CLAIMS, JsonObject
+
+if TYPE_CHECKING:
+    from pydra.checkpoint.store import RecordStore
+    from pydra.kube.client import KubeClient
+
+_log = logging.getLogger(__name__)
+FIRST_SECONDS = 1.0
+CAP_SECONDS = 300.0
+_RIGHTS = (
+    "the agent needs `patch` of resourceclaims/status and, from Kubernetes 1.36, `associated-node:patch` of "
+    "resourceclaims/driver, which the chart gives with settings.deviceStatus"
+)
+_STATUSES = {True: "True", False: "False", None: "Unknown"}
+
+_Entry: TypeAlias = tuple[PreparedDevice, DeviceStatus]
+
+
+class StatusWritten(msgspec.Struct, frozen=True, kw_only=True):
+    """The claim's status has what the backend says of its devices, or nothing any more."""
+
+    driver: str
+    ref: ClaimRef
+
+
+class StatusNotWritten(msgspec.Struct, frozen=True, kw_only=True):
+    """The claim's status could not be written; it is tried again."""
+
+    driver: str
+    ref: ClaimRef
+    message: str
+
+
+class ClaimStatuses(msgspec.Struct, frozen=True, kw_only=True):
+    """What the status of a claim should say; without entries, nothing."""
+
+    ref: ClaimRef
+    entries: tuple[_Entry, ...] = ()
+
+
+def collect_statuses(
+    records: Mapping[str, Record], told: Sequence[ClaimDeviceStatus], *, boot_id: str
+) -> Mapping[str, ClaimStatuses]:
+    """Return by uid what is said of the devices of prepared claims: by the last discover, else by `prepare`."""
+    latest = {(one.claim_uid, one.device, one.share_id): one.status for one in told}
+    wanted: dict[str, ClaimStatuses] = {}
+    for uid, record in records.items():
+        if record.stage is not Stage.COMPLETED or record.boot_id != boot_id:
+            continue
+        found = [(one, latest.get((uid, one.device, one.share_id), one.status)) for one in record.prepared]
+        if entries := tuple((one, status) for one, status in found if status is not None):
+            ref = ClaimRef(uid=uid, namespace=record.claim.namespace, name=record.claim.name)
+            wanted[uid] = ClaimStatuses(ref=ref, entries=entries)
+    return wanted
+
+
+def build_entries(claim: JsonObject, driver: str, entries: Sequence[_Entry], *, now: str) -> list[JsonObject]:
+    """Return the driver's entries of `status.devices` for the claim as it is now.
+
+    A condition keeps the time of its last transition as long as its status is the same. Devices that are not in the
+    claim's allocation are left out; the API server would refuse them.
+    """
+    status = claim.get("status") or {}
+    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
+    allocated = {_identify(one) for one in results if one.get("driver") == driver}
+    before = {_identify(one): one for one in status.get("devices") or () if one.get("driver") == driver}
+    built = []
+    for device, wanted in entries:
+        entry: JsonObject = {"driver": driver, "pool": device.pool, "device": device.device}
+        if device.share_id:
+            entry["shareID"] = device.share_id
+        if _identify(entry) not in allocated:
+            continue
+        known = {one["type"]: one for one in before.get(_identify(entry), {}).get("conditions") or ()}
+        conditions = []
+        for one in wanted.conditions:
+            spelled = _STATUSES[one.status]
+            last = known.get(one.type, {})
+            time = last.get("lastTransitionTime", now) if last.get("status") == spelled else now
+            texts = {"reason": one.reason, "message": one.message}
+            conditions.append({"type": one.type, "status": spelled, "lastTransitionTime": time, **texts})
+        parts = {
+            "conditions": conditions,
+            "data": dict(wanted.data),
+            "networkData": build_network(wanted.network_data),
+        }
+        built.append({**entry, **{name: part for name, part in parts.items() if part}})
+    return built
+
+
+def _identify(one: Mapping[str, Any]) -> tuple[Any, ...]:
+    return one.get("pool"), one.get("device"), one.get("shareID") or ""
+
+
+def build_network(data: NetworkData | None) -> JsonObject:
+    """Return the API's `networkData`; empty for none."""
+    if data is None:
+        return {}
+    fields = {"interfaceName": data.interface_name, "ips": list(data.ips), "hardwareAddress": data.hardware_address}
+    return {name: value for name, value in fields.items() if value}
+
+
+class DeviceStatusWriter:
+    """Writes the statuses of one driver's claims."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        store: RecordStore,
+        *,
+        driver: str,
+        boot_id: str,
+        report: Callable[[StatusWritten | StatusNotWritten], None],
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._driver = driver
+        self._boot_id = boot_id
+        self._report = report
+        self._told: tuple[ClaimDeviceStatus, ...] = ()
+        self._written: dict[str, ClaimStatuses] = {}
+        self._woken = anyio.Event()
+
+    def publish(self, told: tuple[ClaimDeviceStatus, ...]) -> None:
+        """Set what the last discover said of claims' devices."""
+        if told != self._told:
+            self._told = told
+            self.wake()
+
+    def wake(self) -> None:
+        """Look at the records: a claim was prepared or unprepared."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        pause = FIRST_SECONDS
+        while True:
+            self._woken = anyio.Event()
+            if await self._write_changes():
+                pause = FIRST_SECONDS
+                await self._woken.wait()
+            else:
+                with anyio.move_on_after(pause):
+                    await self._woken.wait()
+                pause = min(pause * 2, CAP_SECONDS)
+
+    async def _write_changes(self) -> bool:
+        """Return whether everything is written."""
+        wanted = collect_statuses(self._store.records, self._told, boot_id=self._boot_id)
+        ended = {uid: ClaimStatuses(ref=one.ref) for uid, one in self._written.items() if uid not in wanted}
+        done = True
+        for uid, one in {**wanted, **ended}.items():
+            if self._written.get(uid) == one:
+                continue
+            try:
+                await self._write(one)
+            except KubeError as error:
+                done = False
+                text = f"{error}; {_RIGHTS}" if error.status == HTTPStatus.FORBIDDEN else str(error)
+                _log.warning("the status of claim %s is not written: %s", one.ref, text)
+                self._report(StatusNotWritten(driver=self._driver, ref=one.ref, message=text))
+                continue
+            if one.entries:
+                self._written[uid] = one
+            else:
+                del self._written[uid]
+            self._report(StatusWritten(driver=self._driver, ref=one.ref))
+        return done
+
+    async def _write(self, wanted: ClaimStatuses) -> None:
+        ref = wanted.ref
+        try:
+            claim = await self._client.get(RESOURCE_CLAIMS, ref.name, namespace=ref.namespace)
+            if claim["metadata"]["uid"] != ref.uid:
+                return  # another claim of the same name: ours has ended
+            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            entries = build_entries(claim, self._driver, wanted.entries, now=now)
+            body = {
+                "apiVersion": RESOURCE_CLAIMS.api_version,
+                "kind": RESOURCE_CLAIMS.kind,
+                "metadata": {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid},
+                "status": {"devices": entries},
+            }
+            manager = f"pydra-agent/{self._driver}"
+            await self._client.apply(
+                RESOURCE_CLAIMS, ref.name, body, manager=manager, namespace=ref.namespace, subresource="status"
+            )
+        except NotFound as error:
+            if not error.is_of_object:
+                raise

@@ -1,0 +1,49 @@
+"""The board of `board`, of whose devices it says something in the claims' status.
+
+Below `$BOARD_DIRECTORY`:
+
+    addresses.json          the address that a claim's devices have now, by the claim's uid; absent: none
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from importlib import import_module
+from typing import Any
+
+from msgspec.structs import replace
+
+from pydra import Claim, ClaimDeviceStatus, Condition, DeviceStatus, Inventory, NetworkData, PreparedDevice
+
+board: Any = import_module("board")
+CONFIG_TYPES, DRIVER = board.CONFIG_TYPES, board.DRIVER
+unprepare, wait_changed = board.unprepare, board.wait_changed
+READY = Condition(type="Ready", reason="Powered", message="It has power.")
+
+
+@asynccontextmanager
+async def connect() -> AsyncIterator[object]:
+    yield sys.modules[__name__]
+
+
+async def discover() -> Inventory:
+    found: Inventory = await board.discover()
+    return replace(found, claim_statuses=tuple(read_addresses()))
+
+
+def read_addresses() -> Iterator[ClaimDeviceStatus]:
+    path = board.board() / "addresses.json"
+    for uid, address in json.loads(path.read_bytes()).items() if path.exists() else ():
+        network = NetworkData(interface_name="net1", ips=(address,))
+        status = DeviceStatus(conditions=(READY,), network_data=network)
+        for device in sorted(one.parent.name for one in (board.board() / "held").glob(f"*/{uid}")):
+            yield ClaimDeviceStatus(claim_uid=uid, device=device, status=status)
+
+
+async def prepare(claim: Claim) -> list[PreparedDevice]:
+    network = NetworkData(interface_name="net0")
+    status = DeviceStatus(conditions=(READY,), data={"board": claim.name}, network_data=network)
+    return [replace(one, status=status) for one in await board.prepare(claim)]
