@@ -32,11 +32,12 @@ class NetAgent:
 
     backend: NetBackend
 
-    def __init__(self, settings: Settings, kernel: Kernel | None = None) -> None:
+    def __init__(self, settings: Settings, kernel: Kernel | None = None, *, fake: bool = True) -> None:
         self.settings = settings
         self.kernel = kernel
         self.held: dict[str, HeldClaim] = {}
         self.runtime = FakeRuntime()
+        self.fake = fake
         self._starts = 0
 
     @asynccontextmanager
@@ -46,7 +47,8 @@ class NetAgent:
             await self.backend.restore(tuple(self.held.values()))
             await self.backend.runtime.wait_synchronized()
             self._starts += 1
-            await self.runtime.wait_logged("registered dra.net", times=self._starts)
+            if self.fake:
+                await self.runtime.wait_logged("registered dra.net", times=self._starts)
             yield self.backend
 
     async def prepare(
