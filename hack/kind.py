@@ -44,6 +44,8 @@ GATES: Mapping[str, int] = {
     "DRADeviceTaintRules": 35,
     "DRAListTypeAttributes": 36,
     "DRANodeAllocatableResources": 36,
+    "DRADeviceCompatibilityGroups": 37,
+    "DRAPartitionableDevicesType": 37,
 }
 """What the tests ask for, and the minor version that knows it first; a component does not start with one unknown."""
 

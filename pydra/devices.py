@@ -85,6 +85,10 @@ class CounterConsumption(msgspec.Struct, frozen=True, kw_only=True):
     """The name of a set in `Inventory.counter_sets`."""
     counters: Mapping[str, Quantity]
     """How much of each counter the device consumes."""
+    compatibility_groups: tuple[str, ...] = ()
+    """Any names, at most 2. Devices that consume from this set are used at once only if all have a group in common, or
+    none has one (needs the gate DRADeviceCompatibilityGroups, Kubernetes 1.37).
+    """
 
 
 class NodeAllocatable(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,6 +200,10 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """All devices, healthy or not. The scheduler tries them in this order."""
     counter_sets: tuple[CounterSet, ...] = ()
     """The counter sets that devices consume."""
+    partition_type: str = ""
+    """The string attribute with the type of each device that consumes counters, such as its profile. Devices of a type
+    consume the same amounts (needs the gate DRAPartitionableDevicesType, Kubernetes 1.37).
+    """
     unreadable: tuple[str, ...] = ()
     """One text for each piece of hardware that cannot be a device because too little of it can be read: which one, and
     why. It must stay the same while nothing changes.
@@ -213,6 +221,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     devices: tuple[Device, ...] = ()
     counter_sets: tuple[CounterSet, ...] = ()
+    partition_type: str = ""
     has_mappings: bool = False
     """Whether `Device.node_allocatable` is published in the form of Kubernetes 1.36."""
 

@@ -5,7 +5,7 @@ the same time however many claims there are, unless they use the same counters o
 
 Two claims may hold one device when either has admin access to it, or when each has a share of its own. Claims with
 admin access use no counters and no capacity. Sources: Kubernetes API reference, DeviceRequestAllocationResult
-adminAccess and shareID; KEP-4815 (counters); KEP-5075 (capacity).
+adminAccess and shareID; KEP-4815 (counters); KEP-5075 (capacity); KEP-5963 (compatibility groups).
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from fractions import Fraction
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra.claim import AllocatedDevice, Claim
 from pydra.devices import CounterConsumption, CounterSet, Device
 from pydra.errors import DeviceInUse, TerminalError
+from pydra.inventory.compatibility import is_compatible
 from pydra.quantity import parse_quantity
 
 Consumption: TypeAlias = Mapping[str, tuple[CounterConsumption, ...]]
@@ -143,7 +145,11 @@ class DeviceIndex:
         if any(device.consumed_capacity for device in claim.devices):
             short = self._find_short_capacity(claim, published)
         consumption = find_consumption(claim, published) if short is None else {}
-        return self._find_short_counter(claim, published, consumption) if consumption else short
+        if not consumption:
+            return short
+        return self._find_short_counter(claim, published, consumption) or self._find_incompatible(
+            claim, published, consumption
+        )
 
     def _find_short_capacity(self, claim: Claim, published: Published) -> DeviceInUse | None:
         """Find a device whose other shares leave too little of a capacity for the claim's."""
@@ -184,6 +190,21 @@ class DeviceIndex:
                     f"{total}: they cannot be used together; ask for one of them"
                 )
             return _refuse(device, self._holders[min(others)], f"the counter {counter[2]} of {counter[1]} is used up")
+        return None
+
+    def _find_incompatible(self, claim: Claim, published: Published, consumption: Consumption) -> DeviceInUse | None:
+        """Find a device that may not be used beside what others have of its counter sets."""
+        for device in claim.devices:
+            own = consumption.get(f"{device.pool}/{device.device}", ())
+            counters = [(device.pool, one.counter_set, name) for one in own for name in one.counters]
+            beside: list[tuple[CounterConsumption, ...]] = []
+            for uid in sorted({uid for counter in counters for uid in self._counters.get(counter, ())} - {claim.uid}):
+                devices, recorded = self._claims[uid]
+                known = {**recorded, **find_consumption(replace(claim, devices=tuple(devices)), published)}
+                beside += [used for key, used in known.items() if key.rpartition("/")[0] == device.pool]
+                if not is_compatible(own, beside):
+                    why = "the devices cannot be used at once, by their compatibility groups"
+                    return _refuse(device, self._holders[uid], why)
         return None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra.agent.assembly import REQUESTS
 from pydra.backends.discovery import find_backend
@@ -38,7 +39,9 @@ from pydra.slices.foreign import find_foreign
 from pydra.slices.server_limitations import (
     ALLOCATABLE,
     BINDING,
+    GROUPS,
     LISTS,
+    PARTITION_TYPE,
     PARTITIONS,
     SHARES,
     TAINTS,
@@ -59,17 +62,32 @@ _PROBE = "doctor.pydra.example"
 """The driver in a slice that the API server is only asked about (dryRun)."""
 
 _TAINT = Taint(key=f"{_PROBE}/probe", effect=TaintEffect.NO_SCHEDULE)
+_PARTITION = CounterConsumption(counter_set="c", counters={"slots": "1"})
+_COUNTERS = (CounterSet(name="c", counters={"slots": "1"}),)
 _PROBES: tuple[tuple[str, str, Pool], ...] = (
     (TAINTS, "unhealthy devices", Pool(name="p", devices=(Device(name="d", taints=(_TAINT,)),))),
     (
         PARTITIONS,
         "partitions",
+        Pool(name="p", devices=(Device(name="d", consumes_counters=(_PARTITION,)),), counter_sets=_COUNTERS),
+    ),
+    (
+        GROUPS,
+        "partitions that exclude others by their kind",
         Pool(
             name="p",
-            devices=(
-                Device(name="d", consumes_counters=(CounterConsumption(counter_set="c", counters={"slots": "1"}),)),
-            ),
-            counter_sets=(CounterSet(name="c", counters={"slots": "1"}),),
+            devices=(Device(name="d", consumes_counters=(replace(_PARTITION, compatibility_groups=("g",)),)),),
+            counter_sets=_COUNTERS,
+        ),
+    ),
+    (
+        PARTITION_TYPE,
+        "partitions that are counted by type",
+        Pool(
+            name="p",
+            devices=(Device(name="d", attributes={"type": "a"}, consumes_counters=(_PARTITION,)),),
+            counter_sets=_COUNTERS,
+            partition_type="type",
         ),
     ),
     (SHARES, "shared devices", Pool(name="p", devices=(Device(name="d", allow_multiple_allocations=True),))),

@@ -44,6 +44,7 @@ ATTRIBUTE_VALUES = 48
 VALUE_BYTES = 64
 COUNTERS = 32
 CONSUMPTIONS = 2
+COMPATIBILITY_GROUPS = 2
 TAINTS = 16
 BINDING_CONDITIONS = 4
 VALID_VALUES = 10
@@ -64,6 +65,7 @@ class Valid(msgspec.Struct, frozen=True, kw_only=True):
 
     devices: tuple[Device, ...]
     counter_sets: tuple[CounterSet, ...]
+    partition_type: str
     dropped: tuple[str, ...]
     problems: tuple[str, ...]
     claim_statuses: tuple[ClaimDeviceStatus, ...] = ()
@@ -87,9 +89,12 @@ def validate_inventory(inventory: Inventory) -> Valid:
             problems.append(f"{named} is not written: " + "; ".join(errors))
         else:
             statuses.append(status)
+    no_type = list(_check_partition_type(inventory.partition_type, kept.values()))
+    problems += no_type
     return Valid(
         devices=tuple(kept.values()),
         counter_sets=tuple(kept_sets.values()),
+        partition_type="" if no_type else inventory.partition_type,
         dropped=tuple(dropped),
         problems=tuple(problems),
         claim_statuses=tuple(statuses),
@@ -267,7 +272,30 @@ def _check_consumptions(consumptions: Sequence[CounterConsumption]) -> Iterator[
     if len(set(names)) < len(names):
         yield "consumes_counters names a counter set twice"
     for consumption in consumptions:
-        yield from _check_counters(f"consumes_counters of {consumption.counter_set!r}", consumption.counters)
+        field = f"consumes_counters of {consumption.counter_set!r}"
+        yield from _check_counters(field, consumption.counters)
+        yield from _check_groups(field, consumption.compatibility_groups)
+
+
+def _check_groups(field: str, groups: Sequence[str]) -> Iterator[str]:
+    if len(groups) > COMPATIBILITY_GROUPS:
+        yield f"{field}: {len(groups)} compatibility_groups; at most {COMPATIBILITY_GROUPS} are allowed"
+    if len(set(groups)) < len(groups) or "" in groups:
+        yield f"{field}: compatibility_groups must not be empty names, nor repeat"
+
+
+def _check_partition_type(name: str, devices: Iterable[Device]) -> Iterator[str]:
+    """Yield why the slices cannot say which attribute has the type of partitions."""
+    if name and not is_qualified_name(name):
+        yield f"partition_type {name!r} is not published: it must be the name of an attribute"
+    elif name:
+        without = [one.name for one in devices if one.consumes_counters and not _is_text(one.attributes.get(name))]
+        if without:
+            yield f"partition_type {name!r} is not published: device {without[0]!r} has no such attribute with a string"
+
+
+def _is_text(value: AttributeValue | None) -> bool:
+    return isinstance(value, str)
 
 
 def _check_counters(field: str, counters: Mapping[str, Quantity]) -> Iterator[str]:

@@ -138,7 +138,12 @@ def build_pool(
             own.append(Taint(key=f"{driver}/quarantined", value=value, effect=TaintEffect.NO_SCHEDULE))
         devices.append(_taint(device, own, problems) if own else device)
     return Published(
-        pool=Pool(name=pool, devices=tuple(devices), counter_sets=valid.counter_sets),
+        pool=Pool(
+            name=pool,
+            devices=tuple(devices),
+            counter_sets=valid.counter_sets,
+            partition_type=valid.partition_type,
+        ),
         health=tuple(_build_health(pool, device.name, snapshot) for device in devices),
         dropped=valid.dropped,
         problems=tuple(problems),

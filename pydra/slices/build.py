@@ -15,6 +15,7 @@ from pydra.devices import (
     AttributeValue,
     Capacity,
     CapacityRange,
+    CounterConsumption,
     CounterSet,
     Device,
     NodeAllocatable,
@@ -55,14 +56,24 @@ class WantedPool(msgspec.Struct, frozen=True, kw_only=True):
 
 def build_wanted(pool: Pool, *, driver: str, node: str) -> WantedPool:
     """Build the slices of a node's pool: counter sets first, in their own slices; one empty slice if there are none."""
-    slices = [{"sharedCounters": [build_counter_set(one) for one in group]} for group in _chunk(pool.counter_sets)]
-    slices += [{"devices": list(group)} for group in split(pool.devices, has_mappings=pool.has_mappings)]
+    slices: list[JsonObject] = [
+        {"sharedCounters": [build_counter_set(one) for one in group]} for group in _chunk(pool.counter_sets)
+    ]
+    for group in split(pool.devices, has_mappings=pool.has_mappings):
+        is_typed = pool.partition_type and any("consumesCounters" in device for device in group)
+        kind = {"partitionTypeAttribute": qualify(pool.partition_type, driver)} if is_typed else {}
+        slices.append({"devices": list(group), **kind})
     return WantedPool(
         driver=driver,
         name=pool.name,
         scope={"nodeName": node},
         slices=tuple(slices) or ({"devices": []},),
     )
+
+
+def qualify(name: str, driver: str) -> str:
+    """Return the name with its domain, which is the driver's if it has none."""
+    return name if "/" in name else f"{driver}/{name}"
 
 
 def split(devices: tuple[Device, ...], *, has_mappings: bool = False) -> Iterator[tuple[JsonObject, ...]]:
@@ -105,10 +116,7 @@ def build_device(device: Device, *, has_mappings: bool = False) -> JsonObject:
     if device.capacity:
         body["capacity"] = {name: _build_capacity(value) for name, value in sorted(device.capacity.items())}
     if device.consumes_counters:
-        body["consumesCounters"] = [
-            {"counterSet": one.counter_set, "counters": _build_amounts(one.counters)}
-            for one in device.consumes_counters
-        ]
+        body["consumesCounters"] = [_build_consumption(one) for one in device.consumes_counters]
     if device.taints:
         body["taints"] = [_build_taint(taint) for taint in device.taints]
     if device.binds_to_node:
@@ -138,6 +146,13 @@ def _chunk(counter_sets: tuple[CounterSet, ...]) -> Iterator[tuple[CounterSet, .
 
 def _build_amounts(counters: Mapping[str, Quantity]) -> JsonObject:
     return {name: {"value": canonical_quantity(value)} for name, value in sorted(counters.items())}
+
+
+def _build_consumption(consumption: CounterConsumption) -> JsonObject:
+    body: JsonObject = {"counterSet": consumption.counter_set, "counters": _build_amounts(consumption.counters)}
+    if consumption.compatibility_groups:
+        body["compatibilityGroups"] = list(consumption.compatibility_groups)
+    return body
 
 
 def _build_attribute(value: AttributeValue) -> JsonObject:

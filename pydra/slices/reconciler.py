@@ -40,8 +40,10 @@ from pydra.slices.server_limitations import (
     ALLOCATABLE,
     BINDING,
     EFFECT_NONE,
+    GROUPS,
     LISTS,
     OVERHEADS,
+    PARTITION_TYPE,
     PARTITIONS,
     SHARES,
     TAINTS,
@@ -74,6 +76,8 @@ ON_BY_DEFAULT = dict.fromkeys((BINDING, PARTITIONS, SHARES, TAINTS), "1.36")
 NEEDED_RELEASE = {
     PARTITIONS: "Kubernetes 1.34 cannot store partitions even with the gate on",
     LISTS: f"{LISTS} exists from Kubernetes 1.36",
+    GROUPS: f"{GROUPS} exists from Kubernetes 1.37",
+    PARTITION_TYPE: f"{PARTITION_TYPE} exists from Kubernetes 1.37",
     ALLOCATABLE: f"{ALLOCATABLE} exists from Kubernetes 1.36",
 }
 _SHOWN = 8

@@ -12,12 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from fractions import Fraction
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from pydra.devices import Capacity, Device, NodeAllocatable, Pool, TaintEffect
+from pydra.inventory.compatibility import is_compatible
 from pydra.kube.api_resources import JsonObject
 from pydra.quantity import parse_quantity
 from pydra.slices.build import WantedPool
@@ -30,10 +32,12 @@ BINDING = "DRADeviceBindingConditions"
 LISTS = "DRAListTypeAttributes"
 EFFECT_NONE = "taint effect None"
 """Not a gate: Kubernetes 1.34 has the gate for taints, and refuses this effect."""
+GROUPS = "DRADeviceCompatibilityGroups"
+PARTITION_TYPE = "DRAPartitionableDevicesType"
 ALLOCATABLE = "DRANodeAllocatableResources"
 OVERHEADS = "overheads of node allocatable resources"
 """Not a gate: Kubernetes 1.36 has that gate with another field, for multipliers only."""
-_GATES = (PARTITIONS, TAINTS, SHARES, BINDING, LISTS, EFFECT_NONE, OVERHEADS, ALLOCATABLE)
+_GATES = (PARTITIONS, GROUPS, TAINTS, SHARES, BINDING, LISTS, EFFECT_NONE, OVERHEADS, ALLOCATABLE)
 
 
 class RefusedDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,11 +81,12 @@ def reduce_pool(pool: Pool, gates: Collection[str], refused: Mapping[str, Refuse
     """Reduce the pool for a server with these gates off, which refuses these devices as they are.
 
     Of the devices that consume counters, as many are published, in their order, as fit into the counters together: any
-    of them may then be allocated beside any others. If a backend lists whole boards first, those are kept.
+    of them may then be allocated beside any others. If a backend lists whole boards first, those are kept. Without
+    compatibility groups, as many as may be used beside each other as far as the counters allow it.
     """
     if not gates and not refused:
         return ReducedPool(pool=pool)
-    fitting = set(_find_fitting(pool)) if PARTITIONS in gates else {device.name for device in pool.devices}
+    fitting = set(_find_fitting(pool, gates))
     published = [
         _reduce(device, gates)
         for device in pool.devices
@@ -96,6 +101,7 @@ def reduce_pool(pool: Pool, gates: Collection[str], refused: Mapping[str, Refuse
             pool,
             devices=tuple(published),
             counter_sets=() if PARTITIONS in gates else pool.counter_sets,
+            partition_type="" if PARTITION_TYPE in gates else pool.partition_type,
             has_mappings=OVERHEADS in gates,
         ),
         withheld=tuple(device.name for device in pool.devices if device.name not in names),
@@ -148,18 +154,36 @@ def _is_tainted(device: Device) -> bool:
     return any(taint.effect is not TaintEffect.NONE for taint in device.taints)
 
 
-def _find_fitting(pool: Pool) -> Iterator[str]:
-    left = {
+def _find_fitting(pool: Pool, gates: Collection[str]) -> Iterator[str]:
+    totals = {
         (one.name, counter): parse_quantity(value)
         for one in pool.counter_sets
         for counter, value in one.counters.items()
     }
+    left = dict(totals)
+    has_groups = any(one.compatibility_groups for device in pool.devices for one in device.consumes_counters)
+    kept: list[Device] = []
     for device in pool.devices:
-        wanted = _consumption(device)
-        if all(left.get(counter, Fraction(0)) >= amount for counter, amount in wanted.items()):
-            for counter, amount in wanted.items():
-                left[counter] -= amount
-            yield device.name
+        wanted = _consumption(device) if PARTITIONS in gates else {}
+        if not all(left.get(counter, Fraction(0)) >= amount for counter, amount in wanted.items()):
+            continue
+        if has_groups and (PARTITIONS in gates or GROUPS in gates):
+            beside = [one.consumes_counters for one in kept if _fit(device, one, totals)]
+            if not is_compatible(device.consumes_counters, beside):
+                continue
+            kept.append(device)
+        for counter, amount in wanted.items():
+            left[counter] -= amount
+        yield device.name
+
+
+def _fit(one: Device, other: Device, totals: Mapping[tuple[str, str], Fraction]) -> bool:
+    """Return whether the counters allow both devices to be used at once."""
+    theirs = _consumption(other)
+    return all(
+        amount + theirs.get(counter, 0) <= totals.get(counter, Fraction(0))
+        for counter, amount in _consumption(one).items()
+    )
 
 
 def _consumption(device: Device) -> Mapping[tuple[str, str], Fraction]:
@@ -174,6 +198,9 @@ def _reduce(device: Device, gates: Collection[str]) -> Device:
     """Return the device without the fields that the server would drop."""
     if PARTITIONS in gates:
         device = replace(device, consumes_counters=())
+    if GROUPS in gates:
+        consumed = tuple(replace(one, compatibility_groups=()) for one in device.consumes_counters)
+        device = replace(device, consumes_counters=consumed)
     if TAINTS in gates:
         device = replace(device, taints=())
     if EFFECT_NONE in gates:
@@ -250,6 +277,8 @@ def name_gates(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str,
 def _compare_slices(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> Iterator[str]:
     if any(sent.get(field) and not stored.get(field) for field in ("perDeviceNodeSelection", "sharedCounters")):
         yield PARTITIONS
+    if sent.get("partitionTypeAttribute") and not stored.get("partitionTypeAttribute"):
+        yield PARTITION_TYPE
 
 
 def _fewer(field: str) -> Callable[[JsonObject, JsonObject], bool]:
@@ -257,6 +286,12 @@ def _fewer(field: str) -> Callable[[JsonObject, JsonObject], bool]:
         return len(stored.get(field) or ()) < len(sent.get(field) or ())
 
     return lost
+
+
+def _lost_groups(sent: JsonObject, stored: JsonObject) -> bool:
+    lists = (body.get("consumesCounters") or () for body in (sent, stored))
+    lost = _fewer("compatibilityGroups")
+    return any(lost(ours, theirs) for ours, theirs in zip_longest(*lists, fillvalue={}))
 
 
 def _lost_binding(sent: JsonObject, stored: JsonObject) -> bool:
@@ -277,6 +312,7 @@ def _lost_sharing(sent: JsonObject, stored: JsonObject) -> bool:
 _DEVICE_GATES: Mapping[str, Callable[[JsonObject, JsonObject], bool]] = {
     TAINTS: _fewer("taints"),
     PARTITIONS: _fewer("consumesCounters"),
+    GROUPS: _lost_groups,
     BINDING: _lost_binding,
     SHARES: _lost_sharing,
     LISTS: _fewer("attributes"),

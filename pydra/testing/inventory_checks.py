@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import TypeAlias
 
 from pydra.devices import Device, HealthStatus, Inventory
+from pydra.inventory.compatibility import is_compatible
 from pydra.quantity import parse_quantity
 
 Counter: TypeAlias = tuple[str, str]
@@ -65,7 +66,14 @@ def find_pair(inventory: Inventory) -> tuple[Device, Device] | None:
         for name, amount in one.counters.items()
     }
     pairs = combinations(list_usable(inventory), 2)
-    return next((pair for pair in pairs if all(need <= available[key] for key, need in _add_up(pair).items())), None)
+    return next((pair for pair in pairs if _fit(pair, available)), None)
+
+
+def _fit(pair: tuple[Device, Device], available: Mapping[Counter, Fraction]) -> bool:
+    """Return whether both can be used at once."""
+    return is_compatible(pair[0].consumes_counters, [pair[1].consumes_counters]) and all(
+        need <= available[key] for key, need in _add_up(pair).items()
+    )
 
 
 def _add_up(devices: Sequence[Device]) -> Mapping[Counter, Fraction]:

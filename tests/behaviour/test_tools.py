@@ -267,6 +267,8 @@ def test_the_doctor_finds_nothing_wrong_with_a_node_that_works(tool: Tool, quiet
     assert {
         "DRADeviceTaints is on: unhealthy devices",
         "DRAListTypeAttributes is off: no attributes with lists",
+        "DRADeviceCompatibilityGroups is off: no partitions that exclude others by their kind",
+        "DRAPartitionableDevicesType is off: no partitions that are counted by type",
         "DRANodeAllocatableResources is off: no devices that count as CPUs or memory of the node",
     } <= gates
 

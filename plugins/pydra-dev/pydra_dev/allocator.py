@@ -45,12 +45,14 @@ def allocate(
     in_use: InUse,
     build_uid: Callable[[], str],
     lists: bool = False,
+    groups: bool = True,
 ) -> tuple[schema.Allocation, ...]:
     """One allocation per claim; raises AllocationError.
 
     `build_uid` makes share ids. `lists`: attributes may be lists (the feature gate DRAListTypeAttributes).
+    `groups`: compatibility groups are known (DRADeviceCompatibilityGroups).
     """
-    search = Search(claims, build_pools(slices, node), classes, in_use, lists=lists)
+    search = Search(claims, build_pools(slices, node, groups=groups), classes, in_use, lists=lists)
     if not search.run():
         raise AllocationError(_explain(search))
     return tuple(
@@ -94,12 +96,13 @@ def review_devices(
     classes: Mapping[str, schema.ClassSpec],
     in_use: InUse,
     lists: bool = False,
+    groups: bool = True,
 ) -> Reviews:
     """For each request, or each of its alternatives, every device that the node reaches; raises AllocationError.
 
     A reason is what is against the device beside what the search has picked; without a solution it has picked nothing.
     """
-    search = Search(claims, build_pools(slices, node), classes, in_use, lists=lists)
+    search = Search(claims, build_pools(slices, node, groups=groups), classes, in_use, lists=lists)
     problem = "" if search.run() else _explain(search)
     picked = {(pick.claim, pick.request, pick.candidate.key) for pick in search.picks}
     found = tuple(

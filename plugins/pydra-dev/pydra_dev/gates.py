@@ -21,6 +21,8 @@ PARTITIONS = "DRAPartitionableDevices"
 SHARES = "DRAConsumableCapacity"
 BINDING = "DRADeviceBindingConditions"
 LISTS = "DRAListTypeAttributes"
+GROUPS = "DRADeviceCompatibilityGroups"
+PARTITION_TYPE = "DRAPartitionableDevicesType"
 ALLOCATABLE = "DRANodeAllocatableResources"
 ADMIN = "DRAAdminAccess"
 PRIORITIZED = "DRAPrioritizedList"
@@ -35,13 +37,15 @@ _FIRST_ON = {
     EXTENDED: 36,
     LISTS: None,
     ALLOCATABLE: None,
+    GROUPS: None,
+    PARTITION_TYPE: None,
     ADMIN: 34,
     PRIORITIZED: 34,
     DEVICE_STATUS: 34,
 }
 
 
-_FIRST_KNOWN = {LISTS: 36, ALLOCATABLE: 36}
+_FIRST_KNOWN = {LISTS: 36, ALLOCATABLE: 36, GROUPS: 37, PARTITION_TYPE: 37}
 """Every other gate is known in 1.34."""
 
 
@@ -79,6 +83,10 @@ def drop_slice_fields(spec: schema.SliceSpec, old: schema.SliceSpec | None, gate
         devices = tuple(
             replace(d, node_allocatable_resource_mappings={}, node_allocatable_resources={}) for d in devices
         )
+    if not gates[GROUPS] and not any(has_groups(d) for d in before):
+        devices = tuple(_drop_groups(d) for d in devices)
+    if not gates[PARTITION_TYPE] and not (old is not None and old.partition_type_attribute):
+        spec = replace(spec, partition_type_attribute=None)
     if not gates[PARTITIONS] and not (old is not None and _uses_partitions(old)):
         devices = tuple(
             replace(d, consumes_counters=(), node_name=None, node_selector=None, all_nodes=None) for d in devices
@@ -90,6 +98,17 @@ def drop_slice_fields(spec: schema.SliceSpec, old: schema.SliceSpec | None, gate
 def _uses_partitions(spec: schema.SliceSpec) -> bool:
     return bool(
         spec.shared_counters or spec.per_device_node_selection or any(d.consumes_counters for d in spec.devices)
+    )
+
+
+def has_groups(device: schema.Device) -> bool:
+    """Whether the device may be used beside some others only."""
+    return any(one.compatibility_groups for one in device.consumes_counters)
+
+
+def _drop_groups(device: schema.Device) -> schema.Device:
+    return replace(
+        device, consumes_counters=tuple(replace(one, compatibility_groups=()) for one in device.consumes_counters)
     )
 
 

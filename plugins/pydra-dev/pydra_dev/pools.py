@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra_dev import schema
+from pydra_dev.gates import has_groups
 from pydra_dev.quantity import parse_quantity
 from pydra_dev.status import JsonObject
 
@@ -51,7 +52,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     """One pool from one node; nothing is allocated from it if it is `incomplete` or `invalid` (why, empty: it is not).
 
     `counters` are the shared amounts; `consumption` is what each device of the pool takes of them, those of other
-    nodes included.
+    nodes included. `groups` are the compatibility groups of each by counter set, if any device has some.
     """
 
     driver: str
@@ -59,6 +60,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     candidates: tuple[Candidate, ...] = ()
     counters: Mapping[CounterKey, Fraction] = {}
     consumption: Mapping[DeviceKey, Mapping[CounterKey, Fraction]] = {}
+    groups: Mapping[DeviceKey, Mapping[str, frozenset[str]]] = {}
     incomplete: str = ""
     invalid: str = ""
 
@@ -96,12 +98,18 @@ def _add_taints(spec: schema.SliceSpec, device: schema.Device, rules: Sequence[s
     return replace(device, taints=(*device.taints, *taints)) if taints else device
 
 
-def build_pools(slices: Iterable[NamedSlice], node: JsonObject) -> tuple[PoolView, ...]:
-    """The pools that have something for a node, in order of driver and name, those with binding conditions last."""
+def build_pools(slices: Iterable[NamedSlice], node: JsonObject, *, groups: bool = True) -> tuple[PoolView, ...]:
+    """The pools that have something for a node, in order of driver and name, those with binding conditions last.
+
+    `groups`: compatibility groups are known (the feature gate DRADeviceCompatibilityGroups); a scheduler that does not
+    know them takes nothing of a pool that has them.
+    """
     by_pool: dict[tuple[str, str], list[NamedSlice]] = defaultdict(list)
     for one in sorted(slices, key=lambda one: one.name):
         by_pool[one.spec.driver, one.spec.pool.name].append(one)
-    views = [_build_pool(driver, pool, members, node) for (driver, pool), members in sorted(by_pool.items())]
+    views = [
+        _build_pool(driver, pool, members, node, groups=groups) for (driver, pool), members in sorted(by_pool.items())
+    ]
     reachable = [view for view in views if view is not None]
     return tuple(sorted(reachable, key=_has_binding_conditions))
 
@@ -110,7 +118,9 @@ def _has_binding_conditions(view: PoolView) -> bool:
     return any(candidate.device.binding_conditions for candidate in view.candidates)
 
 
-def _build_pool(driver: str, name: str, slices: Sequence[NamedSlice], node: JsonObject) -> PoolView | None:
+def _build_pool(
+    driver: str, name: str, slices: Sequence[NamedSlice], node: JsonObject, *, groups: bool
+) -> PoolView | None:
     relevant = [one.spec for one in slices if _is_relevant(one.spec, node)]
     if not relevant:
         return None
@@ -125,6 +135,10 @@ def _build_pool(driver: str, name: str, slices: Sequence[NamedSlice], node: Json
         everything = [one.spec for one in slices if one.spec.pool.generation == newest]
     if len(everything) != wanted:
         problem = f"is incomplete: {len(everything)} of {wanted} slices of generation {newest}"
+        return PoolView(driver=driver, name=name, incomplete=problem)
+    has_any_groups = any(has_groups(device) for spec in everything for device in spec.devices)
+    if has_any_groups and not groups:
+        problem = "is incomplete: it has compatibility groups, which need the feature gate DRADeviceCompatibilityGroups"
         return PoolView(driver=driver, name=name, incomplete=problem)
     counters = {
         (counter_set.name, counter): parse_quantity(amount.value)
@@ -141,6 +155,12 @@ def _build_pool(driver: str, name: str, slices: Sequence[NamedSlice], node: Json
         name=name,
         candidates=tuple(candidate for spec in own for candidate in _build_candidates(spec, node)),
         counters=counters,
+        groups={
+            (driver, name, device.name): read_groups(device)
+            for spec in everything
+            for device in spec.devices
+            if has_any_groups and device.consumes_counters
+        },
         consumption={
             (driver, name, device.name): read_consumption(device)
             for spec in everything
@@ -157,6 +177,11 @@ def read_consumption(device: schema.Device) -> Mapping[CounterKey, Fraction]:
         for consumption in device.consumes_counters
         for counter, amount in consumption.counters.items()
     }
+
+
+def read_groups(device: schema.Device) -> Mapping[str, frozenset[str]]:
+    """The device's compatibility groups, by counter set."""
+    return {one.counter_set: frozenset(one.compatibility_groups) for one in device.consumes_counters}
 
 
 def _find_invalid(

@@ -27,7 +27,7 @@ from pydra_dev.controller_decisions import (
     set_condition,
 )
 from pydra_dev.extended_resources import explain_shortage as explain_extended_shortage
-from pydra_dev.gates import ALLOCATABLE, LISTS
+from pydra_dev.gates import ALLOCATABLE, GROUPS, LISTS
 from pydra_dev.kinds import DEVICE_CLASSES, DEVICE_TAINT_RULES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.metadata import build_uid
 from pydra_dev.node_resources import FIELD, AccountError, build_status, count_claim, explain_shortage, list_containers
@@ -221,6 +221,7 @@ class Scheduler:
                 in_use=read_claims_in_use(self._api.list(RESOURCE_CLAIMS).items),
                 build_uid=lambda: build_uid(self._api.random),
                 lists=self._api.gates[LISTS],
+                groups=self._api.gates[GROUPS],
             )
         except AllocationError as error:
             raise UnschedulableError(f"cannot allocate all claims: {error}") from error
@@ -344,6 +345,7 @@ def review_claim(api: Api, claim: JsonObject, node: str) -> Reviews:
         classes=objects[DEVICE_CLASSES],
         rules=api.list(DEVICE_TAINT_RULES).items,
         lists=api.gates[LISTS],
+        groups=api.gates[GROUPS],
     )
 
 
@@ -356,6 +358,7 @@ def review_objects(
     classes: Iterable[JsonObject],
     rules: Iterable[JsonObject] = (),
     lists: bool = True,
+    groups: bool = True,
 ) -> Reviews:
     """Do the same for objects of any cluster; raises StatusError, too, for one that cannot be read."""
     others = [one for one in claims if one["metadata"]["uid"] != claim["metadata"]["uid"]]
@@ -366,6 +369,7 @@ def review_objects(
         classes=_parse_classes(classes),
         in_use=read_claims_in_use(others),
         lists=lists,
+        groups=groups,
     )
 
 

@@ -101,6 +101,7 @@ class Consumption(_Fields, frozen=True, kw_only=True):
 
     counter_set: str = ""
     counters: dict[str, Counter] = {}
+    compatibility_groups: tuple[str, ...] = ()
 
 
 class Taint(_Fields, frozen=True, kw_only=True):
@@ -200,6 +201,7 @@ class SliceSpec(_Fields, frozen=True, kw_only=True):
     devices: tuple[Device, ...] = ()
     per_device_node_selection: bool | None = None
     shared_counters: tuple[CounterSet, ...] = ()
+    partition_type_attribute: str | None = None
 
 
 class CapacityRequests(_Fields, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from pydra_dev.allocation_result import Pick
 from pydra_dev.capacity import CapacityError, Share, plan_share
 from pydra_dev.cel.environment import CompileError, EvaluationError, Variables, build_variables, compile_selector
 from pydra_dev.constraints import Constraint, build_constraints
-from pydra_dev.pools import Candidate, CounterKey, DeviceKey, PoolView
+from pydra_dev.pools import Candidate, CounterKey, DeviceKey, PoolView, read_groups
 from pydra_dev.quantity import parse_quantity
 from pydra_dev.selector_values import describe_values, suggest_name
 
@@ -183,7 +183,9 @@ class Search:
             return False
         if not self.selection.selects(wish, candidate) or self._books.find_shortage(wish, candidate):
             return False
-        if not self._books.draw(candidate) or find_blocking_taint(candidate.device, wish.wanted.tolerations):
+        if self._books.find_incompatible(candidate) or not self._books.draw(candidate):
+            return False
+        if find_blocking_taint(candidate.device, wish.wanted.tolerations):
             return False
         added: list[Constraint] = []
         for constraint in self._constraints[wish.claim]:
@@ -213,6 +215,7 @@ class Search:
             self._books.find_holder(wish, candidate)
             or self._describe_mismatch(wish, candidate)
             or self._books.find_shortage(wish, candidate)
+            or self._books.find_incompatible(candidate)
             or self._books.find_drained(candidate)
         )
         if obstacle:
@@ -361,6 +364,22 @@ class Books:
             whole = candidate.device.capacity[name].value
             if amount.value + used.get(name, 0) + taking.get(name, 0) > parse_quantity(whole):
                 return f"has not enough {name} left: {amount.text} of {whole} is asked for"
+        return ""
+
+    def find_incompatible(self, candidate: Candidate) -> str:
+        """Which counter set is in use by devices that may not be used beside this one; empty if none is.
+
+        All devices of a counter set must have a compatibility group in common, or none has one (KEP-5963).
+        """
+        known = self._pools[candidate.driver, candidate.pool].groups
+        if not known or not candidate.consumption:
+            return ""
+        used = {key for key, holders in self._holders.items() if holders} | self._shares.keys()
+        used |= self._in_use.whole | self._in_use.shared.keys()
+        for counter_set, own in read_groups(candidate.device).items():
+            beside = [known[key][counter_set] for key in used if counter_set in known.get(key, {})]
+            if beside and (any(beside) or own) and not own.intersection(*beside):
+                return f"not compatible with what is in use of {counter_set}"
         return ""
 
     def draw(self, candidate: Candidate) -> bool:

@@ -32,6 +32,7 @@ from pydra_dev.status import duplicate, forbidden, invalid, required, too_long, 
 
 MAX_DEVICES = 128
 MAX_COUNTERS = 32
+MAX_GROUPS = 2
 MAX_ATTRIBUTES = 32
 MAX_ATTRIBUTE_VALUES = 48
 MAX_VALUE_BYTES = 64
@@ -100,6 +101,10 @@ def check_slice(spec: schema.SliceSpec, old: schema.SliceSpec | None, rules: Sli
             if new_value != old_value:
                 yield invalid(f"{path}.{field}", new_value, "field is immutable")
     yield from _check_slice_nodes(spec, path)
+    if (attribute := spec.partition_type_attribute) is not None:
+        yield from check_attribute_name(f"{path}.partitionTypeAttribute", attribute)
+        if "/" not in attribute:
+            yield invalid(f"{path}.partitionTypeAttribute", attribute, "must include a domain")
     if spec.shared_counters and spec.devices and not rules.counters_beside_devices:
         yield invalid(path, "", "only one of `sharedCounters` or `devices` is allowed")
     per_device = bool(spec.per_device_node_selection)
@@ -326,6 +331,13 @@ def _check_consumption(path: str, consumption: schema.Consumption) -> Errors:
     else:
         yield required(f"{path}.counterSet")
     yield from _check_counters(f"{path}.counters", consumption.counters)
+    groups = consumption.compatibility_groups
+    yield from check_set(f"{path}.compatibilityGroups", groups, MAX_GROUPS, _check_group, lambda group: group)
+
+
+def _check_group(path: str, group: str) -> Errors:
+    if not group:
+        yield required(path)
 
 
 def _check_device_nodes(path: str, device: schema.Device, expected: bool) -> Errors:

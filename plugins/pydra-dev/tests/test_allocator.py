@@ -52,6 +52,7 @@ def solve(
     *claims: NamedClaim,
     held: Sequence[schema.ClaimStatus] = (),
     classes: JsonObject | None = None,
+    groups: bool = True,
 ) -> list[schema.Allocation]:
     counter = itertools.count()
     parsed = {
@@ -66,6 +67,7 @@ def solve(
             classes=parsed,
             in_use=read_in_use(held),
             build_uid=lambda: f"share-{next(counter)}",
+            groups=groups,
         )
     )
 
@@ -167,6 +169,49 @@ def partitions() -> list[NamedSlice]:
         a_slice(name="a", pool=pool, devices=None, sharedCounters=counters),
         a_slice(*devices, name="b", pool=pool),
     ]
+
+
+def compatible(*groups: str) -> list[NamedSlice]:
+    """A pool of devices of one counter set with these compatibility groups."""
+    pool = {**POOL, "resourceSliceCount": 2}
+    counters = [{"name": "board", "counters": {"slots": {"value": "9"}}}]
+    draw = {"counterSet": "board", "counters": {"slots": {"value": "1"}}}
+    devices = [
+        {"name": f"d{index}", "consumesCounters": [{**draw, "compatibilityGroups": text.split()}]}
+        for index, text in enumerate(groups)
+    ]
+    return [
+        a_slice(name="a", pool=pool, devices=None, sharedCounters=counters),
+        a_slice(*devices, name="b", pool=pool),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("groups", "held", "devices"),
+    [
+        (["x", "y", "x"], [], ["d0", "d2"]),
+        (["x y", "y z", "z x"], [], ["d0", "d1"]),
+        (["", "x", ""], [], ["d0", "d2"]),
+        (["x", "y", "x", "y z"], ["d1"], ["d3"]),
+        (["x", "", ""], ["d1"], ["d2"]),
+        (["x", "y"], ["d0"], []),
+    ],
+)
+def test_devices_of_a_counter_set_are_used_at_once_only_with_a_common_group(
+    groups: list[str], held: list[str], devices: list[str]
+) -> None:
+    slices, in_use = compatible(*groups), [status_of({"device": name}) for name in held]
+    claim = a_claim(request(count=max(len(devices), 1)))
+    if devices:
+        assert [device for _, device in picked(solve(slices, claim, held=in_use))] == devices
+        claim = a_claim(request(count=len(devices) + 1))
+    with pytest.raises(AllocationError, match=r"not compatible with what is in use of board|satisfied together"):
+        solve(slices, claim, held=in_use)
+
+
+def test_a_scheduler_that_does_not_know_groups_takes_nothing_of_a_pool_with_some() -> None:
+    with pytest.raises(AllocationError, match="need the feature gate DRADeviceCompatibilityGroups"):
+        solve(compatible("x", ""), a_claim(request()), groups=False)
 
 
 def test_partitions_draw_from_one_counter() -> None:

@@ -7,7 +7,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from pydra_dev.gates import build_gates
+from pydra_dev.gates import ALLOCATABLE, GROUPS, PARTITION_TYPE, build_gates
 from pydra_dev.kinds import (
     DEVICE_CLASSES,
     DEVICE_TAINT_RULES,
@@ -291,6 +291,24 @@ OF_A_RELEASE: dict[str, tuple[JsonObject, dict[int, list[tuple[str, str]]]]] = {
             ],
         },
     ),
+    "three compatibility groups": (
+        device_slice(
+            {
+                "name": "part",
+                "consumesCounters": [
+                    {"counterSet": "c", "counters": {"m": {"value": "1"}}, "compatibilityGroups": list("abc")}
+                ],
+            }
+        ),
+        {
+            36: [],
+            37: [(f"{DEVICES}.consumesCounters[0].compatibilityGroups", "Too many: 3: must have at most 2 items")],
+        },
+    ),
+    "a type of partitions without a domain": (
+        device_slice(partitionTypeAttribute="profile"),
+        {36: [], 37: [("spec.partitionTypeAttribute", ANY)]},
+    ),
     "nothing used besides": (
         device_slice({"name": "cpu", "nodeAllocatableResources": {"cpu": {"overhead": {}}, "memory": {}}}),
         {
@@ -313,7 +331,9 @@ OF_A_RELEASE: dict[str, tuple[JsonObject, dict[int, list[tuple[str, str]]]]] = {
     ids=[f"1.{minor}: {name}" for name, (_, by_minor) in OF_A_RELEASE.items() for minor in by_minor],
 )
 def test_each_release_has_its_own_rules_for_slices(minor: int, spec: JsonObject, told: list[tuple[str, str]]) -> None:
-    alpha = {"DRANodeAllocatableResources": True} if minor >= 36 else {}
+    alpha = {
+        gate: True for gate in (ALLOCATABLE, GROUPS, PARTITION_TYPE) if minor >= (36 if gate == ALLOCATABLE else 37)
+    }
     gates = build_gates(minor, {"DRADeviceTaints": True, "DRAPartitionableDevices": True, **alpha})
     context = Context(minor=minor, gates=gates, now=CONTEXT.now)
     if told:

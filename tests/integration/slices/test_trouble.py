@@ -20,7 +20,7 @@ from pydra.slices.foreign import ForeignSlices, watch_pool
 from pydra.slices.reconciler import FieldsDropped, FieldsKept, PoolPublished, PublishFailed
 from pydra.slices.server_limitations import EFFECT_NONE
 from pydra_dev.faults import Fault
-from pydra_dev.gates import ALLOCATABLE, PARTITIONS, TAINTS, build_gates
+from pydra_dev.gates import ALLOCATABLE, GROUPS, PARTITION_TYPE, PARTITIONS, TAINTS, build_gates
 from pydra_dev.kinds import KINDS
 from pydra_dev.verbs import Api
 from tests.integration.api_handle import ApiHandle, open_api
@@ -139,6 +139,33 @@ async def test_what_devices_use_of_the_node_is_published_in_the_form_of_the_rele
         dropped = [one.gates for one in it.events.of(FieldsDropped)]
         assert dropped == ([] if gates else [(ALLOCATABLE,)]), "said once, and not when nothing is lost"
         assert it.writes() == ["create"]
+
+
+MIG = Device(
+    name="mig",
+    attributes={"profile": "1g"},
+    consumes_counters=(CounterConsumption(counter_set="gpu", counters={"memory": 1}, compatibility_groups=("mig",)),),
+)
+VGPU = Device(
+    name="vgpu",
+    attributes={"profile": "half"},
+    consumes_counters=(CounterConsumption(counter_set="gpu", counters={"memory": 4}, compatibility_groups=("vgpu",)),),
+)
+
+
+async def test_devices_that_may_not_be_used_at_once_are_published_together_only_if_the_scheduler_knows_it() -> None:
+    async with open_api(version="1.37.0") as api, publishing(api, gate_period=0.05) as it:
+        await it.publish(MIG, VGPU, counter_sets=(MEMORY,), partition_type="profile")
+        dropped = await it.events.next(FieldsDropped)
+        assert dropped.gates == (GROUPS, PARTITION_TYPE)
+        assert dropped.withheld == ("vgpu",)
+        api.embedded.api.gates = build_gates(37, {GROUPS: True, PARTITION_TYPE: True})
+        await it.events.next(FieldsKept)
+        _, body = await it.slices()
+        assert names_in(body) == ["mig", "vgpu"]
+        assert body["spec"]["partitionTypeAttribute"] == f"{it.scratch.driver}/profile"
+        groups = [device["consumesCounters"][0]["compatibilityGroups"] for device in body["spec"]["devices"]]
+        assert groups == [["mig"], ["vgpu"]]
 
 
 async def test_what_1_36_cannot_say_of_the_node_is_said_after_the_upgrade_to_1_37() -> None:

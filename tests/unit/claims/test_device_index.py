@@ -10,8 +10,9 @@ from pydra.claims.device_index import DeviceIndex, Published, PublishedPool, fin
 POOL = "node-1"
 
 
-def consuming(name: str, counter_set: str, **counters: int) -> Device:
-    return Device(name=name, consumes_counters=(CounterConsumption(counter_set=counter_set, counters=counters),))
+def consuming(name: str, counter_set: str, *groups: str, **counters: int) -> Device:
+    consumption = CounterConsumption(counter_set=counter_set, counters=counters, compatibility_groups=groups)
+    return Device(name=name, consumes_counters=(consumption,))
 
 
 DEVICES = (
@@ -20,9 +21,13 @@ DEVICES = (
     consuming("board-0-half-1", "slots-0", slots=2),
     consuming("board-1", "slots-1", slots=4),
     Device(name="shared", capacity={"memory": Capacity("16Gi")}, allow_multiple_allocations=True),
+    consuming("mig-0", "slots-2", "mig", slots=1),
+    consuming("mig-1", "slots-2", "mig", "any", slots=1),
+    consuming("vgpu", "slots-2", "vgpu", "any", slots=1),
+    consuming("other", "slots-2", slots=1),
     Device(name="plain"),
 )
-SETS = tuple(CounterSet(name=f"slots-{n}", counters={"slots": 4}) for n in range(2))
+SETS = tuple(CounterSet(name=f"slots-{n}", counters={"slots": 4}) for n in range(3))
 PUBLISHED: Published = {POOL: PublishedPool(devices={one.name: one for one in DEVICES}, counter_sets=SETS)}
 
 
@@ -60,6 +65,17 @@ def holding(*claims: Claim) -> DeviceIndex:
         pytest.param([claim("a", "shared", memory="8Gi")], claim("b", "shared", memory="8Gi"), "", id="enough memory"),
         pytest.param(
             [claim("a", "shared", memory="8Gi")], claim("b", "shared", memory="9Gi"), "memory is left", id="too little"
+        ),
+        pytest.param([claim("a", "mig-0")], claim("b", "mig-1"), "", id="a common group"),
+        pytest.param([claim("a", "mig-1")], claim("b", "vgpu"), "", id="another common group"),
+        pytest.param([claim("a", "mig-0")], claim("b", "vgpu"), "by their compatibility groups", id="other groups"),
+        pytest.param([claim("a", "mig-0")], claim("b", "other"), "by their compatibility groups", id="no group"),
+        pytest.param([claim("a", "other")], claim("b", "mig-0"), "by their compatibility groups", id="beside no group"),
+        pytest.param(
+            [claim("a", "mig-0"), claim("b", "mig-1")],
+            claim("c", "vgpu"),
+            "by their compatibility groups",
+            id="no group with all",
         ),
         pytest.param([claim("a", "plain")], claim("b", "plain"), "plain of pool node-1", id="one device"),
     ],
@@ -102,3 +118,12 @@ def test_a_claim_whose_record_cannot_be_read_may_use_what_its_devices_share(
     names: list[str], other: Claim, meets: bool
 ) -> None:
     assert may_meet(names, other, PUBLISHED) is meets
+
+
+def test_a_claim_prepared_before_its_device_had_groups_has_those_that_are_published_now() -> None:
+    index = DeviceIndex()
+    index.hold(
+        claim("a", "mig-0"), {f"{POOL}/mig-0": (CounterConsumption(counter_set="slots-2", counters={"slots": 1}),)}
+    )
+    assert index.find_conflict(claim("b", "mig-1"), PUBLISHED) is None
+    assert index.find_conflict(claim("c", "vgpu"), PUBLISHED) is not None

@@ -42,6 +42,12 @@ def capacity(value: int | str, **policy: Any) -> Device:
     )
 
 
+def grouped(*groups: str) -> Device:
+    return device(
+        consumes_counters=(CounterConsumption(counter_set="a", counters={"c": 1}, compatibility_groups=groups),)
+    )
+
+
 def using(name: str = "cpu", *, shared: bool = True, **fields: Any) -> Device:
     """A device with 8 slots that uses this of the node."""
     resources = {name: NodeAllocatable(**fields)}
@@ -77,6 +83,7 @@ GOOD = {
             CounterConsumption(counter_set=name, counters={f"c{n}": n for n in range(32)}) for name in "ab"
         )
     ),
+    "two compatibility groups": grouped("mig", "Any text!"),
     "binding conditions": device(
         binding_conditions=tuple(f"example.com/c{n}" for n in range(4)), binding_failure_conditions=("example.com/f",)
     ),
@@ -152,6 +159,9 @@ BAD = {
         device(consumes_counters=(CounterConsumption(counter_set="a", counters={"C": 1}),)),
         "the counter's name 'C' must be a DNS label",
     ),
+    "three compatibility groups": (grouped("a", "b", "c"), "3 compatibility_groups; at most 2"),
+    "a compatibility group twice": (grouped("a", "a"), "must not be empty names, nor repeat"),
+    "a compatibility group without a name": (grouped(""), "must not be empty names, nor repeat"),
     "seventeen taints": (device(taints=(Taint(key="t"),) * 17), "17 taints; at most 16"),
     "a taint's key": (device(taints=(Taint(key="a b"),)), "the key must be a label name"),
     "a taint's value": (device(taints=(Taint(key="a", value="not this!"),)), "must be a label value"),
@@ -217,7 +227,7 @@ def test_names_have_their_lengths() -> None:
 
 
 def server() -> Api:
-    gates = {"DRAListTypeAttributes": True, "DRANodeAllocatableResources": True}
+    gates = {"DRAListTypeAttributes": True, "DRANodeAllocatableResources": True, "DRADeviceCompatibilityGroups": True}
     return Api(store=Store(), minor=37, gates=build_gates(37, gates), clock=lambda: datetime.now(UTC), random=Random(0))
 
 

@@ -118,6 +118,29 @@ def test_a_bad_counter_set_costs_the_devices_that_draw_from_it_only() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("profile", ""),
+        ("model", "partition_type 'model' is not published: device 'part' has no such attribute with a string"),
+        ("memory", "partition_type 'memory' is not published: device 'part' has no such attribute with a string"),
+        ("a/b/c", "partition_type 'a/b/c' is not published: it must be the name of an attribute"),
+    ],
+)
+def test_the_type_of_partitions_is_a_string_that_all_of_them_have(name: str, problem: str) -> None:
+    consumption = CounterConsumption(counter_set="gpu", counters={"memory": 1})
+    part = Device(name="part", attributes={"profile": "1g", "memory": 1}, consumes_counters=(consumption,))
+    published = once(
+        part,
+        Device(name="whole", attributes={"model": "x"}),
+        counter_sets=(CounterSet(name="gpu", counters={"memory": 8}),),
+        partition_type=name,
+    )
+    assert len(published.pool.devices) == 2
+    assert published.problems == ((problem,) if problem else ())
+    assert published.pool.partition_type == ("" if problem else name)
+
+
 def test_a_device_that_is_sick_when_first_seen_is_tainted_at_once() -> None:
     _, status, taints = seen((0, SICK))
     assert status is HealthStatus.UNHEALTHY

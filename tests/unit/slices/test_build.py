@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pydra.devices import (
     Capacity,
@@ -98,6 +99,23 @@ def test_what_a_device_uses_of_the_node_is_in_the_form_of_the_release() -> None:
         "hugepages-2Mi": {"allocationMultiplier": "2Mi"},
         "memory": {"capacityKey": "cores", "allocationMultiplier": "1Gi"},
     }
+
+
+def test_only_slices_with_partitions_name_the_attribute_that_has_their_type() -> None:
+    consumption = CounterConsumption(counter_set="gpu", counters={"m": 1}, compatibility_groups=("mig", "any"))
+    part = Device(name="part", attributes={"profile": "1g"}, consumes_counters=(consumption,))
+    pool = Pool(
+        name="n",
+        devices=(*plain(128), part),
+        counter_sets=(CounterSet(name="gpu", counters={"m": 1}),),
+        partition_type="profile",
+    )
+    counters, whole, parts = build_wanted(pool, driver="gpu.example.com", node="n").slices
+    assert "partitionTypeAttribute" not in {**counters, **whole}
+    assert parts["partitionTypeAttribute"] == "gpu.example.com/profile"
+    assert parts["devices"][0]["consumesCounters"][0]["compatibilityGroups"] == ["mig", "any"]
+    own = build_wanted(replace(pool, partition_type="example.com/kind"), driver="gpu.example.com", node="n").slices
+    assert own[2]["partitionTypeAttribute"] == "example.com/kind"
 
 
 SPLITS: dict[str, tuple[tuple[Device, ...], list[int]]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, combinations
 from typing import Any
 
 import pytest
@@ -21,14 +21,17 @@ from pydra.devices import (
     Taint,
     TaintEffect,
 )
+from pydra.inventory.compatibility import is_compatible
 from pydra.slices.build import WantedPool, build_wanted
 from pydra.slices.reconciler import FieldsDropped
 from pydra.slices.server_limitations import (
     ALLOCATABLE,
     BINDING,
     EFFECT_NONE,
+    GROUPS,
     LISTS,
     OVERHEADS,
+    PARTITION_TYPE,
     PARTITIONS,
     SHARES,
     TAINTS,
@@ -41,13 +44,16 @@ from pydra.slices.server_limitations import (
     reduce_pool,
 )
 
-GATES = (ALLOCATABLE, BINDING, LISTS, PARTITIONS, SHARES, TAINTS)
+GATES = (ALLOCATABLE, BINDING, GROUPS, LISTS, PARTITIONS, SHARES, TAINTS)
 BOARD = CounterSet(name="board", counters={"slots": 4, "memory": "16Gi"})
 
 
-def part(name: str, slots: int, memory: str = "1Gi", counter_set: str = "board") -> Device:
+def part(name: str, slots: int, memory: str = "1Gi", counter_set: str = "board", groups: str = "") -> Device:
     counters: dict[str, int | str] = {"slots": slots, "memory": memory}
-    return Device(name=name, consumes_counters=(CounterConsumption(counter_set=counter_set, counters=counters),))
+    consumption = CounterConsumption(
+        counter_set=counter_set, counters=counters, compatibility_groups=tuple(groups.split())
+    )
+    return Device(name=name, consumes_counters=(consumption,))
 
 
 PLAIN = Device(name="plain", attributes={"model": "x"})
@@ -132,6 +138,33 @@ def test_of_partitions_those_are_published_that_fit_beside_each_other(
     assert not found.pool.counter_sets
 
 
+@pytest.mark.parametrize(
+    ("devices", "published"),
+    [
+        ([part("mig", 2, groups="mig"), part("vgpu", 2, groups="vgpu"), part("other", 1, groups="mig")], "mig other"),
+        ([part("plain", 1), part("mig", 2, groups="mig"), part("vgpu", 4, groups="vgpu")], "plain vgpu"),
+        ([part("whole", 4), part("mig", 2, groups="mig"), part("half", 2, groups="mig any")], "whole mig half"),
+        ([part("a", 1, groups="x y"), part("b", 1, groups="y z"), part("c", 1, groups="z x")], "a b"),
+        ([part("mig", 2, groups="mig"), part("vgpu", 2, counter_set="other", groups="vgpu")], "mig vgpu"),
+    ],
+    ids=[
+        "another group",
+        "none beside a group",
+        "what the counters exclude anyway",
+        "one group for all",
+        "another counter set",
+    ],
+)
+def test_without_compatibility_groups_no_devices_are_published_that_may_not_be_used_at_once(
+    devices: list[Device], published: str
+) -> None:
+    other = CounterSet(name="other", counters=BOARD.counters)
+    found = reduce_pool(Pool(name="p", devices=tuple(devices), counter_sets=(BOARD, other)), {GROUPS})
+    assert [device.name for device in found.pool.devices] == published.split()
+    assert not any(one.compatibility_groups for device in found.pool.devices for one in device.consumes_counters)
+    assert reduce_pool(Pool(name="p", devices=tuple(devices), counter_sets=(BOARD, other)), ()).withheld == ()
+
+
 def test_a_board_that_is_sick_does_not_make_room_for_its_partitions() -> None:
     whole = part("whole", 4)
     sick = Device(name="whole", consumes_counters=whole.consumes_counters, taints=SICK.taints)
@@ -150,13 +183,26 @@ def devices(draw: st.DrawFn) -> tuple[Device, ...]:
             Device(
                 name=f"d-{number}",
                 consumes_counters=tuple(
-                    CounterConsumption(counter_set=name, counters={"slots": slots}) for name, slots in drawn.items()
+                    CounterConsumption(
+                        counter_set=name,
+                        counters={"slots": slots},
+                        compatibility_groups=tuple(draw(st.sets(st.sampled_from("xy")))),
+                    )
+                    for name, slots in drawn.items()
                 ),
                 taints=tuple(Taint(key=f"example.com/{place}", effect=one) for place, one in enumerate(effects)),
                 allow_multiple_allocations=draw(st.booleans()),
             )
         )
     return tuple(made)
+
+
+def fit(one: Device, other: Device) -> bool:
+    """Whether four slots of each set are enough for both."""
+    used: dict[str, int] = {}
+    for consumption in (*one.consumes_counters, *other.consumes_counters):
+        used[consumption.counter_set] = used.get(consumption.counter_set, 0) + int(consumption.counters["slots"])
+    return all(slots <= 4 for slots in used.values())
 
 
 @given(devices(), st.sets(st.sampled_from(GATES)))
@@ -172,6 +218,9 @@ def test_whatever_the_gates_nothing_is_published_that_could_be_given_out_twice(
         for counter_set in ("a", "b"):
             used = chain.from_iterable(by_name[name].consumes_counters for name in names)
             assert sum(int(one.counters["slots"]) for one in used if one.counter_set == counter_set) <= 4
+    if PARTITIONS in gates or GROUPS in gates:
+        for one, other in combinations([by_name[name] for name in names], 2):
+            assert is_compatible(one.consumes_counters, [other.consumes_counters]) or not fit(one, other)
     if TAINTS in gates:
         assert all(taint.effect is TaintEffect.NONE for name in names for taint in by_name[name].taints)
     assert reduce_pool(found.pool, gates).pool == found.pool, "a second time finds nothing more"
@@ -231,6 +280,16 @@ LOSSES: dict[str, tuple[JsonObject, JsonObject, tuple[str, ...]]] = {
         gpu(),
         ("DRANodeAllocatableResources",),
     ),
+    "compatibility groups": (
+        gpu(consumesCounters=[{"counterSet": "c", "compatibilityGroups": ["a"]}]),
+        gpu(consumesCounters=[{"counterSet": "c"}]),
+        ("DRADeviceCompatibilityGroups",),
+    ),
+    "the type of partitions": (
+        {"partitionTypeAttribute": "example.com/type"},
+        {},
+        ("DRAPartitionableDevicesType",),
+    ),
     "something else": (gpu(novelty=True), gpu(), ()),
 }
 
@@ -251,6 +310,12 @@ def test_what_was_dropped_is_not_asked_for_again_until_something_else_is(
     assert apply_modifications(wanted, {1: modification}).slices == (gpu(), {k: v for k, v in stored.items() if v})
     changed = WantedPool(driver="d", name="p", scope={}, slices=(gpu(), {**sent, "devices": [{"name": "new"}]}))
     assert apply_modifications(changed, {1: modification}) == changed
+
+
+def test_the_type_of_partitions_is_only_published_where_it_is_known() -> None:
+    pool = Pool(name="p", devices=(part("whole", 4),), counter_sets=(BOARD,), partition_type="type")
+    assert reduce_pool(pool, {PARTITION_TYPE}).pool == replace(pool, partition_type="")
+    assert reduce_pool(pool, {PARTITION_TYPE}).withheld == ()
 
 
 def test_a_faithful_server_gives_nothing_to_adopt() -> None:
