@@ -133,6 +133,13 @@ def _drop_lists(device: schema.Device) -> schema.Device:
     return replace(device, attributes=attributes)
 
 
+def drop_class_fields(spec: schema.ClassSpec, old: schema.ClassSpec | None, gates: Gates) -> schema.ClassSpec:
+    """What is left of a class's spec under these gates."""
+    if not gates[EXTENDED] and not (old is not None and old.extended_resource_name):
+        spec = replace(spec, extended_resource_name=None)
+    return spec
+
+
 def drop_claim_fields(spec: schema.ClaimSpec, gates: Gates) -> schema.ClaimSpec:
     """What is left of a new claim's spec under these gates (an old one's cannot change)."""
     requests = spec.devices.requests or ()

@@ -14,7 +14,15 @@ from typing import Any
 import msgspec
 
 from pydra_dev import claim_rules, schema, slice_rules
-from pydra_dev.gates import DEVICE_STATUS, LISTS, Gates, drop_claim_fields, drop_slice_fields, drop_unknown_fields
+from pydra_dev.gates import (
+    DEVICE_STATUS,
+    LISTS,
+    Gates,
+    drop_claim_fields,
+    drop_class_fields,
+    drop_slice_fields,
+    drop_unknown_fields,
+)
 from pydra_dev.kinds import (
     DEVICE_CLASSES,
     DEVICE_TAINT_RULES,
@@ -352,13 +360,21 @@ def _update_template(obj: JsonObject, old: JsonObject, _context: Context) -> Adm
     return _head(obj, spec=spec), _check_immutable(spec, old["spec"])
 
 
+def _parse_class(obj: JsonObject) -> schema.ClassSpec:
+    return schema.parse_fields("DeviceClass", schema.ClassSpec, obj.get("spec") or {})
+
+
 def _create_class(obj: JsonObject, context: Context) -> Admitted:
-    spec = schema.parse_fields("DeviceClass", schema.ClassSpec, obj.get("spec") or {})
+    return _admit_class(obj, None, context)
+
+
+def _update_class(obj: JsonObject, old: JsonObject, context: Context) -> Admitted:
+    return _admit_class(obj, _parse_class(old), context)
+
+
+def _admit_class(obj: JsonObject, old: schema.ClassSpec | None, context: Context) -> Admitted:
+    spec = drop_class_fields(_parse_class(obj), old, context.gates)
     return _head(obj, spec=schema.build_fields(spec)), list(claim_rules.check_class(spec, lists=context.gates[LISTS]))
-
-
-def _update_class(obj: JsonObject, _old: JsonObject, context: Context) -> Admitted:
-    return _create_class(obj, context)
 
 
 def _create_taint_rule(obj: JsonObject, context: Context) -> Admitted:

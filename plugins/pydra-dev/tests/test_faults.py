@@ -8,7 +8,8 @@ import pytest
 
 from bodies import slice_body
 from pydra_dev.faults import Fault
-from tests.integration.api_handle import SLICES, ApiHandle, open_api
+from pydra_dev.gates import build_gates
+from tests.integration.api_handle import CLASSES, SLICES, ApiHandle, open_api
 
 
 async def test_a_fault_answers_as_often_as_it_says(api_server: ApiHandle) -> None:
@@ -125,6 +126,16 @@ async def test_a_disabled_gate_drops_its_fields(gate: str, device: dict[str, obj
     ):
         stored = await client.create(SLICES, slice_body(scratch, devices=[device]))
         assert stored["spec"]["devices"] == [left]
+
+
+async def test_of_a_gate_that_is_turned_off_objects_that_use_it_keep_its_fields_and_new_ones_lose_them() -> None:
+    gate = "DRAExtendedResource"
+    async with open_api(gates={gate: True}) as api_server, api_server.connect() as client:
+        spec = {"extendedResourceName": "example.com/gpu"}
+        old = await client.create(CLASSES, {"metadata": {"name": "old"}, "spec": spec})
+        api_server.embedded.api.gates = build_gates(36, {gate: False})
+        assert (await client.request("PUT", f"{CLASSES}/old", old)).body["spec"] == spec
+        assert (await client.create(CLASSES, {"metadata": {"name": "new"}, "spec": spec}))["spec"] == {}
 
 
 async def test_a_gate_that_nobody_knows_is_refused() -> None:
