@@ -6,9 +6,10 @@
     eval "$(python hack/kind.py env)" && make e2e                              as root: agents run beside the kubelet
     python hack/kind.py down
 
-Images are names that docker has. Without `--chart` no test installs the chart. The node shares SHARED with this
-machine, at the same path, so that a process of a test and the kubelet mean the same by it: the kubelet's root, sockets,
-and what pytest and the simulations write. Exit codes: 1 when a command fails, 2 when docker or kind is missing.
+Images are names that docker has. Without `--chart` no test installs the chart. The node shares SHARED and SCRATCH with
+this machine, at the same paths, so that a process of a test and the kubelet mean the same by them: the kubelet's root,
+sockets, and what pytest and the simulations write. Exit codes: 1 when a command fails, 2 when docker or kind is
+missing.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ NAME = "pydra"
 NODE_IMAGE = "kindest/node:v1.34.0"
 SHARED = Path("/var/lib/pydra-kind")
 KUBECONFIG, VARIABLES = SHARED / "kubeconfig", SHARED / "variables.json"
+SCRATCH = Path("/var/pydra-e2e")
+"""For the tests' files: a short path, since there are sockets below it, whose paths are of 107 bytes at most."""
 CDI = Path("/var/run/cdi")
 NEEDED = ("docker", "kind")
 OLDEST = 34
@@ -76,7 +79,7 @@ def read_minor(image: str) -> int:
 
 def build_config(minor: int) -> dict[str, Any]:
     """kind's configuration of the cluster; JSON is YAML."""
-    places = {SHARED: SHARED, SHARED / "kubelet": Path("/var/lib/kubelet"), CDI: CDI}
+    places = {SHARED: SHARED, SCRATCH: SCRATCH, SHARED / "kubelet": Path("/var/lib/kubelet"), CDI: CDI}
     mounts = [{"hostPath": str(here), "containerPath": str(there)} for here, there in places.items()]
     return {
         "kind": "Cluster",
@@ -102,7 +105,7 @@ def build_environment(name: str, pods: str, chart: str, older: str) -> dict[str,
         "PYDRA_E2E_NODE": f"{name}-control-plane",
         "PYDRA_E2E_KUBELET_ROOT": f"{SHARED}/kubelet",
         "PYDRA_E2E_KUBELET_RESTART": shlex.join(restart),
-        "TMPDIR": f"{SHARED}/tmp",
+        "TMPDIR": str(SCRATCH),
     }
 
 
@@ -121,7 +124,7 @@ def up(name: str, image: str, pods: str, chart: str, older: str) -> None:
     for one in (chart, older):
         if one and ":" not in one.rpartition("/")[2]:
             raise Trouble(f"{one}: found no tag; `make image IMAGE=localhost/pydra TAG=1` makes localhost/pydra:1")
-    for path in (SHARED / "kubelet", SHARED / "tmp", CDI):
+    for path in (SHARED / "kubelet", SCRATCH, CDI):
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -136,7 +139,8 @@ def up(name: str, image: str, pods: str, chart: str, older: str) -> None:
 def down(name: str) -> None:
     """Remove the cluster, and what its kubelet left."""
     call(["kind", "delete", "cluster", "--name", name, "--kubeconfig", str(KUBECONFIG)])
-    shutil.rmtree(SHARED, ignore_errors=True)
+    for path in (SHARED, SCRATCH):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def tell() -> None:

@@ -24,8 +24,10 @@ PIPES = ["CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "control"]
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """For what has sockets in it: their paths are of 107 bytes at most."""
-    with tempfile.TemporaryDirectory(prefix="e2e-") as name:
+    """For what has sockets in it: their paths are of 107 bytes at most, of which an MPS daemon's needs 84."""
+    with tempfile.TemporaryDirectory(prefix="") as name:
+        if len(os.fsencode(name)) > 107 - 84:
+            pytest.skip(f"the paths of sockets in {name} are too long; TMPDIR can name another place")
         yield Path(name)
 
 

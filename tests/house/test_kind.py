@@ -52,7 +52,7 @@ def test_the_node_shares_the_directories_that_the_variables_name_and_reads_cdi_s
     shared = {mount["hostPath"] for mount in node["extraMounts"] if mount["hostPath"] == mount["containerPath"]}
     assert "/var/run/cdi" in shared
     for name in ("KUBECONFIG", "PYDRA_E2E_KUBELET_ROOT", "TMPDIR"):
-        assert any(variables[name].startswith(f"{path}/") for path in shared), name
+        assert any(f"{variables[name]}/".startswith(f"{path}/") for path in shared), name
     places = {mount["containerPath"]: mount["hostPath"] for mount in node["extraMounts"]}
     assert places["/var/lib/kubelet"] == variables["PYDRA_E2E_KUBELET_ROOT"]
     assert "enable_cdi = true" in config["containerdConfigPatches"][0]
