@@ -17,7 +17,6 @@ from typing import Any
 import anyio
 import pytest
 
-from pydra.devices import Device, Pool, Taint
 from pydra.errors import Conflict, KubeError, NotFound
 from pydra.kube.api_resources import (
     DEVICE_CLASSES,
@@ -33,9 +32,6 @@ from pydra.kube.api_resources import (
 )
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
-from pydra.slices.build import build_wanted
-from pydra.slices.diff import plan_slices
-from pydra.slices.server_limitations import name_gates
 
 DRIVER = "sim.pydra.dev"
 IMAGE = os.environ.get("PYDRA_E2E_IMAGE", "localhost/busybox:latest")
@@ -223,21 +219,6 @@ class Cluster:
     async def devices(self) -> list[JsonObject]:
         """All devices in the driver's slices of the node."""
         return [device for one in await self.slices() for device in one["spec"].get("devices") or ()]
-
-    async def require(self, field: str, gate: str) -> None:
-        """Skip the test where the cluster does not keep this field of devices."""
-        await self.wait("devices are published", self.devices)
-        if not any(field in device for device in await self.devices()):
-            pytest.skip(f"the cluster drops the devices' {field}: feature gate {gate} is off")
-
-    async def require_taints(self) -> None:
-        """Skip the test where the cluster does not keep the taint of an unhealthy device."""
-        pool = Pool(name="probe", devices=(Device(name="one", taints=(Taint(key="example.com/probe"),)),))
-        wanted = build_wanted(pool, driver="probe.example.com", node=self.node)
-        [create] = plan_slices(wanted, ()).creates
-        answer = await self.client.create(RESOURCE_SLICES, create.body, dry_run=True)
-        if name_gates(create.body["spec"], answer["spec"]):
-            pytest.skip("the cluster drops the taints of devices: feature gate DRADeviceTaints is off")
 
     async def wait(self, what: str, look: Callable[[], Any]) -> Any:
         """What `look` gives, once that is something."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
+import pytest_asyncio
 
 from tests.e2e.cluster import missing
+from tests.integration.api_handle import ApiHandle
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,3 +24,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def open_certificates() -> None:
     """Of this scope, because kubernetes-asyncio keeps a kubeconfig's certificates in files open until the end."""
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def required_gates(request: pytest.FixtureRequest) -> None:
+    """Skips a test at once where the cluster has a gate of its marker `gates` off."""
+    await ApiHandle(Path(os.environ["KUBECONFIG"]), None).require(request.node)

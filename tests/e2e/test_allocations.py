@@ -45,10 +45,10 @@ def names(found: list[str]) -> list[str]:
     return [line for line in found if line.startswith("accel-")]
 
 
+@pytest.mark.gates("DRAPartitionableDevices")
 async def test_partitions_are_given_as_far_as_the_counters_reach(serve: Serve) -> None:
     half = {"cel": {"expression": f"device.attributes['{DRIVER}'].profile == '2of4'"}}
     async with open_cluster() as cluster, serve(cluster, scenario=CUT):
-        await cluster.require("consumesCounters", "DRAPartitionableDevices")
         await cluster.create_class(f"partition.{DRIVER}", kind="partition")
         for name in ("one", "two", "three"):
             request = ask("part", deviceClassName=f"partition.{DRIVER}", selectors=[half])
@@ -65,9 +65,9 @@ async def test_partitions_are_given_as_far_as_the_counters_reach(serve: Serve) -
         }
 
 
+@pytest.mark.gates("DRAConsumableCapacity")
 async def test_two_claims_share_a_device_and_each_container_learns_its_share(serve: Serve) -> None:
     async with open_cluster() as cluster, serve(cluster, scenario=SHARED):
-        await cluster.require("allowMultipleAllocations", "DRAConsumableCapacity")
         await cluster.create_class(DRIVER)
         shares = {"small": "16Gi", "large": "40Gi", "extra": "9Gi"}
         for name, memory in shares.items():
@@ -87,6 +87,7 @@ async def test_two_claims_share_a_device_and_each_container_learns_its_share(ser
             assert "SIM_ACCEL_0_CORES=1" in found
 
 
+@pytest.mark.gates("DRAPrioritizedList")
 async def test_the_first_available_of_several_wishes_is_granted(serve: Serve) -> None:
     wishes = [
         {"name": "many", "deviceClassName": DRIVER, "allocationMode": "ExactCount", "count": 9},
@@ -94,10 +95,7 @@ async def test_the_first_available_of_several_wishes_is_granted(serve: Serve) ->
     ]
     async with open_cluster() as cluster, serve(cluster):
         await cluster.create_class(DRIVER)
-        try:
-            await cluster.create_claim("modest", requests=[{"name": "accel", "firstAvailable": wishes}])
-        except KubeError as error:
-            pytest.skip(f"the cluster refuses firstAvailable, feature gate DRAPrioritizedList is off: {error}")
+        await cluster.create_claim("modest", requests=[{"name": "accel", "firstAvailable": wishes}])
         uses = [{"name": "claim", "request": "accel"}]
         await cluster.start_pod("holder", STAY, resourceClaimName="modest")
         found = await cluster.run_pod("app", claims={"claim": "modest"}, containers={"main": uses})

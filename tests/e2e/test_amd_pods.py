@@ -108,15 +108,21 @@ async def test_a_partition_and_a_whole_gpu_are_used_side_by_side() -> None:
         found = await cluster.run_pod("app", LOOK, claims={"both": "both"}, containers=containers)
         assert found["part"] == ["/dev/dri/card1", "/dev/dri/renderD128", "/dev/kfd"]
         assert found["whole"] == ["/dev/dri/card9", "/dev/dri/renderD136", "/dev/kfd"]
+
+
+@pytest.mark.gates("DRAExtendedResource")
+async def test_a_pod_that_asks_as_with_the_device_plugin_gets_gpus() -> None:
+    async with open_hardware(DRIVER, LABEL, build_host) as (cluster, release, _):
+        await release.install()
         await create_plain_pod(cluster, "plain", {"amd.com/gpu": 2})
         await cluster.wait_phase("plain", "Succeeded")
 
 
+@pytest.mark.gates("DRAPartitionableDevices")
 async def test_a_claim_chooses_the_mode_of_its_gpu_which_is_set_back_without_any_privilege() -> None:
     async with open_hardware(DRIVER, LABEL, build_host) as (cluster, release, tree):
         with run_driver(tree):
             await release.install(at("backends.amd.settings.partitioning", "compute"))
-            await cluster.require("consumesCounters", "DRAPartitionableDevices")
             cpx = f"device.attributes['{DRIVER}'].computePartition == 'cpx'"
             await cluster.create_claim("eighth", requests=ask(DRIVER, selectors=[{"cel": {"expression": cpx}}]))
             await cluster.create_claim("whole", requests=ask(f"{DRIVER}-spx"))
@@ -131,6 +137,7 @@ async def test_a_claim_chooses_the_mode_of_its_gpu_which_is_set_back_without_any
             assert list_mode_files(tree)[0].read_text().strip() == "SPX"
 
 
+@pytest.mark.gates("DRAPartitionableDevices")
 async def test_a_claim_chooses_the_memory_mode_of_all_gpus_for_which_the_nodes_own_modprobe_reloads_the_driver() -> (
     None
 ):
@@ -141,7 +148,6 @@ async def test_a_claim_chooses_the_memory_mode_of_all_gpus_for_which_the_nodes_o
         own = {"settings": {"partitioning": "memory"}, "capabilities": ["SYS_MODULE", "SYS_CHROOT"]}
         with run_driver(tree) as loaded, serve_modprobe(tree, loaded) as calls:
             await release.install({"backends": {"amd": {**own, "env": [path, sys_root]}}})
-            await cluster.require("consumesCounters", "DRAPartitionableDevices")
             profile = f"device.attributes['{DRIVER}'].partitionProfile == 'cpx_nps4'"
             await cluster.create_claim("eighth", requests=ask(DRIVER, selectors=[{"cel": {"expression": profile}}]))
             await cluster.start_pod("eighth", STAY, resourceClaimName="eighth")

@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from pydra.kube.api_resources import DEVICE_CLASSES, PODS
+from pydra.kube.api_resources import PODS
 from tests.e2e.cluster import IMAGE as BUSYBOX
 from tests.e2e.cluster import REPORT, STAY, Cluster, cdi_files, found_by
 from tests.e2e.kubelet import count_failures
@@ -111,13 +111,12 @@ async def test_a_pod_removed_by_force_is_unprepared_by_an_agent_in_its_pod() -> 
         assert await count_failures(cluster) == before
 
 
+@pytest.mark.gates("DRAExtendedResource")
 async def test_a_container_asks_for_devices_by_the_name_of_an_extended_resource() -> None:
     async with open_place() as (cluster, release):
         resource = f"{cluster.namespace}.example.com/accel"
         names = {"deviceClasses": {"extendedResourceNames": {"sim.pydra.dev": resource}}}
         await release.install({"backends": {"sim": names}})
-        if "extendedResourceName" not in (await cluster.client.get(DEVICE_CLASSES, cluster.driver))["spec"]:
-            pytest.skip("the cluster drops extendedResourceName: feature gate DRAExtendedResource is off")
         await create_plain_pod(cluster, "three", {resource: 3})
         await create_plain_pod(cluster, "nine", {resource: 9})
         found = found_by(await cluster.wait_phase("three", "Succeeded"))["main"]

@@ -21,6 +21,7 @@ pytestmark = [
 LOOK = "grep Cpus_allowed_list: /proc/self/status >/dev/termination-log"
 
 
+@pytest.mark.gates("DRAConsumableCapacity")
 async def test_a_claim_has_cpus_of_its_own_and_others_have_them_back_when_it_ends() -> None:
     everything = parse_cpu_list(Path("/sys/devices/system/cpu/online").read_text().strip())
     async with (
@@ -29,7 +30,6 @@ async def test_a_claim_has_cpus_of_its_own_and_others_have_them_back_when_it_end
     ):
         await release.install()
         await cluster.wait("devices are published", cluster.devices)
-        await cluster.require("allowMultipleAllocations", "DRAConsumableCapacity")
         for name in ("pinned", "stays"):
             await cluster.create_claim(name, requests=ask(DRIVER, capacity={"requests": {f"{DRIVER}/cpu": "1"}}))
         await cluster.create_pod("pinned", LOOK, resourceClaimName="pinned")

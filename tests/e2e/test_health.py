@@ -6,21 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from pydra.errors import NotFound
-from pydra.kube.api_resources import Resource
 from tests.e2e.agent import open_agent
 from tests.e2e.cluster import DRIVER, STAY, Cluster, open_cluster
+from tests.integration.gates import TAINT_RULES
 
-TAINT_RULES = Resource(
-    group="resource.k8s.io", version="v1beta2", plural="devicetaintrules", kind="DeviceTaintRule", namespaced=False
-)
 WELL = "groups: [{name: accel, count: 1}]\n"
 SICK = f"{WELL}unhealthy: {{accel-0: too hot}}\n"
 
 
+@pytest.mark.gates("DRADeviceTaints")
 async def test_a_sick_device_is_tainted_and_shown_in_the_pods_status(tmp_path: Path) -> None:
     async with open_cluster() as cluster, open_agent(cluster, tmp_path, scenario=WELL, flags=("--healthy-after", "0")):
-        await cluster.require_taints()
         await cluster.create_class(DRIVER)
         await cluster.create_claim("accel")
         await cluster.start_pod("app", STAY, resourceClaimName="accel")
@@ -32,10 +28,10 @@ async def test_a_sick_device_is_tainted_and_shown_in_the_pods_status(tmp_path: P
         await cluster.wait_health("app", "Healthy")
 
 
+@pytest.mark.gates("DRADeviceTaints")
 async def test_pods_leave_a_sick_device_where_the_admin_wants_that(tmp_path: Path) -> None:
     flags = ("--health-taint", "NoExecute")
     async with open_cluster() as cluster, open_agent(cluster, tmp_path, scenario=WELL, flags=flags):
-        await cluster.require_taints()
         await cluster.create_class(DRIVER)
         await cluster.create_claim("accel")
         await cluster.start_pod("app", STAY, resourceClaimName="accel")
@@ -45,6 +41,7 @@ async def test_pods_leave_a_sick_device_where_the_admin_wants_that(tmp_path: Pat
         await cluster.wait_unprepared()
 
 
+@pytest.mark.gates("DRADeviceTaintRules")
 async def test_an_admins_taint_rule_sends_a_pod_away_and_its_claim_is_unprepared(tmp_path: Path) -> None:
     async with open_cluster() as cluster, open_agent(cluster, tmp_path, scenario=WELL):
         await cluster.create_class(DRIVER)
@@ -52,10 +49,7 @@ async def test_an_admins_taint_rule_sends_a_pod_away_and_its_claim_is_unprepared
         await cluster.start_pod("app", STAY, resourceClaimName="accel")
         taint = {"key": "example.com/maintenance", "effect": "NoExecute"}
         spec = {"deviceSelector": {"driver": DRIVER, "device": "accel-0"}, "taint": taint}
-        try:
-            await cluster.create(TAINT_RULES, {"metadata": {"name": cluster.namespace}, "spec": spec})
-        except NotFound:
-            pytest.skip(f"the cluster does not serve {TAINT_RULES}: feature gate DRADeviceTaintRules is off")
+        await cluster.create(TAINT_RULES, {"metadata": {"name": cluster.namespace}, "spec": spec})
         try:
             await cluster.wait_gone("app")
             await cluster.wait_unprepared()

@@ -5,16 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeAlias
 
+import pytest
+
 from tests.e2e.cluster import STAY
 from tests.e2e.nvidia import TWO, NvidiaNode, allocated, open_node, partition
 
 SOON = ("--healthy-after", "0", "--rescan-period", "1")
 
 
+@pytest.mark.gates("DRADeviceTaints")
 async def test_an_xid_taints_the_gpu_and_its_partitions_until_it_has_been_well_for_a_while(tmp_path: Path) -> None:
     scenario = TWO.replace("dynamic_mig: true", "dynamic_mig: true, quiet_period: 5")
     async with open_node(tmp_path, scenario, flags=SOON) as node:
-        await node.cluster.require_taints()
         await node.cluster.create_claim("part", requests=[partition("1g.10gb")])
         await node.cluster.start_pod("app", STAY, resourceClaimName="part")
         assert (await allocated(node.cluster, "part"))[0]["device"].startswith("gpu-0-mig-")
@@ -30,10 +32,10 @@ async def test_an_xid_taints_the_gpu_and_its_partitions_until_it_has_been_well_f
         await wait_taints(node, {})
 
 
+@pytest.mark.gates("DRADeviceTaints")
 async def test_pods_leave_a_lost_gpu_and_its_claims_end(tmp_path: Path) -> None:
     flags = (*SOON, "--health-taint", "NoExecute")
     async with open_node(tmp_path, TWO, flags=flags) as node:
-        await node.cluster.require_taints()
         for name in ("first", "second"):
             await node.cluster.create_claim(name)
             await node.cluster.start_pod(name, STAY, resourceClaimName=name)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pydra_nvidia.simulation.tree.device_numbers import compute_minor, instance_minor
 from tests.e2e.cluster import STAY, Cluster
 from tests.e2e.nvidia import (
@@ -48,6 +50,7 @@ async def test_each_container_has_the_gpus_of_its_requests_and_the_driver(tmp_pa
             assert f"libcuda libcuda.so.{DRIVER_VERSION}" in found[name], "the hook links it"
 
 
+@pytest.mark.gates("DRAPartitionableDevices")
 async def test_a_partition_is_made_for_its_pod_and_its_container_can_open_nothing_else(tmp_path: Path) -> None:
     async with open_node(tmp_path, ONE) as node:
         await node.cluster.wait_published()
@@ -80,6 +83,7 @@ async def test_without_the_hook_the_driver_is_there_under_all_its_names(tmp_path
         assert any(line.startswith(f"LD_LIBRARY_PATH={LIBRARIES}:") for line in found)
 
 
+@pytest.mark.gates("DRAPartitionableDevices")
 async def test_a_gpu_is_passed_through_and_nobody_else_gets_it_meanwhile(tmp_path: Path) -> None:
     async with open_node(tmp_path, ONE.replace("dynamic_mig: true", "dynamic_mig: true, vfio: true")) as node:
         interface = {"backendPolicy": "PreferIommuFD", "enableAPIDevice": True}

@@ -35,6 +35,7 @@ RESTART_KUBELET = shlex.split(os.environ.get("PYDRA_E2E_KUBELET_RESTART", ""))
 PLUGIN = KUBELET_ROOT / "plugins" / DRIVER
 
 
+@pytest.mark.gates("DRAPartitionableDevices")
 async def test_a_partition_that_a_killed_agent_left_half_made_is_made_anew(tmp_path: Path) -> None:
     hangs = f"{ONE}faults: [{{op: nvmlGpuInstanceCreateComputeInstance*, do: hang, count: 1}}]\n"
     async with open_nvidia_cluster() as cluster:
@@ -52,6 +53,7 @@ async def test_a_partition_that_a_killed_agent_left_half_made_is_made_anew(tmp_p
             assert all(len(one.compute) == 1 for one in node.gpus()[0].instances)
 
 
+@pytest.mark.gates("DRAPartitionableDevices")
 @pytest.mark.skipif(not RESTART_KUBELET, reason="PYDRA_E2E_KUBELET_RESTART names no command that restarts the kubelet")
 async def test_after_a_reboot_a_claims_partition_is_made_again(tmp_path: Path) -> None:
     boot = tmp_path / "boot_id"
@@ -77,6 +79,7 @@ async def test_after_a_reboot_a_claims_partition_is_made_again(tmp_path: Path) -
             assert len([line for line in found if "nvidia-cap" in line]) == 2
 
 
+@pytest.mark.gates("DRAPartitionableDevices")
 async def test_claims_that_the_vendors_driver_prepared_are_taken_over_while_their_pods_run(tmp_path: Path) -> None:
     async with open_nvidia_cluster() as cluster:
         requests = {"gpu": [ask()], "part": [partition("1g.10gb", count=2)]}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pydra.kube.api_resources import PODS
 from tests.e2e.cluster import IMAGE, STAY
 from tests.e2e.nvidia import LOOK, ONE, PLAIN, TWO, allocated, ask, delete_pods, open_node, partition, start_pods
@@ -12,9 +14,9 @@ SMALL = [f"small-{number}" for number in range(7)]
 SHARED = PLAIN + "settings: {consumable_shares: 4}\n"
 
 
+@pytest.mark.gates("DRAPartitionableDevices")
 async def test_a_gpu_holds_seven_small_partitions_or_is_given_whole(tmp_path: Path) -> None:
     async with open_node(tmp_path, ONE) as node:
-        await node.cluster.require("consumesCounters", "DRAPartitionableDevices")
         for name in (*SMALL, "eighth"):
             await node.cluster.create_claim(name, requests=[partition("1g.10gb")])
         await node.cluster.create_claim("whole", requests=[ask()])
@@ -30,9 +32,9 @@ async def test_a_gpu_holds_seven_small_partitions_or_is_given_whole(tmp_path: Pa
         assert (node.partitions(), node.gpus()[0].mig) == ([], False)
 
 
+@pytest.mark.gates("DRAPartitionableDevices")
 async def test_a_claim_gets_several_partitions_of_one_gpu(tmp_path: Path) -> None:
     async with open_node(tmp_path, TWO) as node:
-        await node.cluster.require("consumesCounters", "DRAPartitionableDevices")
         requests = [
             partition("3g.40gb", "large"),
             partition("2g.20gb", "middle"),
@@ -50,6 +52,7 @@ async def test_a_claim_gets_several_partitions_of_one_gpu(tmp_path: Path) -> Non
         assert len(node.partitions()) == 8
 
 
+@pytest.mark.gates("DRAPrioritizedList")
 async def test_expressions_and_constraints_written_for_the_vendors_driver_choose(tmp_path: Path) -> None:
     async with open_node(tmp_path, TWO) as node:
         new = "A.driverVersion.compareTo(semver('570.0.0')) >= 0 && C.memory.compareTo(quantity('40Gi')) >= 0"
@@ -73,9 +76,9 @@ async def test_expressions_and_constraints_written_for_the_vendors_driver_choose
         assert {one["request"] for one in await allocated(node.cluster, "wishes")} == {"gpu/two"}
 
 
+@pytest.mark.gates("DRAConsumableCapacity")
 async def test_a_gpu_is_shared_by_as_many_claims_as_it_has_shares(tmp_path: Path) -> None:
     async with open_node(tmp_path, SHARED) as node:
-        await node.cluster.require("allowMultipleAllocations", "DRAConsumableCapacity")
         sharers = [f"sharer-{number}" for number in range(4)]
         for name in (*sharers, "fifth"):
             share = ask(where=f"A.uuid == '{node.uuid(0)}'", capacity={"requests": {"memory": "10Gi"}})
@@ -91,6 +94,7 @@ async def test_a_gpu_is_shared_by_as_many_claims_as_it_has_shares(tmp_path: Path
         }
 
 
+@pytest.mark.gates("DRAExtendedResource")
 async def test_a_pod_that_asks_as_with_the_device_plugin_gets_a_gpu(tmp_path: Path) -> None:
     async with open_node(tmp_path, PLAIN) as node:
         container = {

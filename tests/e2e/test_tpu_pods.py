@@ -69,9 +69,9 @@ def nodes(found: list[str]) -> list[str]:
     return [line for line in found if not line.startswith("TPU_")]
 
 
+@pytest.mark.gates("DRAPartitionableDevices")
 async def test_the_scheduler_cuts_the_mesh_and_pods_that_do_not_fit_are_told_why() -> None:
     async with open_host() as (cluster, _, _):
-        await cluster.require("consumesCounters", "DRAPartitionableDevices")
         await start(cluster, "left", f"2x2.{DRIVER}", phase="Running")
         found = (await cluster.run_pod("look", LOOK, resourceClaimName="left"))["main"]
         assert {"TPU_TOPOLOGY=2x2", "TPU_VISIBLE_CHIPS=0,1,2,3", "TPU_ACCELERATOR_TYPE=v5litepod-4"} <= set(found)
@@ -90,6 +90,7 @@ async def test_the_scheduler_cuts_the_mesh_and_pods_that_do_not_fit_are_told_why
         await cluster.wait_phase("square", "Running")
 
 
+@pytest.mark.gates("DRAPartitionableDevices")
 async def test_the_containers_of_a_pod_are_processes_on_one_mesh_each_with_its_own_chips() -> None:
     processes = {
         "apiVersion": "tpu.resource.google.com/v1alpha1",
@@ -97,7 +98,6 @@ async def test_the_containers_of_a_pod_are_processes_on_one_mesh_each_with_its_o
         "processes": {"firstPort": 9000},
     }
     async with open_host() as (cluster, _, _):
-        await cluster.require("consumesCounters", "DRAPartitionableDevices")
         requests = [{"name": name, "exactly": {"deviceClassName": f"2x2.{DRIVER}"}} for name in ("first", "second")]
         config = [{"opaque": {"driver": DRIVER, "parameters": processes}}]
         await cluster.create_claim("mesh", requests=requests, config=config)
@@ -114,9 +114,9 @@ async def test_the_containers_of_a_pod_are_processes_on_one_mesh_each_with_its_o
             assert [line for line in found[name] if "TPU_" not in line] == [*chips, "vfio"]
 
 
+@pytest.mark.gates("DRAPartitionableDevices", "DRAExtendedResource")
 async def test_claims_as_for_googles_driver_and_its_device_plugin_get_a_host_or_a_mesh_and_never_less() -> None:
     async with open_host() as (cluster, _, _):
-        await cluster.require("consumesCounters", "DRAPartitionableDevices")
         await start(cluster, "three", DRIVER, count=3)
         said = await cluster.wait_note("NotAMesh", about="three")
         assert "chips 0, 1, 2 of this host do not form a mesh together" in said
@@ -130,9 +130,9 @@ async def test_claims_as_for_googles_driver_and_its_device_plugin_get_a_host_or_
         assert nodes(found) == [*map(str, range(8)), "vfio"]
 
 
+@pytest.mark.gates("DRADeviceTaints")
 async def test_a_chip_whose_node_is_gone_is_shown_by_its_pod_and_kept_from_others_until_it_is_back() -> None:
     async with open_host() as (cluster, _, tree):
-        await cluster.require_taints()
         await start(cluster, "left", f"2x2.{DRIVER}", phase="Running")
         node, aside = tree / "dev" / "vfio" / "3", tree / "vfio-3"
         node.rename(aside)
@@ -144,10 +144,10 @@ async def test_a_chip_whose_node_is_gone_is_shown_by_its_pod_and_kept_from_other
         await cluster.wait_health("left", "Healthy")
 
 
+@pytest.mark.gates("DRADeviceTaints")
 async def test_chips_that_processes_outside_of_claims_have_open_are_kept_from_claims_where_the_agent_may_look() -> None:
     may_look = {"backends": {"tpu": {"hostPID": True, "capabilities": ["SYS_PTRACE"]}}}
     async with open_host(may_look) as (cluster, release, tree):
-        await cluster.require_taints()
         await cluster.create_claim("left", requests=ask(f"2x2.{DRIVER}"))
         await cluster.start_pod("left", "exec 3</dev/vfio/0; sleep 1000", resourceClaimName="left")
         descriptor = os.open(tree / "dev" / "vfio" / "5", os.O_RDONLY)
@@ -159,6 +159,7 @@ async def test_chips_that_processes_outside_of_claims_have_open_are_kept_from_cl
         await wait_tainted(cluster, set())
 
 
+@pytest.mark.gates("DRAPartitionableDevices")
 async def test_no_chip_is_given_twice_when_the_admin_offers_other_devices_under_a_claim() -> None:
     async with open_host() as (cluster, release, _):
         await start(cluster, "left", f"2x2.{DRIVER}", phase="Running")

@@ -2,7 +2,7 @@
 
 A test that holds on both proves the double equal to the original. What only the double can do
 (injected faults, gates, history) is asked for through `embedded` or through options, and skips the
-test on a real cluster.
+test on a real cluster. What needs a feature gate that a supported release has off has the marker `gates`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import msgspec
 import pytest
 import yaml
 
+from pydra.kube.client import build_path
 from pydra_dev.apiserver import ApiServer, serve_api
+from tests.integration.gates import PROBES, is_kept
 
 JsonObject = dict[str, Any]
 DRA = "/apis/resource.k8s.io/v1"
@@ -126,6 +128,24 @@ class ApiHandle:
         if self._server is None:
             pytest.skip("needs the embedded API server (injected faults or a look inside), and KUBECONFIG is set")
         return self._server
+
+    async def require(self, test: pytest.Item) -> None:
+        """Skip a test where the server does not keep what one of the gates in its marker `gates` is for."""
+        wanted = [gate for marker in test.iter_markers("gates") for gate in marker.args]
+        if not wanted:
+            return
+        async with self.connect() as client:
+            for gate in wanted:
+                resource, spec = PROBES[gate]
+                body = {"apiVersion": resource.api_version, "kind": resource.kind, "spec": spec}
+                path = build_path(resource, namespace="default" if resource.namespaced else "")
+                named = {**body, "metadata": {"generateName": "probe-"}}
+                answer = await client.request("POST", path, named, params={"dryRun": "All"})
+                if answer.status in (404, 422):
+                    pytest.skip(f"the cluster refuses what feature gate {gate} is for: {answer.text.strip()}")
+                assert answer.status == 201, answer.text
+                if not is_kept(spec, answer.body["spec"]):
+                    pytest.skip(f"feature gate {gate} is off: the cluster drops what it is for")
 
     @asynccontextmanager
     async def connect(self, server: str = "") -> AsyncIterator[RawClient]:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import pytest
 
 from pydra.devices import Capacity, CounterConsumption, CounterSet, Device, Taint
 from pydra.kube.api_resources import NODES, RESOURCE_SLICES
@@ -53,13 +54,18 @@ async def test_a_pool_is_published_and_belongs_to_its_node(api_server: ApiHandle
         assert it.reconciler.is_published
 
 
-async def test_nothing_is_written_at_rest(api_server: ApiHandle) -> None:
+@pytest.mark.parametrize(
+    "device",
+    [
+        Device(name="gpu-0", capacity={"memory": Capacity("1024Mi"), "share": Capacity("1000m")}),
+        pytest.param(
+            Device(name="gpu-0", taints=(Taint(key="example.com/sick"),)), marks=pytest.mark.gates("DRADeviceTaints")
+        ),
+    ],
+    ids=["quantities", "taints"],
+)
+async def test_nothing_is_written_at_rest(device: Device, api_server: ApiHandle) -> None:
     async with publishing(api_server) as it:
-        device = Device(
-            name="gpu-0",
-            capacity={"memory": Capacity("1024Mi"), "share": Capacity("1000m")},
-            taints=(Taint(key="example.com/sick"),),
-        )
         await it.publish(device)
         await it.at_rest()
         it.reconciler.publish(it.pool(device))
@@ -192,6 +198,7 @@ def _owner(body: JsonObject) -> Any:
     return body["metadata"]["ownerReferences"][0]["uid"]
 
 
+@pytest.mark.gates("DRADeviceTaints")
 async def test_a_taint_keeps_its_time_when_its_device_changes(api_server: ApiHandle) -> None:
     async with publishing(api_server) as it:
         sick = Device(name="gpu-0", taints=(Taint(key="example.com/sick"),))
@@ -203,6 +210,7 @@ async def test_a_taint_keeps_its_time_when_its_device_changes(api_server: ApiHan
         assert taint["timeAdded"] == before["spec"]["devices"][0]["taints"][0]["timeAdded"]
 
 
+@pytest.mark.gates("DRAPartitionableDevices")
 async def test_partitions_and_their_counters_come_in_slices_of_their_own(api_server: ApiHandle) -> None:
     counters = tuple(CounterSet(name=f"gpu-{n}", counters={"memory": "80Gi"}) for n in range(9))
     parts = tuple(

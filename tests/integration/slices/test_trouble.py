@@ -259,6 +259,7 @@ async def test_a_device_that_only_this_server_refuses_is_left_out_and_no_other()
         await it.at_rest()
 
 
+@pytest.mark.gates("DRAPartitionableDevices")
 async def test_the_same_refusal_has_the_same_text_each_time(api_server: ApiHandle) -> None:
     too_many = CounterSet(name="gpu", counters={f"c{number}": 1 for number in range(33)})
     async with publishing(api_server) as it:
