@@ -121,7 +121,7 @@ class ComputeDomainBackend:
         if {one.device for one in claim.devices} == {CHANNEL, DAEMON}:
             raise TerminalError(f"{CHANNEL} waits for {DAEMON}, so no claim can have both; make two")
         with call_time():
-            return [device.prepared(await self._prepare(device)) for device in claim.devices]
+            return [device.prepared(await self._prepare(device, claim.namespace)) for device in claim.devices]
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
         """The daemon's directory goes. A channel leaves nothing."""
@@ -130,7 +130,7 @@ class ComputeDomainBackend:
             if device.device == DAEMON and config is not None and not device.admin_access:
                 await in_thread(self._directories.remove, config.domain)
 
-    async def _prepare(self, device: AllocatedDevice) -> ContainerEdits:
+    async def _prepare(self, device: AllocatedDevice, namespace: str) -> ContainerEdits:
         if device.device not in self._names():
             raise UnknownDevice(f"there is no {device.device} on this node, only {', '.join(self._names())}")
         config = find_config(device)
@@ -139,12 +139,14 @@ class ComputeDomainBackend:
         if fabric.problem:
             raise FabricNotReady(f"the node cannot be part of a ComputeDomain yet: {fabric.problem}")
         if isinstance(config, ComputeDomainChannelConfig):
-            return await self._prepare_channels(config, fabric)
+            return await self._prepare_channels(config, fabric, namespace)
         if device.admin_access:
             raise TerminalError(f"{DAEMON} is not available with adminAccess: a node runs one IMEX daemon")
         return await in_thread(self._prepare_daemon, config, fabric)
 
-    async def _prepare_channels(self, config: ComputeDomainChannelConfig, fabric: NodeFabric) -> ContainerEdits:
+    async def _prepare_channels(
+        self, config: ComputeDomainChannelConfig, fabric: NodeFabric, namespace: str
+    ) -> ContainerEdits:
         if not fabric.clique:
             return ContainerEdits()
         is_drivers = self._settings.imex is Imex.DRIVER_MANAGED
@@ -157,6 +159,7 @@ class ComputeDomainBackend:
             try:
                 if is_drivers:
                     configuration = self._directories.check_configured(config.domain)
+                    self._directories.check_namespace(config.domain, namespace)
                     await self._imex.check_daemon(configuration)
                 else:
                     await self._imex.check_host(self._settings.imex_socket)

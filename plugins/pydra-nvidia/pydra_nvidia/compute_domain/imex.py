@@ -3,6 +3,7 @@
     <state>/domains/<UID of the ComputeDomain>/imexd.cfg.tmpl   ours; the daemon's pod fills in what only it knows
                                               /imexd.cfg        the pod's: what nvidia-imex was started with
                                               /nodes.cfg        the pod's: the other nodes
+                                              /domain.json      the pod's: name and namespace of the ComputeDomain
 
 Such a directory lives as long as the claim of the daemon. A node holds one such claim, so nobody else uses it.
 Source: kubernetes-sigs/dra-driver-nvidia-gpu, cmd/compute-domain-daemon; IMEX guide, "IMEX Service Config Options".
@@ -11,11 +12,12 @@ Source: kubernetes-sigs/dra-driver-nvidia-gpu, cmd/compute-domain-daemon; IMEX g
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 from collections.abc import Callable, Collection
 
-from pydra import ClaimError
+from pydra import ClaimError, TerminalError
 from pydra_nvidia.host.driver_programs import ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.host.driver_root import DriverRoot
 
@@ -33,6 +35,9 @@ IMEX_CMD_PORT=50005
 """
 """An empty name of the log means stderr. Readiness is asked for at the command port of the pod."""
 
+DOMAIN_FILE = "domain.json"
+"""Name and namespace of the ComputeDomain, which the daemon of pydra knows and its claims do not say."""
+
 _CONTROL = "nvidia-imex-ctl"
 _READY = "READY"
 _QUERY_DEADLINE = 5.0
@@ -42,6 +47,12 @@ class DomainNotReady(ClaimError):
     """The IMEX daemon that a channel needs does not run yet, or has not joined the others."""
 
     reason = "ComputeDomainNotReady"
+
+
+class OtherNamespace(TerminalError):
+    """The claim names a ComputeDomain of another namespace."""
+
+    reason = "ComputeDomainOfOtherNamespace"
 
 
 class DomainDirectories:
@@ -98,6 +109,23 @@ class DomainDirectories:
                 f"resource.nvidia.com/computeDomain={domain}, and the IMEX daemon's image is pulled"
             )
         raise DomainNotReady(f"ComputeDomain {domain} has no IMEX daemon on this node yet: {why}")
+
+    def check_namespace(self, domain: str, namespace: str) -> None:
+        """A claim of this namespace may use the ComputeDomain. Raises OtherNamespace.
+
+        The daemon of pydra tells the domain's namespace; that of NVIDIA does not, and then nothing is known.
+        """
+        try:
+            with open(os.path.join(self.path(domain), DOMAIN_FILE), encoding="utf-8") as file:
+                told = json.load(file)
+            name, home = str(told["name"]), str(told["namespace"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        if home and home != namespace:
+            raise OtherNamespace(
+                f"ComputeDomain {home}/{name} is for claims of its own namespace, and this claim is of {namespace}; "
+                "create a ComputeDomain there"
+            )
 
     def _list(self) -> list[str]:
         try:

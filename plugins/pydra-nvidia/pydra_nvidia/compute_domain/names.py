@@ -27,6 +27,8 @@ IMEX_CONDITION = "resource.nvidia.com/imex"
 """The condition of a daemon's pod that says what its IMEX daemon is waiting for: pydra's."""
 
 PEER_PORT, COMMAND_PORT = 50000, 50005
+READY_PORT = 50006
+"""Where a daemon tells the kubelet whether it is ready."""
 MAX_NODES = 18
 """Of one clique, unless the admin says otherwise: the number of names that every daemon knows."""
 

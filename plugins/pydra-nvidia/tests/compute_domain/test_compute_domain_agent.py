@@ -187,6 +187,10 @@ async def test_a_workload_waits_for_the_imex_daemon_of_its_domain_and_gets_its_c
         node.imex_says("NOT_READY")
         (node.domains / domain / "imexd.cfg").write_text("IMEX_CMD_PORT=50005\n")
         await node.told("workload", "ComputeDomainNotReady", 'is not ready yet: nvidia-imex-ctl says "NOT_READY"')
+        whose = node.domains / domain / "domain.json"
+        whose.write_text('{"name": "cd", "namespace": "elsewhere"}')
+        await node.told("workload", "ComputeDomainOfOtherNamespace", "elsewhere/cd is for claims of its own namespace")
+        whose.write_text(f'{{"name": "cd", "namespace": "{NAMESPACE}"}}')
         node.imex_says("READY")
         assert channels(await node.running("workload")) == [("/dev/nvidia-caps-imex-channels/channel0", 236, 0)]
         await node.end("workload", "imex")

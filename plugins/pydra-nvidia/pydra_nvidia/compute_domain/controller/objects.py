@@ -20,6 +20,7 @@ from pydra_nvidia.compute_domain.names import (
     DOMAIN_LABEL,
     DRIVER,
     FINALIZER,
+    READY_PORT,
     TARGET_LABEL,
     WORKLOAD_TARGET,
     daemon_name,
@@ -27,7 +28,6 @@ from pydra_nvidia.compute_domain.names import (
 
 HASH_ANNOTATION = "resource.nvidia.com/pydra-daemonset-hash"
 """Of the DaemonSet as it was last written: another one is there to be written when this differs."""
-READY_PORT = 50006
 TLS_DIRECTORY = "/imexd-tls"
 _EVERY_TAINT = [{"operator": "Exists", "effect": effect} for effect in ("NoSchedule", "NoExecute", "PreferNoSchedule")]
 

@@ -1,0 +1,74 @@
+"""The files that nvidia-imex reads: its configuration, the list of nodes, and their addresses in /etc/hosts. Pure.
+
+All nodes of a domain must have the same list of nodes, or IMEX refuses to connect them until it is restarted. So the
+list has fixed names, as many as a clique may have nodes, and /etc/hosts says which address a name has now.
+Source: kubernetes-sigs/dra-driver-nvidia-gpu, cmd/compute-domain-daemon; NVIDIA's IMEX guide.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from pydra import SettingsError
+from pydra.controllers import JsonObject
+from pydra_nvidia.compute_domain.names import peer_name
+
+BEGIN, END = "# Begin: nodes of the ComputeDomain", "# End: nodes of the ComputeDomain"
+_NAME = re.compile(r"\scompute-domain-daemon-\d{4}(\s|$)")
+_FIELD = re.compile(r"\{\{-?\s*\.(\w+)\s*-?\}\}")
+
+
+def render_configuration(template: str, *, address: str, nodes_file: str, tls_directory: str) -> str:
+    """The text of imexd.cfg, from the template that the node's driver wrote. Raises SettingsError for a strange one."""
+    values = {"IMEXCmdBindInterfaceIP": address, "IMEXDaemonNodesConfigPath": nodes_file}
+    unknown = sorted({name for name in _FIELD.findall(template) if name not in values})
+    if unknown:
+        raise SettingsError(
+            [f"imexd.cfg.tmpl: found {', '.join(unknown)}, allowed: {', '.join(values)}; agent and daemon differ"]
+        )
+    text = _FIELD.sub(lambda found: values[found[1]], template)
+    if not tls_directory:
+        return text
+    lines = [line for line in text.splitlines() if not line.startswith("IMEX_ENABLE_AUTH_ENCRYPTION")]
+    tls = {"IMEX_ENABLE_AUTH_ENCRYPTION": "1", "IMEX_AUTH_ENCRYPTION_MODE": "SSL_TLS", "IMEX_AUTH_SOURCE": "FILE"}
+    for role in ("SERVER", "CLIENT"):
+        tls[f"IMEX_{role}_KEY"] = f"{tls_directory}/tls.key"
+        tls[f"IMEX_{role}_CERT"] = f"{tls_directory}/tls.crt"
+        tls[f"IMEX_{role}_CERT_AUTH"] = f"{tls_directory}/ca.crt"
+    return "\n".join([*lines, *(f"{key}={value}" for key, value in tls.items())]) + "\n"
+
+
+def render_nodes(count: int) -> str:
+    """The text of nodes.cfg for cliques of up to `count` nodes."""
+    return "".join(f"{peer_name(index)}\n" for index in range(count))
+
+
+def parse_peers(clique: JsonObject | None) -> Mapping[int, tuple[str, str]]:
+    """Node and address of each index of a ComputeDomainClique, sorted."""
+    entries: Sequence[JsonObject] = (clique or {}).get("daemons") or ()
+    found = {
+        entry["index"]: (str(entry["nodeName"]), str(entry["ipAddress"]))
+        for entry in entries
+        if entry.get("index", -1) >= 0 and entry.get("ipAddress")
+    }
+    return dict(sorted(found.items()))
+
+
+def find_own(peers: Mapping[int, tuple[str, str]], *, node: str, address: str) -> int | None:
+    """The index of this daemon; None until it is entered with the address that it has now."""
+    return next((index for index, peer in peers.items() if peer == (node, address)), None)
+
+
+def merge_hosts(text: str, peers: Mapping[int, tuple[str, str]]) -> str:
+    """The text of /etc/hosts with the peers, and without what was there of them before."""
+    kept, skipping = list[str](), False
+    for line in text.splitlines():
+        if line == BEGIN:
+            skipping = True
+        if not skipping and not _NAME.search(line):
+            kept.append(line)
+        if line == END:
+            skipping = False
+    own = [f"{address}\t{peer_name(index)}" for index, (_, address) in peers.items()]
+    return "\n".join([*kept, BEGIN, *own, END]) + "\n"

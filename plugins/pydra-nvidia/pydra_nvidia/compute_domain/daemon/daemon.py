@@ -1,0 +1,271 @@
+"""The daemon's loops: keep /etc/hosts and nvidia-imex as the clique says, and report whether it is ready.
+
+It writes nothing but its own directory, its own /etc/hosts and one condition of its own pod. A kill at any point costs
+a restart of the container: all files are written anew before nvidia-imex is started.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+
+from pydra.controllers import PODS, Informer, KubeClient, KubeError, Resource
+from pydra_nvidia.compute_domain.daemon.configuration import (
+    find_own,
+    merge_hosts,
+    parse_peers,
+    render_configuration,
+    render_nodes,
+)
+from pydra_nvidia.compute_domain.daemon.metrics import DaemonMetrics
+from pydra_nvidia.compute_domain.daemon.process import DOMAIN_SECONDS, QUERY_SECONDS, ImexProcess, ask
+from pydra_nvidia.compute_domain.daemon.readiness import find_problems, judge
+from pydra_nvidia.compute_domain.daemon.reloads import Peers, Told, plan_reload
+from pydra_nvidia.compute_domain.daemon.settings import DaemonSettings
+from pydra_nvidia.compute_domain.imex import DOMAIN_FILE
+from pydra_nvidia.compute_domain.names import GROUP, IMEX_CONDITION, VERSION, clique_name
+
+log = logging.getLogger(__name__)
+
+CLIQUES = Resource(
+    group=GROUP, version=VERSION, plural="computedomaincliques", kind="ComputeDomainClique", namespaced=True
+)
+NOT_READY_PERIOD, READY_PERIOD, DOMAIN_PERIOD = 1.0, 5.0, 30.0
+"""Seconds between two questions: until it is ready, afterwards, and about the whole domain."""
+RESTART_PAUSE, RESTART_LIMIT, STABLE_SECONDS = 1.0, 30.0, 60.0
+REPORT_RETRY = 5.0
+MANAGER = "pydra-compute-domain-daemon"
+"""Of the one field that it writes: a patch would replace the conditions of the kubelet, too."""
+
+
+class Daemon:
+    """The daemon of one node in one domain."""
+
+    def __init__(self, client: KubeClient, settings: DaemonSettings, metrics: DaemonMetrics) -> None:
+        self._client = client
+        self._settings = settings
+        self._metrics = metrics
+        self._directory = Path(settings.directory)
+        self._peers: Mapping[int, tuple[str, str]] = {}
+        self._own: int | None = None
+        self._changed = anyio.Event()
+        self._waits_for = "" if not settings.clique else "the clique has no entry for this node yet"
+        self._problems = ""
+        self._reported: tuple[bool, str] | None = None
+        self._news = anyio.Event()
+
+    def missing(self) -> Sequence[str]:
+        """What the node waits for, as a line; empty if it is ready."""
+        return [self._waits_for] if self._waits_for else []
+
+    async def run(self) -> None:
+        """Run until cancelled; nvidia-imex is ended with it. Raises SettingsError, OSError."""
+        self._write_domain()
+        self._metrics.ready.set(int(not self._waits_for))
+        if not self._settings.clique:
+            log.info("the node is outside all cliques: no nvidia-imex is needed")
+            await self._report()
+            return
+        self._write_configuration()
+        name = clique_name(self._settings.domain, self._settings.clique)
+        informer = Informer(
+            self._client, CLIQUES, namespace=self._settings.namespace, field_selector=f"metadata.name={name}"
+        )
+        informer.subscribe(lambda _: self._take(informer, name))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(informer.run, name="clique")
+            tasks.start_soon(self._run_imex, name="nvidia-imex")
+            tasks.start_soon(self._run_queries, name="readiness")
+            tasks.start_soon(self._run_reports, name="condition")
+
+    # Files
+
+    def _write_domain(self) -> None:
+        domain = {"name": self._settings.domain_name, "namespace": self._settings.domain_namespace}
+        _write(self._directory / DOMAIN_FILE, json.dumps(domain) + "\n")
+
+    def _write_configuration(self) -> None:
+        nodes = self._directory / "nodes.cfg"
+        _write(nodes, render_nodes(self._settings.max_nodes))
+        text = render_configuration(
+            (self._directory / "imexd.cfg.tmpl").read_text(),
+            address=self._settings.address,
+            nodes_file=str(nodes),
+            tls_directory=self._settings.tls_directory,
+        )
+        _write(self._directory / "imexd.cfg", text)
+
+    def _write_hosts(self) -> None:
+        """In place: the kubelet has mounted the file, so it cannot be replaced."""
+        path = Path(self._settings.hosts_file)
+        old = path.read_text()
+        new = merge_hosts(old, self._peers)
+        if new != old:
+            path.write_text(new)
+
+    # The clique
+
+    def _take(self, informer: Informer, name: str) -> None:
+        peers = parse_peers(informer.objects.get((self._settings.namespace, name)))
+        if peers == self._peers:
+            return
+        self._peers = peers
+        own = find_own(peers, node=self._settings.node, address=self._settings.address)
+        if own is not None:  # an entry that vanishes for a moment does not end a running IMEX
+            self._own = own
+        log.info("the clique has %d nodes, this one is %s", len(peers), "not one of them" if own is None else own)
+        self._changed.set()
+
+    def _known(self) -> Peers:
+        return tuple((index, address) for index, (_, address) in self._peers.items())
+
+    # nvidia-imex
+
+    async def _run_imex(self) -> None:
+        pause = RESTART_PAUSE
+        while self._own is None:
+            self._changed = anyio.Event()
+            await self._changed.wait()
+        while True:
+            began = time.monotonic()
+            await self._run_once()
+            pause = RESTART_PAUSE if time.monotonic() - began > STABLE_SECONDS else min(pause * 2, RESTART_LIMIT)
+            await anyio.sleep(pause)
+
+    async def _run_once(self) -> None:
+        """One process, from start to end."""
+        own, known = self._own, self._known()
+        self._write_hosts()
+        try:
+            imex = await ImexProcess.start(self._settings.program, str(self._directory / "imexd.cfg"))
+        except OSError as error:
+            self._say(f"{self._settings.program} cannot be started: {error.strerror}; the driver's package nvidia-imex")
+            return
+        self._metrics.starts.inc()
+        log.info("nvidia-imex is started as node %s", own)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._keep_told, imex, own, Told(peers=known, at=time.monotonic()))
+                how = await imex.wait()
+                tasks.cancel_scope.cancel()
+            log.warning("%s; it is started again", how)
+            self._say(how)
+        finally:
+            await imex.stop()
+
+    async def _keep_told(self, imex: ImexProcess, own: int | None, told: Told) -> None:
+        """Let a running IMEX know its peers, and end one whose own number has changed."""
+        while True:
+            self._changed = anyio.Event()
+            if self._own != own:
+                log.warning("this node is %s now and no longer %s: nvidia-imex is restarted", self._own, own)
+                await imex.end()
+                return
+            due = plan_reload(told, self._known(), time.monotonic())
+            if due == 0:
+                self._write_hosts()
+                told = Told(peers=self._known(), at=time.monotonic())
+                imex.reload()
+                self._metrics.reloads.inc()
+                continue
+            with anyio.move_on_after(due):
+                await self._changed.wait()
+
+    # Readiness
+
+    async def _run_queries(self) -> None:
+        next_look = 0.0
+        while True:
+            if self._own is not None:
+                self._say(await self._ask_ready())
+                if not self._waits_for and len(self._peers) > 1 and time.monotonic() >= next_look:
+                    self._note_problems(await self._ask_domain())
+                    next_look = time.monotonic() + DOMAIN_PERIOD
+            await anyio.sleep(NOT_READY_PERIOD if self._waits_for else READY_PERIOD)
+
+    async def _ask_ready(self) -> str:
+        """What nvidia-imex waits for; empty if it is ready."""
+        configuration = str(self._directory / "imexd.cfg")
+        try:
+            said = await ask(self._settings.control, "-c", configuration, "-q", seconds=QUERY_SECONDS)
+        except TimeoutError:
+            return f"nvidia-imex-ctl has not answered within {QUERY_SECONDS:g} s"
+        except OSError as error:
+            return f"{self._settings.control} cannot be started: {error.strerror}"
+        return judge(said)
+
+    async def _ask_domain(self) -> str:
+        configuration, own = str(self._directory / "imexd.cfg"), self._own
+        try:
+            said = await ask(self._settings.control, "-c", configuration, "-N", "-j", seconds=DOMAIN_SECONDS)
+        except TimeoutError:
+            return f"the nodes of the domain do not all answer within {DOMAIN_SECONDS:g} s: check TCP port 50005"
+        except OSError:
+            return ""
+        known = {index: node for index, (node, _) in self._peers.items()}
+        return find_problems(said, known, -1 if own is None else own)
+
+    def _say(self, waits_for: str) -> None:
+        if waits_for != self._waits_for:
+            log.log(logging.WARNING if waits_for else logging.INFO, "%s", waits_for or "nvidia-imex is ready")
+            self._waits_for = waits_for
+            self._metrics.ready.set(int(not waits_for))
+            self._news.set()
+
+    def _note_problems(self, problems: str) -> None:
+        if problems != self._problems:
+            log.warning("the domain: %s", problems or "all nodes are connected")
+            self._problems = problems
+            self._news.set()
+
+    async def _run_reports(self) -> None:
+        while True:
+            self._news = anyio.Event()
+            if await self._report():
+                await self._news.wait()
+            else:
+                await anyio.sleep(REPORT_RETRY)
+
+    async def _report(self) -> bool:
+        """Write the condition of the own pod, if it is another one than before; whether it is written."""
+        ready, text = not self._waits_for, self._waits_for or self._problems or "nvidia-imex is ready"
+        if not self._settings.clique:
+            text = "the node is outside all cliques, and needs no nvidia-imex"
+        if self._reported == (ready, text):
+            return True
+        reason = "NotReady" if not ready else "DomainDegraded" if self._problems else "Ready"
+        condition = {
+            "type": IMEX_CONDITION,
+            "status": "True" if ready else "False",
+            "reason": reason,
+            "message": text[:1024],
+            "lastTransitionTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        try:
+            await self._client.apply(
+                PODS,
+                self._settings.pod,
+                {"apiVersion": "v1", "kind": "Pod", "status": {"conditions": [condition]}},
+                manager=MANAGER,
+                namespace=self._settings.namespace,
+                subresource="status",
+            )
+        except KubeError as error:
+            log.warning("the pod's condition cannot be written: %s", error)
+            return False
+        self._reported = ready, text
+        return True
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file at once: the node's driver and nvidia-imex never see half of it."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text)
+    os.replace(part, path)

@@ -1,0 +1,67 @@
+"""What a daemon's container is told by its variables: by CDI, by the DaemonSet, and for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from pydra import SettingsError
+from pydra_nvidia.compute_domain.names import MAX_NODES
+
+CDI = "COMPUTE_DOMAIN_UUID"
+
+
+class DaemonSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`clique` is empty on a node outside a fabric, where no IMEX runs."""
+
+    domain: str
+    clique: str
+    node: str
+    address: str
+    pod: str
+    namespace: str
+    domain_name: str = ""
+    domain_namespace: str = ""
+    max_nodes: int = MAX_NODES
+    tls_directory: str = ""
+    directory: str = "/imexd"
+    hosts_file: str = "/etc/hosts"
+    program: str = "nvidia-imex"
+    control: str = "nvidia-imex-ctl"
+
+
+def parse_settings(environ: Mapping[str, str]) -> DaemonSettings:
+    """From the variables of the container. Raises SettingsError with all problems."""
+    problems = []
+    if not environ.get(CDI):
+        problems.append(
+            f"{CDI}: not set; the container has no edits of CDI: check that the runtime has CDI enabled, and that this "
+            "container has the claim of the DaemonSet"
+        )
+    required = {name: environ.get(name, "") for name in ("NODE_NAME", "POD_IP", "POD_NAME", "POD_NAMESPACE")}
+    problems += [f"{name}: not set; the DaemonSet's template sets it" for name, value in required.items() if not value]
+    most = environ.get("MAX_NODES_PER_IMEX_DOMAIN") or str(MAX_NODES)
+    if not (most.isdecimal() and 1 <= int(most) <= 9999):
+        problems.append(f'MAX_NODES_PER_IMEX_DOMAIN: found "{most}", allowed: 1 to 9999')
+    if problems:
+        raise SettingsError(problems)
+    optional = {
+        "directory": "IMEX_DIRECTORY",
+        "hosts_file": "IMEX_HOSTS_FILE",
+        "program": "IMEX_PROGRAM",
+        "control": "IMEX_CONTROL_PROGRAM",
+        "tls_directory": "IMEX_TLS_DIRECTORY",
+        "domain_name": "COMPUTE_DOMAIN_NAME",
+        "domain_namespace": "COMPUTE_DOMAIN_NAMESPACE",
+    }
+    return DaemonSettings(
+        domain=environ[CDI],
+        clique=environ.get("CLIQUE_ID", ""),
+        node=required["NODE_NAME"],
+        address=required["POD_IP"],
+        pod=required["POD_NAME"],
+        namespace=required["POD_NAMESPACE"],
+        max_nodes=int(most),
+        **{field: environ[name] for field, name in optional.items() if environ.get(name)},
+    )

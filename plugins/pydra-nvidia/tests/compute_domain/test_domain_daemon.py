@@ -1,0 +1,245 @@
+"""The daemon's process with a simulated nvidia-imex, against an API server: it joins, tells, restarts and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+import aiohttp
+import anyio
+import anyio.lowlevel
+import pytest
+from anyio.abc import Process
+
+from pydra_dev import kinds
+from pydra_dev.apiserver import ApiServer, serve_api
+from pydra_dev.custom_kinds import parse_definition
+from pydra_dev.node import free_port
+from pydra_nvidia.compute_domain.custom_resources import CLIQUE_DEFINITION, DEFINITIONS
+from pydra_nvidia.compute_domain.imex import TEMPLATE
+from pydra_nvidia.compute_domain.names import IMEX_CONDITION
+
+JsonObject = dict[str, Any]
+UID, CLIQUE = "0f4a1c5e", "rack.1"
+NAME = f"{UID}.{CLIQUE}"
+DEADLINE = 100
+CLIQUES = parse_definition(CLIQUE_DEFINITION).kind
+COMMAND = (sys.executable, "-m", "pydra_nvidia.compute_domain.command", "daemon")
+
+
+class Node:
+    """The container of one daemon."""
+
+    def __init__(self, scene: Scene, name: str, path: Path, clique: str) -> None:
+        self.scene = scene
+        self.name = name
+        self.path = path
+        self.clique = clique
+        self.port = free_port()
+        path.mkdir()
+        (path / "imexd").mkdir()
+        (path / "imexd/imexd.cfg.tmpl").write_text(TEMPLATE)
+        (path / "hosts").write_text("127.0.0.1\tlocalhost\n")
+        for program, part in (("nvidia-imex", "daemon"), ("nvidia-imex-ctl", "ctl")):
+            file = path / program
+            file.write_text(f'#!/bin/sh\nexec {sys.executable} -m pydra_nvidia.simulation.programs.imex {part} "$@"\n')
+            file.chmod(0o755)
+        body = {
+            "metadata": {"name": f"pod-{name}"},
+            "spec": {"nodeName": name, "containers": [{"name": "c", "image": "c"}]},
+        }
+        scene.server.api.create(kinds.PODS, body, namespace="default")
+        status = {"conditions": [{"type": "PodScheduled", "status": "True"}]}
+        scene.patch_pod_status(f"pod-{name}", status)
+
+    def behave(self, **behaviour: Any) -> None:
+        (self.path / "imexd/behaviour.json").write_text(json.dumps(behaviour))
+
+    def imex(self) -> JsonObject:
+        """What the simulated nvidia-imex is; empty while none runs."""
+        try:
+            found: JsonObject = json.loads((self.path / "imexd/imex.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def condition(self) -> tuple[str, str]:
+        """Status and message of the daemon's condition."""
+        pod = self.scene.server.api.get(kinds.PODS, f"pod-{self.name}", namespace="default")
+        found = [one for one in pod["status"]["conditions"] if one["type"] == IMEX_CONDITION]
+        return (found[0]["status"], found[0]["message"]) if found else ("", "")
+
+    def is_ready(self) -> bool:
+        return self.condition()[0] == "True"
+
+    async def ask(self, page: str) -> tuple[int, str]:
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}{page}") as response:
+            return response.status, await response.text()
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[Process]:
+        """The daemon, ended as a container is."""
+        environ = {
+            **os.environ,
+            "KUBECONFIG": str(self.scene.server.kubeconfig),
+            "COMPUTE_DOMAIN_UUID": UID,
+            "CLIQUE_ID": self.clique,
+            "COMPUTE_DOMAIN_NAME": "cd",
+            "COMPUTE_DOMAIN_NAMESPACE": "team",
+            "NODE_NAME": self.name,
+            "POD_IP": "127.0.0.1",
+            "POD_NAME": f"pod-{self.name}",
+            "POD_NAMESPACE": "default",
+            "READY_PORT": str(self.port),
+            "IMEX_DIRECTORY": str(self.path / "imexd"),
+            "IMEX_HOSTS_FILE": str(self.path / "hosts"),
+            "IMEX_PROGRAM": str(self.path / "nvidia-imex"),
+            "IMEX_CONTROL_PROGRAM": str(self.path / "nvidia-imex-ctl"),
+        }
+        process = await anyio.open_process(COMMAND, env=environ, stdout=PIPE, stderr=None)
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            with anyio.move_on_after(DEADLINE):
+                await process.wait()
+            await process.aclose()
+
+
+class Scene:
+    """An API server with the clique, and nodes."""
+
+    def __init__(self, server: ApiServer, path: Path) -> None:
+        self.server = server
+        self._path = path
+
+    def add_node(self, name: str, clique: str = CLIQUE) -> Node:
+        return Node(self, name, self._path / name, clique)
+
+    def patch_pod_status(self, name: str, status: JsonObject) -> None:
+        self.server.api.patch(
+            kinds.PODS,
+            name,
+            {"status": status},
+            content_type="application/merge-patch+json",
+            namespace="default",
+            subresource="status",
+        )
+
+    def enter(self, *nodes: str) -> None:
+        """The clique has these nodes, in this order; the own address of each is loopback, here."""
+        daemons = [
+            {"nodeName": node, "ipAddress": "127.0.0.1", "cliqueID": CLIQUE, "index": index}
+            for index, node in enumerate(nodes)
+        ]
+        found = self.server.api.find(CLIQUES, NAME, namespace="default")
+        if found is None:
+            body = {"metadata": {"name": NAME}, "daemons": daemons}
+            self.server.api.create(CLIQUES, body, namespace="default")
+        else:
+            self.server.api.update(CLIQUES, NAME, {**found, "daemons": daemons}, namespace="default")
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        with anyio.fail_after(DEADLINE):
+            while True:
+                if holds():
+                    return
+                await anyio.sleep(0.02)
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    async with serve_api(definitions=DEFINITIONS) as server:
+        yield Scene(server, tmp_path)
+
+
+async def test_a_daemon_waits_for_its_entry_then_runs_imex_and_is_ready(scene: Scene) -> None:
+    node = scene.add_node("a")
+    async with node.run():
+        await scene.until(lambda: node.condition() == ("False", "the clique has no entry for this node yet"))
+        assert await node.ask("/readyz") == (503, "the clique has no entry for this node yet\n")
+        scene.enter("a", "b")
+        await scene.until(node.is_ready)
+        assert (await node.ask("/readyz"))[0] == 200
+        assert node.imex()["peers"] == {
+            "compute-domain-daemon-0000": "127.0.0.1",
+            "compute-domain-daemon-0001": "127.0.0.1",
+        }
+        assert json.loads((node.path / "imexd/domain.json").read_text()) == {"name": "cd", "namespace": "team"}
+        pod = scene.server.api.get(kinds.PODS, "pod-a", namespace="default")
+        assert {one["type"] for one in pod["status"]["conditions"]} == {"PodScheduled", IMEX_CONDITION}
+    assert node.imex() == {}  # ended with its daemon
+
+
+async def test_peers_that_join_in_a_burst_are_all_known_in_the_end_and_no_signal_is_lost(scene: Scene) -> None:
+    node = scene.add_node("a")
+    scene.enter("a")
+    async with node.run():
+        await scene.until(node.is_ready)
+        for count in range(2, 6):
+            scene.enter("a", *(f"n{number}" for number in range(1, count)))
+            await anyio.lowlevel.checkpoint()
+        await scene.until(lambda: len(node.imex().get("peers", {})) == 5)
+        assert node.imex()["ignored"] == 0
+        assert (node.path / "hosts").read_text().count("compute-domain-daemon-") == 5
+
+
+async def test_an_imex_that_dies_is_started_again_and_the_reason_is_told(scene: Scene) -> None:
+    node = scene.add_node("a")
+    scene.enter("a")
+    async with node.run():
+        await scene.until(node.is_ready)
+        first = node.imex()["pid"]
+        node.behave(exit=1)
+        os.kill(first, signal.SIGKILL)
+        await scene.until(lambda: "NV_ERR_IN_USE" in node.condition()[1])
+        node.behave()
+        await scene.until(lambda: node.is_ready() and node.imex()["pid"] != first)
+
+
+async def test_what_imex_says_is_told_and_a_query_that_hangs_too(scene: Scene) -> None:
+    node = scene.add_node("a")
+    scene.enter("a")
+    node.behave(state="WAITING_FOR_RECOVERY")
+    async with node.run():
+        await scene.until(lambda: node.condition()[1].startswith("nvidia-imex says WAITING_FOR_RECOVERY"))
+        node.behave(hang=True)
+        await scene.until(lambda: node.condition()[1] == "nvidia-imex-ctl has not answered within 5 s")
+        node.behave()
+        await scene.until(node.is_ready)
+
+
+async def test_a_peer_with_another_driver_version_is_told_and_the_node_stays_ready(scene: Scene) -> None:
+    node = scene.add_node("a")
+    scene.enter("a", "b")
+    node.behave(versions={"1": "575.1"})
+    async with node.run():
+        await scene.until(lambda: "b has driver 575.1, and this node 570.158.01" in node.condition()[1])
+        assert node.is_ready()
+
+
+async def test_a_node_outside_all_cliques_runs_no_imex_and_is_ready_at_once(scene: Scene) -> None:
+    node = scene.add_node("a", clique="")
+    async with node.run():
+        await scene.until(node.is_ready)
+        assert (await node.ask("/readyz"))[0] == 200
+        assert node.imex() == {}
+
+
+async def test_a_joining_node_costs_a_list_a_watch_and_a_request_for_each_thing_it_waits_for(scene: Scene) -> None:
+    node = scene.add_node("a")
+    scene.enter("a")
+    async with node.run():
+        await scene.until(node.is_ready)
+    calls = [(call.verb, call.resource) for call in scene.server.requests.calls]
+    reports = [call for call in calls if call == ("patch", "pods")]
+    assert len(calls) - len(reports) == 2  # a list and a watch of the clique
+    assert len(reports) <= 3  # waits, maybe starts, is ready
