@@ -25,6 +25,7 @@ from pydra.kube.api_resources import (
     DEVICE_CLASSES,
     EVENTS,
     NODES,
+    RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     JsonObject,
     Resource,
@@ -179,8 +180,10 @@ async def _judge_cluster(client: KubeClient, settings: Settings) -> tuple[str | 
         findings.append(Finding(subject="node", level=Level.PROBLEM, found=str(error), advice=advice))
     except KubeError as error:
         findings.append(Finding(subject="node", level=Level.UNKNOWN, found=str(error)))
-    asked = [(verb, resource) for resource, verbs in REQUESTS.items() for verb in verbs]
-    answers = await asyncio.gather(*(_review(client, verb, resource) for verb, resource in asked))
+    asked = [(verb, resource, "") for resource, verbs in REQUESTS.items() for verb in verbs]
+    if settings.device_status:
+        asked.append(("patch", RESOURCE_CLAIMS, "status"))
+    answers = await asyncio.gather(*(_review(client, *one) for one in asked))
     findings += _judge_access(answers)
     findings.append(await _judge_clock(client))
     findings += await asyncio.gather(*(_probe_gate(client, settings, *probe) for probe in _PROBES))
@@ -217,8 +220,9 @@ async def _judge_pool(client: KubeClient, settings: Settings, driver: str) -> Fi
     return Finding(subject="pool", level=Level.OK, found=f"{driver}: only slices of this node")
 
 
-async def _review(client: KubeClient, verb: str, resource: Resource) -> tuple[str, bool | None, str]:
-    attributes = {"verb": verb, "group": resource.group, "resource": resource.plural}
+async def _review(client: KubeClient, verb: str, resource: Resource, subresource: str) -> tuple[str, bool | None, str]:
+    attributes = {"verb": verb, "group": resource.group, "resource": resource.plural, "subresource": subresource}
+    request = f"{verb} {resource}/{subresource}" if subresource else f"{verb} {resource}"
     body: JsonObject = {
         "apiVersion": ACCESS_REVIEWS.api_version,
         "kind": ACCESS_REVIEWS.kind,
@@ -227,8 +231,8 @@ async def _review(client: KubeClient, verb: str, resource: Resource) -> tuple[st
     try:
         answer = await client.create(ACCESS_REVIEWS, body)
     except KubeError as error:
-        return f"{verb} {resource}", None, str(error)
-    return f"{verb} {resource}", bool((answer.get("status") or {}).get("allowed")), ""
+        return request, None, str(error)
+    return request, bool((answer.get("status") or {}).get("allowed")), ""
 
 
 def _judge_access(answers: Sequence[tuple[str, bool | None, str]]) -> Iterator[Finding]:

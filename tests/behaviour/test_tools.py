@@ -338,6 +338,20 @@ def test_the_doctor_names_each_request_that_the_agent_may_not_make(tool: Tool, q
     assert "problem  access      may not update resourceslices.resource.k8s.io\n" in printed
 
 
+def test_the_doctor_asks_for_the_status_of_claims_where_the_agent_writes_it(
+    tool: Tool, quiet: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet.api_fault(verb="patch", resource="resourceclaims", status=403, times=None)
+    try:
+        _, without = tool.run("doctor")
+        monkeypatch.setenv("PYDRA_DEVICE_STATUS", "true")
+        _, printed = tool.run("doctor")
+    finally:
+        quiet.server.faults.clear()
+    assert "may not" not in without
+    assert "problem  access      may not patch resourceclaims.resource.k8s.io/status\n" in printed
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
