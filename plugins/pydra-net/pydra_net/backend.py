@@ -13,8 +13,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from msgspec.structs import replace
+
 from pydra import Claim, ClaimError, HeldClaim, Inventory, Plan, PreparedDevice, PydraError
 from pydra_net.claim_plan import find_link, plan_claim
+from pydra_net.device_status import build_status, build_statuses
 from pydra_net.hardware_reader import HardwareReader, Node
 from pydra_net.held_claims import list_gives_of_pod
 from pydra_net.inventory import build_inventory
@@ -57,6 +60,8 @@ class NetBackend:
         self._events = kernel.watch(host)
         self._inventory = Inventory()
         self._restored = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._problems: dict[str, str] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -78,9 +83,7 @@ class NetBackend:
     async def wait_changed(self) -> None:
         """Return when interfaces, addresses or the runtime have come or gone since `discover`."""
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.poll_period):
-                    await self._events.wait()
+            await self._wait_hint()
             if await self._read_inventory() != self._inventory:
                 return
             await asyncio.sleep(_QUIET)
@@ -108,6 +111,7 @@ class NetBackend:
         async with self._locks[step.device]:
             await asyncio.to_thread(self._mover.take_back, step, self._sandboxes.list_namespaces())
             await asyncio.to_thread(self._mover.unmark, step)
+            self._problems.pop(step.device, None)
         for sandbox in self._sandboxes.list_of_pod(claim.pod.uid) if claim.pod else ():
             sandbox.attached.discard(step.device)
             if not sandbox.attached:  # the pod has ended, and nobody may tell
@@ -118,7 +122,12 @@ class NetBackend:
         await self._check_runtime()
         steps = {one.step.device: one.step for one in claim.steps}
         return [
-            device.prepared(attributes={"ifName": steps[device.device].target.name} if device.device in steps else {})
+            device.prepared(
+                attributes={"ifName": steps[device.device].target.name},
+                status=build_status(steps[device.device].target, attached=False),
+            )
+            if device.device in steps
+            else device.prepared()
             for device in claim.devices
         ]
 
@@ -170,6 +179,17 @@ class NetBackend:
 
     # Shared
 
+    async def _wait_hint(self) -> None:
+        """Return when the kernel reports a change, an interface was moved or not, or after the period."""
+        hints = [asyncio.ensure_future(self._events.wait()), asyncio.ensure_future(self._moved.wait())]
+        try:
+            await asyncio.wait(hints, timeout=self._settings.poll_period, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for hint in hints:
+                hint.cancel()
+            await asyncio.gather(*hints, return_exceptions=True)
+        self._moved.clear()
+
     def _open(self, pod: PodSandbox) -> Sandbox:
         if not pod.network_namespace:
             raise AttachFailed(
@@ -189,11 +209,20 @@ class NetBackend:
             sandbox.is_abandoned = not done
         if not done:
             names = ", ".join(give.before.link.name for give in gives)
-            raise AttachFailed(
+            raise self._note_failed(
+                gives,
                 f"{names} could not be moved into the pod within {_HOOK_SECONDS} s, since the kernel was busy; the "
-                "kubelet tries again"
+                "kubelet tries again",
             )
-        task.result()
+        try:
+            task.result()
+        except ClaimError as error:
+            raise self._note_failed(gives, str(error)) from error
+
+    def _note_failed(self, gives: Sequence[GiveInterface], text: str) -> AttachFailed:
+        self._problems |= dict.fromkeys((give.device for give in gives), text)
+        self._moved.set()
+        return AttachFailed(text)
 
     async def _attach(self, sandbox: Sandbox, gives: Sequence[GiveInterface]) -> None:
         """Move all of them, or none."""
@@ -221,6 +250,8 @@ class NetBackend:
             for other in self._sandboxes.list_of_pod(sandbox.pod_uid):
                 other.attached.discard(give.device)
             sandbox.attached.add(give.device)
+            self._problems.pop(give.device, None)
+            self._moved.set()
 
     async def _detach(self, sandbox: Sandbox, gives: Sequence[GiveInterface]) -> None:
         """Move back those that are in this sandbox, and let its namespace end if all of them are."""
@@ -231,6 +262,7 @@ class NetBackend:
                         sandbox.attached.add(give.device)
                         await asyncio.to_thread(self._mover.take_back, give, (sandbox.namespace,))
                     sandbox.attached.discard(give.device)
+                    self._moved.set()
             except ClaimError as error:
                 _log.warning("%s", error)
         if not sandbox.attached:
@@ -257,7 +289,7 @@ class NetBackend:
         except ClaimError as error:
             problem = str(error)
         node = await self._read()
-        return await asyncio.to_thread(
+        inventory = await asyncio.to_thread(
             build_inventory,
             node,
             self._held(),
@@ -265,6 +297,8 @@ class NetBackend:
             self._reader.find_pci_address,
             problem,
         )
+        attached = self._sandboxes.list_attached()
+        return replace(inventory, claim_statuses=build_statuses(self._held(), attached, self._problems))
 
     async def _check_runtime(self) -> None:
         """Raise RuntimeUnavailable if pods begin without their interfaces now."""

@@ -47,6 +47,10 @@ class Sandboxes:
         """Those of all sandboxes."""
         return [one.namespace for one in self._known.values() if one is not but]
 
+    def list_attached(self) -> frozenset[str]:
+        """The devices that are in a pod."""
+        return frozenset(device for one in self._known.values() for device in one.attached)
+
     def forget(self, sandbox: Sandbox) -> None:
         """Let the namespace end."""
         if self._known.pop(sandbox.id, None) is not None:

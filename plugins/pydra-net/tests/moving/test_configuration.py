@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from pydra import TerminalError
+from pydra import Inventory, NetworkData, TerminalError
 from pydra_net.claim_config import NetworkConfig
-from pydra_net.hardware_types import Address, Neighbour, Route, Rule
+from pydra_net.hardware_types import Address, Link, Neighbour, Reading, Route, Rule
 from pydra_net.simulation.machine import MACHINE_TYPES
+from pydra_nri.simulation.runtime import OperationFailed
 from simulated_node import SimulatedNode
 
 ETH1 = "pci-0000-10-00-0"
@@ -84,3 +85,32 @@ async def test_a_name_that_the_pod_has_already_is_refused_before_the_pod_starts(
             await agent.prepare(
                 "second", "pci-0000-20-00-0", pod="trainer", configs=(config(interface={"name": name}),)
             )
+
+
+async def test_the_claims_status_says_whether_the_interface_is_in_the_pod_and_how(node: SimulatedNode) -> None:
+    def read_status(inventory: Inventory) -> tuple[str, str]:
+        (one,) = inventory.claim_statuses
+        (ready,) = one.status.conditions
+        return ready.reason, ready.message
+
+    wanted = config(interface={"name": "net1", "addresses": ["10.1.0.5/24"]})
+    first, second = node.begin_pod("trainer"), node.begin_pod("trainer", number=2)
+    async with node.run() as agent:
+        (prepared,) = await agent.prepare("claim", ETH1, pod="trainer", configs=(wanted,))
+        assert prepared.status is not None
+        assert prepared.status.network_data == NetworkData(
+            interface_name="net1", ips=("10.1.0.5/24",), hardware_address="02:00:00:00:00:03"
+        )
+        assert read_status(await agent.backend.discover())[0] == "WaitingForPod"
+        taken = Link(index=5, name="net1", kind="dummy")
+        node.kernel.namespaces[first.network_namespace] = Reading(links=(taken,))
+        with pytest.raises(OperationFailed):
+            await agent.runtime.run_pod(first)
+        await agent.backend.wait_changed()
+        reason, message = read_status(await agent.backend.discover())
+        assert (reason, message[:33]) == ("InterfaceNotAttached", "the pod has an interface net1 alr")
+        await agent.runtime.run_pod(second)
+        await agent.backend.wait_changed()
+        assert read_status(await agent.backend.discover())[0] == "NetworkDeviceReady"
+        await agent.unprepare("claim")
+        assert (await agent.backend.discover()).claim_statuses == ()

@@ -1,0 +1,44 @@
+"""What the status of a claim says of its interfaces, with the conditions of DRANET. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pydra import ClaimDeviceStatus, Condition, DeviceStatus, HeldClaim, NetworkData
+from pydra_net.held_claims import list_gives
+from pydra_net.link_state import LinkState
+
+_MOST_ADDRESSES = 16
+
+
+def build_status(target: LinkState, *, attached: bool, problem: str = "") -> DeviceStatus:
+    """The status of an interface: whether it is in the pod, and how it is there."""
+    if problem:
+        ready = Condition(type="Ready", status=False, reason="InterfaceNotAttached", message=problem)
+    elif attached:
+        ready = Condition(type="Ready", reason="NetworkDeviceReady")
+    else:
+        message = "the interface is on the node until the pod has a network namespace"
+        ready = Condition(type="Ready", status=False, reason="WaitingForPod", message=message)
+    data = NetworkData(
+        interface_name=target.name,
+        hardware_address=target.mac,
+        ips=tuple(dict.fromkeys(one.address for one in target.addresses))[:_MOST_ADDRESSES],
+    )
+    return DeviceStatus(conditions=(ready,), network_data=data)
+
+
+def build_statuses(
+    held: Sequence[HeldClaim], attached: frozenset[str], problems: Mapping[str, str]
+) -> tuple[ClaimDeviceStatus, ...]:
+    """The status of the interfaces of all claims that are prepared; devices that are in a pod, or why they are not."""
+    return tuple(
+        ClaimDeviceStatus(
+            claim_uid=one.claim.uid,
+            device=give.device,
+            status=build_status(give.target, attached=give.device in attached, problem=problems.get(give.device, "")),
+        )
+        for one in held
+        if one.completed and not one.left_over
+        for give in list_gives((one,))
+    )
