@@ -62,6 +62,8 @@ from pydra.slices.reconciler import SliceReconciler, slice_selector
 
 _log = logging.getLogger(__name__)
 _OPEN_RETRY_SECONDS = 5.0
+_RESTORE_FILES_SECONDS = 5.0
+"""How long missing CDI files may delay the registration; garbage collection restores the rest."""
 _RESTORE_SECONDS = 60.0
 _BOOT_ID_BYTES = 256
 
@@ -213,6 +215,7 @@ class DriverService:
         )
         claims = self._build_claims()
         garbage = self._build_garbage_collector(claims)
+        await claims.restore_files(seconds=_RESTORE_FILES_SECONDS)
         async with anyio.create_task_group() as parts:
             parts.start_soon(self._collect_garbage, garbage, name=f"garbage of {self._driver}")
             if self._facts.has_steps:

@@ -72,6 +72,10 @@ class CdiStore:
         self.write(uid, content)
         return True
 
+    def has(self, uid: str) -> bool:
+        """Return whether there is a file of the claim, whatever is in it."""
+        return os.path.lexists(f"{self.base}{uid}.json")
+
     def remove(self, uid: str) -> None:
         """Remove the claim's file, if there is one."""
         try:

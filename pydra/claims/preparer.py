@@ -231,6 +231,19 @@ class ClaimPreparer:
         """Make the claim's record and CDI file agree: undo what was only started, restore or remove the file."""
         return self._begin_work(self._reconcile, ref)
 
+    async def restore_files(self, *, seconds: float) -> None:
+        """Restore the CDI files of prepared claims that are missing, as far as that is possible within these seconds.
+
+        To be called before the kubelet knows this driver: it may start containers of prepared claims without asking.
+        """
+        missing = [
+            record
+            for uid, record in self._store.records.items()
+            if record.stage is Stage.COMPLETED and record.boot_id == self._boot_id and not self._cdi.has(uid)
+        ]
+        if missing:
+            await asyncio.wait([self.reconcile(_ref(record.claim)) for record in missing], timeout=seconds)
+
     def is_working_on(self, uid: str) -> bool:
         """Return whether work on the claim is in progress."""
         return uid in self._work

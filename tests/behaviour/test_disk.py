@@ -97,6 +97,22 @@ def test_at_start_a_cdi_file_without_a_claim_is_removed_and_one_that_is_missing_
     assert foreign.exists(), "files of others are left alone"
 
 
+def test_cdi_files_of_prepared_claims_are_there_when_the_kubelet_finds_the_agent(node: Node) -> None:
+    agent = node.serve()
+    claims = [node.api.create_claim(name) for name in ("d0", "d1")]
+    node.kubelet.prepare(*claims)
+    content = {file: file.read_bytes() for claim in claims for file in node.cdi_files(claim)}
+    node.kubelet.release(claims[1])
+    agent.kill()
+    for file in content:
+        file.unlink(missing_ok=True)
+    node.start()
+    node.kubelet.register()
+    held, ended = content
+    assert held.read_bytes() == content[held], "containers of the claim may start before the kubelet asks for it"
+    assert not ended.exists()
+
+
 def damage(content: bytes, uid: bytes) -> dict[str, bytes]:
     """What became of a record with this content: by what happened to it."""
     last = content.rindex(uid)
