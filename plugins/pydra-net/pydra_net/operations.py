@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from pydra import ClaimError
-from pydra_net.hardware_types import Address, Neighbour, Reading, Route, Rule
+from pydra_net.hardware_types import Address, Link, Neighbour, Reading, Route, Rule
 
 
 class Namespace(Protocol):
@@ -144,6 +144,10 @@ class Kernel(Protocol):
 
     def read_links(self, where: Namespace) -> Reading:
         """The links only, which is faster."""
+        ...
+
+    def read_link(self, where: Namespace, index: int) -> Link | None:
+        """One link, which takes as long on a node with a thousand of them."""
         ...
 
     def move(self, where: Namespace, index: int, to: Namespace, name: str) -> None:

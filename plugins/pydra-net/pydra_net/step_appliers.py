@@ -57,18 +57,14 @@ class Mover:
         name = step.before.link.name
         if pod.is_same(self._host):
             raise AttachFailed(f"the pod uses the node's own network, so it has {name} already; remove the claim")
-        there = self._kernel.read_links(pod)
-        if find(step, there) is None:
-            if there.find_name(step.target.name):
-                raise AttachFailed(
-                    f"the pod has an interface {step.target.name} already; set another interface.name in the claim"
-                )
-            index = self._find_on_node(step, others).index
-            try:
-                self._kernel.move(self._host, index, pod, step.target.name)
-            except KernelRefused as error:
-                raise AttachFailed(f"{name} ({step.device}) cannot be moved into the pod: {error}") from error
-        reading = self._kernel.read(pod)
+        if link := self._find(step, self._host):
+            reading = self._move_in(step, link, pod)
+        elif self.is_in(step, pod):
+            reading = self._kernel.read(pod)
+        elif self._bring_back(step, others) and (link := self._find(step, self._host)):
+            reading = self._move_in(step, link, pod)
+        else:
+            raise AttachFailed(f"{name} ({step.device}) is not on the node any more; delete the pod")
         link = find(step, reading)
         if link is None:
             raise AttachFailed(f"{name} ({step.device}) vanished while it was moved; try again")
@@ -117,12 +113,23 @@ class Mover:
         except NamespaceGone:
             return False
 
-    def _find_on_node(self, step: GiveInterface, others: Sequence[Namespace]) -> Link:
-        if link := find(step, self._kernel.read_links(self._host)):
-            return link
-        if self._bring_back(step, others) and (link := find(step, self._kernel.read_links(self._host))):
-            return link
-        raise AttachFailed(f"{step.before.link.name} ({step.device}) is not on the node any more; delete the pod")
+    def _find(self, step: GiveInterface, where: Namespace, index: int = 0) -> Link | None:
+        """The interface, if it is there; most often it has the index that it had."""
+        link = self._kernel.read_link(where, index or step.before.link.index)
+        return link if link and step.is_of(link) else find(step, self._kernel.read_links(where))
+
+    def _move_in(self, step: GiveInterface, link: Link, pod: Namespace) -> Reading:
+        """Move it, and return what is known of the pod: a link that has just arrived has nothing configured on it."""
+        try:
+            self._kernel.move(self._host, link.index, pod, step.target.name)
+        except KernelRefused as error:
+            if error.taken:
+                raise AttachFailed(
+                    f"the pod has an interface {step.target.name} already; set another interface.name in the claim"
+                ) from error
+            raise AttachFailed(f"{link.name} ({step.device}) cannot be moved into the pod: {error}") from error
+        moved = self._find(step, pod, link.index)
+        return Reading(links=(moved,) if moved else ())
 
     def _bring_back(self, step: GiveInterface, pods: Sequence[Namespace]) -> bool:
         """Move the interface to the node, under a name that is free: its own, or one by which an admin can find it."""
@@ -136,7 +143,9 @@ class Mover:
             except KernelRefused as error:
                 if not error.taken:
                     raise UndoLater(f"{wanted} ({step.device}) cannot be moved back: {error}") from error
-                self._kernel.move(where, link.index, self._host, f"pydra{link.index}"[:15])
+                # The kernel may have moved it and only not renamed it.
+                if self._find(step, self._host) is None:
+                    self._kernel.move(where, link.index, self._host, f"pydra{link.index}"[:15])
         return True
 
     @contextmanager

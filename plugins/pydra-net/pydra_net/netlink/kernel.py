@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 
-from pydra_net.hardware_types import FOREVER, Reading
+from pydra_net.hardware_types import FOREVER, Link, Reading
 from pydra_net.netlink.events import LinkEvents
 from pydra_net.netlink.namespaces import OpenNamespace
-from pydra_net.netlink.reading import read_all, read_links
+from pydra_net.netlink.reading import read_all, read_link, read_links
 from pydra_net.operations import (
     AddAddress,
     AddNeighbour,
@@ -59,6 +59,19 @@ class NetlinkKernel:
     def read_links(self, where: Namespace) -> Reading:
         """The links only."""
         return _ask(where, read_links)
+
+    def read_link(self, where: Namespace, index: int) -> Link | None:
+        """One link."""
+
+        def read_one(ip: Any) -> Link | None:
+            try:
+                return next(map(read_link, ip.get_links(index)), None)
+            except NetlinkError as error:
+                if error.code != errno.ENODEV:
+                    raise
+                return None
+
+        return _ask(where, read_one)
 
     def move(self, where: Namespace, index: int, to: Namespace, name: str) -> None:
         """Move and rename in one message: the link has its own name, or the other one in the other namespace."""

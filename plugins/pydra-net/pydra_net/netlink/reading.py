@@ -18,7 +18,7 @@ _NO_MAC = "00:00:00:00:00:00"
 
 def read_links(ip: Any) -> Reading:
     """The links of the namespace that the socket is of."""
-    return Reading(links=tuple(sorted(map(_read_link, ip.get_links()), key=lambda one: one.index)))
+    return Reading(links=tuple(sorted(map(read_link, ip.get_links()), key=lambda one: one.index)))
 
 
 def read_all(ip: Any) -> Reading:
@@ -48,7 +48,8 @@ def _freeze(found: Mapping[int, list[Any]]) -> dict[int, tuple[Any, ...]]:
     return {index: tuple(values) for index, values in sorted(found.items())}
 
 
-def _read_link(message: Any) -> Link:
+def read_link(message: Any) -> Link:
+    """The link of a message."""
     info = message.get_attr("IFLA_LINKINFO")
     bus, parent = message.get_attr("IFLA_PARENT_DEV_BUS_NAME"), message.get_attr("IFLA_PARENT_DEV_NAME")
     permanent = message.get_attr("IFLA_PERM_ADDRESS") or ""

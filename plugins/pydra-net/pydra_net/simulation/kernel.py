@@ -157,6 +157,10 @@ class SimulatedKernel:
         """The same."""
         return self.read(where)
 
+    def read_link(self, where: Namespace, index: int) -> Link | None:
+        """One link of it."""
+        return self.read(where).find(index)
+
     def move(self, where: Namespace, index: int, to: Namespace, name: str) -> None:
         """Move a link. Raises KernelRefused."""
         self.step("move")

@@ -13,6 +13,7 @@ import pytest
 from namespaces import TestNode, find_problem, make_node
 from net_agent import NetAgent, build_sandbox
 from pydra import ClaimError, UndoLater
+from pydra_net.claim_config import InterfaceConfig, NetworkConfig
 from pydra_net.settings import Settings
 from pydra_nri import Container, PodSandbox
 from pydra_nri.simulation.runtime import OperationFailed
@@ -194,6 +195,20 @@ async def test_an_interface_whose_name_was_taken_meanwhile_is_back_under_another
         node.host.run("ip link del nic0")
         await agent.unprepare("claim")
     assert node.host.links() == ["nic0", "up0"]
+
+
+async def test_an_interface_with_another_name_in_the_pod_is_back_when_its_own_was_taken_meanwhile(
+    node: TestNode,
+) -> None:
+    agent = build_agent(node)
+    pod = node.begin_pod("trainer")
+    renamed = NetworkConfig(interface=InterfaceConfig(name="net1"))
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer", configs=(renamed,))
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        node.host.run("ip link add nic0 type veth peer name nic9")
+        with pytest.raises(UndoLater, match=r"nic0 is back as net1, since another interface has its name nic0"):
+            await agent.unprepare("claim")
 
 
 async def test_changes_of_the_nodes_network_are_noticed_without_polling(node: TestNode) -> None:
