@@ -1,6 +1,7 @@
 """Parses and canonicalises Kubernetes quantities.
 
-Values are exact, and the canonical form is the one in which the API server stores them. Source:
+Values are exact, and the canonical form is the one in which the API server stores them; above 2**63-1, that of 1.38,
+since servers up to 1.37 lose such values, or cap them. Source:
 k8s.io/apimachinery/pkg/api/resource, Quantity: a decimal number and a suffix, binary (`Ki` to `Ei`), decimal (`n` to
 `E`, none) or an exponent (`e3`, `E-2`).
 """
@@ -21,12 +22,11 @@ _FACTORS = {suffix: Fraction(10) ** exponent for suffix, exponent in _DECIMAL_EX
     suffix: Fraction(1024**power) for power, suffix in enumerate(_BINARY_SUFFIXES) if suffix
 }
 _NANO = Fraction(1, 10**9)
-LARGEST = Fraction(2**63 - 1)
 
 
 @lru_cache(maxsize=1024, typed=True)
 def parse_quantity(quantity: Quantity) -> Fraction:
-    """Return the value as the API server reads it: rounded up to billionths and capped at 2**63-1.
+    """Return the value as the API server reads it: rounded up to billionths.
 
     Raises ValueError, saying what a quantity looks like.
     """
@@ -52,19 +52,19 @@ def canonical_quantity(quantity: Quantity) -> str:
     if value == 0:
         return "0"
     if style == "binary" and value.denominator == 1 and abs(value) >= 1024:
-        number, power = _strip(value.numerator, 1024, most=6)
-        return f"{number}{_BINARY_SUFFIXES[power]}"
-    number, power = _strip(int(value / _NANO), 1000, most=9)
+        number, power = _strip(value.numerator, 1024)
+        return f"{number}{_BINARY_SUFFIXES[power]}" if power < len(_BINARY_SUFFIXES) else str(value.numerator)
+    number, power = _strip(int(value / _NANO), 1000)
     exponent = 3 * power - 9
-    if style == "exponent" and exponent:
+    if exponent not in _DECIMAL_SUFFIXES or (style == "exponent" and exponent):
         return f"{number}e{exponent}"
     return f"{number}{_DECIMAL_SUFFIXES[exponent]}"
 
 
-def _strip(number: int, factor: int, *, most: int) -> tuple[int, int]:
-    """Divide out up to `most` factors; return the rest and how many there were."""
+def _strip(number: int, factor: int) -> tuple[int, int]:
+    """Divide out the factors; return the rest and how many there were."""
     power = 0
-    while power < most and number % factor == 0:
+    while number % factor == 0:
         number //= factor
         power += 1
     return number, power
@@ -72,7 +72,7 @@ def _strip(number: int, factor: int, *, most: int) -> tuple[int, int]:
 
 def _parse(quantity: Quantity) -> tuple[Fraction, str]:
     if isinstance(quantity, int) and not isinstance(quantity, bool):
-        return min(Fraction(quantity), LARGEST), "decimal"
+        return Fraction(quantity), "decimal"
     match = _FORM.fullmatch(quantity) if isinstance(quantity, str) else None
     if match is None:
         raise ValueError(f"{quantity!r} is not a quantity: a number such as 2, 80Gi, 1500m or 1e3")
@@ -83,4 +83,4 @@ def _parse(quantity: Quantity) -> tuple[Fraction, str]:
         value, style = Fraction(number) * _FACTORS[suffix], "binary" if suffix.endswith("i") else "decimal"
     if _NANO.denominator % value.denominator:
         value = (value // _NANO + 1) * _NANO
-    return (-1 if sign == "-" else 1) * min(value, LARGEST), style
+    return (-1 if sign == "-" else 1) * value, style

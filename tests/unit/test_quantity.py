@@ -34,6 +34,14 @@ TABLE: dict[int | str, tuple[Fraction | int, str]] = {
     "-1500m": (Fraction(-3, 2), "-1500m"),
     "5n": (Fraction(5, 10**9), "5n"),
     "0.1n": (Fraction(1, 10**9), "1n"),
+    "1e21": (10**21, "1e21"),
+    "1000E": (10**21, "1e21"),
+    "1500E": (15 * 10**20, "1500E"),
+    "1000Ei": (1000 * 2**60, "1000Ei"),
+    "1024Ei": (2**70, str(2**70)),
+    2**70: (2**70, str(2**70)),
+    10**27: (10**27, "1e27"),
+    "12345678901234567890123n": (Fraction(12345678901234567890123, 10**9), "12345678901234567890123n"),
 }
 
 
@@ -47,8 +55,10 @@ def test_a_quantity_has_its_exact_value_and_the_servers_spelling(
     assert canonical_quantity(quantity) == spelling
 
 
-def test_what_is_too_large_is_capped() -> None:
-    assert parse_quantity("1" * 40) == 2**63 - 1
+@pytest.mark.parametrize("quantity", TABLE, ids=str)
+def test_the_embedded_server_agrees(quantity: int | str) -> None:
+    assert servers_value(quantity) <= parse_quantity(quantity), "which rounds up to billionths"
+    assert servers_spelling(quantity) == canonical_quantity(quantity)
 
 
 @pytest.mark.parametrize(

@@ -64,17 +64,17 @@ def format_quantity(value: Fraction | int, style: str = DECIMAL) -> str:
         return _format_binary(ceil(value))
     scaled = ceil(value * 10**9)
     power = -9
-    while scaled % 1000 == 0 and (power < 18 or style == EXPONENT):
+    while scaled % 1000 == 0:
         scaled //= 1000
         power += 3
-    if style == EXPONENT:
+    if style == EXPONENT or power > 18:  # no release before 1.38 keeps what is too much for a suffix
         return f"{scaled}e{power}" if power else str(scaled)
     return f"{scaled}{_DECIMAL_SUFFIX[power]}"
 
 
 def _format_binary(value: int) -> str:
-    power = 0
-    while value % 1024 == 0 and power < 6:
+    whole, power = value, 0
+    while value % 1024 == 0:
         value //= 1024
         power += 1
-    return f"{value}{_BINARY_SUFFIX.get(power, '')}"
+    return f"{value}{_BINARY_SUFFIX.get(power, '')}" if power <= 6 else str(whole)
