@@ -281,13 +281,14 @@ class NotFound(KubeError):
 
     reason = "NotFound"
 
-    @property
-    def is_of_object(self) -> bool:
-        """Whether the API itself says that it has no such object.
+    def __init__(self, message: str, *, status: int = 0, cause: str = "", is_of_object: bool = False) -> None:
+        self.is_of_object = is_of_object
+        """Whether the API itself says that it has no such object: it names the object.
 
-        A server that does not serve the API at all, or a proxy before it, answers 404 too, but without the reason.
+        A server that does not serve the API at all, or a proxy before it, answers 404, too, from Kubernetes 1.38 on
+        with the same reason.
         """
-        return self.cause == "NotFound"
+        super().__init__(message, status=status, cause=cause)
 
 
 class Gone(KubeError):

@@ -40,11 +40,15 @@ _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of the API's Status that errors use; `non_kubernetes_body` is the first line of any other body."""
+    """The fields of the API's Status that errors use; `non_kubernetes_body` is the first line of any other body.
+
+    `name` is that of the object that the answer is about.
+    """
 
     message: str = ""
     reason: str = ""
     code: int = 0
+    name: str = ""
     non_kubernetes_body: str = ""
 
 
@@ -66,10 +70,13 @@ def parse_status(body: bytes) -> Status:
 def read_status(document: JsonObject) -> Status:
     """Read the Status in a decoded document; fields of a wrong type count as absent."""
     message, reason, code = (document.get(key) for key in ("message", "reason", "code"))
+    details = document.get("details")
+    name = details.get("name") if isinstance(details, dict) else None
     return Status(
         message=message if isinstance(message, str) else "",
         reason=reason if isinstance(reason, str) else "",
         code=code if isinstance(code, int) else 0,
+        name=name if isinstance(name, str) else "",
     )
 
 
@@ -106,6 +113,10 @@ def build_error(doing: str, status: int, answer: Status, *, retry_after: str = "
     if issubclass(kind, Unavailable):
         seconds = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
         return kind(text, status=status, cause=answer.reason, retry_after=min(seconds, RETRY_AFTER_LIMIT))
+    if kind is NotFound:
+        return NotFound(
+            text, status=status, cause=answer.reason, is_of_object=answer.reason == "NotFound" and bool(answer.name)
+        )
     return kind(text, status=status, cause=answer.reason)
 
 

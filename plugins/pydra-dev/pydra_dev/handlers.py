@@ -154,6 +154,13 @@ class Handlers:
             return request.clone(rel_url=URL(request.raw_path[len(prefix) - 1 :], encoded=True)), True
         return request, not self.token or request.headers.get("Authorization") == f"Bearer {self.token}"
 
+    def _answer_unknown(self, path: str) -> web.StreamResponse:
+        """The 404 for a path of nothing that is served; from 1.38 on, it is a Status below `/apis/`, too."""
+        known = any(one.startswith("/api") and path.startswith(f"{one}/") for one in self._documents)
+        if known or (self.api.minor >= 38 and path.startswith("/apis/")):
+            raise no_resource()
+        return web.Response(status=404, text="404 page not found\n")
+
     async def _answer(self, request: web.Request, target: Target | None, call: Call) -> web.StreamResponse:
         if request.path in _HEALTH:
             return web.Response(text="ok")
@@ -167,9 +174,7 @@ class Handlers:
         if (request.path, request.method) == (_ACCESS_REVIEWS, "POST"):
             return _build_answer(self._review(await _read_body(request, "create")), status=201)
         if target is None or target.kind not in self._served:
-            if any(path.startswith("/api") and request.path.startswith(f"{path}/") for path in self._documents):
-                raise no_resource()
-            return web.Response(status=404, text="404 page not found\n")
+            return self._answer_unknown(request.path)
         _refuse_bad_name(target.name)
         if call.verb == "watch":
             return await self._watch(request, target)

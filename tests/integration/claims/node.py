@@ -101,7 +101,7 @@ class Api:
             raise Unavailable("the API server does not answer")
         found = self.claims.get(name.removeprefix("claim-"))
         if found is None:
-            raise NotFound(f"no claim {namespace}/{name}", status=404, cause="NotFound")
+            raise NotFound(f"no claim {namespace}/{name}", status=404, cause="NotFound", is_of_object=True)
         await self.before_answer()
         return found
 

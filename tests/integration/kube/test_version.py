@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pydra.errors import Unsupported
+from pydra.errors import NotFound, Unsupported
+from pydra.kube.api_resources import RESOURCE_CLAIMS, Resource
 from pydra.kube.version import check_server
 from pydra_dev.faults import Fault
 from tests.integration.api_handle import ApiHandle, open_api
@@ -21,6 +22,18 @@ async def test_an_older_cluster_is_told_what_is_needed() -> None:
     async with open_api(version="1.33.4") as api, open_client(api) as client:
         with pytest.raises(Unsupported, match=r"runs Kubernetes v1\.33\.4\S*; pydra needs 1\.34 or later"):
             await check_server(client)
+
+
+@pytest.mark.parametrize("version", ["1.36.2", "1.37.0", "1.38.0"])
+async def test_an_object_that_does_not_exist_is_not_taken_for_an_api_that_is_not_served(version: str) -> None:
+    gone = Resource(group="gone.example.com", version="v1", plural="things", kind="Thing", namespaced=True)
+    async with open_api(version=version) as api, open_client(api) as client:
+        with pytest.raises(NotFound) as object_missing:
+            await client.get(RESOURCE_CLAIMS, "none", namespace="default")
+        with pytest.raises(NotFound) as api_missing:
+            await client.get(gone, "none", namespace="default")
+    assert object_missing.value.is_of_object
+    assert not api_missing.value.is_of_object
 
 
 @pytest.mark.parametrize(

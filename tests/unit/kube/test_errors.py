@@ -40,6 +40,34 @@ def test_each_status_has_its_class(status: int, kind: type[KubeError]) -> None:
     assert (error_class(status), type(error), error.status) == (kind, kind, status)
 
 
+@pytest.mark.parametrize(
+    ("body", "is_of_object"),
+    [
+        pytest.param(
+            b'{"kind": "Status", "reason": "NotFound", "message": "resourceclaims.resource.k8s.io \\"c\\" not found",'
+            b' "details": {"name": "c", "group": "resource.k8s.io", "kind": "resourceclaims"}}',
+            True,
+            id="no such object",
+        ),
+        pytest.param(b"404 page not found", False, id="no such API, up to 1.37"),
+        pytest.param(
+            b'{"kind": "Status", "reason": "NotFound", "message": "the server could not find the requested resource",'
+            b' "details": {}}',
+            False,
+            id="no such API, from 1.38",
+        ),
+        pytest.param(b'{"kind": "Status", "reason": "NotFound", "details": null}', False, id="no details"),
+        pytest.param(b'{"reason": "NotFound", "details": {"name": ["c"]}}', False, id="another shape"),
+        pytest.param(b'{"details": {"name": "c"}}', False, id="no reason"),
+        pytest.param(b"<html>not here</html>", False, id="a proxy"),
+    ],
+)
+def test_only_an_answer_about_the_object_says_that_it_does_not_exist(body: bytes, is_of_object: bool) -> None:
+    error = build_error("read ResourceClaim ns/c", 404, parse_status(body))
+    assert isinstance(error, NotFound)
+    assert error.is_of_object is is_of_object
+
+
 def test_whatever_aiohttp_raises_is_caught_by_the_client() -> None:
     lower = [
         kind
