@@ -140,7 +140,10 @@ async def _run_on_output(options: Options) -> int:
     output = Output()
     demo = Demo(options, write=output.write)
     output.when_closed = demo.stop
-    code = await run_until_signal(demo)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(output.watch, name="reader of the output")
+        code = await run_until_signal(demo)
+        tasks.cancel_scope.cancel()
     if output.closed:
         raise BrokenPipeError
     return code

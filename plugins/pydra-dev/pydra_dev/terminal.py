@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from pydra_dev.explanations import Paragraph, render
 
 INTERRUPTED = 130
 PROGRESS_SECONDS = 5.0
+WATCH_SECONDS = 0.2
 
 
 async def run_with_signals(run: Callable[[], Awaitable[int]], hear: Callable[[int], None], *numbers: int) -> int:
@@ -57,9 +59,22 @@ class Output:
         try:
             print(text, flush=True)  # noqa: T201 - this is what it is for
         except OSError:
-            self.closed = True
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            self.when_closed()
+            self._close()
+
+    async def watch(self) -> None:
+        """Return when nobody reads any more, also while nothing is printed."""
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)  # of which errors are reported always
+        while not self.closed:
+            if any(event & select.POLLERR for _, event in poll.poll(0)):
+                self._close()
+                return
+            await anyio.sleep(WATCH_SECONDS)
+
+    def _close(self) -> None:
+        self.closed = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        self.when_closed()
 
 
 class Progress:
