@@ -13,7 +13,7 @@ from tests.e2e.nvidia import TWO, NvidiaNode, allocated, open_node, partition
 SOON = ("--healthy-after", "0", "--rescan-period", "1")
 
 
-@pytest.mark.gates("DRADeviceTaints")
+@pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices")
 async def test_an_xid_taints_the_gpu_and_its_partitions_until_it_has_been_well_for_a_while(tmp_path: Path) -> None:
     scenario = TWO.replace("dynamic_mig: true", "dynamic_mig: true, quiet_period: 5")
     async with open_node(tmp_path, scenario, flags=SOON) as node:

@@ -130,7 +130,7 @@ async def test_claims_as_for_googles_driver_and_its_device_plugin_get_a_host_or_
         assert nodes(found) == [*map(str, range(8)), "vfio"]
 
 
-@pytest.mark.gates("DRADeviceTaints")
+@pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices")
 async def test_a_chip_whose_node_is_gone_is_shown_by_its_pod_and_kept_from_others_until_it_is_back() -> None:
     async with open_host() as (cluster, _, tree):
         await start(cluster, "left", f"2x2.{DRIVER}", phase="Running")
@@ -144,7 +144,7 @@ async def test_a_chip_whose_node_is_gone_is_shown_by_its_pod_and_kept_from_other
         await cluster.wait_health("left", "Healthy")
 
 
-@pytest.mark.gates("DRADeviceTaints")
+@pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices")
 async def test_chips_that_processes_outside_of_claims_have_open_are_kept_from_claims_where_the_agent_may_look() -> None:
     may_look = {"backends": {"tpu": {"hostPID": True, "capabilities": ["SYS_PTRACE"]}}}
     async with open_host(may_look) as (cluster, release, tree):
