@@ -21,6 +21,7 @@ from tests.e2e.test_chart_node import create_plain_pod
 pytestmark = pytest.mark.skipif(not IMAGE, reason="PYDRA_E2E_CHART_IMAGE names no image that is on the node")
 
 LABEL = ("cloud.google.com/gke-tpu-accelerator", "tpu-v5-lite-podslice")
+CHIPS = {"backends": {"tpu": {"settings": {"offer": "chips"}}}}
 LOOK = "{ env | grep ^TPU_; ls /dev/vfio; } | sort >/dev/termination-log"
 
 
@@ -88,6 +89,14 @@ async def test_the_scheduler_cuts_the_mesh_and_pods_that_do_not_fit_are_told_why
         for name in ("chip", "pair"):
             await cluster.delete_pod(name)
         await cluster.wait_phase("square", "Running")
+
+
+async def test_chips_that_are_offered_alone_are_claimed_without_any_feature_gate() -> None:
+    async with open_host(CHIPS) as (cluster, _, _):
+        await cluster.create_claim("half", requests=ask(DRIVER, count=4))
+        found = (await cluster.run_pod("half", LOOK, resourceClaimName="half"))["main"]
+        assert {"TPU_TOPOLOGY=2x2", "TPU_VISIBLE_CHIPS=0,1,2,3"} <= set(found)
+        assert nodes(found) == ["0", "1", "2", "3", "vfio"]
 
 
 @pytest.mark.gates("DRAPartitionableDevices")
@@ -163,7 +172,7 @@ async def test_chips_that_processes_outside_of_claims_have_open_are_kept_from_cl
 async def test_no_chip_is_given_twice_when_the_admin_offers_other_devices_under_a_claim() -> None:
     async with open_host() as (cluster, release, _):
         await start(cluster, "left", f"2x2.{DRIVER}", phase="Running")
-        await release.upgrade({"backends": {"tpu": {"settings": {"offer": "chips"}}}})
+        await release.upgrade(CHIPS)
         await cluster.wait("chips are published", lambda: _published(cluster, [f"chip-{index}" for index in range(8)]))
         await start(cluster, "one", DRIVER)
         assert await cluster.wait_note("DeviceInUse", about="one")
