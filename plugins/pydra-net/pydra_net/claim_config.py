@@ -15,6 +15,8 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from pydra_net.link_parameters import IPV4, SIZES
+
 ParsedT = TypeVar("ParsedT")
 
 GROUP_VERSION = "net.pydra.dev/v1alpha1"
@@ -24,6 +26,8 @@ Cidr = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Fa-f:.]{2,45}/[0-9]{1,3}$")]
 Ip = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Fa-f:.]{2,45}$")]
 Mac = Annotated[str, msgspec.Meta(pattern=r"^([0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}$")]
 Table = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
+
+Size = Annotated[int, msgspec.Meta(ge=1, le=524280)]
 
 _MAC = re.compile(r"[0-9a-f][02468ace]:.*")
 
@@ -39,6 +43,20 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Its MTU in the pod."""
     hardware_addr: Mac | None = None
     """Its MAC address in the pod."""
+    gso_max_size: Size | None = None
+    """The most bytes of a segment that the stack gives it, to be cut by the hardware."""
+    gro_max_size: Size | None = None
+    """The most bytes that received packets are joined to."""
+    gso_ipv4_max_size: Size | None = msgspec.field(default=None, name="gsoIPv4MaxSize")
+    """The same for IPv4, if it is larger than 64 KiB."""
+    gro_ipv4_max_size: Size | None = msgspec.field(default=None, name="groIPv4MaxSize")
+    """The same for IPv4, if it is larger than 64 KiB."""
+    forwarding: bool | None = None
+    """Whether IPv4 packets that arrive by it are forwarded."""
+    arp_ignore: Literal[0, 1, 2, 3, 8] | None = None
+    """Which ARP requests it answers, as the sysctl says it."""
+    arp_announce: Literal[0, 1, 2] | None = None
+    """Which of its addresses ARP requests announce, as the sysctl says it."""
 
     def __post_init__(self) -> None:
         """Refuse names and addresses that the kernel would refuse."""
@@ -47,7 +65,17 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         if self.hardware_addr is not None and not _MAC.fullmatch(self.hardware_addr.lower()):
             raise ValueError(f'hardwareAddr: found "{self.hardware_addr}", which is a multicast address')
         for place, address in enumerate(self.addresses):
-            _check(f"addresses[{place}]", address, ipaddress.ip_interface)
+            parsed = _check(f"addresses[{place}]", address, ipaddress.ip_interface)
+            if self.forwarding and parsed.version == 6:
+                raise ValueError(
+                    f"forwarding: can be set for IPv4 only, and addresses[{place}] is {address}; remove it, and set "
+                    "the sysctls net.ipv4.ip_forward and net.ipv6.conf.all.forwarding in the pod's securityContext"
+                )
+
+    def list_parameters(self) -> dict[str, int]:
+        """Those of `link_parameters` that are configured."""
+        found = {name: getattr(self, name, None) for name in (*SIZES, *IPV4)}
+        return {name: int(value) for name, value in found.items() if value is not None}
 
 
 class RouteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -111,6 +139,11 @@ class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 CONFIG_TYPES: dict[str, type] = {"": NetworkConfig, f"{GROUP_VERSION}/NetworkConfig": NetworkConfig}
 """DRANET's configurations have neither apiVersion nor kind."""
+
+
+def get_field_name(parameter: str) -> str:
+    """The name in a claim of an interface's parameter."""
+    return next(one.encode_name for one in msgspec.structs.fields(InterfaceConfig) if one.name == parameter)
 
 
 def _check(name: str, text: str, parse: Callable[[str], ParsedT]) -> ParsedT:

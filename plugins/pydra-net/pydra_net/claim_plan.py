@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Callable, Sequence
 
 from pydra import AllocatedDevice, Claim, ClaimError, HeldClaim, Plan, TerminalError, UnknownDevice
-from pydra_net.claim_config import NetworkConfig
+from pydra_net.claim_config import NetworkConfig, get_field_name
 from pydra_net.hardware_reader import Node
 from pydra_net.hardware_types import Link
 from pydra_net.held_claims import list_gives
@@ -53,6 +53,7 @@ def _plan_device(device: AllocatedDevice, node: Node, find_pci_address: Callable
     interface = read_interface(node.reading, link)
     config = _find_config(device)
     _check_gateways(config, find_state_in_pod(interface, config))
+    _check_parameters(config, link)
     return GiveInterface(
         device=device.device,
         before=interface,
@@ -80,6 +81,16 @@ def _find_config(device: AllocatedDevice) -> NetworkConfig:
             "write them into one"
         )
     return configs[0] if configs else NetworkConfig()
+
+
+def _check_parameters(config: NetworkConfig, link: Link) -> None:
+    """Raise TerminalError for what the kernel would refuse when the pod begins."""
+    for name, value in config.interface.list_parameters().items():
+        field = get_field_name(name)
+        if name not in link.parameters:
+            raise TerminalError(f"interface.{field}: the node's kernel cannot set it for {link.name}; remove it")
+        if name.startswith("gso") and value > link.most_gso:
+            raise TerminalError(f"interface.{field}: found {value}, but {link.name} can have {link.most_gso} at most")
 
 
 def _check_gateways(config: NetworkConfig, target: LinkState) -> None:

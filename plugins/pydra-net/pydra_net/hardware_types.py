@@ -80,7 +80,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A network interface. `kind` is that of a virtual one (`veth`, `macvlan`), empty for hardware.
 
     `lower` is the index of the link below (or of a veth's other end) if it is in the same namespace, else 0. `parent`
-    is the device that it belongs to, as `pci/0000:3b:00.0`; `port` the name of the device's port.
+    is the device that it belongs to, as `pci/0000:3b:00.0`; `port` the name of the device's port. `parameters` are
+    those of `link_parameters` that the kernel knows; `most_gso` is its limit for the sizes of segments.
     """
 
     index: int
@@ -100,6 +101,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     port: str = ""
     hardware: int = 1
     has_xdp: bool = False
+    parameters: Mapping[str, int] = {}
+    most_gso: int = 0
 
     @property
     def is_loopback(self) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 from msgspec.structs import replace
 
 from pydra_net.claim_config import NetworkConfig, RouteConfig, RuleConfig
 from pydra_net.hardware_types import Address, Interface, Link, Neighbour, Reading, Route, Rule
-from pydra_net.operations import AddAddress, AddNeighbour, AddRoute, AddRule, Operation, SetLink
+from pydra_net.link_parameters import list_changes
+from pydra_net.operations import AddAddress, AddNeighbour, AddRoute, AddRule, Operation, SetLink, SetParameter
 
 _LINK_SCOPE = 253
 _BY_KERNEL, _BY_ADVERTISEMENT = 2, 9
@@ -31,6 +32,7 @@ class LinkState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mac: str = ""
     alias: str = ""
     master: str = ""
+    parameters: Mapping[str, int] = {}
     addresses: tuple[Address, ...] = ()
     routes: tuple[Route, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
@@ -82,6 +84,7 @@ def find_state_before(interface: Interface) -> LinkState:
         mac=link.mac,
         alias=link.alias,
         master=interface.master,
+        parameters=link.parameters,
         addresses=interface.addresses,
         routes=interface.routes,
         neighbours=interface.neighbours,
@@ -101,6 +104,7 @@ def find_state_in_pod(interface: Interface, config: NetworkConfig) -> LinkState:
         mtu=wanted.mtu or interface.link.mtu,
         mac=(wanted.hardware_addr or interface.link.mac).lower(),
         alias=interface.link.alias,
+        parameters=wanted.list_parameters(),
         addresses=tuple(map(_without_detection, addresses)),
         routes=tuple(
             sorted((*(interface.routes if keeps else ()), *map(_build_route, config.routes)), key=_by_dependency)
@@ -173,6 +177,8 @@ def _plan_link(wanted: LinkState, link: Link, reading: Reading) -> Iterator[Oper
         yield SetLink(index=index, mtu=wanted.mtu)
     if wanted.alias != link.alias:
         yield SetLink(index=index, alias=wanted.alias)
+    for name, value in list_changes(wanted.parameters, link.parameters):
+        yield SetParameter(index=index, name=name, value=value)
     master = reading.find_name(wanted.master) if wanted.master else None
     if master and link.master != master.index:
         yield SetLink(index=index, master=master.index)

@@ -53,6 +53,17 @@ class SetLink(msgspec.Struct, frozen=True, kw_only=True):
         return "set " + ", ".join(f"{name} {value}" for name, value in changes.items() if value is not None)
 
 
+class SetParameter(msgspec.Struct, frozen=True, kw_only=True):
+    """Set one of a link's `link_parameters`."""
+
+    index: int
+    name: str
+    value: int
+
+    def __str__(self) -> str:
+        return f"set {self.name} {self.value}"
+
+
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """Give a link an alternative name, or take it away."""
 
@@ -104,7 +115,7 @@ class AddRule(msgspec.Struct, frozen=True, kw_only=True):
         return f"add the rule with priority {self.rule.priority} for table {self.rule.table}"
 
 
-Operation: TypeAlias = SetLink | Mark | AddAddress | AddRoute | AddNeighbour | AddRule
+Operation: TypeAlias = SetLink | SetParameter | Mark | AddAddress | AddRoute | AddNeighbour | AddRule
 
 
 class KernelRefused(ClaimError):

@@ -15,6 +15,7 @@ from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 from pydra_net.hardware_types import FOREVER, Link, Reading
 from pydra_net.netlink.events import LinkEvents
 from pydra_net.netlink.namespaces import OpenNamespace
+from pydra_net.netlink.parameters import set_parameter
 from pydra_net.netlink.reading import read_all, read_link, read_links
 from pydra_net.operations import (
     AddAddress,
@@ -26,6 +27,7 @@ from pydra_net.operations import (
     Namespace,
     Operation,
     SetLink,
+    SetParameter,
 )
 
 T = TypeVar("T")
@@ -127,6 +129,8 @@ def _apply(ip: Any, operation: Operation) -> None:
     match operation:
         case SetLink():
             _call(ip.link, "set", **_build_link(operation))
+        case SetParameter(index=index, name=name, value=value):
+            _call(set_parameter, ip, index, name, value)
         case Mark(index=index, name=name, present=present):
             _call(ip.link, "property_add" if present else "property_del", index=index, altname=name)
         case AddAddress(index=index, address=one):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydra_net.hardware_types import FOREVER, Address, Link, Neighbour, Reading, Route, Rule
+from pydra_net.link_parameters import IPV4, SIZES
 
 _IFF_UP = 1
 _AF_INET, _AF_INET6 = 2, 10
@@ -73,7 +75,24 @@ def read_link(message: Any) -> Link:
         port=message.get_attr("IFLA_PHYS_PORT_NAME") or "",
         hardware=message["ifi_type"],
         has_xdp=bool((xdp := message.get_attr("IFLA_XDP")) is not None and xdp.get_attr("IFLA_XDP_ATTACHED")),
+        parameters=dict(_read_parameters(message)),
+        most_gso=message.get_attr("IFLA_TSO_MAX_SIZE") or 0,
     )
+
+
+def _read_parameters(message: Any) -> Iterator[tuple[str, int]]:
+    # pyroute2 0.9 does not know those of IPv4.
+    unknown = {one[1]["header"]["type"]: one[1] for one in message["attrs"] if one[0] == "UNKNOWN"}
+    for name, number in SIZES.items():
+        if (value := message.get_attr(f"IFLA_{name.upper()}")) is not None:
+            yield name, value
+        elif (raw := unknown.get(number)) is not None:
+            yield name, int.from_bytes(raw.data[raw.offset + 4 : raw.offset + 8], sys.byteorder)
+    families = message.get_attr("IFLA_AF_SPEC")
+    # pyroute2 takes the header for the first number, so the others have the kernel's places, which begin with 1.
+    values: Any = families.get_attr("AF_INET") if families is not None else None
+    if values:
+        yield from ((name, values[name]) for name in IPV4)
 
 
 def _read_address(message: Any) -> Address:

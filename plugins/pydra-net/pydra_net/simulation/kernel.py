@@ -18,6 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra_net.hardware_types import Link, Reading
+from pydra_net.link_parameters import IPV4
 from pydra_net.operations import (
     AddAddress,
     AddNeighbour,
@@ -29,6 +30,7 @@ from pydra_net.operations import (
     NamespaceGone,
     Operation,
     SetLink,
+    SetParameter,
 )
 
 ValueT = TypeVar("ValueT")
@@ -200,7 +202,9 @@ class SimulatedKernel:
         index = link.index
         while reading.find(index):
             index += 1
-        self.namespaces[path] = replace(reading, links=(*reading.links, replace(link, index=index)))
+        parameters = {name: 0 if name in IPV4 else value for name, value in link.parameters.items()}
+        arrived = replace(link, index=index, parameters=parameters)
+        self.namespaces[path] = replace(reading, links=(*reading.links, arrived))
         self._save()
 
     def _save(self) -> None:
@@ -229,6 +233,8 @@ def _apply(reading: Reading, operation: Operation) -> Reading:
     match operation:
         case SetLink():
             return _set(reading, link, operation)
+        case SetParameter(name=name, value=value):
+            return _exchange(reading, replace(link, parameters={**link.parameters, name: value}))
         case Mark(name=name, present=present):
             others = tuple(one for one in link.alternative_names if one != name)
             return _exchange(reading, replace(link, alternative_names=(*others, name) if present else others))

@@ -73,6 +73,8 @@ def _build_link(index: int, card: Card) -> Link:
         carrier=True,
         state="up",
         parent=f"pci/{card.address}",
+        parameters={"gso_max_size": 65536, "gro_max_size": 65536, "forwarding": 1, "arp_ignore": 1, "arp_announce": 0},
+        most_gso=262144,
     )
 
 

@@ -56,6 +56,40 @@ async def test_the_interface_in_the_pod_is_as_the_claim_configures_it(node: Simu
     assert node.is_as_before()
 
 
+async def test_sizes_and_sysctls_are_so_in_the_pod_only(node: SimulatedNode) -> None:
+    wanted = config(interface={"gsoMaxSize": 131072, "arpIgnore": 8, "arpAnnounce": 2, "forwarding": False})
+    sandbox = node.begin_pod("trainer")
+    async with node.run() as agent:
+        await agent.prepare("claim", ETH1, pod="trainer", configs=(wanted,))
+        await agent.runtime.run_pod(sandbox)
+        link = node.kernel.namespaces[sandbox.network_namespace].find_name("eth1")
+        assert link is not None
+        assert link.parameters == {
+            "gso_max_size": 131072,
+            "gro_max_size": 65536,
+            "arp_ignore": 8,
+            "arp_announce": 2,
+            "forwarding": 0,
+        }
+        await agent.unprepare("claim")
+    assert node.is_as_before()
+
+
+@pytest.mark.parametrize(
+    ("interface", "message"),
+    [
+        ({"gsoMaxSize": 262145}, "interface.gsoMaxSize: found 262145, but eth1 can have 262144 at most"),
+        ({"groIPv4MaxSize": 70000}, "interface.groIPv4MaxSize: the node's kernel cannot set it for eth1; remove it"),
+    ],
+)
+async def test_what_the_kernel_would_refuse_is_refused_before_the_pod_starts(
+    interface: dict[str, int], message: str, node: SimulatedNode
+) -> None:
+    async with node.run() as agent:
+        with pytest.raises(TerminalError, match=message):
+            await agent.prepare("claim", ETH1, configs=(config(interface=interface),))
+
+
 async def test_two_configurations_for_one_request_are_refused(node: SimulatedNode) -> None:
     both = (config(interface={"mtu": 1400}), config(interface={"mtu": 9000}))
     async with node.run() as agent:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from namespaces import TestNode, find_problem, make_node
+from namespaces import TestNamespace, TestNode, find_problem, make_node
 from net_agent import NetAgent, build_sandbox
 from pydra import ClaimError, UndoLater
 from pydra_net.claim_config import InterfaceConfig, NetworkConfig
@@ -72,6 +74,32 @@ async def test_an_interface_goes_into_the_pod_with_its_configuration_and_comes_b
         assert node.host.links() == ["nic0", "up0"], "before the namespace ends"
         await agent.unprepare("claim")
     assert node.host.describe("nic0") == before
+
+
+async def test_sizes_and_sysctls_of_the_interface_are_set_in_the_pod_and_put_back(node: TestNode) -> None:
+    """The kernel gives the sysctls anew whenever an interface moves."""
+
+    def read(where: TestNamespace) -> list[str]:
+        sizes = re.findall("(?:gso|gro)_(?:ipv4_)?max_size [0-9]+", where.run("ip -d link show nic0"))
+        return [*sizes, *where.run(f"cat {' '.join(f'/proc/sys/net/ipv4/conf/nic0/{one}' for one in names)}").split()]
+
+    names = ("arp_ignore", "arp_announce", "forwarding", "rp_filter")
+    node.host.run("ip link set nic0 gso_max_size 40000")
+    node.host.run("for one in arp_ignore rp_filter; do echo 1 >/proc/sys/net/ipv4/conf/nic0/$one; done")
+    before = read(node.host)
+    agent = build_agent(node)
+    pod = node.begin_pod("trainer")
+    sizes = {"gsoMaxSize": 100000, "groMaxSize": 90000, "gsoIPv4MaxSize": 80000, "groIPv4MaxSize": 70000}
+    wanted = {**sizes, "arpIgnore": 2, "arpAnnounce": 1, "forwarding": True}
+    async with serve(agent):
+        configs = (msgspec.convert({"interface": wanted}, NetworkConfig),)
+        await agent.prepare("claim", "nic0", pod="trainer", configs=configs)
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        inside = read(pod)
+        assert {"gso_max_size 100000", "gro_max_size 90000"} <= set(inside)
+        assert inside[-4:-1] == ["2", "1", "1"]
+        await agent.unprepare("claim")
+    assert read(node.host) == before
 
 
 async def test_it_comes_back_when_the_end_of_the_pod_is_never_reported(node: TestNode) -> None:

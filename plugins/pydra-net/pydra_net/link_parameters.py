@@ -1,0 +1,25 @@
+"""The numbers of a link that can be read and set: sizes of segments, and how it treats IPv4. No I/O.
+
+Names are those of iproute2 and of /proc/sys/net/ipv4/conf, which is not used: it is read-only in containers.
+Source: linux/if_link.h, linux/ip.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+SIZES = {"gso_max_size": 41, "gro_max_size": 58, "gso_ipv4_max_size": 63, "gro_ipv4_max_size": 64}
+"""Attributes of a link, which it keeps when it is moved."""
+IPV4 = {"forwarding": 1, "proxy_arp": 3, "rp_filter": 8, "arp_announce": 18, "arp_ignore": 19}
+"""What a link gets anew, from the defaults of the namespace, whenever it is moved."""
+
+
+def list_changes(wanted: Mapping[str, int], present: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Yield what is to be set, in order.
+
+    A small `gso_max_size` sets that of IPv4, too: so if one size is set, all are, the one of IPv4 afterwards.
+    """
+    sizes = {name: wanted[name] for name in SIZES if name in wanted}
+    if any(present.get(name) != value for name, value in sizes.items()):
+        yield from sizes.items()
+    yield from ((name, wanted[name]) for name in IPV4 if name in wanted and wanted[name] != present.get(name))
