@@ -74,6 +74,32 @@ def find_consumption(claim: Claim, published: Published) -> Consumption:
     return found
 
 
+def adopt_capacity_names(claim: Claim, published: Published) -> Claim:
+    """Return the claim whose shares have the names of capacities as the devices are published with them.
+
+    From Kubernetes 1.38 on, the scheduler may write `memory` for `DRIVER/memory`, and claims may ask for either.
+    """
+    devices = []
+    for device in claim.devices:
+        one = _find_published(device, published)
+        names = {name: _find_capacity(name, one) for name in device.consumed_capacity} if one is not None else {}
+        shares = {names.get(name, name): amount for name, amount in device.consumed_capacity.items()}
+        devices.append(replace(device, consumed_capacity=shares))
+    return replace(claim, devices=tuple(devices))
+
+
+def _find_capacity(name: str, device: Device) -> str:
+    """Return the name of the device's capacity: the same, or else the only one that differs by a domain."""
+    if name in device.capacity:
+        return name
+    others = [
+        other
+        for other in device.capacity
+        if other.endswith(f"/{name}") or ("/" not in other and name.endswith(f"/{other}"))
+    ]
+    return others[0] if len(others) == 1 else name
+
+
 def may_meet(names: Collection[str], other: Claim, published: Published | None) -> bool:
     """Return whether the other claim may use what these devices use: one of them, or a counter set of theirs.
 

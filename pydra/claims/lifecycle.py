@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from pydra.checkpoint.record import Metadata, Record, Stage
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import AllocatedDevice, Claim
-from pydra.claims.device_index import DeviceIndex, Published
+from pydra.claims.device_index import DeviceIndex, Published, adopt_capacity_names
 from pydra.errors import CheckpointError, KubeError, NotFound, PydraError, UnknownDevice
 
 
@@ -84,6 +84,8 @@ def decide_prepare(
     if isinstance(asked, PydraError):
         # No answer of the API server: what was prepared stays valid, since a claim that is in use cannot change.
         return ReuseRecord(record) if record is not None and is_usable and is_unanswered(asked) else Refuse(asked)
+    if published is not None:
+        asked = adopt_capacity_names(asked, published)
     if record is not None and is_usable and has_same_devices(record.claim, asked) and record.claim.pod == asked.pod:
         return ReuseRecord(record)
     if in_use := index.find_conflict(asked, published):
@@ -140,14 +142,16 @@ def is_unanswered(error: PydraError) -> bool:
 def has_same_devices(one: Claim, other: Claim) -> bool:
     """Return whether two readings of a claim have the same devices with the same parameters.
 
-    The positions of the parameters are ignored: they are for messages, and may change with pydra's version.
+    The positions of the parameters are ignored: they are for messages, and may change with pydra's version. So are
+    domains of capacities: of both forms of a name, one may be written and the other published.
     """
     return [_comparison_key(device) for device in one.devices] == [_comparison_key(device) for device in other.devices]
 
 
 def _comparison_key(device: AllocatedDevice) -> tuple[object, ...]:
     named = (device.request, device.pool, device.device, device.share_id, device.admin_access)
-    return (*named, dict(device.consumed_capacity), [config.parameters for config in device.configs])
+    shares = sorted((name.rpartition("/")[2], amount) for name, amount in device.consumed_capacity.items())
+    return (*named, shares, [config.parameters for config in device.configs])
 
 
 def _find_unknown(claim: Claim, published: Published) -> UnknownDevice | None:

@@ -141,8 +141,7 @@ def _count(device: AllocatedDevice, cpus: Sequence[Cpu]) -> int:
     """The number of CPUs that the claim asks for; a device without a capacity is one CPU."""
     if device.share_id is None and not device.consumed_capacity:
         return len(cpus)
-    consumed = device.consumed_capacity
-    text = consumed.get(CAPACITY, consumed.get("cpu"))
+    text = device.consumed_capacity.get(CAPACITY)
     amount = parse_quantity(text) if text is not None else 0
     if amount <= 0 or amount.denominator != 1:
         raise ClaimError(

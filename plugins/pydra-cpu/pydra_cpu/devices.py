@@ -10,8 +10,8 @@ from pydra_cpu.settings import GroupBy, Settings
 
 DRIVER = "dra.cpu"
 CAPACITY = f"{DRIVER}/cpu"
-"""The capacity that claims ask for. Schedulers compare names literally, so it is published as claims have it; from
-Kubernetes 1.38 on, a share may have it by its short name.
+"""The capacity that claims ask for. Up to Kubernetes 1.37, schedulers compare names literally: it is published as
+claims have it.
 """
 
 _GROUPS: Mapping[GroupBy, tuple[str, Callable[[Cpu], int]]] = {

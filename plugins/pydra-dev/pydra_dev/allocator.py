@@ -46,13 +46,17 @@ def allocate(
     build_uid: Callable[[], str],
     lists: bool = False,
     groups: bool = True,
+    both_names: bool = False,
 ) -> tuple[schema.Allocation, ...]:
     """One allocation per claim; raises AllocationError.
 
     `build_uid` makes share ids. `lists`: attributes may be lists (the feature gate DRAListTypeAttributes).
     `groups`: compatibility groups are known (DRADeviceCompatibilityGroups).
+    `both_names`: capacities may be requested with and without the driver's domain (Kubernetes 1.38).
     """
-    search = Search(claims, build_pools(slices, node, groups=groups), classes, in_use, lists=lists)
+    search = Search(
+        claims, build_pools(slices, node, groups=groups), classes, in_use, lists=lists, both_names=both_names
+    )
     if not search.run():
         raise AllocationError(_explain(search))
     return tuple(
@@ -97,12 +101,15 @@ def review_devices(
     in_use: InUse,
     lists: bool = False,
     groups: bool = True,
+    both_names: bool = False,
 ) -> Reviews:
     """For each request, or each of its alternatives, every device that the node reaches; raises AllocationError.
 
     A reason is what is against the device beside what the search has picked; without a solution it has picked nothing.
     """
-    search = Search(claims, build_pools(slices, node, groups=groups), classes, in_use, lists=lists)
+    search = Search(
+        claims, build_pools(slices, node, groups=groups), classes, in_use, lists=lists, both_names=both_names
+    )
     problem = "" if search.run() else _explain(search)
     picked = {(pick.claim, pick.request, pick.candidate.key) for pick in search.picks}
     found = tuple(

@@ -30,15 +30,30 @@ class CapacityError(Exception):
     """The device cannot give what is asked for; the message says why, as in `has no capacity memory`."""
 
 
-def plan_share(device: schema.Device, requested: Mapping[str, str]) -> Share:
+def plan_share(device: schema.Device, requested: Mapping[str, str], domain: str = "") -> Share:
     """What a request takes of every capacity of a device; raises CapacityError.
 
     What is not asked for is taken by the policy's default, or whole. This says nothing about what is left.
+    With a `domain`, the driver's, names may be requested with and without it, as from Kubernetes 1.38 on.
     """
+    if domain:
+        requested = {_find_name(name, device, domain): amount for name, amount in requested.items()}
     missing = sorted(set(requested) - set(device.capacity))
     if missing:
         raise CapacityError(f"has no capacity {missing[0]}")
     return {name: _plan_amount(name, capacity, requested.get(name)) for name, capacity in device.capacity.items()}
+
+
+def find_amount(amounts: Mapping[str, Fraction], name: str, domain: str) -> Fraction:
+    """What is taken of a capacity, by either form of its name: an allocation has that of the scheduler that made it."""
+    short = name.removeprefix(f"{domain}/")
+    return sum((amounts.get(one, Fraction()) for one in {name, short, f"{domain}/{short}"}), Fraction())
+
+
+def _find_name(name: str, device: schema.Device, domain: str) -> str:
+    """The name that the device has, with the domain if it has both."""
+    short = name.removeprefix(f"{domain}/")
+    return next((one for one in (f"{domain}/{short}", short) if one in device.capacity), name)
 
 
 def _plan_amount(name: str, capacity: schema.Capacity, asked: str | None) -> Amount:

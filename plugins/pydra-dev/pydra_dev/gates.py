@@ -48,6 +48,9 @@ _FIRST_ON = {
 _FIRST_KNOWN = {LISTS: 36, ALLOCATABLE: 36, GROUPS: 37, PARTITION_TYPE: 37}
 """Every other gate is known in 1.34."""
 
+_LOCKED = {TAINTS: 38}
+"""From which release on a gate cannot be turned off."""
+
 
 def build_gates(minor: int, overrides: Gates = MappingProxyType({})) -> Gates:
     """The gates of release 1.`minor` by default, then the overrides; raises ValueError for one that is unknown."""
@@ -55,6 +58,8 @@ def build_gates(minor: int, overrides: Gates = MappingProxyType({})) -> Gates:
     unknown = sorted(gate for gate in overrides if gate not in known and (overrides[gate] or gate not in _FIRST_ON))
     if unknown:
         raise ValueError(f"unknown feature gates {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    if locked := sorted(gate for gate in overrides if not overrides[gate] and minor >= _LOCKED.get(gate, minor + 1)):
+        raise ValueError(f"feature gates {', '.join(locked)} cannot be turned off in 1.{minor}")
     defaults = {gate: first is not None and minor >= first for gate, first in _FIRST_ON.items()}
     return MappingProxyType({**defaults, **overrides})
 

@@ -15,6 +15,7 @@ from fractions import Fraction
 import msgspec
 
 from pydra_dev import schema
+from pydra_dev.capacity import find_amount
 from pydra_dev.pools import DeviceKey
 from pydra_dev.quantity import BINARY, DECIMAL, format_quantity, parse_quantity
 from pydra_dev.slice_rules import NATIVE_RESOURCES
@@ -80,7 +81,8 @@ def _count_mapping(result: schema.Result, mapping: schema.AllocatableMapping) ->
         return multiplier
     if not result.consumed_capacity:
         raise AccountError(f"device {result.device} was allocated without a share of its {mapping.capacity_key}")
-    return parse_quantity(result.consumed_capacity.get(mapping.capacity_key, schema.Quantity("0"))) * multiplier
+    consumed = {name: parse_quantity(amount) for name, amount in result.consumed_capacity.items()}
+    return find_amount(consumed, mapping.capacity_key, result.driver) * multiplier
 
 
 def build_status(uses: Iterable[ClaimUse], minor: int) -> list[JsonObject]:

@@ -37,6 +37,8 @@ from pydra_dev.status import JsonObject
 from pydra_dev.verbs import Api
 
 MAX_RESERVED = 256
+BOTH_NAMES = 38
+"""The first minor release in which requests name capacities with or without the driver's domain."""
 BINDING_TIMEOUT = 600.0
 NO_EXECUTE = frozenset({"NoExecute"})
 EVICTION = "DeviceTaintManagerEviction"
@@ -222,6 +224,7 @@ class Scheduler:
                 build_uid=lambda: build_uid(self._api.random),
                 lists=self._api.gates[LISTS],
                 groups=self._api.gates[GROUPS],
+                both_names=self._api.minor >= BOTH_NAMES,
             )
         except AllocationError as error:
             raise UnschedulableError(f"cannot allocate all claims: {error}") from error
@@ -346,6 +349,7 @@ def review_claim(api: Api, claim: JsonObject, node: str) -> Reviews:
         rules=api.list(DEVICE_TAINT_RULES).items,
         lists=api.gates[LISTS],
         groups=api.gates[GROUPS],
+        both_names=api.minor >= BOTH_NAMES,
     )
 
 
@@ -359,6 +363,7 @@ def review_objects(
     rules: Iterable[JsonObject] = (),
     lists: bool = True,
     groups: bool = True,
+    both_names: bool = False,
 ) -> Reviews:
     """Do the same for objects of any cluster; raises StatusError, too, for one that cannot be read."""
     others = [one for one in claims if one["metadata"]["uid"] != claim["metadata"]["uid"]]
@@ -370,6 +375,7 @@ def review_objects(
         in_use=read_claims_in_use(others),
         lists=lists,
         groups=groups,
+        both_names=both_names,
     )
 
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from pydra_dev import schema
 from pydra_dev.allocation_result import Pick
-from pydra_dev.capacity import CapacityError, Share, plan_share
+from pydra_dev.capacity import CapacityError, Share, find_amount, plan_share
 from pydra_dev.cel.environment import CompileError, EvaluationError, Variables, build_variables, compile_selector
 from pydra_dev.constraints import Constraint, build_constraints
 from pydra_dev.pools import Candidate, CounterKey, DeviceKey, PoolView, read_groups
@@ -85,11 +85,12 @@ class Search:
         in_use: InUse,
         *,
         lists: bool = False,
+        both_names: bool = False,
     ) -> None:
         self.picks: list[Pick] = []
         self.claims, self.pools = claims, pools
         self.selection = Selection(claims, classes, lists=lists)
-        self._books = Books(pools, in_use)
+        self._books = Books(pools, in_use, both_names=both_names)
         self._constraints = [build_constraints(claim.spec) for claim in claims]
         self.candidates = [one for pool in pools if not pool.problem for one in pool.candidates]
         self._counts = [0] * len(claims)
@@ -322,7 +323,8 @@ def _build_mismatch(owner: str, expression: str) -> Mismatch:
 class Books:
     """What is held: devices, shares and counters, of allocated claims and in the solution that is being tried."""
 
-    def __init__(self, pools: Sequence[PoolView], in_use: InUse) -> None:
+    def __init__(self, pools: Sequence[PoolView], in_use: InUse, *, both_names: bool = False) -> None:
+        self._both_names = both_names
         self._pools = {(pool.driver, pool.name): pool for pool in pools}
         self._in_use = in_use
         self._holders: dict[DeviceKey, set[int]] = defaultdict(set)
@@ -351,7 +353,7 @@ class Books:
         if planned is None:
             requested = wish.wanted.capacity.requests if wish.wanted.capacity is not None else {}
             try:
-                planned = plan_share(candidate.device, requested)
+                planned = plan_share(candidate.device, requested, candidate.driver if self._both_names else "")
             except CapacityError as error:
                 planned = str(error)
             self._planned[known] = planned
@@ -362,7 +364,8 @@ class Books:
             return ""
         for name, amount in planned.items():
             whole = candidate.device.capacity[name].value
-            if amount.value + used.get(name, 0) + taking.get(name, 0) > parse_quantity(whole):
+            taken = find_amount(used, name, candidate.driver) + taking.get(name, 0)
+            if amount.value + taken > parse_quantity(whole):
                 return f"has not enough {name} left: {amount.text} of {whole} is asked for"
         return ""
 

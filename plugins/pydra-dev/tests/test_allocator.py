@@ -53,6 +53,7 @@ def solve(
     held: Sequence[schema.ClaimStatus] = (),
     classes: JsonObject | None = None,
     groups: bool = True,
+    both_names: bool = False,
 ) -> list[schema.Allocation]:
     counter = itertools.count()
     parsed = {
@@ -68,6 +69,7 @@ def solve(
             in_use=read_in_use(held),
             build_uid=lambda: f"share-{next(counter)}",
             groups=groups,
+            both_names=both_names,
         )
     )
 
@@ -212,6 +214,32 @@ def test_devices_of_a_counter_set_are_used_at_once_only_with_a_common_group(
 def test_a_scheduler_that_does_not_know_groups_takes_nothing_of_a_pool_with_some() -> None:
     with pytest.raises(AllocationError, match="need the feature gate DRADeviceCompatibilityGroups"):
         solve(compatible("x", ""), a_claim(request()), groups=False)
+
+
+@pytest.mark.parametrize(
+    ("published", "requested", "in_1_37"),
+    [
+        ("memory", "memory", True),
+        (f"{DRIVER}/memory", f"{DRIVER}/memory", True),
+        ("memory", f"{DRIVER}/memory", False),
+        (f"{DRIVER}/memory", "memory", False),
+    ],
+)
+@pytest.mark.parametrize("both_names", [False, True])
+def test_requests_name_capacities_with_or_without_the_driver_from_1_38_on(
+    published: str, requested: str, in_1_37: bool, both_names: bool
+) -> None:
+    slices = [a_slice({"name": "d", "capacity": {published: {"value": "8"}}, "allowMultipleAllocations": True})]
+    claim = a_claim(request(capacity={"requests": {requested: "3"}}))
+    if in_1_37 or both_names:
+        [allocation] = solve(slices, claim, both_names=both_names)
+        assert allocation.devices.results[0].consumed_capacity == {published: "3"}
+        held = [status_of({"device": "d", "shareID": "s", "consumedCapacity": {requested: "6"}})]
+        with pytest.raises(AllocationError, match="not enough"):
+            solve(slices, claim, held=held, both_names=both_names)
+    else:
+        with pytest.raises(AllocationError, match=f"has no capacity {requested}"):
+            solve(slices, claim)
 
 
 def test_partitions_draw_from_one_counter() -> None:

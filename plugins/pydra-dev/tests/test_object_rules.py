@@ -346,3 +346,10 @@ def test_a_release_does_not_know_the_gates_of_later_ones() -> None:
     with pytest.raises(ValueError, match="unknown feature gates DRAListTypeAttributes"):
         build_gates(35, {"DRAListTypeAttributes": True})
     assert not build_gates(35)["DRAListTypeAttributes"]
+
+
+def test_a_gate_that_is_locked_cannot_be_turned_off() -> None:
+    assert not build_gates(37, {"DRADeviceTaints": False})["DRADeviceTaints"]
+    with pytest.raises(ValueError, match="DRADeviceTaints cannot be turned off"):
+        build_gates(38, {"DRADeviceTaints": False})
+    assert build_gates(38, {"DRADeviceTaints": True})["DRADeviceTaints"]

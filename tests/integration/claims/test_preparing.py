@@ -15,7 +15,17 @@ from typing import Any
 
 import pytest
 
-from pydra import Claim, ClaimError, ContainerEdits, Device, DeviceInUse, PodRef, PreparedDevice, UnknownDevice
+from pydra import (
+    Capacity,
+    Claim,
+    ClaimError,
+    ContainerEdits,
+    Device,
+    DeviceInUse,
+    PodRef,
+    PreparedDevice,
+    UnknownDevice,
+)
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claims.device_index import PublishedPool
 from pydra.claims.preparer import OperationDone, OperationFailed
@@ -210,6 +220,22 @@ async def test_claims_with_shares_of_their_own_hold_one_device(node: Node) -> No
         assert isinstance(one, tuple)
         assert isinstance(two, tuple)
         assert isinstance(same, DeviceInUse)
+
+
+async def test_a_share_has_the_published_name_of_its_capacity_whichever_form_the_scheduler_writes(node: Node) -> None:
+    device = Device(name="gpu-0", capacity={f"{DRIVER}/memory": Capacity("8Gi")}, allow_multiple_allocations=True)
+    for uid, written in (("a", "memory"), ("b", f"{DRIVER}/memory")):
+        node.api.allocate(uid, "gpu-0", share=uid)
+        results = node.api.claims[uid]["status"]["allocation"]["devices"]["results"]
+        results[0]["consumedCapacity"] = {written: "1Gi"}
+    async with node.running() as agent:
+        agent.preparer.set_published({POOL: PublishedPool(devices={"gpu-0": device})})
+        prepared = await agent.prepare("a", "b")
+        records = [json.loads(path.read_text())["record"]["claim"] for path in (node.root / "records").glob("*.json")]
+        assert [one["devices"][0]["consumed_capacity"] for one in records] == [{f"{DRIVER}/memory": "1Gi"}] * 2
+    async with node.running() as agent:
+        assert await agent.prepare("a", "b") == prepared, "also while the names are not known yet"
+        assert agent.hardware.calls == []
 
 
 async def test_the_record_answers_while_the_api_server_is_silent(node: Node) -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from pydra import AllocatedDevice, Capacity, Claim, CounterConsumption, CounterSet, Device, DeviceInUse, TerminalError
-from pydra.claims.device_index import DeviceIndex, Published, PublishedPool, find_consumption, may_meet
+from pydra.claims.device_index import (
+    DeviceIndex,
+    Published,
+    PublishedPool,
+    adopt_capacity_names,
+    find_consumption,
+    may_meet,
+)
 
 POOL = "node-1"
 
@@ -102,6 +109,30 @@ def test_what_a_claim_held_is_free_when_it_is_released() -> None:
     index = holding(claim("a", "board-0"))
     index.release("a")
     assert index.find_conflict(claim("b", "board-0-half-0"), PUBLISHED) is None
+
+
+@pytest.mark.parametrize(
+    ("published", "written", "name"),
+    [
+        (["memory"], "memory", "memory"),
+        (["memory"], "gpu.example.com/memory", "memory"),
+        (["gpu.example.com/memory"], "memory", "gpu.example.com/memory"),
+        (["gpu.example.com/memory"], "gpu.example.com/memory", "gpu.example.com/memory"),
+        (["gpu.example.com/memory", "memory"], "memory", "memory"),
+        (["gpu.example.com/memory", "memory"], "gpu.example.com/memory", "gpu.example.com/memory"),
+        (["a.example.com/memory", "b.example.com/memory"], "memory", "memory"),
+        (["a.example.com/memory"], "b.example.com/memory", "b.example.com/memory"),
+        (["cores"], "memory", "memory"),
+        ([], "memory", "memory"),
+    ],
+)
+def test_shares_have_the_names_of_capacities_that_are_published(published: list[str], written: str, name: str) -> None:
+    device = Device(name="d", capacity={one: Capacity(8) for one in published}, allow_multiple_allocations=True)
+    asked = AllocatedDevice(request="r", pool=POOL, device="d", share_id="s", consumed_capacity={written: "1"})
+    claim = Claim(uid="u", namespace="ns", name="c", devices=(asked,))
+    adopted = adopt_capacity_names(claim, {POOL: PublishedPool(devices={"d": device})})
+    assert adopted.devices[0].consumed_capacity == {name: "1"}
+    assert adopt_capacity_names(claim, {}) == claim
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -165,11 +164,6 @@ def test_nothing_is_given_while_the_cpus_of_another_claim_are_not_known(topology
     node.held["lost"] = HeldClaim(claim=claim("lost", ask(2)), completed=True)
     with pytest.raises(ClaimError, match=r"CPUs of claim ns/claim-lost \(uid lost\) are not known"):
         node.give("next", ask(1))
-
-
-def test_a_share_may_name_the_capacity_without_its_domain(topology: Topology) -> None:
-    device = msgspec.structs.replace(ask(2), consumed_capacity={"cpu": "2"})
-    assert Node(topology).cpus("short", device) == "0,16"
 
 
 def test_admin_access_gives_no_cpus(topology: Topology) -> None:
