@@ -56,8 +56,9 @@ async def test_a_backend_that_breaks_its_contract_is_refused_with_all_faults_whi
         with anyio.fail_after(20):
             while "sim" in (missing := (await agent.get("/readyz"))[1]) or not missing:
                 await anyio.sleep(0.02)
-        assert "backend lawless" in missing
-        assert len((await node.client.list(RESOURCE_SLICES)).items) == 1
+            assert "backend lawless" in missing
+            while len((await node.client.list(RESOURCE_SLICES)).items) != 1:
+                await anyio.sleep(0.02)
 
 
 async def test_two_backends_of_one_driver_name_are_told_apart_by_a_setting() -> None:
