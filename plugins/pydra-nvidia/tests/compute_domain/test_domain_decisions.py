@@ -62,6 +62,14 @@ def test_a_domain_gets_nvidias_objects() -> None:
     }
 
 
+def test_daemons_are_root_whatever_user_the_image_has_since_their_files_are_roots() -> None:
+    cluster = Cluster({})
+    cluster.create_domain("cd")
+    cluster.settle()
+    [daemons] = cluster.list(DAEMON_SETS)
+    assert daemons["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == 0
+
+
 def test_a_domain_without_a_node_is_not_ready() -> None:
     cluster, _ = start()
     assert cluster.domain("cd")["status"]["status"] == "NotReady"

@@ -140,6 +140,8 @@ def _build_pod(domain: JsonObject, settings: ControllerSettings) -> JsonObject:
         "nodeSelector": {DOMAIN_LABEL: uid},
         "tolerations": _EVERY_TAINT,
         "terminationGracePeriodSeconds": 30,
+        # The image has another user; /imexd, /etc/hosts and the capability for IMEX belong to root.
+        "securityContext": {"runAsUser": 0, "runAsGroup": 0},
         "containers": [container],
         "resourceClaims": [{"name": CONTAINER, "resourceClaimTemplateName": daemon_name(uid)}],
     }
