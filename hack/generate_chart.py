@@ -27,6 +27,9 @@ from pydra.backends.contract import ENTRY_POINT_GROUP
 from pydra.backends.discovery import find_backend
 from pydra.cli.options import HEALTH, KUBERNETES, OBSERVE, OPTIONS, TIMES, key_of
 from pydra.settings import KUBELET_CALL_DEADLINE, KUBELET_HEALTH_LEASE, Settings
+from pydra_nvidia.compute_domain import names as compute_domains
+from pydra_nvidia.compute_domain.controller.command import NAME as COMPUTE_DOMAIN_LEASE
+from pydra_nvidia.compute_domain.custom_resources import DEFINITIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "charts" / "pydra"
@@ -64,6 +67,7 @@ def files() -> dict[Path, str]:
     for name in backends():
         made[CHART / "files" / "backends" / f"{name}.json"] = describe_backend(name)
         made[CHART / "files" / "policies" / f"{name}.json"] = policy_of(name)
+    made[CHART / "files" / "compute-domains.json"] = describe_compute_domains()
     before, _, rest = README.read_text().partition(BEGIN)
     made[README] = before + BEGIN + values_table(schema) + END + rest.partition(END)[2]
     return made
@@ -97,6 +101,25 @@ def policy_of(name: str) -> str:
     """The policy and the binding that judge its configs; the release puts in the driver's name."""
     found = build_policy(read_backend(name, driver=DRIVER))
     return json.dumps([found.policy, found.binding], indent=2, ensure_ascii=False) + "\n"
+
+
+def describe_compute_domains() -> str:
+    """What the controller of ComputeDomains and its daemons are called and listen at, and the CRDs."""
+    (backend,) = [
+        name for name in backends() if load_object(find_backend(name).target).DRIVER == compute_domains.DRIVER
+    ]
+    facts = {
+        "backend": backend,
+        "driver": compute_domains.DRIVER,
+        "group": compute_domains.GROUP,
+        "classes": [compute_domains.CHANNEL_CLASS, compute_domains.DAEMON_CLASS],
+        "label": compute_domains.DOMAIN_LABEL,
+        "condition": compute_domains.IMEX_CONDITION,
+        "lease": COMPUTE_DOMAIN_LEASE,
+        "ports": [compute_domains.PEER_PORT, compute_domains.COMMAND_PORT],
+        "definitions": DEFINITIONS,
+    }
+    return json.dumps(facts, indent=2) + "\n"
 
 
 def agent_settings() -> dict[str, Any]:

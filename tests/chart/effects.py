@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from cryptography import x509
 
-from tests.chart.rendering import NVIDIA, SIM, Object, Objects, at, by_name, overlay, settings_file
+from tests.chart.rendering import COMPUTE_DOMAIN, NVIDIA, SIM, Object, Objects, at, by_name, overlay, settings_file
 
 TOLERATION = {"key": "mine", "operator": "Exists"}
 LINUX = {"kubernetes.io/os": "linux"}
@@ -34,6 +34,7 @@ ALERTS = overlay(SIM, at("alerts.create", True))
 CERT_MANAGER = overlay(WEBHOOK, at("webhook.tls.mode", "certManager"))
 SECRET = overlay(WEBHOOK, at("webhook.tls", {"mode": "secret", "secretName": "mine", "caBundle": CA}))
 PACKAGES = overlay(SIM, at("packages.names", ["pydra-fpga"]))
+DOMAINS = overlay(COMPUTE_DOMAIN, at("computeDomainController.enabled", True))
 
 Look = Callable[[Objects], Any]
 
@@ -62,8 +63,12 @@ def template(*path: str) -> Look:
     return lambda objects: dig(objects.one("DaemonSet")["spec"]["template"], path)
 
 
-def webhook_pod(*path: str) -> Look:
+def deployed_pod(*path: str) -> Look:
     return lambda objects: dig(objects.one("Deployment")["spec"]["template"]["spec"], path)
+
+
+def controller_has(argument: str) -> Look:
+    return lambda objects: argument in deployed_pod("containers", "0", "args")(objects)
 
 
 def webhook(*path: str) -> Look:
@@ -396,7 +401,7 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
         "http.host",
         SECRET,
         "10.0.0.1",
-        lambda objects: [one for one in webhook_pod("containers", "0", "args")(objects) if "address" in one],
+        lambda objects: [one for one in deployed_pod("containers", "0", "args")(objects) if "address" in one],
         ["--address=0.0.0.0:8443", "--http-address=10.0.0.1:9464"],
     ),
     (
@@ -406,12 +411,12 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
         of("ResourceQuota", "spec", "scopeSelector", "matchExpressions", "0", "values"),
         ["system-node-critical"],
     ),
-    ("webhook.port", SECRET, 9443, webhook_pod("containers", "0", "ports", "0", "containerPort"), 9443),
+    ("webhook.port", SECRET, 9443, deployed_pod("containers", "0", "ports", "0", "containerPort"), 9443),
     (
         "webhook.port",
         SECRET,
         9443,
-        lambda objects: "--address=0.0.0.0:9443" in webhook_pod("containers", "0", "args")(objects),
+        lambda objects: "--address=0.0.0.0:9443" in deployed_pod("containers", "0", "args")(objects),
         True,
     ),
     ("webhook.tls.mode", WEBHOOK, "certManager", count("Certificate"), 2),
@@ -423,24 +428,51 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
         of("Certificate", "spec", "issuerRef"),
         {"name": "mine", "kind": "ClusterIssuer", "group": "cert-manager.io"},
     ),
-    ("webhook.tls.secretName", SECRET, "other", webhook_pod("volumes", "0", "secret", "secretName"), "other"),
+    ("webhook.tls.secretName", SECRET, "other", deployed_pod("volumes", "0", "secret", "secretName"), "other"),
     ("webhook.tls.caBundle", SECRET, OTHER_CA, webhook("clientConfig", "caBundle"), OTHER_CA),
-    ("webhook.priorityClassName", WEBHOOK, "mine", webhook_pod("priorityClassName"), "mine"),
+    ("webhook.priorityClassName", WEBHOOK, "mine", deployed_pod("priorityClassName"), "mine"),
     (
         "webhook.resources",
         SECRET,
         RESOURCES,
-        webhook_pod("containers", "0", "resources", "limits"),
+        deployed_pod("containers", "0", "resources", "limits"),
         RESOURCES["limits"],
     ),
-    ("webhook.nodeSelector", SECRET, {"a": "b"}, webhook_pod("nodeSelector"), LINUX | {"a": "b"}),
-    ("webhook.tolerations", SECRET, [TOLERATION], webhook_pod("tolerations"), [TOLERATION]),
-    ("webhook.affinity", SECRET, {"nodeAffinity": AFFINITY}, webhook_pod("affinity"), {"nodeAffinity": AFFINITY}),
+    ("webhook.nodeSelector", SECRET, {"a": "b"}, deployed_pod("nodeSelector"), LINUX | {"a": "b"}),
+    ("webhook.tolerations", SECRET, [TOLERATION], deployed_pod("tolerations"), [TOLERATION]),
+    ("webhook.affinity", SECRET, {"nodeAffinity": AFFINITY}, deployed_pod("affinity"), {"nodeAffinity": AFFINITY}),
     (
         "webhook.probes",
         SECRET,
         {"startup": {"failureThreshold": 600}},
-        webhook_pod("containers", "0", "startupProbe"),
+        deployed_pod("containers", "0", "startupProbe"),
         SLOW_START,
+    ),
+    ("computeDomainController.enabled", COMPUTE_DOMAIN, True, count("CustomResourceDefinition"), 2),
+    ("computeDomainController.replicas", DOMAINS, 1, count("PodDisruptionBudget"), 0),
+    ("computeDomainController.maxNodes", DOMAINS, 36, controller_has("--max-nodes=36"), True),
+    ("computeDomainController.tlsSecret", DOMAINS, "mine", controller_has("--tls-secret=mine"), True),
+    ("computeDomainController.priorityClassName", DOMAINS, "mine", deployed_pod("priorityClassName"), "mine"),
+    (
+        "computeDomainController.resources",
+        DOMAINS,
+        RESOURCES,
+        deployed_pod("containers", "0", "resources", "limits"),
+        RESOURCES["limits"],
+    ),
+    (
+        "computeDomainController.nodeSelector",
+        DOMAINS,
+        {"a": "b"},
+        deployed_pod("nodeSelector"),
+        LINUX | {"a": "b"},
+    ),
+    ("computeDomainController.tolerations", DOMAINS, [TOLERATION], deployed_pod("tolerations"), [TOLERATION]),
+    (
+        "computeDomainController.affinity",
+        DOMAINS,
+        {"nodeAffinity": AFFINITY},
+        deployed_pod("affinity"),
+        {"nodeAffinity": AFFINITY},
     ),
 ]

@@ -13,7 +13,21 @@ from kubernetes_validate.utils import schema_contents
 from referencing import Registry, Resource
 
 from tests.chart.cluster import ADDED
-from tests.chart.rendering import AMD, BOTH, CHART, CPU, NET, NVIDIA, SIM, TPU, Object, at, overlay, render
+from tests.chart.rendering import (
+    AMD,
+    BOTH,
+    CHART,
+    COMPUTE_DOMAIN,
+    CPU,
+    NET,
+    NVIDIA,
+    SIM,
+    TPU,
+    Object,
+    at,
+    overlay,
+    render,
+)
 
 VERSIONS = ["1.34", "1.35", "1.36", "1.37"]
 ELSEWHERE = {kind for kinds in ADDED.values() for kind in kinds}
@@ -58,6 +72,9 @@ RELEASES = {
     "amd, cpu, net and tpu": overlay(AMD, CPU, NET, TPU),
     "all on": FULL,
     "one pod": overlay(FULL, {"onePod": True}),
+    "ComputeDomains": overlay(
+        COMPUTE_DOMAIN, FULL, {"openshift": {"enabled": False}, "computeDomainController": {"enabled": True}}
+    ),
     "ServiceMonitor": overlay(SIM, {"monitor": {"create": True, "kind": "ServiceMonitor"}}),
     "PodMonitor and cert-manager": overlay(
         SIM, {"monitor": {"create": True}, "webhook": {"enabled": True, "tls": {"mode": "certManager"}}}
@@ -116,6 +133,7 @@ def test_helm_lint_finds_nothing(values: Mapping[str, Any]) -> None:
 def test_every_object_says_where_it_belongs(values: Mapping[str, Any]) -> None:
     cluster_wide = {
         *("ClusterRole", "ClusterRoleBinding", "DeviceClass", "SecurityContextConstraints"),
+        "CustomResourceDefinition",
         *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ValidatingWebhookConfiguration"),
     }
     for one in render(values):

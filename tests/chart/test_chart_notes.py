@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.chart.cluster import open_cluster
-from tests.chart.rendering import BOTH, CHART, NVIDIA, SIM, at, overlay, render_files
+from tests.chart.rendering import BOTH, CHART, COMPUTE_DOMAIN, NVIDIA, SIM, at, overlay, render_files
 
 
 def notes(values: Mapping[str, Any], version: str = "v1.36.2", *objects: Mapping[str, Any]) -> str:
@@ -40,6 +40,12 @@ def test_each_enabled_backend_has_its_commands() -> None:
 def test_a_backend_whose_classes_come_from_somewhere_else_has_none_here() -> None:
     values = {"enabled": True, "driver": "fpga.example.com", "deviceClasses": {"classes": {}}}
     assert "DeviceClasses for claims: none of this release" in render_files(at("backends.fpga", values))["NOTES.txt"]
+
+
+def test_who_has_the_controller_of_compute_domains_is_told_what_goes_before_its_removal() -> None:
+    on = overlay(COMPUTE_DOMAIN, at("computeDomainController.enabled", True))
+    assert "delete all ComputeDomains, and" in render_files(on)["NOTES.txt"]
+    assert "ComputeDomains:" not in render_files(COMPUTE_DOMAIN)["NOTES.txt"]
 
 
 def test_one_pod_is_one_daemonset_to_wait_for() -> None:

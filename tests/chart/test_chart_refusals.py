@@ -58,6 +58,7 @@ MISSPELT = [
     unknown("webhook", "replica"),
     unknown("webhook.tls", "cert"),
     unknown("webhook.tls.issuerRef", "namespace"),
+    unknown("computeDomainController", "create"),
 ]
 ILL_TYPED = [
     wrong("backends.sim.enabled", "yes", "got string, want boolean"),
@@ -98,6 +99,7 @@ ILL_TYPED = [
     wrong("webhook.timeoutSeconds", 31, "maximum: got 31, want 30"),
     wrong("webhook.tls.mode", "none", "value must be one of 'generated', 'certManager', 'secret'"),
     wrong("webhook.tls.caBundle", "-----BEGIN", "does not match pattern"),
+    wrong("computeDomainController.maxNodes", 10000, "maximum: got 10,000, want 9,999"),
 ]
 GOVERNED = [
     "nodeName",

@@ -17,6 +17,9 @@ those of its own Kubernetes, so that nothing is refused there; with --api-versio
 {{- if .Values.configPolicy.create -}}
 {{- $asked = append $asked (list "configPolicy.create" "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy" "leave it out, and judge configs with webhook.enabled=true") -}}
 {{- end -}}
+{{- if .Values.computeDomainController.enabled -}}
+{{- $asked = append $asked (list "computeDomainController.enabled" "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy" "without it daemons could write the status of each other's pods; leave the controller out") -}}
+{{- end -}}
 {{- if .Values.monitor.create -}}
 {{- $asked = append $asked (list "monitor.create" (printf "monitoring.coreos.com/v1/%s" .Values.monitor.kind) "install the Prometheus operator first, or leave it out") -}}
 {{- end -}}
