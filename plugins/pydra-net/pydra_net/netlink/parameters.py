@@ -11,7 +11,7 @@ from pydra_net.link_parameters import IPV4, SIZES
 
 
 class _Values(nla):
-    nla_map = tuple((number, name, "uint32") for name, number in IPV4.items())
+    nla_map = tuple((number, name, "uint32") for name, number in IPV4.items())  # type: ignore[assignment]
 
 
 class _Inet(nla):
