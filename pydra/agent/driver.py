@@ -422,8 +422,8 @@ class DriverService:
                     devices = {device.name: device for device in published.pool.devices}
                     sets = published.pool.counter_sets
                     claims.set_published({settings.node_name: PublishedPool(devices=devices, counter_sets=sets)})
+                    self._statuses.publish(published.claim_statuses, published.health)
                 reconciler.publish(published.pool)
-                self._statuses.publish(published.claim_statuses)
                 self._report.published(published)
 
         inventory = InventoryLoop(

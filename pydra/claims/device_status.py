@@ -1,8 +1,9 @@
-"""Writes what a backend says of claims' devices into `status.devices` of the ResourceClaims.
+"""Writes what a backend says of claims' devices, and their health, into `status.devices` of the ResourceClaims.
 
 Level-triggered: records and the last discover say what is wanted; what was written is known by claim. A write that
 fails is repeated until it succeeds, or the claim has ended. Each driver applies its own entries, so those of other
-drivers stay. Source: KEP-4817.
+drivers stay. Nothing is written before the first discover: conditions that an earlier agent wrote keep their time.
+Source: KEP-4817.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 import msgspec
+from msgspec.structs import replace
 
 from pydra.checkpoint.record import Record, Stage
 from pydra.claim import ClaimRef, PreparedDevice
-from pydra.device_status import ClaimDeviceStatus, DeviceStatus, NetworkData
+from pydra.device_status import ClaimDeviceStatus, Condition, DeviceStatus, NetworkData
+from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import KubeError, NotFound
+from pydra.foreign_text import cut
+from pydra.inventory.status_rules import CONDITIONS
 from pydra.kube.api_resources import RESOURCE_CLAIMS, JsonObject
 
 if TYPE_CHECKING:
@@ -34,6 +39,14 @@ _RIGHTS = (
     "resourceclaims/driver, which the chart gives with settings.deviceStatus"
 )
 _STATUSES = {True: "True", False: "False", None: "Unknown"}
+_HEALTHY = "Healthy"
+_HEALTH: Mapping[HealthStatus, tuple[bool | None, str]] = {
+    HealthStatus.HEALTHY: (True, "DeviceHealthy"),
+    HealthStatus.UNHEALTHY: (False, "DeviceUnhealthy"),
+    HealthStatus.UNKNOWN: (None, "HealthUnknown"),
+}
+_MESSAGE = 1024
+_GONE = "the node does not publish this device any more"
 
 _Entry: TypeAlias = tuple[PreparedDevice, DeviceStatus]
 
@@ -61,19 +74,40 @@ class ClaimStatuses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def collect_statuses(
-    records: Mapping[str, Record], told: Sequence[ClaimDeviceStatus], *, boot_id: str
+    records: Mapping[str, Record],
+    told: Sequence[ClaimDeviceStatus],
+    health: Sequence[DeviceHealth],
+    *,
+    boot_id: str,
 ) -> Mapping[str, ClaimStatuses]:
-    """Return by uid what is said of the devices of prepared claims: by the last discover, else by `prepare`."""
+    """Return by uid what is said of the devices of prepared claims: by the last discover, else by `prepare`.
+
+    Each has the condition `Healthy`, from what is published of the device, unless the backend has one of its own.
+    """
     latest = {(one.claim_uid, one.device, one.share_id): one.status for one in told}
+    published = {(one.pool, one.device): one for one in health}
     wanted: dict[str, ClaimStatuses] = {}
     for uid, record in records.items():
         if record.stage is not Stage.COMPLETED or record.boot_id != boot_id:
             continue
-        found = [(one, latest.get((uid, one.device, one.share_id), one.status)) for one in record.prepared]
-        if entries := tuple((one, status) for one, status in found if status is not None):
-            ref = ClaimRef(uid=uid, namespace=record.claim.namespace, name=record.claim.name)
-            wanted[uid] = ClaimStatuses(ref=ref, entries=entries)
+        if not record.prepared or not record.claim.name:  # a record of an older version may lack the name
+            continue
+        entries = []
+        for one in record.prepared:
+            status = latest.get((uid, one.device, one.share_id), one.status) or DeviceStatus()
+            entries.append((one, _add_health(status, published.get((one.pool, one.device)))))
+        ref = ClaimRef(uid=uid, namespace=record.claim.namespace, name=record.claim.name)
+        wanted[uid] = ClaimStatuses(ref=ref, entries=tuple(entries))
     return wanted
+
+
+def _add_health(status: DeviceStatus, health: DeviceHealth | None) -> DeviceStatus:
+    if len(status.conditions) >= CONDITIONS or any(one.type == _HEALTHY for one in status.conditions):
+        return status
+    value, reason = _HEALTH[health.status if health else HealthStatus.UNKNOWN]
+    message = cut(health.message, _MESSAGE) if health else _GONE
+    healthy = Condition(type=_HEALTHY, status=value, reason=reason, message=message)
+    return replace(status, conditions=(*status.conditions, healthy))
 
 
 def build_entries(claim: JsonObject, driver: str, entries: Sequence[_Entry], *, now: str) -> list[JsonObject]:
@@ -140,13 +174,14 @@ class DeviceStatusWriter:
         self._boot_id = boot_id
         self._report = report
         self._told: tuple[ClaimDeviceStatus, ...] = ()
+        self._health: tuple[DeviceHealth, ...] | None = None
         self._written: dict[str, ClaimStatuses] = {}
         self._woken = anyio.Event()
 
-    def publish(self, told: tuple[ClaimDeviceStatus, ...]) -> None:
-        """Set what the last discover said of claims' devices."""
-        if told != self._told:
-            self._told = told
+    def publish(self, told: tuple[ClaimDeviceStatus, ...], health: tuple[DeviceHealth, ...]) -> None:
+        """Set what the last discover said of claims' devices, and the health that is published of all devices."""
+        if told != self._told or health != self._health:
+            self._told, self._health = told, health
             self.wake()
 
     def wake(self) -> None:
@@ -168,7 +203,9 @@ class DeviceStatusWriter:
 
     async def _write_changes(self) -> bool:
         """Return whether everything is written."""
-        wanted = collect_statuses(self._store.records, self._told, boot_id=self._boot_id)
+        if self._health is None:
+            return True
+        wanted = collect_statuses(self._store.records, self._told, self._health, boot_id=self._boot_id)
         ended = {uid: ClaimStatuses(ref=one.ref) for uid, one in self._written.items() if uid not in wanted}
         done = True
         for uid, one in {**wanted, **ended}.items():

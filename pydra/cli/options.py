@@ -78,7 +78,7 @@ OPTIONS: tuple[Option, ...] = (
         "device_status",
         KUBERNETES,
         "BOOL",
-        "write what backends say of claims' devices into the claims (status.devices)",
+        "write the health of claims' devices, and what backends say of them, into the claims (status.devices)",
     ),
     Option("pod_uid", KUBERNETES, "UID", "the UID of this pod; lets two instances overlap during a rolling update"),
     Option("kubelet_root", PLACES, "DIR", "the kubelet's directory; must have the same path here as on the host"),

@@ -47,9 +47,11 @@ def test_what_prepare_says_is_written_and_removed_when_the_claim_is_unprepared(q
     claim = quiet.api.create_claim(name)
     (device,) = quiet.kubelet.prepare_one(claim)
     status = wait_written(quiet, claim)
-    (condition,) = status.pop("conditions")
-    assert condition.pop("lastTransitionTime")
-    assert condition == {"type": "Ready", "status": "True", "reason": "Powered", "message": "It has power."}
+    ready, healthy = status.pop("conditions")
+    assert ready.pop("lastTransitionTime")
+    assert healthy.pop("lastTransitionTime")
+    assert ready == {"type": "Ready", "status": "True", "reason": "Powered", "message": "It has power."}
+    assert healthy == {"type": "Healthy", "status": "True", "reason": "DeviceHealthy", "message": ""}
     assert status == {
         "driver": DRIVER,
         "pool": NODE,
@@ -74,6 +76,33 @@ def test_what_discover_says_replaces_what_prepare_said_and_keeps_the_time_of_the
         (now,) = wait_status(quiet, claim, "the address", partial(has_address, address))
         assert now["conditions"] == before["conditions"]
         assert "data" not in now
+
+
+@pytest.mark.parametrize(
+    ("devices", "status", "reason", "message"),
+    [
+        ({"d0": "fan stuck"}, "False", "DeviceUnhealthy", "fan stuck"),
+        ({}, "Unknown", "HealthUnknown", "the node does not publish this device any more"),
+    ],
+    ids=["unhealthy", "gone"],
+)
+def test_a_held_device_says_in_its_claim_that_it_is_not_healthy_any_more(
+    node: Node, devices: dict[str, str], status: str, reason: str, message: str
+) -> None:
+    node.serve(*ON)
+    claim = node.api.create_claim("d0")
+    node.kubelet.prepare_one(claim)
+    (before,) = wait_written(node, claim)["conditions"]
+    assert (before["type"], before["status"]) == ("Healthy", "True")
+    node.board.set_devices("d1", **devices)
+
+    def differs(found: list[Json]) -> bool:
+        return bool(found[0]["conditions"][0]["status"] != "True")
+
+    (now,) = wait_status(node, claim, "the condition", differs)
+    (after,) = now["conditions"]
+    assert after.pop("lastTransitionTime")
+    assert after == {"type": "Healthy", "status": status, "reason": reason, "message": message}
 
 
 def test_an_invalid_status_from_discover_is_left_out_and_the_device_stays_published(quiet: Node) -> None:
