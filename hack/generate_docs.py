@@ -24,6 +24,7 @@ from pydra.testing.interruptions import POINTS
 from pydra.testing.rules import Rule
 from pydra_amd import settings as amd
 from pydra_amd.health import diagnosis as amd_diagnosis
+from pydra_cpu import health as cpu_health
 from pydra_cpu import settings as cpu
 from pydra_net import settings as net
 from pydra_nvidia import settings as nvidia
@@ -207,14 +208,14 @@ def nvidia_settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def signals_tables(settings: Any, defaults: Mapping[Any, Any]) -> Iterator[str]:
+def signals_tables(settings: Any, defaults: Mapping[Any, Any], of: str = "a GPU") -> Iterator[str]:
     """What a backend watches for, with the reactions; `settings` is its module of settings."""
     signals, reactions = texts_below(settings.Signal), texts_below(settings.Reaction)
     yield from (
         "",
         "## Signals",
         "",
-        "Problems of a GPU, the most severe first, and the reaction to each unless "
+        f"Problems of {of}, the most severe first, and the reaction to each unless "
         f"`{settings.PREFIX}SIGNALS` changes it.",
         "",
         "| signal | default | |",
@@ -275,6 +276,7 @@ def cpu_settings_page() -> str:
         "| group_by | |",
         "|---|---|",
         *(f"| `{one.value}` | {told[one.name]} |" for one in cpu.GroupBy),
+        *signals_tables(cpu, cpu_health.DEFAULT_REACTIONS, "CPUs"),
     ]
     return "\n".join(lines) + "\n"
 

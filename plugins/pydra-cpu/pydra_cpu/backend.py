@@ -11,15 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from pydra import Claim, ClaimError, ContainerEdits, HeldClaim, Inventory, PreparedDevice, Sample
+from pydra_cpu.busy_time import parse_cpu_times
 from pydra_cpu.claim_plan import Shares, list_taken, plan_claim, read_shares
 from pydra_cpu.cpu_list import format_cpu_list, parse_cpu_list
 from pydra_cpu.devices import list_devices
+from pydra_cpu.hardware_faults import FaultMonitor, Faults
 from pydra_cpu.hardware_reader import read_topology
 from pydra_cpu.hardware_types import Topology
 from pydra_cpu.inventory import build_inventory
 from pydra_cpu.kubelet_policy import read_cpu_policy
-from pydra_cpu.pinning import Container, Pin, PinRefused, build_variable, find_pins
-from pydra_cpu.samples import build_samples
+from pydra_cpu.pinning import Container, Pin, PinRefused, build_variable, find_pins, find_pool
+from pydra_cpu.samples import CpuTimes, build_samples
 from pydra_cpu.settings import Settings
 from pydra_nri import Container as RuntimeContainer
 from pydra_nri import (
@@ -49,6 +51,8 @@ class CpuBackend:
         self._settings = settings
         self._tree = tree
         self._topology = read_topology(tree)
+        self._monitor = FaultMonitor(tree)
+        self._times = CpuTimes()
         self._inventory = Inventory()
         self._containers: dict[str, Container] = {}
         self._restored = asyncio.Event()
@@ -59,13 +63,17 @@ class CpuBackend:
         return self._inventory
 
     async def wait_changed(self) -> None:
-        """Return when CPUs or the runtime have come or gone since `discover`, or claims have lost CPUs."""
+        """Return when CPUs or the runtime have come or gone since `discover`, or CPUs of claims, or faults."""
         while (await self._read())[1] == self._inventory:  # noqa: ASYNC110 - files have no event
             await asyncio.sleep(self._settings.poll_period)
 
     async def measure(self) -> list[Sample]:
-        """How many CPUs there are, and how many of them claims have."""
-        return build_samples(list_devices(self._topology, self._settings), list_taken(self._held()))
+        """How many CPUs there are, who has them, and how busy those of claims have been since the last call."""
+        stat = await asyncio.to_thread(self._tree.read, self._tree.proc("stat"))
+        self._times = CpuTimes(self._times.after, parse_cpu_times(stat))
+        held = self._held()
+        pool = find_pool(self._containers.values(), held, self._list_offered())
+        return list(build_samples(list_devices(self._topology, self._settings), held, pool, self._times))
 
     async def restore(self, held: Sequence[HeldClaim], /) -> None:
         """Let the runtime's containers be compared with the claims, which are known from now on."""
@@ -153,8 +161,12 @@ class CpuBackend:
             await self._check_node()
         except ClaimError as error:
             problem = str(error)
-        topology = await asyncio.to_thread(read_topology, self._tree)
-        return topology, build_inventory(topology, self._settings, self._held(), problem)
+        topology, faults = await asyncio.to_thread(self._read_hardware)
+        return topology, build_inventory(topology, self._settings, self._held(), problem, faults)
+
+    def _read_hardware(self) -> tuple[Topology, Faults]:
+        topology = read_topology(self._tree)
+        return topology, self._monitor.read(cpu.id for cpu in topology.cpus)
 
     async def _check_node(self) -> None:
         """Raise ClaimError if containers cannot be restricted to CPUs here, now or at all."""

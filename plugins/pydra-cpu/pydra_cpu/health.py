@@ -1,30 +1,81 @@
-"""Decides whether claims can have CPUs of a device, and have lost none."""
+"""Decides whether claims can have CPUs of a device, have lost none, and which faults its CPUs have. Pure.
+
+Of several problems the worst is the device's health, and faults beside it are taints.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from pydra import Health, HealthStatus, HeldClaim, TaintEffect
+import msgspec
+
+from pydra import Health, HealthStatus, HeldClaim, Taint, TaintEffect
 from pydra_cpu.claim_plan import read_shares
 from pydra_cpu.cpu_list import format_cpu_list, parse_cpu_list
+from pydra_cpu.devices import DRIVER
+from pydra_cpu.hardware_faults import Faults
+from pydra_cpu.hardware_types import Cpu
+from pydra_cpu.settings import Signal
+from pydra_pci import DEFAULT_EFFECT, EFFECTS, Assessment, Reaction
+
+DEFAULT_REACTIONS: Mapping[Signal, Reaction] = {
+    Signal.MACHINE_CHECK: Reaction.UNHEALTHY,
+    Signal.THROTTLING: Reaction.NONE,
+}
+"""Worst first."""
 
 
-def diagnose(device: str, held: Sequence[HeldClaim], online: Collection[int], problem: str) -> Health:
-    """Return the health of the device; `problem` says why no container can be restricted to CPUs now, if so.
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device's health follows from, beside its CPUs."""
 
-    With CPUs that are off-line it is not tainted: these are not offered, and others may still get the rest.
-    """
-    if problem:
-        return Health(status=HealthStatus.UNHEALTHY, reason="CannotPin", message=problem)
-    for one in held:
+    held: Sequence[HeldClaim] = ()
+    online: frozenset[int] = frozenset()
+    faults: Faults = Faults()
+    problem: str = ""
+    """Why no container can be restricted to CPUs now, if so."""
+
+
+def diagnose(device: str, cpus: Sequence[Cpu], state: State, signals: Mapping[Signal, Reaction]) -> Assessment:
+    """Return the health of the device with these CPUs, and the taints beside it; `signals` are other reactions."""
+    found = [*_find_inability(state), *_find_lost(device, state)]
+    taints: list[Taint] = []
+    for signal, message in _find_faults(cpus, state.faults):
+        reaction = signals.get(signal, DEFAULT_REACTIONS[signal])
+        if reaction is Reaction.IGNORE:
+            continue
+        key, effect = f"{DRIVER}/{signal.value}", EFFECTS[reaction]
+        if reaction is Reaction.NONE or found:
+            taints.append(Taint(key=key, effect=effect or DEFAULT_EFFECT))
+        else:
+            found.append(Health(status=HealthStatus.UNHEALTHY, message=message, taint=key, effect=effect))
+    return Assessment(health=found[0] if found else Health(), taints=tuple(taints))
+
+
+def _find_inability(state: State) -> Iterator[Health]:
+    if state.problem:
+        yield Health(status=HealthStatus.UNHEALTHY, reason="CannotPin", message=state.problem)
+
+
+def _find_lost(device: str, state: State) -> Iterator[Health]:
+    """A device with CPUs that are off-line is not tainted: these are not offered, and others may still get the rest."""
+    for one in state.held:
         for allocated, share in zip(one.claim.devices, read_shares(one.plan), strict=False):
-            lost = parse_cpu_list(share.taken) - frozenset(online) if share and allocated.device == device else ()
+            lost = parse_cpu_list(share.taken) - state.online if share and allocated.device == device else ()
             if lost:
                 message = (
                     f"CPU {format_cpu_list(lost)} of claim {one.claim.namespace}/{one.claim.name} is off-line; "
                     "bring it back, or delete the claim's pods"
                 )
-                return Health(
+                yield Health(
                     status=HealthStatus.UNHEALTHY, reason="CpuOffline", message=message, effect=TaintEffect.NONE
                 )
-    return Health()
+
+
+def _find_faults(cpus: Collection[Cpu], faults: Faults) -> Iterator[tuple[Signal, str]]:
+    own = {cpu.id for cpu in cpus}
+    if checked := own & faults.machine_checks:
+        text = "has had a machine check exception since the node's start; the kernel's log says more"
+        yield Signal.MACHINE_CHECK, f"CPU {format_cpu_list(checked)} {text}"
+    if throttled := own & faults.throttled:
+        text = "is slowed down because of heat, or was within the last five minutes"
+        yield Signal.THROTTLING, f"CPU {format_cpu_list(throttled)} {text}"

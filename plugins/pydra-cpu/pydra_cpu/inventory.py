@@ -20,8 +20,9 @@ from pydra import (
     RequestPolicy,
 )
 from pydra_cpu.devices import CAPACITY, DRIVER, find_common, list_devices
+from pydra_cpu.hardware_faults import Faults
 from pydra_cpu.hardware_types import Cpu, Topology, by_core, by_node, by_socket, group
-from pydra_cpu.health import diagnose
+from pydra_cpu.health import State, diagnose
 from pydra_cpu.settings import GroupBy, Settings
 
 NUMA_NODE = "resource.kubernetes.io/numaNode"
@@ -30,18 +31,23 @@ MOST_ROOTS = 36
 """A device has at most 48 values of attributes, elements of lists counted; the others need 12 at most."""
 
 _NOTHING_UNLESS_ASKED = RequestPolicy(default=0, valid_range=CapacityRange(min=0))
+_NO_FAULTS = Faults()
 _WITH_MEMORY = (GroupBy.NUMA_NODE, GroupBy.SOCKET, GroupBy.MACHINE)
 
 
 def build_inventory(
-    topology: Topology, settings: Settings, held: Sequence[HeldClaim] = (), problem: str = ""
+    topology: Topology,
+    settings: Settings,
+    held: Sequence[HeldClaim] = (),
+    problem: str = "",
+    faults: Faults = _NO_FAULTS,
 ) -> Inventory:
     """Return the devices of the node. With a problem, no container can be restricted to CPUs now."""
-    online = {cpu.id for cpu in topology.cpus}
-    devices = [
-        replace(_build_device(name, cpus, topology, settings), health=diagnose(name, held, online, problem))
-        for name, cpus in list_devices(topology, settings).items()
-    ]
+    state = State(held=held, online=frozenset(cpu.id for cpu in topology.cpus), faults=faults, problem=problem)
+    devices: list[Device] = []
+    for name, cpus in list_devices(topology, settings).items():
+        found = diagnose(name, cpus, state, settings.signals)
+        devices.append(replace(_build_device(name, cpus, topology, settings), health=found.health, taints=found.taints))
     return Inventory(devices=tuple(devices), unreadable=topology.unreadable)
 
 

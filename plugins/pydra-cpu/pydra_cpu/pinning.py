@@ -77,13 +77,30 @@ def find_pins(
     A claim without a container leaves its CPUs in the pool. So the pool grows when the last container of a claim
     ends, which is an event of the runtime; the end of a claim is none.
     """
+    containers = tuple(containers)
+    pins, pool = _pin_claimed(containers, held, offered)
+    left = pool - list_taken(held)
+    for container in containers:
+        if not container.variables:
+            refused = PinRefused(f"{container} has no CPU to run on: claims have all CPUs of the node")
+            pins[container.id] = Pin(cpus=pool) if left else refused
+    return pins
+
+
+def find_pool(containers: Iterable[Container], held: Sequence[HeldClaim], offered: frozenset[int]) -> frozenset[int]:
+    """Return the CPUs of containers without a claim."""
+    return _pin_claimed(containers, held, offered)[1]
+
+
+def _pin_claimed(
+    containers: Iterable[Container], held: Sequence[HeldClaim], offered: frozenset[int]
+) -> tuple[dict[str, Pin | PinRefused], frozenset[int]]:
+    """The pins of containers with a claim, and the CPUs that are left to the others."""
     claims = {one.claim.uid: one for one in held}
     pins: dict[str, Pin | PinRefused] = {}
-    pooled: list[Container] = []
     pool = set(offered)
     for container in containers:
         if not container.variables:
-            pooled.append(container)
             continue
         try:
             shares = [share for one in container.variables for share in _find_shares(container, one, claims)]
@@ -93,11 +110,7 @@ def find_pins(
         else:
             pins[container.id] = _join(shares)
             pool -= {cpu for share in shares for cpu in parse_cpu_list(share.taken)}
-    left = pool - list_taken(held)
-    for container in pooled:
-        refused = PinRefused(f"{container} has no CPU to run on: claims have all CPUs of the node")
-        pins[container.id] = Pin(cpus=frozenset(pool)) if left else refused
-    return pins
+    return pins, frozenset(pool)
 
 
 def _find_shares(container: Container, variable: str, claims: Mapping[str, HeldClaim]) -> list[Share]:

@@ -7,12 +7,14 @@ field is its description in docs/settings.md and in the chart's schema, which ar
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated
 
 import msgspec
 
 from pydra_cpu.cpu_list import parse_cpu_list
+from pydra_pci import Reaction
 
 PREFIX = "PYDRA_CPU_"
 
@@ -34,6 +36,17 @@ class GroupBy(Enum):
     """Each CPU is a device of its own."""
 
 
+class Signal(Enum):
+    """What can be wrong with a CPU; its value is the taint's name below `dra.cpu/`."""
+
+    MACHINE_CHECK = "machine-check"
+    """A CPU of the device has had a machine check exception since the node's start: an error, of the CPU or its memory,
+    that hardware could not correct. Counted on x86; some processors raise it on all their CPUs."""
+    THROTTLING = "throttling"
+    """A CPU of the device is slowed down because of heat, or was within the last five minutes. Counted on Intel's
+    processors."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings."""
 
@@ -53,7 +66,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     nri_socket: AbsolutePath = "/var/run/nri/nri.sock"
     """The socket of the container runtime's NRI."""
     poll_period: Annotated[float, msgspec.Meta(gt=0)] = 10.0
-    """Seconds between two checks for CPUs that came or went."""
+    """Seconds between two checks for CPUs that came or went, and for their health."""
+    signals: Mapping[Signal, Reaction] = {}
+    """Reactions to signals other than the defaults: `machine-check=NoExecute,throttling=Ignore`; see below."""
 
     group_by: GroupBy = GroupBy.NUMA_NODE
     """Which CPUs are one device, of which claims get a number of CPUs (`cpu`: each CPU is a device)."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cpu_agent import Agent
-from pydra import ClaimError, Health, PreparedDevice
+from pydra import ClaimError, Health, PreparedDevice, Taint, TaintEffect
 from pydra_cpu.composition import open_backend
 from pydra_cpu.settings import Settings
 from pydra_cpu.simulation.machine import Machine
@@ -56,6 +56,10 @@ async def serve(tmp_path: Path, *, policy: str = "none", node: Node | None = Non
     async with node.runtime.serve(settings.nri_socket), node.connect(settings):
         await node.runtime.run_pod(POD)
         yield node
+
+
+async def measure(node: Node) -> dict[str, float]:
+    return {sample.name: sample.value for sample in await node.backend.measure()}
 
 
 async def test_a_container_has_the_cpus_of_its_claim_and_its_neighbours_have_the_others(tmp_path: Path) -> None:
@@ -156,11 +160,45 @@ async def test_a_device_is_unhealthy_while_a_cpu_of_a_claim_is_off_line(tmp_path
         assert (await node.backend.discover()).devices[0].health == Health()
 
 
-async def test_it_counts_the_cpus_that_claims_have(tmp_path: Path) -> None:
+async def test_it_counts_the_cpus_of_claims_and_those_that_others_run_on(tmp_path: Path) -> None:
     async with serve(tmp_path) as node:
-        await node.prepare("claim", 3)
-        samples = {sample.name: sample.value for sample in await node.backend.measure()}
-        assert samples == {"cpus": 8, "claimed_cpus": 3}
+        prepared = await node.prepare("claim", 3)
+        counted = {"cpus": 8, "claimed_cpus": 3, "shared_cpus": 8, "claims": 1}
+        assert await measure(node) == counted
+        await node.create("fast", prepared)
+        assert await measure(node) == {**counted, "shared_cpus": 5}
+
+
+async def test_it_measures_how_busy_the_cpus_of_claims_were_since_the_last_time(tmp_path: Path) -> None:
+    stat = tmp_path / "proc/stat"
+    async with serve(tmp_path) as node:
+        await node.prepare("claim", 2)
+        stat.parent.mkdir(exist_ok=True)
+        stat.write_text("cpu  9 9 9 9\ncpu0 100 0 0 900 0 0 0 0 0 0\ncpu1 0 0 0 1000 0 0 0 0 0 0\n")
+        assert "claimed_cpus_busy_ratio" not in await measure(node)
+        stat.write_text("cpu  9 9 9 9\ncpu0 150 10 20 920 0 0 0 0 50 0\ncpu1 0 0 0 1050 50 0 0 0 0 0\n")
+        assert (await measure(node))["claimed_cpus_busy_ratio"] == pytest.approx(80 / 200)
+
+
+async def test_a_device_tells_of_cpus_that_are_throttled_or_have_had_a_machine_check(tmp_path: Path) -> None:
+    interrupts, throttles = tmp_path / "proc/interrupts", tmp_path / "sys/devices/system/cpu/cpu2/thermal_throttle"
+    async with serve(tmp_path) as node:
+        throttles.mkdir()
+        (throttles / "core_throttle_count").write_text("7")
+        assert (await node.backend.discover()).devices[0].taints == ()
+        (throttles / "core_throttle_count").write_text("8")
+        await node.backend.wait_changed()
+        (device,) = (await node.backend.discover()).devices
+        assert (device.health, device.taints) == (
+            Health(),
+            (Taint(key="dra.cpu/throttling", effect=TaintEffect.NONE),),
+        )
+        interrupts.parent.mkdir(exist_ok=True)
+        interrupts.write_text("      CPU0  CPU1  CPU3\n  8:  1  2  3  timer\nMCE:  0  0  1  Machine check exceptions\n")
+        await node.backend.wait_changed()
+        (device,) = (await node.backend.discover()).devices
+        assert device.health.taint == "dra.cpu/machine-check"
+        assert device.health.message.startswith("CPU 3 has had a machine check exception")
 
 
 async def test_devices_are_unhealthy_and_claims_fail_while_the_runtime_cannot_be_reached(tmp_path: Path) -> None:
