@@ -633,13 +633,18 @@ class _Run:
             except PydraError as error:
                 errors.append(error)
 
-        for claim in claims:  # the agent plans one after another
-            self._session.note(await self._session.plan(claim))
-        async with anyio.create_task_group() as tasks:
-            for claim in claims:
-                tasks.start_soon(hold, claim)
+        try:
+            for claim in claims:  # the agent plans one after another
+                self._session.note(await self._session.plan(claim))
+        except ClaimError as error:
+            errors.append(error)
+        else:
+            async with anyio.create_task_group() as tasks:
+                for claim in claims:
+                    tasks.start_soon(hold, claim)
         for claim in claims:
-            await self._session.release(claim, self._session.held[claim.uid].prepared)
+            if claim.uid in self._session.held:
+                await self._session.release(claim, self._session.held[claim.uid].prepared)
         if errors and all(isinstance(error, ClaimError) for error in errors):
             for claim in claims:
                 await self._hold_alone(claim)

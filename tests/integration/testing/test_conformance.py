@@ -162,6 +162,23 @@ async def test_a_mount_that_no_runtime_makes_is_advised_against(tmp_path: Path) 
     )
 
 
+async def test_a_claim_that_plan_refuses_also_alone_says_nothing_about_claims_at_once(tmp_path: Path) -> None:
+    (tmp_path / "choosy.py").write_text(
+        "from pydra import *\n"
+        "DRIVER = 'choosy.example.com'\n"
+        "async def discover(): return Inventory(devices=(Device(name='a'), Device(name='b')))\n"
+        "async def plan(claim, held):\n"
+        "    if any(one.device == 'b' for one in claim.devices): raise ClaimError('b needs a config of its own')\n"
+        "async def prepare(claim): return [one.prepared() for one in claim.devices]\n"
+        "async def unprepare(claim, prepared): pass\n"
+    )
+    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
+    report = await run_checks(BackendSource(name="choosy", target="choosy:"), environ=environ)
+    assert report.ok, report.text
+    skipped = {check.title: check.skipped for check in report.checks if check.mark == "skip"}
+    assert skipped["two claims are prepared at once, each with its own devices"] == "b needs a config of its own"
+
+
 async def test_the_hardware_is_left_alone_on_request(tmp_path: Path) -> None:
     environ = {**ENVIRON, "FAULTY_DIR": str(tmp_path)}
     report = await run_checks(BackendSource(name="faulty", target="faulty"), environ=environ, prepare=False)
