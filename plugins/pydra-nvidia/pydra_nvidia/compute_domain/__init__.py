@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from pydra_nvidia.compute_domain.configuration import CONFIG_TYPES, Settings
+from pydra_nvidia.compute_domain.steps import STEP_TYPES
 
 if TYPE_CHECKING:
     from pydra_nvidia.compute_domain.backend import ComputeDomainBackend
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 DRIVER = "compute-domain.nvidia.com"
 SETTINGS_TYPE = Settings
 
-__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "connect"]
+__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "STEP_TYPES", "connect"]
 
 _DEVICE = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}']"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from pydra import (
     AllocatedDevice,
@@ -18,12 +19,12 @@ from pydra import (
     HeldClaim,
     Inventory,
     Mount,
+    Plan,
     PreparedDevice,
-    TerminalError,
-    UnknownDevice,
     set_status,
 )
 from pydra_nvidia.cdi.edits import VOID, DeviceEdits, capability_edits, merge
+from pydra_nvidia.compute_domain.claim_plan import plan_claim
 from pydra_nvidia.compute_domain.configuration import (
     ComputeDomainChannelConfig,
     ComputeDomainDaemonConfig,
@@ -32,6 +33,7 @@ from pydra_nvidia.compute_domain.configuration import (
     find_config,
 )
 from pydra_nvidia.compute_domain.imex import DomainDirectories, DomainNotReady, ImexControl
+from pydra_nvidia.compute_domain.steps import CHANNEL, DAEMON, MakeDomainDirectory
 from pydra_nvidia.deadlines import call_time, doing, in_thread, left
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
 from pydra_nvidia.host.kernel_driver import (
@@ -49,9 +51,6 @@ from pydra_nvidia.nvml.maintenance_gate import InMaintenance
 from pydra_nvidia.nvml.nvlink import NodeFabric, find_fabric, read_fabrics
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_pci import is_vfio
-
-CHANNEL, DAEMON = "channel-0", "daemon-0"
-"""What a node publishes, as NVIDIA's driver does: the other channels come with the first one, for claims for all."""
 
 CONFIG_PLACE = "/imexd"
 """Where the daemon's pod has the directory of its ComputeDomain."""
@@ -116,23 +115,31 @@ class ComputeDomainBackend:
                     domains.add(config.domain)
         await in_thread(self._directories.remove_all_but, domains)
 
+    async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Plan:
+        """The directory of a daemon, nothing for a channel."""
+        return plan_claim(claim, self._names())
+
+    async def apply(self, step: MakeDomainDirectory, result: Any, claim: Claim, /) -> None:
+        """Make the directory."""
+        await in_thread(self._directories.make, step.domain)
+
+    async def undo(self, step: MakeDomainDirectory, result: Any, claim: Claim, /) -> None:
+        """Remove the directory with all that the daemon wrote."""
+        await in_thread(self._directories.remove, step.domain)
+
     async def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice]:
-        """Device nodes for channels, once the IMEX daemon is ready; a directory and more for the daemon."""
-        if {one.device for one in claim.devices} == {CHANNEL, DAEMON}:
-            raise TerminalError(f"{CHANNEL} waits for {DAEMON}, so no claim can have both; make two")
+        """Device nodes for channels, once the IMEX daemon is ready; the driver and its directory for the daemon."""
         with call_time():
             return [device.prepared(await self._prepare(device, claim.namespace)) for device in claim.devices]
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
-        """The daemon's directory goes. A channel leaves nothing."""
-        for device in claim.devices:
+        """Remove the directory of a daemon that was prepared before there were steps."""
+        for device in claim.devices if not claim.steps else ():
             config = device.config(ComputeDomainDaemonConfig)
             if device.device == DAEMON and config is not None and not device.admin_access:
                 await in_thread(self._directories.remove, config.domain)
 
     async def _prepare(self, device: AllocatedDevice, namespace: str) -> ContainerEdits:
-        if device.device not in self._names():
-            raise UnknownDevice(f"there is no {device.device} on this node, only {', '.join(self._names())}")
         config = find_config(device)
         set_status("asking NVML for the fabric")
         fabric = await in_thread(self._read_fabric)
@@ -140,8 +147,6 @@ class ComputeDomainBackend:
             raise FabricNotReady(f"the node cannot be part of a ComputeDomain yet: {fabric.problem}")
         if isinstance(config, ComputeDomainChannelConfig):
             return await self._prepare_channels(config, fabric, namespace)
-        if device.admin_access:
-            raise TerminalError(f"{DAEMON} is not available with adminAccess: a node runs one IMEX daemon")
         return await in_thread(self._prepare_daemon, config, fabric)
 
     async def _prepare_channels(
@@ -171,14 +176,13 @@ class ComputeDomainBackend:
         return capability_edits(nodes)
 
     def _prepare_daemon(self, config: ComputeDomainDaemonConfig, fabric: NodeFabric) -> ContainerEdits:
-        # What may fail comes first: the directory of a daemon that is not prepared would stay.
         driver = self._edits.build_management(read_module_version(self._tree))
         management = capability_edits([find_imex_management(self._tree)]) if fabric.clique else ContainerEdits()
         own = ContainerEdits(
             env={**VOID, "CLIQUE_ID": fabric.clique, "COMPUTE_DOMAIN_UUID": config.domain},
             mounts=(
                 Mount(
-                    host_path=self._directories.make(config.domain),
+                    host_path=self._directories.path(config.domain),
                     container_path=CONFIG_PLACE,
                     options=_MOUNT_OPTIONS,
                 ),

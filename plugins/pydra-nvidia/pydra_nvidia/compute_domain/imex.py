@@ -17,7 +17,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection
 
-from pydra import ClaimError, TerminalError
+from pydra import ClaimError, TerminalError, UndoLater
 from pydra_nvidia.host.driver_programs import ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.host.driver_root import DriverRoot
 
@@ -79,16 +79,16 @@ class DomainDirectories:
         return path
 
     def remove(self, domain: str) -> None:
-        """It goes; nothing to remove is success. Raises ClaimError."""
+        """It goes; nothing to remove is success. Raises UndoLater."""
         try:
             shutil.rmtree(self.path(domain))
         except FileNotFoundError:
             return
         except OSError as error:
-            raise ClaimError(f"{self.path(domain)} cannot be removed: {error.strerror}") from error
+            raise UndoLater(f"{self.path(domain)} cannot be removed: {error.strerror}") from error
 
     def remove_all_but(self, domains: Collection[str]) -> None:
-        """Those of other ComputeDomains go. Raises ClaimError."""
+        """Those of other ComputeDomains go. Raises UndoLater."""
         for domain in self._list():
             if domain not in domains:
                 self.remove(domain)
@@ -102,7 +102,11 @@ class DomainDirectories:
         if os.path.exists(self.path(domain)):
             why = "its pod is starting"
         elif others:
-            why = f"the node is one of ComputeDomain {', '.join(others)}, and can be one of only one at a time"
+            whose = ", ".join(map(self._describe, others))
+            why = (
+                f"the node is one of ComputeDomain {whose}, and can be one of only one at a time; "
+                "it is free when the pods that use that domain have ended"
+            )
         else:
             why = (
                 "its pod comes when the node has the label "
@@ -115,17 +119,25 @@ class DomainDirectories:
 
         The daemon of pydra tells the domain's namespace; that of NVIDIA does not, and then nothing is known.
         """
-        try:
-            with open(os.path.join(self.path(domain), DOMAIN_FILE), encoding="utf-8") as file:
-                told = json.load(file)
-            name, home = str(told["name"]), str(told["namespace"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return
+        name, home = self._read_name(domain)
         if home and home != namespace:
             raise OtherNamespace(
                 f"ComputeDomain {home}/{name} is for claims of its own namespace, and this claim is of {namespace}; "
                 "create a ComputeDomain there"
             )
+
+    def _describe(self, domain: str) -> str:
+        name, home = self._read_name(domain)
+        return f"{home}/{name} ({domain})" if home else domain
+
+    def _read_name(self, domain: str) -> tuple[str, str]:
+        """Name and namespace, as the daemon told them; empty if it has not."""
+        try:
+            with open(os.path.join(self.path(domain), DOMAIN_FILE), encoding="utf-8") as file:
+                told = json.load(file)
+            return str(told["name"]), str(told["namespace"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "", ""
 
     def _list(self) -> list[str]:
         try:

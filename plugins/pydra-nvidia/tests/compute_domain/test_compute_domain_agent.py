@@ -24,7 +24,7 @@ from pydra.kube.api_resources import (
     RESOURCE_SLICES,
     JsonObject,
 )
-from pydra_dev.kubelet.observations import ContainerCreated, PodRunning, Step
+from pydra_dev.kubelet.observations import ContainerCreated, PodFailed, PodRunning, Step
 from pydra_dev.node import EmbeddedNode, run_node
 from pydra_dev.oci import OciSpec
 from pydra_nvidia.compute_domain import DEVICE_CLASSES as CLASSES
@@ -202,6 +202,8 @@ async def test_a_workload_waits_for_the_imex_daemon_of_its_domain_and_gets_its_c
         (node.domains / other / "imexd.cfg").write_text("IMEX_CMD_PORT=50005\n")
         await node.start("stranger", CHANNEL, channel(domain))
         await node.told("stranger", "ComputeDomainNotReady", f"the node is one of ComputeDomain {other}, and can be")
+        (node.domains / other / "domain.json").write_text(f'{{"name": "cd-2", "namespace": "{NAMESPACE}"}}')
+        await node.told("stranger", "ComputeDomainNotReady", rf"one of ComputeDomain {NAMESPACE}/cd-2 \({other}\)")
         await node.node.client.delete(PODS, "stranger", namespace=NAMESPACE)
         await node.start("all", CHANNEL, channel(other, allocationMode="All"))
         found = channels(await node.running("all"))
@@ -214,6 +216,19 @@ async def test_a_workload_waits_for_the_imex_daemon_of_its_domain_and_gets_its_c
             await node.start(f"wrong-{number}", device_class, *configs)
             await node.told(f"wrong-{number}", "InvalidConfig", words)
             await node.end(f"wrong-{number}")
+
+
+async def test_a_channel_that_waits_holds_up_nobody_and_needs_one_call(tmp_path: Path) -> None:
+    async with scene(tmp_path, ready_deadline="20") as node:
+        await node.start("workload", CHANNEL, channel(ID))
+        records = Path(node.node.root, "run", DRIVER, "claims")
+        await node.until(lambda: _is(records.exists() and any(records.iterdir())), "the channel is being prepared")
+        await node.start("imex", DAEMON, daemon(ID))
+        await node.running("imex")
+        (node.domains / ID / "imexd.cfg").write_text("IMEX_CMD_PORT=50005\n")
+        await node.running("workload")
+        assert not [one for one in node.steps if isinstance(one, PodFailed)]
+        await node.end("workload", "imex")
 
 
 ID = "0f4a1c5e-7d0b-4f38-9d3a-5a0c4f7e2b11"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pydra import (
     HealthStatus,
     HeldClaim,
     Inventory,
+    PreparedDevice,
     PydraError,
     TerminalError,
 )
@@ -25,6 +26,7 @@ from pydra.testing import check_backend
 from pydra_nvidia import compute_domain
 from pydra_nvidia.compute_domain.backend import ComputeDomainBackend
 from pydra_nvidia.compute_domain.configuration import ComputeDomainChannelConfig, ComputeDomainDaemonConfig, Settings
+from pydra_nvidia.compute_domain.steps import MakeDomainDirectory
 from pydra_nvidia.nvml.maintenance_gate import Gate
 from pydra_nvidia.nvml.nvlink import GpuFabric, NodeFabric, find_fabric
 
@@ -50,6 +52,12 @@ class Machine:
     def becomes(self, scenario: str) -> None:
         """The scenario changes, as a fabric does that was not ready."""
         (self.path / "scenario.yaml").write_text(scenario)
+
+    async def prepare(self, claim: Claim) -> Sequence[PreparedDevice]:
+        """As the agent does: plan, each step, prepare."""
+        for step in (await self.backend.plan(claim, ())).steps:
+            await self.backend.apply(step, None, claim)
+        return await self.backend.prepare(claim)
 
     async def health(self) -> Health:
         """That of all its devices."""
@@ -166,8 +174,8 @@ def test_lost_gpus_leave_the_others_in_their_clique(said: list[GpuFabric], fabri
 
 async def test_a_prepare_waits_for_a_daemon_that_is_about_to_be_ready(tmp_path: Path) -> None:
     async with machine(tmp_path, gpus({})) as node:
-        await node.backend.prepare(claim("daemon"))
-        waiting = asyncio.create_task(node.backend.prepare(claim("channel")))
+        await node.prepare(claim("daemon"))
+        waiting = asyncio.create_task(node.prepare(claim("channel")))
         (node.domains / ID / "imexd.cfg").write_text("IMEX_CMD_PORT=50005\n")
         (prepared,) = await asyncio.wait_for(waiting, 30)
         assert [one.minor for one in prepared.edits.device_nodes] == [0]
@@ -175,7 +183,7 @@ async def test_a_prepare_waits_for_a_daemon_that_is_about_to_be_ready(tmp_path: 
 
 async def test_what_no_held_claim_explains_is_removed_at_the_start(tmp_path: Path) -> None:
     async with machine(tmp_path, gpus({})) as node:
-        await node.backend.prepare(claim("daemon"))
+        await node.prepare(claim("daemon"))
         (node.domains / "other").mkdir()
         damaged = AllocatedDevice(request="it", pool="node", device="daemon-0")
         lost = Claim(uid="lost", namespace="default", name="lost", devices=(damaged,))
@@ -184,17 +192,17 @@ async def test_what_no_held_claim_explains_is_removed_at_the_start(tmp_path: Pat
         await node.backend.restore([HeldClaim(claim=claim("daemon"), completed=False)])
         assert [path.name for path in node.domains.iterdir()] == [ID]
         for _ in range(2):
-            await node.backend.unprepare(claim("daemon"), ())
+            await node.backend.undo(MakeDomainDirectory(domain=ID), None, claim("daemon"))
         assert list(node.domains.iterdir()) == []
 
 
 async def test_a_daemon_is_not_had_twice_and_not_with_its_channel(tmp_path: Path) -> None:
     async with machine(tmp_path, gpus({})) as node:
         with pytest.raises(TerminalError, match="adminAccess"):
-            await node.backend.prepare(claim("daemon", admin_access=True))
+            await node.prepare(claim("daemon", admin_access=True))
         both = (*claim("daemon").devices, *claim("channel").devices)
         with pytest.raises(TerminalError, match="no claim can have both"):
-            await node.backend.prepare(Claim(uid="both", namespace="default", name="both", devices=both))
+            await node.prepare(Claim(uid="both", namespace="default", name="both", devices=both))
         assert not node.domains.exists()
 
 
@@ -206,6 +214,6 @@ async def test_during_maintenance_nobody_opens_nvml_and_the_devices_stay_as_they
         assert gate.wait_left(1)
         assert await node.backend.discover() == before
         with pytest.raises(ClaimError, match="maintenance of its GPUs"):
-            await node.backend.prepare(claim("daemon"))
+            await node.prepare(claim("daemon"))
         gate.withdraw()
-        await node.backend.prepare(claim("daemon"))
+        await node.prepare(claim("daemon"))
