@@ -230,12 +230,16 @@ class KubeClient:
         body: JsonObject,
         *,
         manager: str,
+        force: bool = True,
         namespace: str = "",
         subresource: str = "",
     ) -> JsonObject:
-        """Apply the fields of the manager (server-side apply), also against other managers; return the object."""
+        """Apply the fields of the manager (server-side apply); return the object.
+
+        Without `force`, a Conflict if another manager has one of them with another value.
+        """
         path = build_path(resource, namespace=namespace, name=name, subresource=subresource)
-        path = _add_query(path, {"fieldManager": manager, "force": "true"})
+        path = _add_query(path, {"fieldManager": manager, "force": "true" if force else "false"})
         return await self._request("apply", resource, path, decode=choose_decoder(resource.kind), body=body)
 
     async def delete(

@@ -19,8 +19,10 @@ from pydra.controllers import PODS, RESOURCE_CLAIM_TEMPLATES
 from pydra_dev import kinds
 from pydra_dev.apiserver import ApiServer, serve_api
 from pydra_dev.faults import Fault
+from pydra_dev.status import StatusError
 from pydra_dev.verbs import Signal
 from pydra_nvidia.compute_domain.controller.facts import CLIQUES, COMPUTE_DOMAINS, DAEMON_SETS
+from pydra_nvidia.compute_domain.controller.writer import MANAGER, build_label
 from pydra_nvidia.compute_domain.custom_resources import DEFINITIONS
 
 FABRIC = {"a": "rack.1", "b": "rack.1"}
@@ -171,8 +173,27 @@ async def test_what_the_api_server_refuses_is_told_on_the_domain_and_others_go_o
         await scene.until(lambda: len(scene.cluster.list(DAEMON_SETS)) == 1)
 
 
-def notes(scene: Scene) -> Sequence[str]:
-    return [one["note"] for one in scene.server.api.list(kinds.NEW_EVENTS).items if one["reason"] == "RequestFailed"]
+def notes(scene: Scene, reason: str = "RequestFailed") -> Sequence[str]:
+    return [one["note"] for one in scene.server.api.list(kinds.NEW_EVENTS).items if one["reason"] == reason]
+
+
+async def test_the_owner_of_a_claim_for_a_domain_that_does_not_exist_is_told(scene: Scene) -> None:
+    scene.cluster.start_pod("lost", "0f4a1c5e", "a")
+    async with scene.controller("--leader-election=false"):
+        await scene.until(lambda: bool(notes(scene, "ComputeDomainUnknown")))
+    assert notes(scene, "ComputeDomainUnknown")[0].startswith("the claim names a ComputeDomain with the UID 0f4a1c5e")
+
+
+async def test_the_label_of_a_node_belongs_to_the_controller(scene: Scene) -> None:
+    start_domain(scene)
+    async with scene.controller("--leader-election=false"):
+        await scene.until(lambda: set(scene.cluster.labels()) == set(FABRIC))
+    node = scene.server.api.get(kinds.NODES, "a")
+    with pytest.raises(StatusError, match='conflict with "pydra-compute-domain-controller"'):
+        scene.server.api.apply(kinds.NODES, "a", build_label(node, "another"), manager="admin")
+    scene.cluster.remove_node("a")
+    with pytest.raises(StatusError, match="no existing object was found"):
+        scene.server.api.apply(kinds.NODES, "a", build_label(node, "late"), manager=MANAGER)
 
 
 async def test_a_controller_survives_watches_that_break_and_a_server_that_is_away(scene: Scene) -> None:

@@ -29,6 +29,7 @@ from pydra_nvidia.compute_domain.controller.requests import (
 )
 from pydra_nvidia.compute_domain.controller.settings import ControllerSettings
 from pydra_nvidia.compute_domain.controller.views import build_view
+from pydra_nvidia.compute_domain.controller.writer import MANAGER, build_label
 from pydra_nvidia.compute_domain.custom_resources import DEFINITIONS
 from pydra_nvidia.compute_domain.names import DOMAIN_LABEL, DRIVER
 
@@ -240,7 +241,7 @@ class Cluster:
         if isinstance(request, LabelNode):
             node = api.get(kinds.NODES, request.node)
             if get_label(node) is None:
-                self.patch(NODES, request.node, {"metadata": {"labels": {DOMAIN_LABEL: request.domain}}})
+                api.apply(kinds.NODES, request.node, build_label(node, request.domain), manager=MANAGER)
         elif isinstance(request, UnlabelNode):
             metadata = {"labels": {DOMAIN_LABEL: None}, "resourceVersion": request.version}
             self.patch(NODES, request.node, {"metadata": metadata})

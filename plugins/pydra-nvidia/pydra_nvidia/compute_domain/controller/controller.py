@@ -35,7 +35,12 @@ from pydra.controllers import (
     Subject,
     object_key,
 )
-from pydra_nvidia.compute_domain.controller.decisions import ACTION, decide, plan_garbage
+from pydra_nvidia.compute_domain.controller.decisions import (
+    ACTION,
+    decide,
+    list_unknown_domain_events,
+    plan_garbage,
+)
 from pydra_nvidia.compute_domain.controller.facts import (
     CLIQUES,
     COMPUTE_DOMAINS,
@@ -186,7 +191,7 @@ class Controller:
         view = self._build_view(uid)
         if view is None or not self._may_act():
             self._failures.pop(uid, None)
-            return None
+            return await self._tell_unknown(uid) if self._may_act() else None
         decision = decide(view, self._settings, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
         try:
             await self._writer.carry_out(decision.requests)
@@ -196,6 +201,20 @@ class Controller:
             self._recorder.record(event)
         self._failures.pop(uid, None)
         self._metrics.reconciles.labels("ok").inc()
+        return None
+
+    async def _tell_unknown(self, uid: str) -> float | None:
+        """Tell the owners of claims that name a domain which does not exist; return when to try again."""
+        events = list(list_unknown_domain_events(uid, self._list(RESOURCE_CLAIMS)))
+        try:
+            # A list and not the cache, which may not have a domain yet whose claims it has.
+            if not events or uid in {get_uid(one) for one in (await self._client.list(COMPUTE_DOMAINS)).items}:
+                return None
+        except KubeError as error:
+            log.warning("cannot find out whether the ComputeDomain with the UID %s exists: %s", uid, error)
+            return BACKOFF_LIMIT
+        for event in events:
+            self._recorder.record(event)
         return None
 
     def _fail(self, domain: JsonObject, error: KubeError) -> float:

@@ -33,6 +33,7 @@ from pydra_nvidia.compute_domain.controller.facts import (
     is_deleting,
     is_updating,
     list_finalizers,
+    list_named_domains,
 )
 from pydra_nvidia.compute_domain.controller.objects import (
     HASH_ANNOTATION,
@@ -295,18 +296,28 @@ def _list_claim_events(view: View) -> Iterable[EventRequest]:
         elif other not in (None, view.uid):
             reason = "NodeHasOtherComputeDomain"
             note = (
-                f"the node {claim.node} is in the ComputeDomain with the UID {other} until the pods of that have ended"
+                f"the node {claim.node} is in the ComputeDomain {view.describe(other or '')} until the pods of that "
+                "have ended"
             )
         else:
             continue
-        subject = Subject(
-            api_version="resource.k8s.io/v1",
-            kind="ResourceClaim",
-            name=claim.name,
-            namespace=claim.namespace,
-            uid=claim.uid,
-        )
-        yield EventRequest(subject=subject, reason=reason, note=note, action=ACTION)
+        yield _tell_claim(claim.namespace, claim.name, claim.uid, reason, note)
+
+
+def list_unknown_domain_events(uid: str, claims: Iterable[JsonObject]) -> Iterable[EventRequest]:
+    """For the claims that name a domain with this UID, which does not exist."""
+    for claim in claims:
+        if uid in list_named_domains(claim) and not is_deleting(claim):
+            note = (
+                f"the claim names a ComputeDomain with the UID {uid}, which does not exist; create the pod with the "
+                "ResourceClaimTemplate that a ComputeDomain names in spec.channel.resourceClaimTemplate"
+            )
+            yield _tell_claim(*object_key(claim), get_uid(claim), "ComputeDomainUnknown", note)
+
+
+def _tell_claim(namespace: str, name: str, uid: str, reason: str, note: str) -> EventRequest:
+    subject = Subject(api_version="resource.k8s.io/v1", kind="ResourceClaim", name=name, namespace=namespace, uid=uid)
+    return EventRequest(subject=subject, reason=reason, note=note, action=ACTION)
 
 
 def _subject(found: JsonObject, resource: Resource) -> Subject:

@@ -43,6 +43,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that decisions about one domain depend on.
 
     `node_domains` has the UID in the label of each labelled node and `node_versions` their resource versions;
+    `domain_names` has namespace/name of those domains that exist, by UID;
     `node_cliques` has the clique that each node's slice tells, empty outside a fabric. `updating` names another domain
     whose daemons are being replaced.
     """
@@ -55,6 +56,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     cliques: tuple[JsonObject, ...] = ()
     claims: tuple[ChannelClaim, ...] = ()
     node_domains: Mapping[str, str] = msgspec.field(default_factory=dict)
+    domain_names: Mapping[str, str] = msgspec.field(default_factory=dict)
     node_versions: Mapping[str, str] = msgspec.field(default_factory=dict)
     node_cliques: Mapping[str, str] = msgspec.field(default_factory=dict)
     updating: str = ""
@@ -78,6 +80,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     def own_nodes(self) -> Sequence[str]:
         """The nodes with the label of this domain."""
         return sorted(node for node, domain in self.node_domains.items() if domain == self.uid)
+
+    def describe(self, uid: str) -> str:
+        """Another domain, for a message."""
+        return self.domain_names.get(uid) or f"with the UID {uid}"
 
 
 def get_uid(found: JsonObject) -> str:

@@ -69,7 +69,7 @@ def _find_wait(
         return ""
     domain = view.node_domains.get(node)
     if domain not in (None, view.uid):
-        return f"the node is in the ComputeDomain with the UID {domain}, and can be in one at a time"
+        return f"the node is in the ComputeDomain {view.describe(domain or '')}, and can be in one at a time"
     if pod is None:
         return "no daemon pod yet" if domain else "the node has no label yet"
     name = pod["metadata"]["name"]

@@ -36,6 +36,7 @@ def build_view(uid: str, objects: Mapping[Resource, Sequence[JsonObject]], names
         return None
     own = namespace, daemon_name(uid)
     nodes = [node for node in objects[NODES] if get_label(node) is not None]
+    labels = {get_label(node) for node in nodes}
     sets = objects[DAEMON_SETS]
     claims = [claim for one in objects[RESOURCE_CLAIMS] for claim in parse_channel_claims(one)]
     cliques = [found for found in map(parse_clique, objects[RESOURCE_SLICES]) if found is not None]
@@ -48,6 +49,9 @@ def build_view(uid: str, objects: Mapping[Resource, Sequence[JsonObject]], names
         cliques=tuple(one for one in objects[CLIQUES] if get_label(one) == uid),
         claims=tuple(claim for claim in claims if claim.domain == uid),
         node_domains={node["metadata"]["name"]: get_label(node) or "" for node in nodes},
+        domain_names={
+            get_uid(one): "/".join(object_key(one)) for one in objects[COMPUTE_DOMAINS] if get_uid(one) in labels
+        },
         node_versions={node["metadata"]["name"]: node["metadata"]["resourceVersion"] for node in nodes},
         node_cliques=dict(cliques),
         updating=next((one["metadata"]["name"] for one in sets if get_label(one) != uid and is_updating(one)), ""),

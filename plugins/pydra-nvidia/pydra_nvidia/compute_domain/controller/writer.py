@@ -24,6 +24,14 @@ from pydra_nvidia.compute_domain.names import DOMAIN_LABEL
 log = logging.getLogger(__name__)
 
 AT_ONCE = 16
+MANAGER = "pydra-compute-domain-controller"
+"""The owner of the nodes' label."""
+
+
+def build_label(node: JsonObject, domain: str) -> JsonObject:
+    """What is applied to a node: the uid keeps one that is gone from being created."""
+    metadata = {"name": node["metadata"]["name"], "uid": node["metadata"]["uid"], "labels": {DOMAIN_LABEL: domain}}
+    return {"apiVersion": NODES.api_version, "kind": NODES.kind, "metadata": metadata}
 
 
 class Writer:
@@ -98,11 +106,9 @@ class Writer:
     async def _label(self, request: LabelNode) -> None:
         node = await self._client.get(NODES, request.node, deadline=0)
         if get_label(node) is None:
-            metadata = {
-                "labels": {DOMAIN_LABEL: request.domain},
-                "resourceVersion": node["metadata"]["resourceVersion"],
-            }
-            node = await self._client.patch(NODES, request.node, {"metadata": metadata})
+            node = await self._client.apply(
+                NODES, request.node, build_label(node, request.domain), manager=MANAGER, force=False
+            )
         self._remember(NODES, node)
 
     def _remember(self, resource: Resource, stored: JsonObject) -> None:
