@@ -14,6 +14,7 @@ from pydra import (
     AllocatedDevice,
     Claim,
     ClaimError,
+    DeviceStatus,
     HeldClaim,
     Inheritance,
     Inventory,
@@ -29,9 +30,9 @@ from pydra_amd.amdsmi.gpu_reading import GpuReading
 from pydra_amd.amdsmi.session import AmdsmiSession
 from pydra_amd.cdi.edits import build_edits, build_function_edits
 from pydra_amd.claim_plan import find_memory_step, plan_claim
-from pydra_amd.devices import list_functions, list_offered, name_gpu
+from pydra_amd.devices import identify, list_functions, list_offered, name_gpu
 from pydra_amd.hardware_reader import HardwareReader
-from pydra_amd.hardware_types import Partition, Reading
+from pydra_amd.hardware_types import Gpu, Partition, Reading
 from pydra_amd.health.diagnosis import diagnose
 from pydra_amd.health.monitor import HealthMonitor
 from pydra_amd.held_claims import read_holds
@@ -197,8 +198,11 @@ class AmdBackend:
     def _describe_device(self, device: AllocatedDevice, hold: Hold, reading: Reading) -> PreparedDevice:
         if hold.passthrough:
             uses_iommufd = read_policy(device) != "LegacyOnly" and reading.vfio.iommufd
-            return device.prepared(build_function_edits(device, hold.gpu, self._tree, iommufd=uses_iommufd))
-        one = _find_partition(hold, reading)
+            return device.prepared(
+                build_function_edits(device, hold.gpu, self._tree, iommufd=uses_iommufd),
+                status=DeviceStatus(data={"pciBusID": hold.gpu}),
+            )
+        gpu, one = _find_partition(hold, reading)
         if hold.units:
             memory = device.consumed_capacity.get("memory", "no amount")
             _log.info(
@@ -210,11 +214,12 @@ class AmdBackend:
         return device.prepared(
             build_edits(device, one, self._tree, hold.units),
             attributes={"cardIndex": one.card, "renderIndex": one.render},
+            status=identify(gpu, one),
         )
 
 
-def _find_partition(hold: Hold, reading: Reading) -> Partition:
-    """What exists of the hold.
+def _find_partition(hold: Hold, reading: Reading) -> tuple[Gpu, Partition]:
+    """What exists of the hold, and the GPU that it is of.
 
     Raises:
         UnknownDevice: it does not exist, also for admin access to a partition that nobody made.
@@ -235,5 +240,5 @@ def _find_partition(hold: Hold, reading: Reading) -> Partition:
         raise UnknownDevice(f"device {hold.device} does not exist: GPU {hold.gpu} is in the mode {gpu.mode}")
     for one in gpu.partitions:
         if one.index == hold.index:
-            return one
+            return gpu, one
     raise UnknownDevice(f"device {hold.device} does not exist: KFD has no partition {hold.index} of GPU {hold.gpu}")

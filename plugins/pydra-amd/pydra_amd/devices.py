@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from pydra import DeviceStatus
 from pydra_amd.hardware_types import Gpu, Mode, Partition, Reading
 from pydra_amd.models import AMDGPU, WHOLE, list_modes
 from pydra_amd.settings import Partitioning
@@ -88,6 +89,18 @@ class OfferedFunction(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     function: PciFunction
     gpu: Gpu | None
+
+
+def identify(gpu: Gpu, partition: Partition) -> DeviceStatus:
+    """What the claim's status says of it: which hardware it is, also when the node publishes it no more."""
+    data: dict[str, str | int] = {"pciBusID": gpu.address}
+    if gpu.unique_id:
+        data["uniqueID"] = str(gpu.unique_id)
+    if gpu.mode is not None:
+        data["partitionProfile"] = str(gpu.mode)
+    if len(gpu.partitions) > 1:
+        data["partition"] = partition.index
+    return DeviceStatus(data={**data, "cardIndex": partition.card, "renderIndex": partition.render})
 
 
 def list_functions(reading: Reading) -> Mapping[str, OfferedFunction]:

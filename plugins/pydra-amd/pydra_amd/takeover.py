@@ -21,7 +21,7 @@ import msgspec
 
 from pydra import AllocatedDevice, Claim, ClaimError, Inheritance, InheritedClaim
 from pydra_amd.cdi.edits import build_edits
-from pydra_amd.devices import Offered, list_offered
+from pydra_amd.devices import Offered, identify, list_offered
 from pydra_amd.hardware_types import Reading
 from pydra_amd.held_claims import build_data
 from pydra_amd.settings import Partitioning
@@ -97,7 +97,7 @@ def _convert_claim(
     return InheritedClaim(
         claim=Claim(uid=uid, namespace="", name="", devices=allocated, plan=build_data(holds)),
         prepared=tuple(
-            device.prepared(build_edits(device, one.partition, tree))
+            device.prepared(build_edits(device, one.partition, tree), status=identify(one.gpu, one.partition))
             for device, one in zip(allocated, found, strict=True)
             if one.partition is not None
         ),

@@ -26,7 +26,7 @@ from pydra import (
 from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.claim_plan import find_owned, find_vanished, plan_claim
 from pydra_nvidia.deadlines import Busy, call_time, in_thread
-from pydra_nvidia.devices import GpuName, MigName, VfioName, describe_prepared, find_targets, parse_name
+from pydra_nvidia.devices import GpuName, MigName, VfioName, describe_prepared, find_targets, identify, parse_name
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.health.diagnosis import Diagnosis, add_vanished
@@ -275,7 +275,7 @@ class NvidiaBackend:
         targets = find_targets(claim.devices, reading)
         edits = self._edits.build(targets, reading, [one.step for one in claim.steps])
         return [
-            target.allocated.prepared(own, attributes=describe_prepared(target))
+            target.allocated.prepared(own, attributes=describe_prepared(target), status=identify(target))
             for target, own in zip(targets, edits, strict=True)
         ]
 

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pydra import AllocatedDevice, AttributeValue, TerminalError, UnknownDevice
+from pydra import AllocatedDevice, AttributeValue, DeviceStatus, TerminalError, UnknownDevice
 from pydra_nvidia.hardware_types import Gpu, GpuInstance, Placement, Profile, Reading
 from pydra_pci import PciFunction
 
@@ -125,6 +125,23 @@ Target: TypeAlias = WholeGpu | Partition | Passthrough
 def describe_prepared(target: Target) -> dict[str, AttributeValue]:
     """The attributes for containers that were not known when the device was published: the UUID of a partition."""
     return {"uuid": target.uuid} if isinstance(target, Partition) and target.uuid else {}
+
+
+def identify(target: Target) -> DeviceStatus:
+    """What the claim's status says of it: which hardware it is, also when the node publishes it no more."""
+    if isinstance(target, Passthrough):
+        return DeviceStatus(data={"pciBusID": target.function.address})
+    gpu = target.gpu
+    if isinstance(target, WholeGpu):
+        return DeviceStatus(data={"uuid": gpu.uuid, "pciBusID": gpu.pci})
+    data: dict[str, str | int] = {"parentUUID": gpu.uuid, "pciBusID": gpu.pci}
+    if target.uuid:
+        data["uuid"] = target.uuid
+    if target.profile is not None:
+        data["profile"] = target.profile.name
+    if target.instance is not None:
+        data["gpuInstanceID"] = target.instance.id
+    return DeviceStatus(data=data)
 
 
 def find_targets(devices: Sequence[AllocatedDevice], reading: Reading) -> tuple[Target, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pydra import AllocatedDevice, Claim
+from pydra import AllocatedDevice, Claim, DeviceStatus
 from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.composition import open_backend
 from pydra_nvidia.machine_access import find_machine
@@ -63,6 +63,25 @@ async def test_a_second_prepare_of_the_same_plan_changes_nothing(node: Node) -> 
     assert [type(step) for step in list_steps([record])] == [MigModeOn, CreateMig]
     assert as_kept(await node.backend.prepare(record.claim)) == prepared
     assert node.starts() == [0]
+
+
+async def test_the_claims_status_names_the_partition_and_the_gpu_that_it_has(node: Node) -> None:
+    (whole,) = await node.agent.prepare(claim("whole", "gpu-1"))
+    (part,) = await node.agent.prepare(claim("part", OTHER))
+    view = node.simulation.machine.read()
+    gpus = {board.minor: (uuid, board.address) for uuid, board in view.boards.items()}
+    assert whole.status == DeviceStatus(data={"uuid": gpus[1][0], "pciBusID": gpus[1][1]})
+    uuid, address = gpus[0]
+    (instance,) = view.state.gpus[uuid].instances
+    assert part.status == DeviceStatus(
+        data={
+            "uuid": part.attributes["uuid"],
+            "parentUUID": uuid,
+            "pciBusID": address,
+            "profile": "1g.10gb",
+            "gpuInstanceID": instance.id,
+        }
+    )
 
 
 async def test_a_plan_touches_nothing(node: Node) -> None:

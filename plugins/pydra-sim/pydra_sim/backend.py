@@ -131,7 +131,8 @@ class SimBackend:
                 env={**config.env, **env},
                 device_nodes=(node,) if part.group.device_node else (),
                 mounts=(mount,) if part.group.info_file and info else (),
-            )
+            ),
+            status=pydra.DeviceStatus(data={"uuid": _uuid(part.name)}),
         )
 
 

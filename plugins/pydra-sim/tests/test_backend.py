@@ -14,7 +14,17 @@ import msgspec
 import pytest
 
 import pydra_sim
-from pydra import AllocatedDevice, Claim, ClaimError, DeviceInUse, HealthStatus, HeldClaim, PydraError, UnknownDevice
+from pydra import (
+    AllocatedDevice,
+    Claim,
+    ClaimError,
+    DeviceInUse,
+    DeviceStatus,
+    HealthStatus,
+    HeldClaim,
+    PydraError,
+    UnknownDevice,
+)
 from pydra.testing import check_backend
 from pydra_sim import Settings, Sharing, SimConfig
 from pydra_sim.scenario import ScenarioError
@@ -116,6 +126,7 @@ async def test_containers_get_what_the_config_asks_for(tmp_path: Path) -> None:
         (prepared,) = (await hold(sim, claim(device("accel-3", configs=(config,))))).prepared
     edits = prepared.edits
     assert edits.env["SIM_ACCEL_3_UUID"].startswith("SIM-")
+    assert prepared.status == DeviceStatus(data={"uuid": edits.env["SIM_ACCEL_3_UUID"]})
     assert {name: edits.env[name] for name in ("SIM_ACCEL_3_MEMORY", "SIM_ACCEL_3_CLOCK_MHZ", "FLAVOUR")} == {
         "SIM_ACCEL_3_MEMORY": "64Gi",
         "SIM_ACCEL_3_CLOCK_MHZ": "900",

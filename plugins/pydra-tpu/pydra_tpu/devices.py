@@ -6,13 +6,14 @@ chip-3    one chip, by its place on the host
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from pydra import DeviceStatus
 from pydra_tpu.generations import Generation
 from pydra_tpu.geometry import SubSlice, list_sub_slices
-from pydra_tpu.hardware_types import Host
+from pydra_tpu.hardware_types import Chip, Host
 from pydra_tpu.settings import Offer
 
 DRIVER = "tpu.google.com"
@@ -42,6 +43,12 @@ def _splits_group(sub_slice: SubSlice, host: Host) -> bool:
     """Whether a chip of it shares an IOMMU group, which only one process can open, with a chip outside of it."""
     groups = {group for index in sub_slice.chips for group in host.chips[index].groups}
     return any(groups & chip.groups for chip in host.chips if chip.index not in sub_slice.chips)
+
+
+def identify(chips: Sequence[Chip]) -> DeviceStatus:
+    """What the claim's status says of these chips: which hardware they are, also when they are published no more."""
+    addresses = [function.address for chip in chips for function in chip.functions]
+    return DeviceStatus(data={"chips": [chip.index for chip in chips], "pciBusIDs": addresses})
 
 
 def find_mesh_problems(host: Host) -> list[str]:

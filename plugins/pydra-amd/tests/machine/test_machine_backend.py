@@ -112,6 +112,24 @@ async def test_a_whole_gpu_comes_with_its_nodes_and_the_environment_of_amds_driv
     assert prepared.edits.env == {"DRA_RESOURCE_DRIVER_NAME": "gpu.amd.com", "KUBERNETES_NODE_NAME": "node"}
 
 
+async def test_the_claims_status_names_the_partition_and_the_gpu_that_it_has(tmp_path: Path) -> None:
+    async with node_of(tmp_path) as node:
+        published = {one.name: one.attributes for one in (await node.backend.discover()).devices}
+        (part,) = await node.prepare(f"{CPX}-7")
+        (whole,) = await node.prepare("gpu-9-136", uid="uid-2")
+    assert part.status is not None
+    assert part.status.data == {
+        "pciBusID": "0000:05:00.0",
+        "uniqueID": published[f"{CPX}-7"]["uniqueID"],
+        "partitionProfile": "cpx_nps1",
+        "partition": 7,
+        "cardIndex": 8,
+        "renderIndex": 135,
+    }
+    assert whole.status is not None
+    assert "partition" not in whole.status.data
+
+
 async def test_the_mode_is_set_for_the_first_claim_of_a_gpu_and_set_back_after_the_last(tmp_path: Path) -> None:
     async with node_of(tmp_path) as node:
         await node.prepare(f"{CPX}-0")

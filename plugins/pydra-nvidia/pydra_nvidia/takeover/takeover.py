@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from pydra import ClaimError, ContainerEdits, Inheritance, InheritedClaim, PreparedDevice, StepStage, describe_step
 from pydra_nvidia.cdi.edits import DeviceEdits, merge, mps_client_edits
-from pydra_nvidia.devices import Partition, Target
+from pydra_nvidia.devices import Partition, Target, identify
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.held_claims import build_data
@@ -171,7 +171,7 @@ class VendorTakeover:
             edits = await asyncio.to_thread(self._edits.build, (target,), reading, converted.steps)
             if device.mps:
                 edits.append(_mps_edits(f"{directory}/mps/{device.mps}"))
-            prepared.append(allocated.prepared(merge(*edits)))
+            prepared.append(allocated.prepared(merge(*edits), status=identify(target)))
         steps = tuple(
             [
                 describe_step(step, stage=StepStage.DONE, result=_find_result(step, converted.targets))

@@ -17,6 +17,7 @@ from pydra import (
 from pydra_tpu.cdi.environment import build_environment
 from pydra_tpu.cdi.mesh_processes import find_processes
 from pydra_tpu.claim_config import TpuConfig
+from pydra_tpu.devices import identify
 from pydra_tpu.geometry import SubSlice, find_sub_slice
 from pydra_tpu.hardware_types import VFIO_CONTROL, Host, host_node
 from pydra_tpu.settings import Settings
@@ -101,4 +102,5 @@ def _prepare_device(
             ),
         ),
         own_container=process is not None,
+        status=identify(own),
     )

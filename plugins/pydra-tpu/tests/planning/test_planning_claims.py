@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from pydra import Claim, ClaimError, UnknownDevice
+from pydra import Claim, ClaimError, DeviceStatus, UnknownDevice
 from pydra.cdi.spec import build_spec
 from pydra_tpu import DRIVER
 from pydra_tpu.cdi.edits import ChipUnusable, NotAMesh, find_chips, prepare_claim
@@ -29,6 +29,9 @@ def test_a_part_of_a_host_is_a_slice_by_itself_of_the_chips_that_its_containers_
         *(f"/dev/vfio/{group}" for group in range(4, 8)),
         "/dev/vfio/vfio",
     ]
+    assert prepared.status == DeviceStatus(
+        data={"chips": [4, 5, 6, 7], "pciBusIDs": [V5E.chips[index].address for index in range(4, 8)]}
+    )
     assert dict(prepared.edits.env) == {
         "TPU_SKIP_MDS_QUERY": "true",
         "TPU_ACCELERATOR_TYPE": "v5litepod-4",
