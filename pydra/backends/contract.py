@@ -27,7 +27,11 @@ Beside the coroutines it may have:
   from `PYDRA_<BACKEND>_<FIELD>` and from `backendSettings` in the agent's settings file;
 - `check_config(config, settings) -> Iterable[str]`, a plain function that yields what these settings do not allow in a
   decoded config, each problem with the field's path first: `sharing.strategy: found "MPS", which is switched off`.
-  Used on the node, and by a webhook that knows the settings.
+  Used on the node, and by a webhook that knows the settings;
+- `examine(settings, held) -> Iterable[str]`, a plain function that yields what is wrong on the node, each with what to
+  do, such as a container that does not have what its claim says. Called by `pydra doctor`, in a process of its own,
+  whether the agent runs or not; it may block, must not change anything, and raises `PydraError` for what it cannot
+  see. `settings` is None without SETTINGS_TYPE, and `held` are the claims of this node's records.
 """
 
 from __future__ import annotations

@@ -14,6 +14,9 @@ import msgspec
 from pydra.backends.contract import ENTRY_POINT_GROUP
 from pydra.errors import SettingsError, suggest
 
+UNNAMED = "unnamed:"
+"""Stands, as a module would, for the backends in the settings of a tool of the node where none is named."""
+
 
 class BackendSource(msgspec.Struct, frozen=True, kw_only=True):
     """Where a backend comes from: `target` is `module:attribute` (`module:` for the module itself).

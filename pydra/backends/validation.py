@@ -85,6 +85,9 @@ def _object_violations(backend: Any) -> Iterator[str]:
     check = getattr(backend, "check_config", None)
     if check is not None:
         yield from _check_violations(check, settings_type)
+    examine = getattr(backend, "examine", None)
+    if examine is not None:
+        yield from _plain_violations("examine", examine, ("settings", "held"))
     yield from _driver_violations(getattr(backend, "DRIVER", ""))
     for name in ("SURVIVES_REBOOT", "ONE_POD"):
         flag = getattr(backend, name, False)
@@ -96,12 +99,16 @@ def _object_violations(backend: Any) -> Iterator[str]:
 
 
 def _check_violations(check: Any, settings_type: Any) -> Iterator[str]:
-    if not callable(check) or _is_coroutine(check):
-        yield "check_config must be a plain function; write `def check_config(config, settings)`"
-        return
-    yield from _signature_violations("check_config", check, ("config", "settings"))
-    if settings_type is None:
+    yield from _plain_violations("check_config", check, ("config", "settings"))
+    if settings_type is None and callable(check) and not _is_coroutine(check):
         yield "check_config needs SETTINGS_TYPE, which is missing; rules without settings belong into CONFIG_TYPES"
+
+
+def _plain_violations(name: str, function: Any, arguments: tuple[str, ...]) -> Iterator[str]:
+    if not callable(function) or _is_coroutine(function):
+        yield f"{name} must be a plain function; write `def {name}({', '.join(arguments)})`"
+    else:
+        yield from _signature_violations(name, function, arguments)
 
 
 def _coroutine_violations(backend: Any, *, has_steps: bool) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pydra.backends.backend_settings import service_prefixes
-from pydra.backends.discovery import variable_prefix
+from pydra.backends.discovery import UNNAMED, variable_prefix
 from pydra.errors import SettingsError, suggest
 from pydra.settings import Settings, WebhookSettings, find_value_problems, parse_settings
 
@@ -151,9 +151,6 @@ _NODE_FIELDS = (
 )
 NODE_TOOL = AGENT._replace(options=tuple(option for option in OPTIONS if option.field in _NODE_FIELDS))
 """The flags of a tool that looks at what the agent of a node does: it reads the agent's variables and file."""
-
-UNNAMED = "unnamed:"
-"""Stands, as a module would, for the backends in the settings of such a tool where none is named."""
 
 SERVING = "where to listen"
 

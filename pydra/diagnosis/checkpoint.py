@@ -17,7 +17,7 @@ from pydra.cdi.store import CdiStore
 from pydra.checkpoint.instance_lock import InstanceLock
 from pydra.checkpoint.record_files import StoredRecord, list_stored
 from pydra.checkpoint.store import RecordStore
-from pydra.claim import Claim
+from pydra.claim import Claim, HeldClaim
 from pydra.claims.gc import read_kubelet_claims
 from pydra.diagnosis.findings import Finding, Level
 from pydra.errors import CheckpointError, SettingsError, suggest
@@ -38,6 +38,12 @@ class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
             return self.stored.record.claim
         partial = self.stored.partial
         return Claim(uid=self.stored.uid, namespace=partial.namespace, name=partial.name, devices=partial.devices)
+
+    @property
+    def held(self) -> HeldClaim:
+        """The claim as it is passed to a backend."""
+        record = self.stored.record
+        return record.held() if record is not None else HeldClaim(claim=self.claim, completed=False)
 
     @property
     def stage(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -11,15 +12,15 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.agent.assembly import REQUESTS
-from pydra.backends.discovery import find_backend
 from pydra.devices import CounterConsumption, CounterSet, Device, NodeAllocatable, Pool, Taint, TaintEffect
 from pydra.diagnosis.agent_state import AgentState, judge_agent, read_agent
+from pydra.diagnosis.backend_checks import judge_backends
 from pydra.diagnosis.checkpoint import find_drivers, judge_left_over
 from pydra.diagnosis.cluster_reader import open_cluster
 from pydra.diagnosis.findings import Finding, Level
 from pydra.diagnosis.node_paths import judge_places, judge_runtime
 from pydra.diagnosis.prepared import judge_files
-from pydra.errors import Invalid, KubeError, NotFound, PydraError, SettingsError, Unsupported
+from pydra.errors import Invalid, KubeError, NotFound, PydraError, Unsupported
 from pydra.kube.api_resources import (
     ACCESS_REVIEWS,
     DEVICE_CLASSES,
@@ -120,7 +121,7 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
 async def examine_node(settings: Settings) -> Examination:
     """Look at the agent, the directories, the runtime and the API server. Nothing is changed."""
     agent = await asyncio.to_thread(read_agent, settings)
-    findings = [*judge_agent(agent), *_judge_backends(settings)]
+    findings = [*judge_agent(agent), *await asyncio.to_thread(judge_backends, settings, os.environ)]
     findings += await asyncio.to_thread(_judge_places, settings, agent)
     findings += await judge_files(settings)
     runtime: str | None = None
@@ -134,15 +135,6 @@ async def examine_node(settings: Settings) -> Examination:
     if runtime is not None:
         findings.append(await asyncio.to_thread(judge_runtime, settings, runtime))
     return Examination(node=settings.node_name, findings=tuple(findings))
-
-
-def _judge_backends(settings: Settings) -> Iterator[Finding]:
-    """Yield backends of the settings that are not installed here."""
-    for name in settings.backends:
-        try:
-            find_backend(name)
-        except SettingsError as error:
-            yield Finding(subject="backend", level=Level.PROBLEM, found=str(error))
 
 
 def _judge_places(settings: Settings, agent: AgentState) -> Sequence[Finding]:

@@ -306,6 +306,22 @@ def test_the_doctor_names_the_claim_whose_cdi_file_has_been_deleted(quiet: Node,
     quiet.kubelet.release(claim)
 
 
+def test_the_doctor_tells_what_a_backend_finds_wrong_on_the_node(
+    quiet: Node, tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOARD_DIRECTORY", str(quiet.board.path))
+    doctor = ("doctor", "--backend", "tests.behaviour.backends.board:")
+    device = quiet.board.device()
+    quiet.kubelet.prepare_one(quiet.api.create_claim(device))
+    assert "tests.behaviour.backends.board: finds nothing wrong on the node" in tool.run(*doctor)[1]
+    (quiet.board.path / "held" / device / "a-stranger").touch()
+    code, printed = tool.run(*doctor)
+    assert code == 1
+    assert "is configured for a-stranger, which is no claim of this node; unplug it" in printed
+    monkeypatch.setenv("BOARD_DIRECTORY", "/proc/nowhere")
+    assert "cannot examine the node: FileNotFoundError" in tool.run(*doctor)[1]
+
+
 def test_the_doctor_names_slices_that_others_have_written_into_the_nodes_pool(quiet: Node, tool: Tool) -> None:
     [own] = quiet.api.slices()
     spec = {**own["spec"], "pool": {**own["spec"]["pool"], "generation": 999}, "nodeName": "of-an-attacker"}

@@ -5,7 +5,7 @@ This module is what the entry point names. Nothing of the node is read at import
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,12 @@ from pydra_cpu.devices import DRIVER
 from pydra_cpu.settings import Settings
 
 if TYPE_CHECKING:
+    from pydra import HeldClaim
     from pydra_cpu.backend import CpuBackend
 
 SETTINGS_TYPE = Settings
 
-__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "check_config", "connect"]
+__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "check_config", "connect", "examine"]
 
 DEVICE_CLASSES: Mapping[str, Mapping[str, Any]] = {
     DRIVER: {"selectors": [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]},
@@ -34,3 +35,10 @@ async def connect(settings: Settings) -> AsyncIterator[CpuBackend]:
 
     async with open_backend(settings) as backend:
         yield backend
+
+
+def examine(settings: Settings, held: Sequence[HeldClaim]) -> Iterator[str]:
+    """Yield which containers of the node do not have the CPUs that claims give them. Raises NothingVisible."""
+    from pydra_cpu.composition import compare_containers  # noqa: PLC0415
+
+    return compare_containers(settings, held)

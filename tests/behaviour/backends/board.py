@@ -20,7 +20,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from pydra import (
     Device,
     Health,
     HealthStatus,
+    HeldClaim,
     Inventory,
     PreparedDevice,
     Sample,
@@ -126,6 +127,14 @@ async def unprepare(claim: Claim, prepared: Sequence[PreparedDevice]) -> None:
         (board() / "held" / device.device / claim.uid).unlink(missing_ok=True)
     await obey("unprepare", claim.name, at="effect")
     note("unprepared", claim)
+
+
+def examine(_settings: None, held: Sequence[HeldClaim]) -> Iterator[str]:
+    known = {one.claim.uid for one in held}
+    for device in sorted((board() / "held").iterdir()):
+        for path in device.iterdir():
+            if path.name not in known:
+                yield f"{device.name} is configured for {path.name}, which is no claim of this node; unplug it"
 
 
 def note(step: str, claim: Claim, **more: Any) -> None:

@@ -306,3 +306,5 @@ def test_check_config_is_a_plain_function_of_config_and_settings() -> None:
         assert problem in violation
     (*_, violation) = find_object_violations(SimpleNamespace(**{**vars(good), "SETTINGS_TYPE": None}))
     assert "check_config needs SETTINGS_TYPE" in violation
+    (violation,) = find_object_violations(SimpleNamespace(**{**vars(good), "examine": waits}))
+    assert violation == "examine must be a plain function; write `def examine(settings, held)`"

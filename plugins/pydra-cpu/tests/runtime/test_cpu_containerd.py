@@ -6,12 +6,14 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import containerd_node
 from containerd_node import ContainerdNode, run_containerd
 from cpu_agent import Agent
 from cpu_machines import read_here
+from pydra_cpu import examine
 from pydra_cpu.cpu_list import format_cpu_list
 from pydra_cpu.settings import GroupBy, Settings
 
@@ -44,6 +46,26 @@ async def test_a_container_runs_on_the_cpus_of_its_claim_and_its_neighbour_gets_
         await node.end_container(fast)
         assert node.read_cpus(neighbour) == ALL
         await agent.unprepare("claim")
+
+
+async def test_the_doctor_sees_containers_and_what_has_been_changed_behind_the_runtimes_back(
+    node: ContainerdNode, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/containerd").symlink_to(Path(node.nri_socket).parent / "run")
+    (tmp_path / "sys").symlink_to("/sys")
+    agent = Agent(namespace="default")
+    seen = msgspec.structs.replace(settings(node), host_root=str(tmp_path))
+    async with agent.connect(settings(node)):
+        pod = await node.run_pod("trainer")
+        await node.run_container(pod, "neighbour")
+        prepared = await agent.prepare("claim", 1, "cpudevmachine")
+        fast = await node.run_container(pod, "fast", env=prepared.edits.env)
+        assert list(examine(seen, tuple(agent.held.values()))) == []
+        node.find_cgroup_file(fast, "cpuset.cpus").write_text(ALL)
+        (text,) = examine(seen, tuple(agent.held.values()))
+        wrong = f"container fast of pod default/trainer may run on CPU {ALL}, and its claims give it {FIRST}: it was"
+        assert text.startswith(f"{wrong} created with them, and something else has changed it since")
 
 
 async def test_what_ran_while_backend_and_runtime_were_killed_is_corrected(node: ContainerdNode) -> None:

@@ -181,11 +181,20 @@ class ContainerdNode:
 
     def read_cpus(self, container: str) -> str:
         """The CPUs that the kernel gives a running container."""
-        state = json.loads(
-            (self._root / "run/io.containerd.runtime.v2.task/k8s.io" / container / "init.pid").read_text()
-        )
-        status = Path(f"/proc/{state}/status").read_text()
+        status = Path(f"/proc/{self._read_pid(container)}/status").read_text()
         return next(line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list"))
+
+    def find_cgroup_file(self, container: str, name: str) -> Path:
+        """A file of the cgroup that has a running container's CPUs."""
+        for line in Path(f"/proc/{self._read_pid(container)}/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            root = "/sys/fs/cgroup/cpuset" if "cpuset" in controllers.split(",") else "/sys/fs/cgroup"
+            if (found := Path(f"{root}{path}/{name}")).exists():
+                return found
+        raise FileNotFoundError(name)
+
+    def _read_pid(self, container: str) -> str:
+        return (self._root / "run/io.containerd.runtime.v2.task/k8s.io" / container / "init.pid").read_text()
 
     async def stop(self) -> None:
         """End all pods and the runtime."""

@@ -1,0 +1,66 @@
+"""Says which containers do not have the CPUs that claims give them, or leave to them, and why. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pydra import HeldClaim
+from pydra_cpu.container_reader import Running
+from pydra_cpu.cpu_list import format_cpu_list
+from pydra_cpu.pinning import Pin, PinRefused, find_pins
+
+
+def find_differences(
+    running: Sequence[Running],
+    held: Sequence[HeldClaim],
+    *,
+    offered: frozenset[int],
+    online: frozenset[int],
+    policy: str = "",
+) -> Iterator[str]:
+    """Yield a sentence for each container that differs; `policy` is that of the kubelet's own CPU manager."""
+    pins = find_pins([one.container for one in running], held, offered)
+    for one in running:
+        pin = pins[one.container.id]
+        if isinstance(pin, PinRefused):
+            yield str(pin)
+        else:
+            yield from _compare(one, pin, online, policy)
+
+
+def _compare(one: Running, pin: Pin, online: frozenset[int], policy: str) -> Iterator[str]:
+    whose = "its claims give it" if one.container.variables else "claims leave to it"
+    found = one.container.cpus or online
+    if found & online != pin.cpus & online:
+        text = f"{one.container} may run on CPU {format_cpu_list(found)}, and {whose} {format_cpu_list(pin.cpus)}"
+        yield f"{text}: {_explain(one, pin, policy)}"
+    elif lost := pin.cpus - (one.effective or found):
+        yield f"{one.container} cannot run on CPU {format_cpu_list(lost)}, which {whose}: {_explain_lost(lost, online)}"
+    if pin.memory and one.memory != pin.memory:
+        nodes = f"NUMA node {format_cpu_list(one.memory)}" if one.memory else "all NUMA nodes"
+        yield (
+            f"{one.container} has memory of {nodes}, and its claims give it that of {format_cpu_list(pin.memory)}: "
+            "something else has changed it; delete the pod"
+        )
+
+
+def _explain(one: Running, pin: Pin, policy: str) -> str:
+    if policy not in ("", "none"):
+        return (
+            f"the kubelet's CPU manager has the policy {policy}, and restricts containers, too; set cpuManagerPolicy: "
+            "none"
+        )
+    if one.created_with == pin.cpus:
+        return "it was created with them, and something else has changed it since; delete the pod"
+    if one.container.variables and not one.created_with:
+        return (
+            "it was created while the agent was not connected to the container runtime, and a connection corrects it; "
+            "the agent's log says why there is none"
+        )
+    return "the runtime has not carried out the last change, and its log says why; restart the agent, which repeats it"
+
+
+def _explain_lost(lost: frozenset[int], online: frozenset[int]) -> str:
+    if off_line := lost - online:
+        return f"CPU {format_cpu_list(off_line)} is off-line; bring it back, or delete the pod"
+    return "a cgroup above, such as kubepods.slice, does not allow them; give it all CPUs"
