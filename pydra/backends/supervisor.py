@@ -516,7 +516,8 @@ class BackendSupervisor:
         process.restored = Method.RESTORE not in hello.methods
         self._cause = ""
         self._move(BackendState.READY, "" if process.restored else "has not yet been told what this node holds")
-        _log.info("backend %s: ready in process %d after %.2f s", source, process.pid, process.age)
+        again = " again" if self._starts > 1 else ""
+        _log.info("backend %s: ready%s in process %d after %.2f s", source, again, process.pid, process.age)
         if self._starts > 1:
             self._hinted.set()  # the hardware may have changed since the last process
         self._report(

@@ -218,7 +218,7 @@ class Demo:
         options = self._options
         title = f"--backend {options.backend}{f' --scenario {options.scenario}' if options.scenario else ''}"
         async with serve_page(self._page, self._address, title):
-            self._printer.say(Paragraph(headline=f"ready: page {self._address.url}/"))
+            self._printer.say(Paragraph(headline=f"ready: page {self._address.url}/?token={self._page.token}"))
             yield
 
 
@@ -619,6 +619,13 @@ _BLOCKED_SECONDS = 1.0
 _LOG_FIELDS = re.compile(r"(  \w+=\S*)+$")
 
 
+def _is_quoted(logger: str, message: str) -> bool:
+    """Whether this line of the agent is told as it is."""
+    if logger == "agent.inventory_loop":
+        return message.startswith("wait_changed ")
+    return logger == "backends.supervisor" and ": ready again in process " in message
+
+
 def describe_log(text: str) -> list[Paragraph]:
     """What the agent logged of the backend: what it printed or logged itself, and tracebacks."""
     records: list[tuple[re.Match[str], list[str]]] = []
@@ -641,7 +648,7 @@ def describe_log(text: str) -> list[Paragraph]:
                 headline = f"blocked: {slow['call']} kept the event loop for {float(slow['seconds']):.1f} s"
                 hint = "no other call makes progress meanwhile; use asyncio.to_thread"
                 paragraphs.append(Paragraph(headline=headline, details=(hint,)))
-        elif record["logger"] == "agent.inventory_loop" and message.startswith("wait_changed "):
+        elif _is_quoted(record["logger"], message):
             paragraphs.append(Paragraph(headline=message))
         elif record["logger"] == "claims.preparer" and message.startswith("prepared in ") and message.endswith(")"):
             paragraphs.append(Paragraph(headline=f"steps in ms: {message}"))

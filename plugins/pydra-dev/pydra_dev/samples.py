@@ -126,9 +126,24 @@ def _list_files(path: str) -> list[str]:
     return [f"{path}/{name}" for name in names if name.endswith((".yaml", ".yml", ".json"))]
 
 
+def parse_manifests(text: str, source: str) -> tuple[Manifest, ...]:
+    """The objects in YAML or JSON from `source`. Raises SettingsError with all problems."""
+    problems: list[str] = []
+    found = tuple(_parse(text.encode(), source, problems))
+    if not (found or problems):
+        problems.append(f"{source}: no manifest is there")
+    if problems:
+        raise SettingsError(problems)
+    return found
+
+
 def _read_file(path: str, problems: list[str]) -> Iterator[Manifest]:
+    return _parse(Path(path).read_bytes(), path, problems)
+
+
+def _parse(text: bytes, path: str, problems: list[str]) -> Iterator[Manifest]:
     try:
-        documents = list(yaml.safe_load_all(Path(path).read_bytes()))
+        documents = list(yaml.safe_load_all(text))
     except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
         problems.append(f"{path}: is not valid YAML: {' '.join(str(error).split())}")
         return

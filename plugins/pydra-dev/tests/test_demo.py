@@ -369,6 +369,8 @@ def test_what_the_backend_says_and_tracebacks_are_told_of_the_agents_log() -> No
 04:22:59.252 WARNING claims.preparer: prepare failed: RuntimeError: boom  backend=mine
 Traceback (most recent call last):
 RuntimeError: boom
+04:22:59.252 INFO    backends.supervisor: backend mine: ready in process 7 after 0.31 s
+04:22:59.252 INFO    backends.supervisor: backend mine: ready again in process 9 after 0.31 s
 04:22:59.253 INFO    claims.preparer: prepared in 6 ms (fetch 2, backend 4)  backend=mine
 """
     assert describe_log(log) == [
@@ -377,6 +379,7 @@ RuntimeError: boom
             headline="traceback: prepare failed: RuntimeError: boom",
             details=("Traceback (most recent call last):", "RuntimeError: boom"),
         ),
+        Paragraph(headline="backend mine: ready again in process 9 after 0.31 s"),
         Paragraph(headline="steps in ms: prepared in 6 ms (fetch 2, backend 4)"),
     ]
 

@@ -25,25 +25,47 @@ from pydra_dev.schema import SliceSpec, parse_fields
 from pydra_dev.search import InUse
 
 NODE = {"metadata": {"name": "n"}}
+OWN = {"Origin": "http://127.0.0.1:{port}"}
+TOKEN = {"Authorization": "Bearer {token}"}
+TWO_OBJECTS = b"""
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: mine}
+spec: {devices: {requests: [{name: r, exactly: {deviceClassName: sim.pydra.dev}}]}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: user}
+spec:
+  resourceClaims: [{name: c, resourceClaimName: mine}]
+  containers: [{name: m, image: i, resources: {claims: [{name: c}]}}]
+"""
 
 
 class Browser:
     """What the page's script does, without the script."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, token: str = "") -> None:
         self.session = session
         self.url = url
+        self.token = token
 
     async def wait_view(self, wanted: Callable[[Any], Any]) -> Any:
         """The first view of a new stream in which there is what is wanted; that is returned."""
+        return await self._wait("view", lambda view: view and wanted(view))
+
+    async def wait_entry(self, wanted: str) -> None:
+        """Wait until a line of what happened has this text."""
+        await self._wait("entry", lambda entry: wanted in entry["headline"])
+
+    async def _wait(self, kind: str, wanted: Callable[[Any], Any]) -> Any:
         with anyio.fail_after(60):
             async with self.session.get(f"{self.url}/stream") as response:
                 event = ""
                 async for line in response.content:
                     name, _, value = line.decode().rstrip("\n").partition(": ")
                     event = value if name == "event" else event
-                    view = json.loads(value) if (name, event) == ("data", "view") else None
-                    if view and (found := wanted(view)):
+                    if (name, event) == ("data", kind) and (found := wanted(json.loads(value))):
                         return found
         raise AssertionError("the stream ended")
 
@@ -52,27 +74,35 @@ class Browser:
             return await response.json()
 
     async def operate(self, operation: str, argument: Any = None) -> tuple[int, Any]:
-        url, headers = f"{self.url}/operations/{operation}", {"Origin": self.url}
-        async with self.session.post(url, json=argument, headers=headers) as response:
+        body = argument if isinstance(argument, bytes) else json.dumps(argument).encode()
+        headers = {"Origin": self.url, "Authorization": f"Bearer {self.token}"}
+        async with self.session.post(f"{self.url}/operations/{operation}", data=body, headers=headers) as response:
             return response.status, await response.json()
 
 
 @asynccontextmanager
 async def open_browser(url: str) -> AsyncIterator[Browser]:
+    """A browser with the address that the terminal shows."""
+    place, _, token = url.partition("/?token=")
     async with aiohttp.ClientSession(read_bufsize=1 << 20) as session:
-        yield Browser(session, url)
+        yield Browser(session, place, token)
 
 
 @asynccontextmanager
 async def run_demo(**options: Any) -> AsyncIterator[Browser]:
-    """A demo and its page, from the moment that it is served."""
+    """A demo and its page, at the address that its first line has."""
     served = anyio.Event()
-    port = free_port()
-    demo = Demo(Options(web=str(port), **options), write=lambda _: served.set())
+    lines: list[str] = []
+
+    def write(text: str) -> None:
+        lines.append(text)
+        served.set()
+
+    demo = Demo(Options(web=str(free_port()), **options), write=write)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(demo.run)
         await served.wait()
-        async with open_browser(f"http://127.0.0.1:{port}") as browser:
+        async with open_browser(lines[0].partition("ready: page ")[2].strip()) as browser:
             yield browser
         demo.stop()
 
@@ -139,7 +169,11 @@ def test_a_page_needs_a_node_that_stays_up(capsys: pytest.CaptureFixture[str]) -
         ("POST", "/operations/crash-backend", {}, 403, "Origin must be its own"),
         ("POST", "/operations/crash-backend", {"Origin": "http://evil.example.com"}, 403, "Origin must be its own"),
         ("POST", "/operations/crash-backend", {"Origin": "null"}, 403, "Origin must be its own"),
-        ("POST", "/operations/crash-backend", {"Origin": "http://127.0.0.1:{port}"}, 409, "the node is being started"),
+        ("POST", "/operations/crash-backend", {"Origin": "null", **TOKEN}, 403, "Origin must be its own"),
+        ("POST", "/operations/apply", OWN, 403, "the address that `pydra dev` has printed: it has the token"),
+        ("POST", "/operations/apply", {**OWN, "Authorization": "Bearer guess"}, 403, "it has the token"),
+        ("POST", "/operations/apply", {**OWN, **TOKEN}, 409, "the node is being started"),
+        ("POST", "/operations/crash-backend", {**OWN, **TOKEN}, 409, "the node is being started"),
         ("GET", "/operations/crash-backend", {}, 405, ""),
         ("GET", "/page.py", {}, 404, ""),
         ("GET", "/../../pyproject.toml", {}, 404, ""),
@@ -148,10 +182,13 @@ def test_a_page_needs_a_node_that_stays_up(capsys: pytest.CaptureFixture[str]) -
 async def test_only_the_page_itself_is_answered(
     method: str, path: str, headers: dict[str, str], status: int, said: str
 ) -> None:
-    address = parse_address("")
-    given = {name: value.replace("{port}", str(address.port)) for name, value in headers.items()}
+    address, page = parse_address(""), Page()
+    given = {
+        name: value.replace("{port}", str(address.port)).replace("{token}", page.token)
+        for name, value in headers.items()
+    }
     async with (
-        serve_page(Page(), address, "t"),
+        serve_page(page, address, "t"),
         open_browser(address.url) as browser,
         browser.session.request(method, address.url + path, headers=given) as response,
     ):
@@ -282,9 +319,29 @@ async def test_a_node_is_shown_explained_broken_and_repaired() -> None:
         assert await page.operate("crash-backend") == (200, {})
         after = await page.wait_view(lambda view: view["backends"] != before and view["backends"])
         assert len(after) == 1
+        await page.wait_entry("ready again in process")
 
         assert await page.operate("delete-pod", ["default", "sample"]) == (200, {})
         await page.wait_view(lambda view: [one["pods"][0]["name"] for one in find_running(view)] == ["sample-2"])
+
+
+async def test_yaml_of_ones_own_is_created_or_refused_with_the_reason() -> None:
+    async with run_demo() as page:
+        await page.wait_view(find_running)
+        assert await page.operate("apply", TWO_OBJECTS) == (200, ["ResourceClaim mine", "Pod user"])
+        await page.wait_view(lambda view: any(one["name"] == "mine" for one in find_running(view)))
+        for text, said in [
+            (TWO_OBJECTS, 'resourceclaims.resource.k8s.io "mine" already exists'),
+            (TWO_OBJECTS.replace(b"mine", b"other"), 'pods "user" already exists; created before: ResourceClaim other'),
+            (b"kind: Pod\nmetadata: {name: x}", "the YAML: apiVersion must be set"),
+            (b"kind: [", "the YAML: is not valid YAML"),
+            (b"", "the YAML: no manifest is there"),
+            (TWO_OBJECTS.partition(b"---")[2].replace(b"image:", b"x:"), "spec.containers[0].image: Required value"),
+        ]:
+            status, answer = await page.operate("apply", text)
+            assert status == 409
+            assert said in answer["error"]
+        assert (await page.operate("apply", b"\xff"))[0] == 400
 
 
 async def test_a_node_whose_demo_has_failed_is_still_shown(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import pytest
 from anyio.from_thread import start_blocking_portal
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect, sync_playwright
 
 from pydra_dev.node import free_port
 from pydra_dev.page.server import Page as Shown
@@ -60,6 +60,12 @@ spec:
 """
 
 
+START_POD = """() => {
+  const headers = { Authorization: `Bearer ${new URLSearchParams(location.search).get("token")}` };
+  return fetch("operations/start-pod", { method: "POST", headers }).then((answer) => answer.status);
+}"""
+
+
 class Dev:
     """`pydra dev --web --watch`, shared by the tests of this module, and the file of its backend."""
 
@@ -71,7 +77,9 @@ class Dev:
         command = [sys.executable, "-m", "pydra", "dev", "--backend", "./mine.py", "-f", "pods.yaml", "--watch"]
         self._process = subprocess.Popen([*command, "--web", str(port)], cwd=directory, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
-        assert f"ready: page {self.url}" in self._process.stdout.readline().decode()
+        said = self._process.stdout.readline().decode()
+        assert f"ready: page {self.url}?token=" in said
+        self.address = said.partition("ready: page ")[2].strip()
         self._reader = threading.Thread(target=self._process.stdout.read)
         self._reader.start()
 
@@ -100,17 +108,22 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(dev: Dev, browser: Browser) -> Iterator[Page]:
-    """The page once the sample pod runs; at the end, nothing was refused or loaded from elsewhere."""
+    """The page once the sample pod runs; at the end, nothing failed but operations, or was loaded from elsewhere."""
     problems: list[str] = []
     with browser.new_context() as context:
         found = context.new_page()
-        found.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        found.on("console", lambda message: problems.append(message.text) if is_problem(message) else None)
         found.on("pageerror", lambda error: problems.append(str(error)))
         found.on("request", lambda request: None if request.url.startswith(dev.url) else problems.append(request.url))
-        found.goto(dev.url)
+        found.goto(dev.address)
         expect(found.get_by_role("row", name=re.compile("^sample-c-"))).to_contain_text("Running")
         yield found
     assert problems == []
+
+
+def is_problem(message: ConsoleMessage) -> bool:
+    """Whether it is an error, other than the browser's line about an operation that was refused."""
+    return message.type == "error" and not re.search("/operations/", message.location["url"])
 
 
 def tile(page: Page, device: str) -> Locator:
@@ -159,7 +172,7 @@ def test_a_claim_is_explained_and_the_keyboard_keeps_its_place(page: Page) -> No
     expect(tile(page, "whole")).to_contain_text("not selected by the request: ")
     page.get_by_text("CDI spec that containers get").click()
     link.focus()
-    assert page.evaluate("fetch('operations/start-pod', {method: 'POST'}).then((answer) => answer.status)") == 200
+    assert page.evaluate(START_POD) == 200
     expect(tile(page, "half-1")).to_contain_text("in use: sample-2-c-")
     expect(link).to_be_focused()
     expect(inspector(page, "Claim sample-c-").get_by_text("cdiVersion")).to_be_visible()
@@ -180,6 +193,41 @@ def test_hostile_texts_are_texts(page: Page) -> None:
     expect(claim(page, "sample-2")).to_have_count(0)
 
 
+def test_yaml_of_ones_own_is_created_or_refused_beside_its_box(page: Page) -> None:
+    box, answer = page.get_by_role("textbox", name="YAML of your own"), page.locator("#applied")
+    box.fill("kind: Pod")
+    press(page, "Create")
+    expect(answer).to_contain_text("apiVersion, metadata must be set")
+    box.fill("{apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: own}, spec: {}}")
+    press(page, "Create")
+    expect(answer).to_have_text("Created: DeviceClass own")
+    expect(box).to_have_value(re.compile("DeviceClass"))
+
+
+def test_without_the_token_the_page_shows_and_does_nothing(page: Page, dev: Dev) -> None:
+    page.goto(dev.url)
+    expect(tile(page, "half-0")).to_contain_text("held")
+    answer = page.evaluate("fetch('operations/start-pod', {method: 'POST'}).then((answer) => answer.text())")
+    assert "it has the token" in answer
+
+
+WIDE = """() => [...document.querySelectorAll("header *, section *")]
+  .filter((one) => !one.closest("pre, .hidden"))
+  .filter((one) => one.getBoundingClientRect().right > one.closest("header, section").getBoundingClientRect().right)
+  .map((one) => one.outerHTML.slice(0, 80))"""
+
+
+def test_on_a_phone_nothing_sticks_out_of_its_part_of_the_page(page: Page) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    claim(page, "sample").click()
+    expect(tile(page, "half-0")).to_contain_text("this claim has it")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.evaluate(WIDE) == []
+    tile(page, "whole").click()
+    expect(inspector(page, "Device whole")).to_contain_text(HOSTILE[:64])
+    assert page.evaluate(WIDE) == []
+
+
 def test_a_device_is_broken_and_repaired(page: Page) -> None:
     tile(page, "half-1").click()
     press(page, "Break")
@@ -197,6 +245,7 @@ def test_a_backend_that_crashes_gets_another_process(page: Page) -> None:
     before = processes.inner_text()
     press(page, "Crash the backend")
     expect(log(page)).to_contain_text("its process died of SIGSEGV")
+    expect(log(page)).to_contain_text("ready again in process")
     expect(processes).not_to_have_text(before)
     expect(processes).to_have_text(re.compile(r"backend process \d+"))
     expect(page.get_by_role("status")).to_have_text("live")

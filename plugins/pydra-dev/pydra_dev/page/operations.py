@@ -30,7 +30,7 @@ from pydra_dev.page.view import (
     build_shown_pools,
 )
 from pydra_dev.pools import DeviceKey
-from pydra_dev.samples import Manifest, create_object
+from pydra_dev.samples import Manifest, create_object, parse_manifests
 from pydra_dev.scheduling import SliceReader, read_claims_in_use, review_claim
 from pydra_dev.status import StatusError
 
@@ -187,6 +187,21 @@ class Operations:
             create_object(self._api, Manifest(source=first.source, body={**first.body, "metadata": metadata}))
         except SettingsError as error:
             raise OperationError(str(error)) from error
+
+    def apply(self, text: str) -> tuple[str, ...]:
+        """Create the objects of this YAML, and return their names.
+
+        Raises OperationError: nothing was created where the YAML is wrong, else what comes before the object that is.
+        """
+        created: list[str] = []
+        try:
+            for manifest in parse_manifests(text, "the YAML"):
+                made = create_object(self._api, manifest)
+                created.append(f"{manifest.body['kind']} {made['metadata']['name']}")
+        except SettingsError as error:
+            before = f"; created before: {', '.join(created)}" if created else ""
+            raise OperationError("; ".join(error.problems) + before) from error
+        return tuple(created)
 
     def _find_pod(self) -> Manifest | None:
         return next((one for one in self.manifests if one.body["kind"] == PODS.kind), None)

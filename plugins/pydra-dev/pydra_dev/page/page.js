@@ -297,18 +297,35 @@ function drawEntry({ number, seconds, headline, details }) {
 
 // ---- What the reader does ----
 
+const token = new URLSearchParams(location.search).get("token") ?? "";
+
+/** Do an operation; the answer's value, or why it was refused. */
+async function operate(operation, body) {
+  try {
+    const response = await fetch(`operations/${operation}`, { method: "POST", body, headers: { Authorization: `Bearer ${token}` } });
+    const text = await response.text();
+    if (response.ok) return { value: JSON.parse(text) };
+    const json = response.headers.get("Content-Type")?.startsWith("application/json");
+    return { error: json ? JSON.parse(text).error : text };
+  } catch {
+    return { error: "pydra dev cannot be reached" };
+  }
+}
+
 document.addEventListener("click", async ({ target }) => {
   const pressed = target.closest("button[data-operation]");
   if (!pressed) return;
   const { operation, argument } = pressed.dataset;
   state.problem = "";
-  try {
-    const response = await fetch(`operations/${operation}`, { method: "POST", body: argument });
-    if (!response.ok) state.problem = (await response.json()).error;
-  } catch {
-    state.problem = "pydra dev cannot be reached";
-  }
+  state.problem = (await operate(operation, argument)).error ?? "";
   render();
+});
+
+document.getElementById("apply").addEventListener("click", async () => {
+  const { value, error } = await operate("apply", document.getElementById("manifests").value);
+  const applied = document.getElementById("applied");
+  applied.className = error ? "bad" : "";
+  applied.textContent = error ?? `Created: ${value.join(", ")}`;
 });
 
 function select() {

@@ -1,14 +1,16 @@
 """Serves the page: three files, a stream of what changes, questions about one claim or device, and operations.
 
-Every client can crash the backend, so it listens on loopback only, answers only under the names of its own
+A client can crash the backend and create pods, so it listens on loopback only, answers only under the names of its own
 address (against DNS rebinding), and does something only for a POST from itself (against other sites in the same
-browser). The page runs no inline script, and shows texts as texts.
+browser) with the token in the address that the terminal shows (against other users of the machine). The page runs no
+inline script, and shows texts as texts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import secrets
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -35,7 +37,7 @@ PAUSE = 0.05
 KEEPALIVE = 10.0
 RETRY = 500
 """Milliseconds after which a browser that has lost the stream asks for it again."""
-MAX_BODY = 4096
+MAX_BODY = 64 * 1024
 FILES = {
     "/": ("index.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -99,9 +101,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page:
-    """What there is to see: the run that is shown, and the last paragraphs. `changed` wakes those who look."""
+    """What there is to see: the run that is shown, and the last paragraphs. `changed` wakes those who look.
+
+    Who has the `token` may do something.
+    """
 
     def __init__(self) -> None:
+        self.token = secrets.token_urlsafe(32)
         self.changed = Signal()
         self.operations: Operations | None = None
         self.entries: deque[tuple[int, Entry]] = deque(maxlen=KEPT_PARAGRAPHS)
@@ -164,6 +170,8 @@ class _Server:
                 return _refuse(403, f"this page is at {' or '.join(sorted(self._hosts))}, not at {request.host}")
             if request.method == "POST" and request.headers.get("Origin") != f"http://{request.host}":
                 return _refuse(403, "this is for the page itself: Origin must be its own")
+            if request.method == "POST" and not self._has_token(request):
+                return _refuse(403, "open the page at the address that `pydra dev` has printed: it has the token")
             try:
                 return await handler(request)
             except OperationError as error:
@@ -172,6 +180,10 @@ class _Server:
                 return _refuse(400, f"bad request: {error}")
 
         return guarded
+
+    def _has_token(self, request: web.Request) -> bool:
+        given = request.headers.get("Authorization", "")
+        return secrets.compare_digest(given.encode(), f"Bearer {self._page.token}".encode())
 
     async def _answer_file(self, request: web.Request) -> web.Response:
         body, kind = self._files[request.path]
@@ -202,6 +214,8 @@ class _Server:
                 operations.start_pod()
             case "crash-backend":
                 operations.crash_backend()
+            case "apply":
+                return _answer(operations.apply(body.decode()))
             case other:
                 return _refuse(404, f"there is no operation {other}")
         return _answer({})
