@@ -13,6 +13,7 @@ import msgspec
 from pydra.diagnosis.findings import Finding, Level
 
 _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.PROBLEM: "bold red", Level.UNKNOWN: "yellow"}
+_MARKS = {"ok": "green", "note": "cyan", "FAIL": "bold red", "skip": "yellow"}
 _GAP = "  "
 
 
@@ -73,14 +74,22 @@ def print_errors(program: str, problems: Sequence[str], *, code: int) -> int:
     return code
 
 
+def print_marked(text: str, mark: str) -> None:
+    """Print a check's text, which begins with its mark; in its colour on a terminal."""
+    print(_paint(mark, _MARKS[mark]) + text.removeprefix(mark), flush=True)
+
+
 def _style(level: Level) -> str:
-    text = f"{level.value:<7}"
+    return _paint(f"{level.value:<7}", _STYLES[level])
+
+
+def _paint(text: str, style: str) -> str:
     if not _is_rich():
         return text
     from rich.console import Console  # noqa: PLC0415 - rich belongs to pydra-dev, and no node has it
     from rich.style import Style  # noqa: PLC0415
 
-    return text if Console().no_color else Style.parse(_STYLES[level]).render(text)
+    return text if Console().no_color else Style.parse(style).render(text)
 
 
 def _print_plain(table: Table) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pydra import __version__
 from pydra.cli.diagnosis_commands import EXIT_CODES, add_diagnosis, add_output
 from pydra.cli.options import WEBHOOK, Parser, add_options, read_config, read_values
-from pydra.cli.output import Table, hide_tracebacks, print_errors, print_json, print_tables
+from pydra.cli.output import Table, hide_tracebacks, print_errors, print_json, print_marked, print_tables
 from pydra.cli.startup import check_package_conflict, exit_on_sigterm
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import WebhookSettings, parse_webhook_settings
@@ -274,7 +274,8 @@ def _ignore_check(title: str, check: Check | None) -> None:
 def _print_check(title: str, check: Check | None) -> None:
     """Print a check as it is made; a terminal shows its title while it runs."""
     if check is not None:
-        print(("\r" if sys.stdout.isatty() else "") + check.text, flush=True)
+        print("\r" if sys.stdout.isatty() else "", end="")
+        print_marked(check.text, check.mark)
     elif sys.stdout.isatty():
         print(f"...   {title}", end="", flush=True)
 

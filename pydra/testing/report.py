@@ -62,10 +62,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> str:
-        """The result in one line."""
+        """The result in one line, with the rules that are broken."""
+        if self.ok:
+            return f"backend {self.backend} keeps the contract"
         count = len(self.problems)
-        result = "keeps the contract" if self.ok else f"has {count} problem{'s' if count != 1 else ''}"
-        return f"backend {self.backend} {result}"
+        rules = ", ".join(check.rule for check in self.checks if check.problems)
+        return f"backend {self.backend} has {count} problem{'s' if count != 1 else ''}: {rules}"
 
     @property
     def text(self) -> str:

@@ -304,7 +304,7 @@ def test_the_text_shows_each_check_and_its_problems() -> None:
         "skip  three (no device)",
         "note  four",
         "      - advice",
-        "backend x has 2 problems",
+        "backend x has 2 problems: two-rule",
     ]
 
 
