@@ -56,7 +56,7 @@ from pydra_dev.samples import (
     choose_manifests,
     create_object,
     find_sources,
-    read_device_classes,
+    read_declarations,
     read_manifests,
     read_sample,
     wait_for_change,
@@ -356,12 +356,16 @@ class DemoRun:
     async def _show_start(self) -> None:
         options = self._options
         self._say(Paragraph(headline=f"started: pydra-agent --backend {options.backend} (pid {self._agent.pid})"))
-        classes = await read_device_classes(options.backend)
+        declared = await read_declarations(options.backend)
+        if options.scenario and declared is not None and "scenario" not in declared.settings:
+            headline = f"--scenario {options.scenario}: the backend has no setting `scenario`"
+            hint = "it changes nothing, unless the backend's code reads PYDRA_<BACKEND>_SCENARIO itself"
+            self._say(Paragraph(headline=headline, details=(hint,)))
         registered = await self._wait("the driver registers with the kubelet", self._find_registered)
         driver = registered.plugin.driver
         slices = await self._wait("the driver publishes its devices", lambda: self._find_slices(driver))
         self._say(describe_slices(slices))
-        sample = read_sample(options.backend, driver, classes)
+        sample = read_sample(options.backend, driver, declared.classes if declared is not None else {})
         self._apply(choose_manifests(options.manifests, sample))
         await self._wait(f"{', '.join(self._pods)} runs", self._find_running)
         for pod in [one for one in self._pods if one not in self._ran]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -82,24 +81,32 @@ def choose_manifests(paths: Sequence[str], sample: Sequence[Manifest]) -> tuple[
     return (*added, *manifests)
 
 
-_READ_CLASSES = """
+_READ_DECLARATIONS = """
 import json, sys
 from pydra.backends.child.loading import load_object
-json.dump(dict(getattr(load_object(sys.argv[1]), "DEVICE_CLASSES", {})), sys.__stdout__)
+found = load_object(sys.argv[1])
+settings = getattr(getattr(found, "SETTINGS_TYPE", None), "__struct_fields__", ())
+json.dump({"classes": dict(getattr(found, "DEVICE_CLASSES", {})), "settings": settings}, sys.__stdout__)
 """
 
 
-async def read_device_classes(backend: str) -> dict[str, JsonObject]:
-    """DEVICE_CLASSES of a backend, read in a process of its own; empty if it cannot be loaded, as the agent says."""
+class Declarations(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend's module declares: DEVICE_CLASSES, and the names of its settings."""
+
+    classes: dict[str, JsonObject] = {}
+    settings: tuple[str, ...] = ()
+
+
+async def read_declarations(backend: str) -> Declarations | None:
+    """The declarations of a backend, read in a process of its own; None if it cannot be loaded, as the agent says."""
     target, directory = locate_file(backend)
     environ = extend_module_path(os.environ, [directory] if is_target(target) else [])
-    command = [sys.executable, "-c", _READ_CLASSES, find_backend(target).target]
+    command = [sys.executable, "-c", _READ_DECLARATIONS, find_backend(target).target]
     done = await anyio.run_process(command, env=environ, check=False, stderr=subprocess.DEVNULL)
     try:
-        classes: dict[str, JsonObject] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
-    except (ValueError, IndexError):  # it printed something else
-        return {}
-    return classes
+        return msgspec.json.decode(done.stdout.splitlines()[-1], type=Declarations) if done.returncode == 0 else None
+    except (msgspec.DecodeError, IndexError):  # it printed something else
+        return None
 
 
 def read_manifests(paths: Sequence[str]) -> tuple[Manifest, ...]:

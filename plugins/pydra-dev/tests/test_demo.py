@@ -62,6 +62,15 @@ async def connect():
     raise RuntimeError("there is no such bus")
     yield
 """
+SETTINGS = """
+import sys, msgspec
+class Settings(msgspec.Struct, frozen=True):
+    scenario: str = ""
+SETTINGS_TYPE = Settings
+@asynccontextmanager
+async def connect(settings):
+    yield sys.modules[__name__]
+"""
 EVICTED_POD = """
 kind: List
 apiVersion: v1
@@ -239,6 +248,17 @@ async def test_a_mistake_that_does_not_keep_the_pod_from_running_is_told(
     assert code == 0, text
     assert told in text
     assert f"pydra check {backend} tries what one pod does not: two devices in one claim" in text
+
+
+@pytest.mark.parametrize(("declared", "is_told"), [("", True), (SETTINGS, False)], ids=["without", "with"])
+async def test_a_scenario_is_told_to_have_no_effect_where_the_backend_has_no_such_setting(
+    declared: str, tmp_path: Path, *, is_told: bool
+) -> None:
+    backend = tmp_path / "mine.py"
+    backend.write_text(BACKEND + declared)
+    code, text = await tell(backend=str(backend), scenario="big", once=True)
+    assert code == 0, text
+    assert ("--scenario big: the backend has no setting `scenario`" in text) is is_told
 
 
 async def test_hints_although_nothing_has_changed_are_told(tmp_path: Path) -> None:
