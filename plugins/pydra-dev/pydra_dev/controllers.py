@@ -25,6 +25,7 @@ from pydra_dev.controller_decisions import (
     live_consumers,
     template_claims,
 )
+from pydra_dev.daemon_sets import step_daemon_sets
 from pydra_dev.kinds import (
     NAMESPACES,
     NODES,
@@ -63,7 +64,7 @@ async def run_controllers(api: Api) -> None:
 def build_steps(api: Api) -> Sequence[Step]:
     """Every controller's step, in the order in which a pod's life needs them."""
     scheduler = Scheduler(api)
-    looks = (step_claims, step_release, step_pods, step_owners, step_namespaces)
+    looks = (step_daemon_sets, step_claims, step_release, step_pods, step_owners, step_namespaces)
     return (*(partial(look, api) for look in looks), scheduler.step, scheduler.step_eviction)
 
 

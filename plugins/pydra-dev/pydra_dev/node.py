@@ -29,10 +29,13 @@ from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
 from pydra.settings import Settings, parse_settings
 from pydra_dev.apiserver import DEFAULT_VERSION, ApiServer, parse_release, serve_control_plane
+from pydra_dev.controller_decisions import build_condition, set_condition
+from pydra_dev.kinds import NODES, PODS
 from pydra_dev.kubelet.kubelet import Kubelet, ignore_containers
 from pydra_dev.kubelet.observations import Report
 from pydra_dev.kubelet.pods import StopContainers
 from pydra_dev.kubelet.settings import QUICK, KubeletSettings
+from pydra_dev.verbs import Api, Query
 
 _PORTS_TRIED = 1000
 STOP_DEADLINE = 30.0
@@ -203,23 +206,78 @@ async def run_node(
     `stop_containers` is awaited before the claims of a pod are unprepared.
     """
     with nullcontext(root) if root else make_root() as place:
-        settings = KubeletSettings(
-            node_name=node_name,
-            root=f"{place}/kubelet",
-            cdi_directories=(f"{place}/cdi",),
-            periods=QUICK,
-            minor=parse_release(version).minor,
-        )
-        for directory in (settings.registry, f"{settings.root}/plugins", f"{place}/cdi"):
-            os.makedirs(directory)
+        settings = _build_settings(place, node_name, parse_release(version).minor)
         async with serve_control_plane(kubeconfig=Path(place, "kubeconfig"), version=version, **options) as server:
             credentials = await load_credentials(environ={}, kubeconfig=str(server.kubeconfig))
-            async with KubeClient(credentials, user_agent="pydra-dev") as client, anyio.create_task_group() as tasks:
-                await tasks.start(Kubelet(settings, client, report, stop_containers).run)
-                try:
-                    yield EmbeddedNode(place, server, client, settings)
-                finally:
-                    tasks.cancel_scope.cancel()
+            async with (
+                KubeClient(credentials, user_agent="pydra-dev") as client,
+                _run_kubelet(EmbeddedNode(place, server, client, settings), report, stop_containers) as node,
+            ):
+                yield node
+
+
+@asynccontextmanager
+async def join_node(
+    first: EmbeddedNode,
+    report: Report,
+    *,
+    node_name: str,
+    number: int,
+    stop_containers: StopContainers = ignore_containers,
+    probes: bool = False,
+) -> AsyncIterator[EmbeddedNode]:
+    """Another node of the same control plane, below the directory of the first; its kubelet ends with the block.
+
+    `number` is from 2 to 255, and another one for each node. With `probes` its pods are ready when their readiness
+    probes are answered, so something must run for them.
+    """
+    place = f"{first.root}/{node_name}"
+    settings = _build_settings(place, node_name, first.settings.minor, number, probes=probes)
+    async with _run_kubelet(EmbeddedNode(place, first.server, first.client, settings), report, stop_containers) as node:
+        yield node
+
+
+def _build_settings(
+    place: str, node_name: str, minor: int, number: int = 1, *, probes: bool = False
+) -> KubeletSettings:
+    return KubeletSettings(
+        node_name=node_name,
+        root=f"{place}/kubelet",
+        cdi_directories=(f"{place}/cdi",),
+        periods=QUICK,
+        minor=minor,
+        pod_network=f"127.{number}",
+        probes=probes,
+    )
+
+
+@asynccontextmanager
+async def _run_kubelet(
+    node: EmbeddedNode, report: Report, stop_containers: StopContainers
+) -> AsyncIterator[EmbeddedNode]:
+    for directory in (node.settings.registry, f"{node.settings.root}/plugins", node.cdi_directory):
+        os.makedirs(directory)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(Kubelet(node.settings, node.client, report, stop_containers).run)
+        try:
+            yield node
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+def mark_lost(api: Api, node_name: str) -> None:
+    """What the node lifecycle controller writes 40 s after a node's kubelet has fallen silent."""
+    node = api.get(NODES, node_name)
+    unknown = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
+    status = {**node["status"], "conditions": [{**unknown, "message": "Kubelet stopped posting node status."}]}
+    api.update(NODES, node_name, {**node, "status": status}, subresource="status")
+    for pod in api.list(PODS, Query(field_selector=f"spec.nodeName={node_name}")).items:
+        metadata = pod["metadata"]
+        status = set_condition(
+            pod["status"], build_condition("Ready", status=False, now=api.now, reason="NodeNotReady")
+        )
+        body = {**pod, "status": status}
+        api.update(PODS, metadata["name"], body, namespace=metadata["namespace"], subresource="status")
 
 
 @asynccontextmanager

@@ -1,9 +1,8 @@
 """The embedded scheduler: gives pods nodes and their claims devices, and evicts from tainted ones.
 
-It schedules by claims alone (and `spec.nodeSelector`): no node taints or affinity, and CPUs and memory only with the
-feature gate DRANodeAllocatableResources. A pod that asks for extended resources is scheduled only if the node's status
-has them. What it cannot do for a pod it says in the pod's
-`PodScheduled` condition and in an Event.
+It schedules by claims alone (and `spec.nodeSelector`): no node taints, no affinity but that of DaemonSets, and CPUs and
+memory only with the feature gate DRANodeAllocatableResources. A pod that asks for extended resources is scheduled only
+if the node's status has them. What it cannot do for a pod, its `PodScheduled` condition and an Event say.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from pydra_dev.controller_decisions import (
     is_schedulable,
     set_condition,
 )
+from pydra_dev.daemon_sets import get_daemon_node
 from pydra_dev.extended_resources import explain_shortage as explain_extended_shortage
 from pydra_dev.gates import ALLOCATABLE, GROUPS, LISTS
 from pydra_dev.kinds import DEVICE_CLASSES, DEVICE_TAINT_RULES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
@@ -142,10 +142,13 @@ class Scheduler:
 
     def _plan(self, pod: JsonObject, claims: Sequence[JsonObject], node: JsonObject) -> Mapping[str, schema.Allocation]:
         labels, wanted = node["metadata"].get("labels") or {}, pod["spec"].get("nodeSelector") or {}
-        if node["spec"].get("unschedulable") or "deletionTimestamp" in node["metadata"]:
+        own = get_daemon_node(pod)
+        if (node["spec"].get("unschedulable") and own is None) or "deletionTimestamp" in node["metadata"]:
             raise UnschedulableError("node(s) were unschedulable")
-        if any(labels.get(key) != value for key, value in wanted.items()):
-            raise UnschedulableError("node(s) didn't match the pod's node selector")
+        if any(labels.get(key) != value for key, value in wanted.items()) or (
+            own not in (None, node["metadata"]["name"])
+        ):
+            raise UnschedulableError("node(s) didn't match Pod's node affinity/selector")
         if shortage := self._explain_shortage(pod, node):
             raise UnschedulableError(shortage)
         new = []

@@ -206,7 +206,7 @@ async def test_a_selector_that_cannot_be_evaluated_is_told_to_the_pod() -> None:
     ("spec", "why"),
     [
         pytest.param({"claim": "none"}, 'resourceclaim "none" not found', id="no claim"),
-        pytest.param({"nodeSelector": {"zone": "b"}}, "didn't match the pod's node selector", id="node selector"),
+        pytest.param({"nodeSelector": {"zone": "b"}}, "didn't match Pod's node affinity/selector", id="node selector"),
         pytest.param(
             {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "none"}]},
             "waiting for the ResourceClaim of pod claim 'gpu' to be created",

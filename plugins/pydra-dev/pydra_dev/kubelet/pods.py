@@ -27,6 +27,7 @@ from pydra_dev.cdi_specs import read_registry
 from pydra_dev.kubelet.health import HealthCache
 from pydra_dev.kubelet.observations import ContainerCreated, PodEnded, PodFailed, PodRunning, Report
 from pydra_dev.kubelet.preparer import CLAIM_ERRORS, ClaimPreparer
+from pydra_dev.kubelet.probes import find_probe, is_ready, read_period
 from pydra_dev.kubelet.settings import KubeletSettings
 from pydra_dev.oci import InjectionError, OciSpec, inject_devices, stat_host_node
 
@@ -133,18 +134,21 @@ def build_status(
     *,
     state: JsonObject,
     resources: Mapping[str, Sequence[tuple[str, Sequence[ResourceHealth]]]],
+    address: str = "",
+    ready: bool = True,
 ) -> dict[str, Any]:
     """The kubelet's part of a pod's status: `state` of each container, and by container its resources' health.
 
-    `started` is a time as the API writes it. Conditions that others wrote stay.
+    `started` is a time as the API writes it, `ready` is what probes say. Conditions that others wrote stay.
     """
     running = "running" in state
+    ready = running and ready
     containers = [
         {
             "name": container["name"],
             "image": container.get("image", ""),
             "imageID": "",
-            "ready": running,
+            "ready": ready,
             "started": running,
             "restartCount": 0,
             "state": dict(state),
@@ -152,7 +156,7 @@ def build_status(
         | _allocated(resources.get(container["name"], ()))
         for container in pod["spec"]["containers"]
     ]
-    conditions = [{"type": kind, "status": "True" if running else "False"} for kind in ("Ready", "ContainersReady")]
+    conditions = [{"type": kind, "status": "True" if ready else "False"} for kind in ("Ready", "ContainersReady")]
     kept = [
         one for one in pod.get("status", {}).get("conditions") or () if one["type"] not in ("Ready", "ContainersReady")
     ]
@@ -161,6 +165,7 @@ def build_status(
         "startTime": started,
         "conditions": [*kept, *conditions],
         "containerStatuses": containers,
+        **({"podIP": address, "podIPs": [{"ip": address}]} if address else {}),
     }
 
 
@@ -210,10 +215,15 @@ def build_event(pod: JsonObject, reason: str, message: str, node: str, now: date
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def build_oci(pod: JsonObject, container: JsonObject) -> OciSpec:
-    """The configuration of a container without its devices."""
+def build_oci(pod: JsonObject, container: JsonObject, address: str) -> OciSpec:
+    """The configuration of a container without its devices; `address` is the pod's."""
     security = {**(pod["spec"].get("securityContext") or {}), **(container.get("securityContext") or {})}
-    given = (f"{one['name']}={one.get('value', '')}" for one in container.get("env") or ())
+    fields = {
+        "status.podIP": address,
+        "spec.nodeName": pod["spec"].get("nodeName", ""),
+        **{f"metadata.{name}": pod["metadata"].get(name, "") for name in ("name", "namespace", "uid")},
+    }
+    given = (f"{one['name']}={_read_variable(one, fields)}" for one in container.get("env") or ())
     return OciSpec(
         args=(*(container.get("command") or ()), *(container.get("args") or ())),
         env=(PATH, f"HOSTNAME={pod['metadata']['name']}", *given),
@@ -223,11 +233,16 @@ def build_oci(pod: JsonObject, container: JsonObject) -> OciSpec:
     )
 
 
+def _read_variable(one: JsonObject, fields: Mapping[str, str]) -> str:
+    path = ((one.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath", "")
+    return str(fields.get(path, "") if path else one.get("value", ""))
+
+
 def create_container(
-    pod: JsonObject, container: JsonObject, cdi_ids: Sequence[str], directories: Sequence[str]
+    pod: JsonObject, container: JsonObject, cdi_ids: Sequence[str], directories: Sequence[str], address: str = ""
 ) -> tuple[OciSpec, OciSpec]:
     """The configuration before and after its CDI devices; raises InjectionError when the runtime would refuse."""
-    before = build_oci(pod, container)
+    before = build_oci(pod, container, address)
     return before, inject_devices(before, cdi_ids, read_registry(directories), stat_host_node)
 
 
@@ -246,6 +261,9 @@ class _Worker:
         self.last = pod
         self.pod: JsonObject | None = pod
         self.state = state
+        self.address: str = pod.get("status", {}).get("podIP", "")
+        self.ready = True
+        self.is_probed = False
         self.changed = anyio.Event()
 
     def update(self, pod: JsonObject | None) -> None:
@@ -353,6 +371,7 @@ class PodWorkers:
                 return await self._start(worker)
             case Todo.WAIT:
                 if worker.state.phase is Phase.RUNNING:
+                    self._begin_probes(worker)
                     await self._write_status(worker, "Running")
                 return math.inf if worker.state.ends is None else max(worker.state.ends - self._clock(), 0)
             case Todo.STOP:
@@ -371,6 +390,7 @@ class PodWorkers:
 
     async def _start(self, worker: _Worker) -> float:
         pod = worker.last
+        worker.address = worker.address or self._choose_address()
         try:
             await self._preparer.prepare(pod)
             for container in pod["spec"]["containers"]:
@@ -385,9 +405,30 @@ class PodWorkers:
         self._report(PodRunning(pod=worker.name))
         return 0
 
+    def _choose_address(self) -> str:
+        taken = {worker.address for worker in self._workers.values()}
+        every = (f"{self._settings.pod_network}.{number >> 8}.{number & 255}" for number in range(2, 1 << 16))
+        return next(one for one in every if one not in taken)
+
+    def _begin_probes(self, worker: _Worker) -> None:
+        probed = [one for one in worker.last["spec"]["containers"] if find_probe(one)] if self._settings.probes else []
+        if probed and not worker.is_probed:
+            worker.is_probed, worker.ready = True, False
+            self._tasks.start_soon(self._probe, worker, probed, name=f"probes of pod {worker.name}")
+
+    async def _probe(self, worker: _Worker, containers: Sequence[JsonObject]) -> None:
+        pause = min(self._settings.periods.probe, *(read_period(one) for one in containers))
+        while worker.state.phase is Phase.RUNNING:
+            ready = all([await is_ready(one, worker.address) for one in containers])
+            if ready != worker.ready:
+                worker.ready = ready
+                worker.changed.set()
+            await anyio.sleep(pause)
+
     def _create(self, worker: _Worker, container: JsonObject) -> None:
         ids = self._preparer.find_cdi_ids(worker.last, container)
-        before, after = create_container(worker.last, container, ids, self._settings.cdi_directories)
+        directories = self._settings.cdi_directories
+        before, after = create_container(worker.last, container, ids, directories, worker.address)
         self._report(
             ContainerCreated(pod=worker.name, container=container["name"], cdi_ids=ids, before=before, after=after)
         )
@@ -428,7 +469,15 @@ class PodWorkers:
         state = {"running": {"startedAt": started}}
         if phase != "Running":
             state = {"terminated": {"exitCode": 0, "reason": "Completed"}}
-        status = build_status(pod, phase, started, state=state, resources=self._find_health(pod))
+        status = build_status(
+            pod,
+            phase,
+            started,
+            state=state,
+            resources=self._find_health(pod),
+            address=worker.address,
+            ready=worker.ready,
+        )
         known = pod.get("status", {})
         if worker.pod is None or all(known.get(name) == value for name, value in status.items()):
             return

@@ -6,6 +6,8 @@ pkg/kubelet/cm/dra, pkg/kubelet/pluginmanager, google.golang.org/grpc.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 
@@ -43,6 +45,8 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
     health_retry: float = 5.0
     health_lease: float = 30.0
     """How long a health report counts when it does not say."""
+    probe: float = math.inf
+    """The longest pause between two readiness probes, whatever the pod says."""
 
 
 QUICK = Periods(
@@ -54,6 +58,7 @@ QUICK = Periods(
     unprepare_retry=0.5,
     reconcile=1.0,
     health_retry=0.2,
+    probe=0.2,
 )
 """For development and tests: the deadlines of the original, retries that nobody has to wait for."""
 
@@ -66,6 +71,10 @@ class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True):
     cdi_directories: tuple[str, ...]
     minor: int = 36
     periods: Periods = Periods()
+    pod_network: str = "127.1"
+    """The first half of its pods' addresses: of loopback, so that what runs for a pod can listen there."""
+    probes: bool = False
+    """Whether pods are ready when their readiness probes are answered, or at once: by default nothing runs."""
 
     @property
     def registry(self) -> str:
