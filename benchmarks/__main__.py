@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.allocation import measure_allocation
 from benchmarks.claims import measure_claims
+from benchmarks.cpu_calls import measure_cpu_calls
 from benchmarks.floor import measure_floor
 from benchmarks.nvidia_agent import measure_nvidia_agent, measure_nvidia_rest
 from benchmarks.nvidia_calls import measure_nvidia_calls
@@ -38,6 +39,7 @@ PARTS = (
     "nvidia-rest",
     "tpu-calls",
     "tpu-agent",
+    "cpu-calls",
 )
 
 
@@ -71,6 +73,7 @@ def main() -> None:
         "nvidia-rest": lambda: measure_nvidia_rest(report, seconds=30),
         "tpu-calls": lambda: measure_tpu_calls(report, rounds=rounds),
         "tpu-agent": lambda: measure_tpu_agent(report, rounds=rounds, seconds=20 if quick else 60),
+        "cpu-calls": lambda: measure_cpu_calls(report, rounds=rounds),
     }
     within = True
     for name in arguments.parts or PARTS:
