@@ -56,6 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     dev.add_argument("--run", nargs="?", const="", metavar="RUNTIME", help=text)
     text = "also show the node on a page, at a free port or at PORT or ADDRESS:PORT of this machine (loopback only)"
     dev.add_argument("--web", nargs="?", const="", metavar="ADDRESS", help=text)
+    dev.add_argument("--quiet", action="store_true", help="of what goes well, print one line each")
     text = "how long each step may take, and the clean-up at the end [30]"
     dev.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help=text)
     dev.add_argument("--scenario", metavar="NAME", help="a scenario of simulated hardware: a name or a file")
@@ -205,6 +206,7 @@ def _dev(parsed: argparse.Namespace) -> int:
         web=parsed.web,
         **({"kubernetes": parsed.kubernetes} if parsed.kubernetes else {}),
         deadline=parsed.timeout,
+        quiet=parsed.quiet,
     )
     if not 0 < options.deadline < float("inf"):
         raise SettingsError([f"--timeout: {options.deadline:g} is not a number of seconds above 0"])

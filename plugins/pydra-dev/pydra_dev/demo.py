@@ -110,6 +110,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     run: str | None = None
     """Run containers with this runtime, or with any that is installed if empty."""
     deadline: float = STEP_DEADLINE
+    quiet: bool = False
+    """Of what goes well, print only the headlines."""
 
 
 def run(options: Options) -> int:
@@ -166,7 +168,7 @@ class Demo:
         self._options = options
         self._page = Page()
         self._address = parse_address(options.web) if options.web is not None else None
-        self._printer = Printer(write, clock, self._page.tell)
+        self._printer = Printer(write, clock, self._page.tell, quiet=options.quiet)
         self._scope = anyio.CancelScope()
         self._run: DemoRun | None = None
         self._stopped = False
@@ -202,7 +204,9 @@ class Demo:
                 self._printer.say(Paragraph(headline=f"changed: {changed}; everything starts again"))
                 for entry in os.scandir(root):
                     shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
-            run = self._run = DemoRun(self._options, self._printer, self._page, explain=not changed)
+            run = self._run = DemoRun(
+                self._options, self._printer, self._page, explain=not (changed or self._options.quiet)
+            )
             code = await run.run(root, port)
             if code is not None:
                 return code

@@ -78,7 +78,7 @@ def run(options: Options, config: Mapping[str, Any]) -> int:
     # A shell lets what it starts in the background ignore Ctrl-C, and asyncio only handles what is not ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     output = Output()
-    printer = Printer(output.write, time.monotonic)
+    printer = Printer(output.write, time.monotonic, quiet=options.quiet)
     code = anyio.run(_run_until_signal, options, config, printer)
     if output.closed:
         raise BrokenPipeError

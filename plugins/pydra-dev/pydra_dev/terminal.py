@@ -97,16 +97,36 @@ class Progress:
             self._next += PROGRESS_SECONDS
 
 
+ORDINARY = (
+    "registered: ",
+    "published: ",
+    "applied: ",
+    "allocated: ",
+    "prepared: ",
+    "CDI spec: ",
+    "container created: ",
+    "unprepared: ",
+    "stopped: ",
+)
+"""How paragraphs begin that say what has gone well, each at length."""
+
+
 class Printer:
-    """Prints paragraphs with the time since the start, and tells them; a failure that repeats is only counted."""
+    """Prints paragraphs with the time since the start, and tells them; a failure that repeats is only counted.
+
+    `quiet`: of what has gone well, only the headlines.
+    """
 
     def __init__(
         self,
         write: Callable[[str], None],
         clock: Callable[[], float],
         tell: Callable[[Paragraph, float], None] = lambda _paragraph, _seconds: None,
+        *,
+        quiet: bool = False,
     ) -> None:
         self.write = write
+        self._quiet = quiet
         self._clock = clock
         self._tell = tell
         self.restart()
@@ -119,7 +139,8 @@ class Printer:
     def say(self, paragraph: Paragraph) -> None:
         """Print it."""
         seconds = self._clock() - self._start
-        self.write(render(paragraph, seconds))
+        is_short = self._quiet and paragraph.headline.startswith(ORDINARY)
+        self.write(render(Paragraph(headline=paragraph.headline) if is_short else paragraph, seconds))
         self._tell(paragraph, seconds)
 
     def say_failure(self, key: tuple[str, ...], paragraph: Paragraph) -> None:

@@ -204,6 +204,18 @@ async def test_a_class_of_the_backend_is_used_instead_of_the_samples_of_the_same
     assert "request device gets device part of pool" in text
 
 
+async def test_quiet_prints_one_line_for_what_goes_well_and_failures_in_full(tmp_path: Path) -> None:
+    code, text = await tell(once=True, quiet=True)
+    assert code == 0, text
+    assert all(re.match(r" *[\d.]+ s  ", line) for line in text.splitlines()), text
+    assert "running: pod default/sample" in text
+    backend = tmp_path / "mine.py"
+    backend.write_text(BACKEND.replace("return [device", "raise ClaimError('it is on fire'); return [device"))
+    code, text = await tell(backend=str(backend), once=True, quiet=True)
+    assert code == 1
+    assert "it is on fire" in text
+
+
 async def test_a_change_of_the_backend_starts_everything_again(tmp_path: Path) -> None:
     backend = tmp_path / "mine.py"
     backend.write_text(BACKEND + CONNECT)
