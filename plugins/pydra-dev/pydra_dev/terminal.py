@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import select
 import signal
 import sys
@@ -19,6 +20,7 @@ from pydra_dev.explanations import Paragraph, render
 INTERRUPTED = 130
 PROGRESS_SECONDS = 5.0
 WATCH_SECONDS = 0.2
+_DIFFERING = re.compile(r"\b(0x[0-9a-f]+|\d+(\.\d+)? (s|seconds))\b")
 
 
 async def run_with_signals(run: Callable[[], Awaitable[int]], hear: Callable[[int], None], *numbers: int) -> int:
@@ -144,7 +146,11 @@ class Printer:
         self._tell(paragraph, seconds)
 
     def say_failure(self, key: tuple[str, ...], paragraph: Paragraph) -> None:
-        """Print it the first time that there is one with this key, and how often there was after 4, 16, 64, ..."""
+        """Print it the first time that there is one with this key, and how often there was after 4, 16, 64, ...
+
+        Addresses and durations in the key do not count: they differ each time.
+        """
+        key = tuple(_DIFFERING.sub("#", text) for text in key)
         self._failures[key] += 1
         count = self._failures[key]
         if count == 1:

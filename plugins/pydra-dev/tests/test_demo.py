@@ -387,8 +387,9 @@ def test_a_reader_who_has_read_enough_ends_the_demo_without_a_traceback() -> Non
 def test_a_failure_that_repeats_is_counted() -> None:
     said: list[str] = []
     printer = Printer(said.append, lambda: 0.0)
-    for _ in range(70):
-        printer.say_failure(("a",), Paragraph(headline="it failed", details=("because",)))
+    for number in range(70):
+        key = f"thread 0x{number:012x} failed after {number / 10} s"
+        printer.say_failure((key,), Paragraph(headline="it failed", details=("because",)))
     first, *more = said
     assert "because" in first
     assert [line.split(", ")[-1] for line in more] == [f"for the {n}th time with the same error" for n in (4, 16, 64)]
