@@ -1,7 +1,7 @@
 """The embedded API server: `serve_api` speaks the Kubernetes HTTP API on a socket, from memory.
 
 `serve_control_plane` adds the controllers. It has the same paths, bodies, refusals and watches as a real server for
-the kinds in `kinds`, and no authorization (who has the token may do all), server-side apply or managed fields: a
+the kinds in `kinds`, and no authorization (who has the token may do all) or managed fields: a
 request for those is refused with the reason. Nothing outlives the `async with` block.
 """
 

@@ -197,16 +197,17 @@ async def run_node(
     root: str = "",
     stop_containers: StopContainers = ignore_containers,
     version: str = DEFAULT_VERSION,
+    probes: bool = False,
     **options: Any,
 ) -> AsyncIterator[EmbeddedNode]:
     """A node that lives as long as the block, its kubelet's steps told to `report`; `options` are the API server's.
 
     `version` is the Kubernetes release of the API server and the kubelet. The node is below `root`, an empty directory
     of the caller's, or else below one that is removed at the end.
-    `stop_containers` is awaited before the claims of a pod are unprepared.
+    `stop_containers` is awaited before the claims of a pod are unprepared; `probes` is that of `join_node`.
     """
     with nullcontext(root) if root else make_root() as place:
-        settings = _build_settings(place, node_name, parse_release(version).minor)
+        settings = _build_settings(place, node_name, parse_release(version).minor, probes=probes)
         async with serve_control_plane(kubeconfig=Path(place, "kubeconfig"), version=version, **options) as server:
             credentials = await load_credentials(environ={}, kubeconfig=str(server.kubeconfig))
             async with (

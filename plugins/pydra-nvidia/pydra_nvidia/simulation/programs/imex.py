@@ -120,13 +120,11 @@ def run_control(arguments: Sequence[str]) -> int:
     return 0
 
 
-def main() -> int:
-    """The first argument says which of the two programs this is."""
-    part, *arguments = sys.argv[1:]
-    if part == "ctl":
-        return run_control(arguments)
-    return run_daemon(Path(arguments[arguments.index("-c") + 1]), Path(os.environ.get("IMEX_HOSTS_FILE", "/etc/hosts")))
+def main(_facts: Mapping[str, str], arguments: Sequence[str] | None = None) -> int:
+    """nvidia-imex: `-c FILE`; returns the program's status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return run_daemon(Path(given[given.index("-c") + 1]), Path(os.environ.get("IMEX_HOSTS_FILE", "/etc/hosts")))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_control(sys.argv[2:]) if sys.argv[1] == "ctl" else main({}, sys.argv[2:]))

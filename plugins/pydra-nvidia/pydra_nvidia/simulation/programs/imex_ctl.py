@@ -1,7 +1,8 @@
 """nvidia-imex-ctl, as far as backends run it: whether an IMEX daemon is ready.
 
-No daemon runs here. One is there where its configuration is, or its socket, and its state is the text in
-`/run/nvidia-imex/status` of the simulated host, READY by default. Source: IMEX guide, "IMEX Service Command Service".
+Where the simulated nvidia-imex has a list of nodes beside its configuration, that is asked. Otherwise no daemon runs:
+one is there where its configuration is, or its socket, and its state is the text in `/run/nvidia-imex/status` of the
+simulated host, READY by default. Source: IMEX guide, "IMEX Service Command Service".
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ def main(facts: Mapping[str, str], arguments: Sequence[str] | None = None) -> in
     if not os.path.exists(place):
         sys.stderr.write(f"Failed to connect to IMEX daemon: {place}: no such file\n")
         return 1
+    if "-c" in given and os.path.exists(os.path.join(os.path.dirname(place), "nodes.cfg")):
+        from pydra_nvidia.simulation.programs.imex import run_control  # noqa: PLC0415 - slow, and rarely needed
+
+        return run_control(given)
     try:
         with open(os.path.join(facts["tree"], STATUS), encoding="utf-8") as file:
             sys.stdout.write(file.read())

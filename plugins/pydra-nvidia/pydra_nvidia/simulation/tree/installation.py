@@ -67,7 +67,6 @@ _OTHER_PROGRAMS = (
     "nvidia-debugdump",
     "nvidia-persistenced",
     "nvidia-cuda-mps-server",
-    "nvidia-imex",
     "nvidia-modprobe",
 )
 _FIRMWARE = ("gsp_ga10x.bin", "gsp_tu10x.bin")
@@ -186,6 +185,7 @@ def driver_programs(folder: str, facts: Mapping[str, object]) -> Files:
     return {
         f"{folder}/nvidia-smi": launcher("nvidia_smi", facts),
         f"{folder}/nvidia-cuda-mps-control": launcher("mps_control", facts),
+        f"{folder}/nvidia-imex": launcher("imex", facts),
         f"{folder}/nvidia-imex-ctl": launcher("imex_ctl", facts),
     }
 
