@@ -157,6 +157,24 @@ async def test_a_runtime_that_restarts_tells_everything_once_more(socket: str) -
             assert backend.known == ["trainer"]
 
 
+async def test_a_runtime_that_ends_many_connections_is_tried_until_it_serves_one(socket: str) -> None:
+    many, ended = 12, asyncio.Queue[None]()
+
+    def end(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        ended.put_nowait(None)
+
+    runtime = FakeRuntime()
+    server = await asyncio.start_unix_server(end, socket)
+    async with connect("pinning", index=50, handlers=Pinning().handlers, socket=socket, pauses=FAST) as plugin:
+        for _ in range(many):
+            await ended.get()
+        server.close()
+        await server.wait_closed()
+        async with runtime.serve(socket):
+            await plugin.wait_synchronized()
+
+
 async def test_a_backend_that_could_not_be_synchronized_is_tried_again(socket: str) -> None:
     errors = [ClaimError("the state of the node is not known yet"), None]
 
