@@ -20,7 +20,7 @@ from pydra_cpu.hardware_reader import read_topology
 from pydra_cpu.hardware_types import Topology
 from pydra_cpu.inventory import build_inventory
 from pydra_cpu.kubelet_policy import read_cpu_policy
-from pydra_cpu.pinning import Container, Pin, PinRefused, build_variable, find_pins, find_pool
+from pydra_cpu.pinning import Container, Pin, PinRefused, build_variable, find_occupied, find_pins, find_pool
 from pydra_cpu.samples import CpuTimes, build_samples
 from pydra_cpu.settings import Settings
 from pydra_nri import Container as RuntimeContainer
@@ -82,10 +82,11 @@ class CpuBackend:
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Shares:
         """The CPUs for each device. A claim that leaves no CPU to the containers without one is refused."""
         await self._check_node()
-        shares = plan_claim(claim, held, self._topology, self._settings)
+        occupied = find_occupied(self._containers.values(), held)
+        shares = plan_claim(claim, held, self._topology, self._settings, occupied)
         taken = {cpu for share in shares if share for cpu in parse_cpu_list(share.taken)}
         others = sum(not one.variables for one in self._containers.values())
-        if others and taken and not self._list_offered() - list_taken(held) - taken:
+        if others and taken and not self._list_offered() - list_taken(held) - occupied.keys() - taken:
             raise ClaimError(
                 f"the claim would leave no CPU to the {others} containers without a claim; ask for fewer CPUs"
             )

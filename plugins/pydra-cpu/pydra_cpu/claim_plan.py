@@ -36,15 +36,24 @@ Shares: TypeAlias = tuple[Share | None, ...]
 """Of the devices of a claim, in their order; None for a device with admin access, of which a claim gets nothing."""
 
 
-def plan_claim(claim: Claim, held: Sequence[HeldClaim], topology: Topology, settings: Settings) -> Shares:
-    """Return the CPUs for each device of the claim.
+_NOTHING: Mapping[int, str] = {}
+
+
+def plan_claim(
+    claim: Claim,
+    held: Sequence[HeldClaim],
+    topology: Topology,
+    settings: Settings,
+    occupied: Mapping[int, str] = _NOTHING,
+) -> Shares:
+    """Return the CPUs for each device of the claim; `occupied` are those that somebody else has, and who.
 
     Raises:
         ClaimError: the devices do not have so many CPUs, or none that the configuration asks for.
         UnknownDevice: the node does not have a device of that name any more.
     """
     devices = list_devices(topology, settings)
-    taken = _list_taken(held)
+    taken = {**occupied, **_list_taken(held)}
     shares: list[Share | None] = []
     for device in claim.devices:
         cpus = devices.get(device.device)
@@ -55,7 +64,7 @@ def plan_claim(claim: Claim, held: Sequence[HeldClaim], topology: Topology, sett
             raise UnknownDevice(f"device {device.device} has no CPU that is online; delete the pod to get another")
         share = _plan_device(device, cpus, taken, topology)
         shares.append(share)
-        taken |= dict.fromkeys(parse_cpu_list(share.taken), f"{claim.namespace}/{claim.name}")
+        taken |= dict.fromkeys(parse_cpu_list(share.taken), f"claim {claim.namespace}/{claim.name}")
     return tuple(shares)
 
 
@@ -70,13 +79,13 @@ def list_taken(held: Sequence[HeldClaim]) -> frozenset[int]:
 
 
 def _list_taken(held: Sequence[HeldClaim]) -> dict[int, str]:
-    """The CPUs that claims have, with the claim. Raises ClaimError for a claim of which that cannot be known."""
+    """The CPUs that claims have, with the claim. Raises ClaimError for one of which that cannot be known."""
     taken: dict[int, str] = {}
     for one in held:
-        name = f"{one.claim.namespace}/{one.claim.name}"
+        name = f"claim {one.claim.namespace}/{one.claim.name}"
         if one.plan is None:
             raise ClaimError(
-                f"the CPUs of claim {name} (uid {one.claim.uid}) are not known, since its record cannot be read; "
+                f"the CPUs of {name} (uid {one.claim.uid}) are not known, since its record cannot be read; "
                 "delete the pods of that claim"
             )
         for share in read_shares(one.plan):
@@ -133,7 +142,7 @@ def _find_exactly(wanted: Collection[int], count: int, cpus: Sequence[Cpu], take
     if missing := sorted(set(wanted) - own.keys()):
         raise ClaimError(f"cpuset: CPU {format_cpu_list(missing)} is reserved, off-line or not of this device")
     if used := sorted({taken[cpu] for cpu in wanted if cpu in taken}):
-        raise ClaimError(f"cpuset: claim {', '.join(used)} has CPU {format_cpu_list(set(wanted) & taken.keys())}")
+        raise ClaimError(f"cpuset: {', '.join(used)} has CPU {format_cpu_list(set(wanted) & taken.keys())}")
     return [own[cpu] for cpu in sorted(wanted)]
 
 

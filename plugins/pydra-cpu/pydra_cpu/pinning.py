@@ -92,6 +92,19 @@ def find_pool(containers: Iterable[Container], held: Sequence[HeldClaim], offere
     return _pin_claimed(containers, held, offered)[1]
 
 
+def find_occupied(containers: Iterable[Container], held: Sequence[HeldClaim]) -> dict[int, str]:
+    """Return the CPUs of containers whose variables no claim explains, with the container, such as another driver's."""
+    claims = {one.claim.uid: one for one in held}
+    occupied: dict[int, str] = {}
+    for container in containers:
+        try:
+            for variable in container.variables:
+                _find_shares(container, variable, claims)
+        except PinRefused:
+            occupied |= dict.fromkeys(container.cpus, str(container))
+    return occupied
+
+
 def _pin_claimed(
     containers: Iterable[Container], held: Sequence[HeldClaim], offered: frozenset[int]
 ) -> tuple[dict[str, Pin | PinRefused], frozenset[int]]:

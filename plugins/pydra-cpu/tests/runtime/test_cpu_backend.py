@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,10 +11,11 @@ import pytest
 
 from cpu_agent import Agent
 from pydra import ClaimError, Health, PreparedDevice, Taint, TaintEffect
+from pydra.cdi.spec import build_spec
 from pydra_cpu.composition import open_backend
 from pydra_cpu.settings import Settings
 from pydra_cpu.simulation.machine import Machine
-from pydra_nri import Container, LinuxCPU, LinuxResources, PodSandbox, RuntimeUnavailable
+from pydra_nri import Container, LinuxContainer, LinuxCPU, LinuxResources, PodSandbox, RuntimeUnavailable
 from pydra_nri.simulation.runtime import FakeRuntime, OperationFailed
 
 POD = PodSandbox(id="sandbox", name="trainer", uid="uid", namespace="team")
@@ -132,6 +134,31 @@ async def test_a_container_with_a_forged_variable_is_not_created(tmp_path: Path)
             OperationFailed, match="container forged of pod team/trainer has the variable 'DRA_CPUSET_claim"
         ):
             await node.runtime.create_container(forged)
+
+
+async def test_containers_of_another_driver_keep_their_cpus_and_no_claim_gets_them(tmp_path: Path) -> None:
+    node = Node(FakeRuntime())
+    theirs = ("DRA_CPUSET_11111111-2222-3333-4444-555555555555=0-2",)
+    pinned = LinuxContainer(resources=LinuxResources(cpu=LinuxCPU(cpus="0-2", mems="0")))
+    old = Container(id="old", name="old", pod_sandbox_id=POD.id, env=theirs, linux=pinned)
+    node.runtime.pods[POD.id] = POD
+    node.runtime.containers |= {"old": old, "other": Container(id="other", name="other", pod_sandbox_id=POD.id)}
+    async with serve(tmp_path, node=node):
+        assert (node.cpus("old"), node.cpus("other")) == ("0-2", "3-7")
+        assert await node.create("fast", await node.prepare("claim", 3)) == "3-5"
+        assert (node.cpus("old"), node.cpus("other")) == ("0-2", "6-7")
+        with pytest.raises(ClaimError, match="would leave no CPU to the 1 containers without a claim"):
+            await node.prepare("rest", 2)
+        await node.stop("old")
+        with pytest.raises(OperationFailed, match="which is not of a claim that is prepared here"):
+            await node.runtime.create_container(Container(id="again", name="again", pod_sandbox_id=POD.id, env=theirs))
+
+
+async def test_the_cdi_spec_of_a_claim_needs_no_newer_runtime_than_its_edits_do(tmp_path: Path) -> None:
+    async with serve(tmp_path) as node:
+        content = build_spec("dra.cpu", "claim", [await node.prepare("claim", 2)]).content
+        assert content is not None
+        assert json.loads(content)["cdiVersion"] == "0.3.0"
 
 
 async def test_devices_are_unhealthy_and_claims_fail_while_the_kubelets_own_cpu_manager_pins_containers(
