@@ -11,6 +11,7 @@ from pathlib import Path
 from subprocess import PIPE
 
 import anyio
+import anyio.lowlevel
 import pytest
 from anyio.abc import Process
 
@@ -204,6 +205,28 @@ async def test_a_controller_survives_watches_that_break_and_a_server_that_is_awa
         async with scene.server.down():
             scene.cluster.run_daemon_sets()
         await scene.until(scene.is_ready)
+
+
+async def test_a_domain_of_256_nodes_costs_at_most_3_requests_a_node(scene: Scene) -> None:
+    nodes = [f"n{number:03}" for number in range(256)]
+    for number, node in enumerate(nodes):
+        scene.cluster.add_node(node, f"rack.{number // 16}")
+    uid = scene.cluster.create_domain("cd")
+    for node in nodes:
+        scene.cluster.start_pod(f"pod-{node}", uid, node)
+    async with scene.controller("--leader-election=false", "--max-nodes", "18"):
+        await scene.until(lambda: len(scene.cluster.labels()) == len(nodes), daemons=False)
+        scene.cluster.run_daemon_sets()
+        for node in nodes:
+            scene.cluster.set_ready(node, ready=True)
+            await anyio.lowlevel.checkpoint()
+        await scene.until(lambda: summary(scene) == "256/256", daemons=False)
+    asked = [call for call in scene.server.requests.calls if call.user_agent.startswith("pydra-compute-domain")]
+    assert len(asked) <= 3 * len(nodes)
+
+
+def summary(scene: Scene) -> str:
+    return str((scene.cluster.domain("cd").get("status") or {}).get("summary", ""))
 
 
 @pytest.mark.parametrize(
