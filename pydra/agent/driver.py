@@ -41,7 +41,7 @@ from pydra.claims.device_index import PublishedPool
 from pydra.claims.device_status import DeviceStatusWriter
 from pydra.claims.gc import GarbageCollector
 from pydra.claims.left_over import retry_left_over
-from pydra.claims.preparer import ClaimEvent, ClaimPreparer, Deadlines, OperationDone
+from pydra.claims.preparer import ClaimEvent, ClaimPreparer, Deadlines, Operation, OperationDone
 from pydra.devices import TaintEffect
 from pydra.errors import CheckpointError, ContractError, PydraError, SettingsError
 from pydra.inventory.health import HealthPolicy, Published
@@ -194,6 +194,7 @@ class DriverService:
             MetadataPaths(driver=driver, plugin_directory=self._plugin_directory, cdi_directory=settings.cdi_dir)
         )
         self._board = HealthBoard()
+        self._statuses: DeviceStatusWriter | None = None
         self._loop = asyncio.get_running_loop()
         self._sockets_tried = anyio.Event()
         # Refused here, where it affects this backend only; an exception beside running components ends the agent.
@@ -210,9 +211,10 @@ class DriverService:
             await self._serve(stop)
 
     async def _serve(self, stop: anyio.Event) -> None:
-        self._statuses = DeviceStatusWriter(
-            self._context.client, self._store, driver=self._driver, boot_id=self._boot_id, report=self._report
-        )
+        if self._settings.device_status:
+            self._statuses = DeviceStatusWriter(
+                self._context.client, self._store, driver=self._driver, boot_id=self._boot_id, report=self._report
+            )
         claims = self._build_claims()
         garbage = self._build_garbage_collector(claims)
         await claims.restore_files(seconds=_RESTORE_FILES_SECONDS)
@@ -220,7 +222,7 @@ class DriverService:
             parts.start_soon(self._collect_garbage, garbage, name=f"garbage of {self._driver}")
             if self._facts.has_steps:
                 parts.start_soon(retry_left_over, claims, self._store, name=f"left-over steps of {self._driver}")
-            if self._settings.device_status:
+            if self._statuses is not None:
                 parts.start_soon(self._statuses.run, name=f"statuses of the devices of {self._driver}")
             async with anyio.create_task_group() as front:
                 # Slices are written until `stop` only: what an instance that takes over publishes is not undone.
@@ -307,7 +309,7 @@ class DriverService:
         for stage in Stage:
             self._context.metrics.records.labels(self._driver, stage.value).set_function(partial(self._count, stage))
         self._context.metrics.claims_left_over.labels(self._driver).set_function(self._count_left_over)
-        return ClaimPreparer(
+        claims = ClaimPreparer(
             driver=self._driver,
             boot_id=self._boot_id,
             client=self._context.client,
@@ -324,13 +326,17 @@ class DriverService:
                 unprepare=max(settings.unprepare_deadline, self._facts.deadline),
                 fetch=settings.fetch_deadline,
             ),
-            report=self._on_claim_event,
+            report=self._report if self._statuses is None else partial(self._report_and_wake, self._statuses),
         )
+        for operation in Operation:
+            in_flight = self._context.metrics.in_flight.labels(self._driver, operation.value)
+            in_flight.set_function(partial(claims.count_in_progress, operation))
+        return claims
 
-    def _on_claim_event(self, event: ClaimEvent) -> None:
+    def _report_and_wake(self, statuses: DeviceStatusWriter, event: ClaimEvent) -> None:
         self._report(event)
         if isinstance(event, OperationDone):
-            self._statuses.wake()
+            statuses.wake()
 
     def _build_garbage_collector(self, claims: ClaimPreparer) -> GarbageCollector:
         return GarbageCollector(
@@ -385,11 +391,13 @@ class DriverService:
         metadata = (claim["metadata"] for claim in found.items)
         return {one["uid"]: (one["namespace"], one["name"]) for one in metadata}
 
+    # Called in the thread that writes the metrics, while the records change: a tuple is made in one step.
+
     def _count(self, stage: Stage) -> float:
-        return sum(record.stage is stage and not record.left_over for record in self._store.records.values())
+        return sum(record.stage is stage and not record.left_over for record in tuple(self._store.records.values()))
 
     def _count_left_over(self) -> float:
-        return sum(bool(record.left_over) for record in self._store.records.values())
+        return sum(bool(record.left_over) for record in tuple(self._store.records.values()))
 
     # Devices: hardware changes
 
@@ -422,7 +430,8 @@ class DriverService:
                     devices = {device.name: device for device in published.pool.devices}
                     sets = published.pool.counter_sets
                     claims.set_published({settings.node_name: PublishedPool(devices=devices, counter_sets=sets)})
-                    self._statuses.publish(published.claim_statuses, published.health)
+                    if self._statuses is not None:
+                        self._statuses.publish(published.claim_statuses, published.health)
                 reconciler.publish(published.pool)
                 self._report.published(published)
 

@@ -26,7 +26,7 @@ from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import ClaimRef
 from pydra.claims.device_status import StatusNotWritten, StatusWritten
 from pydra.claims.gc import GarbageCollected
-from pydra.claims.preparer import OperationDone, OperationFailed, OperationStarted, StepsLeftOver
+from pydra.claims.preparer import OperationDone, OperationFailed, StepsLeftOver
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import PydraError, Unavailable, Unsupported
 from pydra.inventory.health import Published
@@ -146,13 +146,8 @@ class Reports:
     # Claims
 
     @_handle.register
-    def _operation_started(self, event: OperationStarted) -> None:
-        self._metrics.in_flight.labels(event.driver, event.operation.value).inc()
-
-    @_handle.register
     def _operation_ended(self, event: OperationDone | OperationFailed) -> None:
         operation, error = event.operation.value, event.error if isinstance(event, OperationFailed) else None
-        self._metrics.in_flight.labels(event.driver, operation).dec()
         result = self._label(error) if error is not None else "ok"
         self._metrics.calls.labels(event.driver, operation, result).observe(event.seconds)
         if error is not None:

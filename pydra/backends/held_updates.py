@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pydra.backends.process import BackendProcess
 from pydra.backends.wire import build_held
@@ -14,11 +13,10 @@ class HeldUpdates:
     """The held claims, and which of them the process does not have as they are.
 
     They are sent before each call, so that the call can rely on them, and when the event loop is next idle, since a
-    backend's own tasks may read them. `find_process` returns the process if it may have them now.
+    backend's own tasks may read them.
     """
 
-    def __init__(self, find_process: Callable[[], BackendProcess | None]) -> None:
-        self._find_process = find_process
+    def __init__(self) -> None:
         self._claims: dict[str, HeldClaim] = {}
         self.unsent: set[str] = set()
         self.wanted = False
@@ -30,8 +28,6 @@ class HeldUpdates:
             self._claims[uid] = held
         else:
             self._claims.pop(uid, None)
-        if not self.unsent:
-            asyncio.get_running_loop().call_soon(self._push)
         self.unsent.add(uid)
 
     def begin(self, *, wanted: bool) -> None:
@@ -52,8 +48,3 @@ class HeldUpdates:
             claims = {uid: self._claims[uid] for uid in sorted(unsent) if uid in self._claims}
             for message in build_held(claims, sorted(unsent - claims.keys()), complete=complete):
                 process.tell(message)
-
-    def _push(self) -> None:
-        process = self._find_process()
-        if process is not None and self.unsent:
-            self.send(process)

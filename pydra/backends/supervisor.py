@@ -6,6 +6,7 @@ and errors that the backend raised arrive as pydra's own. Supervisors share noth
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 from collections import Counter
@@ -144,7 +145,7 @@ class BackendSupervisor:
         self._starts = 0
         self._endings: Counter[str] = Counter()
         self._held: HeldClaims | None = None
-        self._updates = HeldUpdates(lambda: self._restored_process)
+        self._updates = HeldUpdates()
         self._changed = anyio.Event()
         self._hinted = anyio.Event()
         self._hint_taken = anyio.Event()
@@ -163,8 +164,8 @@ class BackendSupervisor:
     @property
     def _restored_process(self) -> BackendProcess | None:
         """The process, if it can be called and has been told what the node holds."""
-        process = self._open_process
-        return process if process is not None and process.restored else None
+        process = self._process
+        return process if process is not None and process.open and process.restored else None
 
     async def run(self) -> None:
         """Keep the process running until cancelled, then stop it."""
@@ -176,7 +177,7 @@ class BackendSupervisor:
     async def wait_spawned(self) -> None:
         """Wait until the process was started, or could not be."""
         while self._state is BackendState.STARTING and (self._process is None or not self._process.pid):
-            await self._wait_for_change()
+            await self._changed.wait()
 
     async def wait_ready(self) -> BackendFacts:
         """Wait until the backend can be called.
@@ -186,12 +187,19 @@ class BackendSupervisor:
         while self._open_process is None or self._facts is None:
             if (error := self._find_end()) is not None:
                 raise error
-            await self._wait_for_change()
+            await self._changed.wait()
         return self._facts
 
     def note_held(self, uid: str, held: HeldClaim | None) -> None:
         """Note that the node holds the claim like this from now on, or does not hold it any more."""
+        if not self._updates.unsent:
+            asyncio.get_running_loop().call_soon(self._send_held)
         self._updates.note(uid, held)
+
+    def _send_held(self) -> None:
+        process = self._restored_process
+        if process is not None and self._updates.unsent:
+            self._updates.send(process)
 
     def restore_from(self, held: HeldClaims) -> None:
         """Set the source of the held claims for `restore`: entered for each new process, left when `restore` has ended.
@@ -375,7 +383,7 @@ class BackendSupervisor:
                     return process
                 if self._attribution.suspects:
                     self._hint_call.cancel()  # so that a suspect is alone; `_wait_hinting` waits for the last of them
-                await self._wait_for_change()
+                await self._changed.wait()
         error = self._find_end() or self._unavailable()
         error.reached_backend = reached
         raise error
@@ -412,9 +420,6 @@ class BackendSupervisor:
             self._report(BackendSlow(backend=self._name, message=message))
 
     # Waiting for the process
-
-    async def _wait_for_change(self) -> None:
-        await self._changed.wait()
 
     def _note_change(self) -> None:
         self._changed.set()
@@ -609,7 +614,7 @@ class BackendSupervisor:
         while True:
             process, held = self._open_process, self._held
             if process is None or process.restored or held is None:
-                await self._wait_for_change()
+                await self._changed.wait()
                 continue
             try:
                 async with held() as claims:
@@ -685,7 +690,7 @@ class BackendSupervisor:
                 and self._attribution.may_call(call_id)
             ):
                 return process
-            await self._wait_for_change()
+            await self._changed.wait()
 
     async def _hint(self) -> None:
         """Forward a hint, and wait until it was taken: further hints are not collected meanwhile."""

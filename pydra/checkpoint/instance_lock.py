@@ -35,8 +35,8 @@ INDEX = 0
 PLAN = 1
 WORK = 2
 _ALIVE = 3
-_FIRST_CLAIM = 2**32
-_FIRST_STEP = 2**60
+CLAIMS = 2**32
+STEPS = 2**60
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock: type, whence, start, length, pid (0 for these locks)
 _COUNTER = struct.Struct("<Q")
 _COUNTER_OFFSET = 8
@@ -151,7 +151,7 @@ class InstanceLock:
             await self.lock(WORK, until, waiting_for="restores what it holds", kind=fcntl.F_RDLCK)
         self._working += 1
         try:
-            if not self.try_lock(claim := claim_offset(uid)):
+            if not self.try_lock(claim := find_offset(CLAIMS, uid)):
                 await self.lock(claim, until, waiting_for="is at work on the same claim")
         except BaseException:
             self.release_claim(uid)
@@ -161,7 +161,7 @@ class InstanceLock:
         """Note that work on the claim has ended here."""
         if self._keeping:
             return
-        self.unlock(claim_offset(uid))
+        self.unlock(find_offset(CLAIMS, uid))
         self._working -= 1
         if not self._working and not self._restoring:
             self.unlock(WORK)
@@ -203,16 +203,10 @@ class InstanceLock:
         os.pwrite(self._descriptor, _COUNTER.pack(value), _COUNTER_OFFSET)
 
 
-def claim_offset(uid: str) -> int:
-    """Return the byte of a claim. Two claims that share one only wait for each other."""
-    return _FIRST_CLAIM + _hash(uid)
+def find_offset(first: int, name: str) -> int:
+    """Return the byte of a claim's uid, among CLAIMS, or of a step's key, among STEPS.
 
-
-def step_offset(key: str) -> int:
-    """Return the byte of a step's key."""
-    return _FIRST_STEP + _hash(key)
-
-
-def _hash(text: str) -> int:
-    content = text.encode()
-    return (zlib.crc32(content) << 20) + (zlib.adler32(content) & 0xFFFFF)
+    Two that share a byte only wait for each other.
+    """
+    content = name.encode()
+    return first + (zlib.crc32(content) << 20) + (zlib.adler32(content) & 0xFFFFF)

@@ -117,7 +117,7 @@ class RecordStore:
     ) -> None:
         self.lock = lock
         self._on_change: Callable[[str], None] = lambda _: None
-        self._on_write: Callable[[str], None] = lambda _: None
+        self._follows_own = False
         self._path = path
         self._durable = durable
         self._boot_id = boot_id
@@ -140,7 +140,7 @@ class RecordStore:
         Records that this instance writes or sets back are included with `own` only; those that it removes always are.
         """
         self._on_change = on_change
-        self._on_write = on_change if own else lambda _: None
+        self._follows_own = own
         for uid in (*self._records, *self._unreadable):
             on_change(uid)
 
@@ -198,7 +198,8 @@ class RecordStore:
             record = msgspec.structs.replace(record, stage=Stage.STARTED)
         await self._perform(f"writing the record of claim {uid}", self._replace, uid + ending, content)
         self._records[uid] = record
-        self._on_write(uid)
+        if self._follows_own:
+            self._on_change(uid)
         if uid in self._unreadable and record.stage is Stage.COMPLETED:
             try:
                 self._remove_set_aside(uid)  # the claim was prepared again: the old record is not needed any more
@@ -212,7 +213,8 @@ class RecordStore:
         # By a rename: a full disk must not keep a pod from ending.
         await self._perform(f"renaming the record of claim {uid}", self._rename, uid + RECORD, uid + UNDO)
         self._records[uid] = msgspec.structs.replace(self._records[uid], stage=Stage.STARTED)
-        self._on_write(uid)
+        if self._follows_own:
+            self._on_change(uid)
 
     async def leave_over(self, record: Record) -> Record:
         """Make the record, of a claim that is being undone, one of what is left over; return it, under its new uid.

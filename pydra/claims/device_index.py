@@ -63,12 +63,17 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
         return one.share_id is not None and other.share_id is not None and one.share_id != other.share_id
 
 
+def find_published(device: AllocatedDevice, published: Published) -> Device | None:
+    """Return the device as this node publishes it, if it does."""
+    pool = published.get(device.pool)
+    return pool.devices.get(device.device) if pool is not None else None
+
+
 def find_consumption(claim: Claim, published: Published) -> Consumption:
     """Return what the claim's devices consume according to what is published."""
     found: dict[str, tuple[CounterConsumption, ...]] = {}
     for device in claim.devices:
-        pool = published.get(device.pool)
-        one = pool.devices.get(device.device) if pool is not None else None
+        one = find_published(device, published)
         if one is not None and one.consumes_counters and not device.admin_access:
             found[f"{device.pool}/{device.device}"] = one.consumes_counters
     return found
@@ -79,12 +84,11 @@ def adopt_capacity_names(claim: Claim, published: Published) -> Claim:
 
     From Kubernetes 1.38 on, the scheduler may write `memory` for `DRIVER/memory`, and claims may ask for either.
     """
-    devices = []
-    for device in claim.devices:
-        one = _find_published(device, published)
-        names = {name: _find_capacity(name, one) for name in device.consumed_capacity} if one is not None else {}
-        shares = {names.get(name, name): amount for name, amount in device.consumed_capacity.items()}
-        devices.append(replace(device, consumed_capacity=shares))
+    devices = list(claim.devices)
+    for place, device in enumerate(claim.devices):
+        if device.consumed_capacity and (one := find_published(device, published)) is not None:
+            shares = {_find_capacity(name, one): amount for name, amount in device.consumed_capacity.items()}
+            devices[place] = replace(device, consumed_capacity=shares)
     return replace(claim, devices=tuple(devices))
 
 
@@ -167,12 +171,10 @@ class DeviceIndex:
                             return _refuse(device, use.holder)
         if published is None:
             return None
-        short = None
-        if any(device.consumed_capacity for device in claim.devices):
-            short = self._find_short_capacity(claim, published)
-        consumption = find_consumption(claim, published) if short is None else {}
-        if not consumption:
+        if (short := self._find_short_capacity(claim, published)) is not None:
             return short
+        if not (consumption := find_consumption(claim, published)):
+            return None
         return self._find_short_counter(claim, published, consumption) or self._find_incompatible(
             claim, published, consumption
         )
@@ -180,7 +182,7 @@ class DeviceIndex:
     def _find_short_capacity(self, claim: Claim, published: Published) -> DeviceInUse | None:
         """Find a device whose other shares leave too little of a capacity for the claim's."""
         for device in claim.devices:
-            one = _find_published(device, published) if device.consumed_capacity else None
+            one = find_published(device, published) if device.consumed_capacity else None
             if one is None or device.admin_access:
                 continue
             shares = self._uses.get((device.pool, device.device), {})
@@ -237,11 +239,6 @@ class DeviceIndex:
 def _refuse(device: AllocatedDevice, holder: Holder, why: str = "") -> DeviceInUse:
     name = f"{device.device} of pool {device.pool}"
     return DeviceInUse(name, holder.name, why=why, left_over=holder.left_over, holder_uid=holder.uid)
-
-
-def _find_published(device: AllocatedDevice, published: Published) -> Device | None:
-    pool = published.get(device.pool)
-    return pool.devices.get(device.device) if pool is not None else None
 
 
 def _counters_of(device: AllocatedDevice, consumption: Consumption) -> set[_Counter]:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from pydra.checkpoint.record import Metadata, Record, Stage
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import AllocatedDevice, Claim
-from pydra.claims.device_index import DeviceIndex, Published, adopt_capacity_names
+from pydra.claims.device_index import DeviceIndex, Published, adopt_capacity_names, find_published
 from pydra.errors import CheckpointError, KubeError, NotFound, PydraError, UnknownDevice
 
 
@@ -156,8 +156,7 @@ def _comparison_key(device: AllocatedDevice) -> tuple[object, ...]:
 
 def _find_unknown(claim: Claim, published: Published) -> UnknownDevice | None:
     for device in claim.devices:
-        pool = published.get(device.pool)
-        if pool is None or device.device not in pool.devices:
+        if find_published(device, published) is None:
             return UnknownDevice(
                 f"device {device.device} of pool {device.pool} is not published by this node: it is gone, or the "
                 "allocation is out of date; delete the pod, so that its claim is allocated again"

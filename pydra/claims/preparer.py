@@ -24,7 +24,7 @@ from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.metadata_files import MetadataStore
 from pydra.cdi.spec import ClaimSpec, build_spec
 from pydra.cdi.store import CdiStore
-from pydra.checkpoint.instance_lock import PLAN, claim_offset
+from pydra.checkpoint.instance_lock import CLAIMS, PLAN, find_offset
 from pydra.checkpoint.record import Metadata, Record, Stage
 from pydra.checkpoint.store import RecordStore
 from pydra.claim import (
@@ -50,7 +50,7 @@ from pydra.claims.lifecycle import (
     decide_unprepare,
 )
 from pydra.claims.metadata import add_metadata_ids, build_metadata, build_metadata_files, parse_pod_claim_name
-from pydra.claims.steps import StepRunner, build_left_over
+from pydra.claims.steps import StepIndex, StepRunner, build_left_over
 from pydra.errors import BackendError, BackendUnavailable, CdiError, DeviceInUse, InternalError, PydraError, Unavailable
 from pydra.kube.api_resources import RESOURCE_CLAIMS
 from pydra.observability.logging import set_logging_fields
@@ -79,14 +79,6 @@ class Operation(Enum):
 
     PREPARE = "prepare"
     UNPREPARE = "unprepare"
-
-
-class OperationStarted(msgspec.Struct, frozen=True, kw_only=True):
-    """Work on a claim began. Exactly one of the other events follows."""
-
-    driver: str
-    operation: Operation
-    ref: ClaimRef
 
 
 class OperationDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +112,7 @@ class StepsLeftOver(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-ClaimEvent: TypeAlias = OperationStarted | OperationDone | OperationFailed | StepsLeftOver
+ClaimEvent: TypeAlias = OperationDone | OperationFailed | StepsLeftOver
 
 
 class Reconciled(Enum):
@@ -205,7 +197,10 @@ class ClaimPreparer:
         self._index = DeviceIndex()
         self._work: dict[str, _Work] = {}
         self._clock = asyncio.get_running_loop().time
-        self._steps = StepRunner(store, backend, lambda claim, names: may_meet(names, claim, self._published))
+        self._step_index = StepIndex()
+        self._steps = StepRunner(
+            store, backend, self._step_index, lambda claim, names: may_meet(names, claim, self._published)
+        )
         store.follow(self._note_record, own=plans)  # what a backend without plans holds is noted before it is written
 
     def set_published(self, published: Published) -> None:
@@ -248,6 +243,10 @@ class ClaimPreparer:
         """Return whether work on the claim is in progress."""
         return uid in self._work
 
+    def count_in_progress(self, operation: Operation) -> int:
+        """Return how many claims are being prepared, or unprepared; called from any thread."""
+        return sum(work.operation is operation for work in tuple(self._work.values()))
+
     async def wait_idle(self) -> None:
         """Wait until no work is in progress."""
         while self._work:
@@ -284,8 +283,6 @@ class ClaimPreparer:
             # Not cancelled: a backend that is stopped halfway would have to undo at the same moment.
             if before is not None and before.task is not None:
                 await asyncio.wait((before.task,))
-            if operation is not None:
-                self._report(OperationStarted(driver=self._driver, operation=operation, ref=ref))
             outcome = await self._guard(work)
             if not work.answer.done():
                 work.answer.set_result(outcome)
@@ -448,7 +445,7 @@ class ClaimPreparer:
                         # Another instance whose version of the backend does not plan does not take this lock.
                         if in_use := self._index.find_conflict(claim, self._published):
                             raise in_use
-                        return await self._write_started(work, self._steps.adopt(planned))
+                        return await self._write_started(work, self._step_index.adopt(planned))
                 finally:
                     self._lock.unlock(PLAN)
         except BaseException:
@@ -621,9 +618,10 @@ class ClaimPreparer:
 
     async def _reconcile(self, work: _Work) -> Reconciled:
         uid = work.ref.uid
-        if not self._lock.try_lock(claim_offset(uid)):
+        claim_offset = find_offset(CLAIMS, uid)
+        if not self._lock.try_lock(claim_offset):
             return Reconciled.NOTHING  # another instance works on it
-        self._lock.unlock(claim_offset(uid))
+        self._lock.unlock(claim_offset)
         await self._lock.take_claim(uid, self._clock() + self._deadlines.unprepare)
         try:
             async with self._store:
@@ -679,7 +677,7 @@ class ClaimPreparer:
             self._index.hold(claim, find_consumption(claim, published))
         else:
             self._index.release(uid)
-        self._steps.note(uid, record)
+        self._step_index.note(uid, record.claim.steps if record is not None else ())
         self._backend.note_held(uid, self._store.find_held(uid))
 
 

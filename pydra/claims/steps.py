@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
-from pydra.checkpoint.instance_lock import step_offset
+from pydra.checkpoint.instance_lock import STEPS, find_offset
 from pydra.checkpoint.record import Record
 from pydra.checkpoint.record_files import find_claim_uid
 from pydra.checkpoint.store import RecordStore
@@ -65,7 +65,7 @@ class StepIndex:
     def adopt(self, claim: Claim) -> Claim:
         """Return the claim with the steps that other claims have already as those claims have them.
 
-        So all have the state before the first.
+        So all have the state before the first. Called while nobody else plans.
         """
         others = [next(iter(self.find(one.key, but=claim.uid)), one) for one in claim.steps]
         steps = [replace(one, step=other.step) for one, other in zip(claim.steps, others, strict=True)]
@@ -76,22 +76,18 @@ class StepRunner:
     """The steps of one driver's claims. `may_need` says whether a claim whose record cannot be read may use devices."""
 
     def __init__(
-        self, store: RecordStore, backend: BackendSupervisor, may_need: Callable[[Claim, Collection[str]], bool]
+        self,
+        store: RecordStore,
+        backend: BackendSupervisor,
+        index: StepIndex,
+        may_need: Callable[[Claim, Collection[str]], bool],
     ) -> None:
         self._may_need = may_need
         self._store = store
         self._backend = backend
-        self._index = StepIndex()
+        self._index = index
         self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # those that a task has or wants
         self._clock = asyncio.get_running_loop().time
-
-    def note(self, uid: str, record: Record | None) -> None:
-        """Note that the claim has this record from now on."""
-        self._index.note(uid, record.claim.steps if record is not None else ())
-
-    def adopt(self, claim: Claim) -> Claim:
-        """Return the claim with the steps that other claims have; called while nobody else plans."""
-        return self._index.adopt(claim)
 
     async def carry_out(self, record: Record, *, until: float, keep: Callable[[Record], None]) -> Record:
         """Carry out all steps, in order; `keep` is called with the record whenever it changes.
@@ -182,14 +178,14 @@ class StepRunner:
             async with self._store:
                 await self._store.write(record, in_place=True)
         except CheckpointError as error:  # a full disk must not keep a pod from ending, and `undo` is idempotent
-            self.note(record.claim.uid, record)
+            self._index.note(record.claim.uid, record.claim.steps)
             _log.warning("that step %s is undone is not recorded: %s", record.claim.steps[place].label, error)
         return record
 
     @asynccontextmanager
     async def _locked(self, key: str, until: float) -> AsyncIterator[None]:
         """Exclude other tasks and other instances from steps with this key."""
-        offset = step_offset(key)
+        offset = find_offset(STEPS, key)
         lock = self._locks.setdefault(offset, asyncio.Lock())
         try:
             async with asyncio.timeout_at(until):

@@ -37,9 +37,9 @@ from pydra.kube.tolerant_decoding import (
     NotJson,
     TooLarge,
     Undecodable,
-    choose_decoder,
     decode_document,
     decode_event,
+    decode_object,
     decode_page,
     decode_table,
 )
@@ -160,7 +160,7 @@ class KubeClient:
         `deadline`, in seconds, replaces `retry_for`; the error is the last one of the API server or the connection.
         """
         path = build_path(resource, namespace=namespace, name=name)
-        attempt = partial(self._request, "get", resource, path, decode=choose_decoder(resource.kind))
+        attempt = partial(self._request, "get", resource, path, decode=partial(decode_object, kind=resource.kind))
         began = time.monotonic()
         try:  # like _read, without one more call for each claim
             return await attempt(seconds=deadline)
@@ -200,7 +200,7 @@ class KubeClient:
     ) -> JsonObject:
         """Create the object; return it as stored, or as it would be. Conflict: it already exists."""
         path = build_path(resource, namespace=namespace) + _DRY_RUN[dry_run]
-        return await self._request("create", resource, path, decode=choose_decoder(resource.kind), body=body)
+        return await self._write("create", resource, path, body)
 
     async def replace(
         self,
@@ -214,14 +214,14 @@ class KubeClient:
     ) -> JsonObject:
         """Replace the object; return it as stored, or as it would be. Conflict: the resourceVersion is outdated."""
         path = build_path(resource, namespace=namespace, name=name, subresource=subresource) + _DRY_RUN[dry_run]
-        return await self._request("update", resource, path, decode=choose_decoder(resource.kind), body=body)
+        return await self._write("update", resource, path, body)
 
     async def patch(
         self, resource: Resource, name: str, body: JsonObject, *, namespace: str = "", subresource: str = ""
     ) -> JsonObject:
         """Apply a JSON merge patch; return the object."""
         path = build_path(resource, namespace=namespace, name=name, subresource=subresource)
-        return await self._request("patch", resource, path, decode=choose_decoder(resource.kind), body=body)
+        return await self._write("patch", resource, path, body)
 
     async def apply(
         self,
@@ -240,7 +240,7 @@ class KubeClient:
         """
         path = build_path(resource, namespace=namespace, name=name, subresource=subresource)
         path = _add_query(path, {"fieldManager": manager, "force": "true" if force else "false"})
-        return await self._request("apply", resource, path, decode=choose_decoder(resource.kind), body=body)
+        return await self._write("apply", resource, path, body)
 
     async def delete(
         self,
@@ -313,6 +313,9 @@ class KubeClient:
         finally:
             if response is not None:
                 response.close()
+
+    async def _write(self, verb: str, resource: Resource, path: str, body: JsonObject) -> JsonObject:
+        return await self._request(verb, resource, path, decode=partial(decode_object, kind=resource.kind), body=body)
 
     async def _read_list(
         self, resource: Resource, path: str, query: Mapping[str, str], accept: str, decode: DecodePage

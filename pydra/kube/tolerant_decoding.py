@@ -9,8 +9,7 @@ decoded is left out and named, so one unreadable object does not affect the othe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -54,23 +53,18 @@ def decode_document(body: bytes) -> JsonObject:
     return document
 
 
-def decode_object(body: bytes) -> JsonObject:
-    """Decode a Kubernetes object: its `metadata` is an object. Raises NotJson, Undecodable."""
+def decode_object(body: bytes, kind: str = "") -> JsonObject:
+    """Decode a Kubernetes object: its `metadata` is an object, and what the agent reads of its kind has its shape.
+
+    Raises NotJson, Undecodable.
+    """
     try:
-        found = msgspec.json.decode(body)
+        document = msgspec.json.decode(body)
     except _NOT_STRICT:
-        found = _decode_repaired(body)
-    return _check(found)
-
-
-def choose_decoder(kind: str) -> Callable[[bytes], JsonObject]:
-    """Return what decodes one object of the kind, and checks the shape of what the agent reads of it."""
-    return partial(_decode_shape, _SINGLE[kind]) if kind in _SINGLE else decode_object
-
-
-def _decode_shape(shape: type[msgspec.Struct], body: bytes) -> JsonObject:
-    found = decode_object(body)
-    _check_shape(found, shape)
+        document = _decode_repaired(body)
+    found = _check(document)
+    if kind in _SINGLE:
+        _check_shape(found, _SINGLE[kind])
     return found
 
 

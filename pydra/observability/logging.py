@@ -61,8 +61,9 @@ def format_text(record: logging.LogRecord, *, colours: bool = False) -> bytes:
     known = _fields(record)
     details = known.pop("details", "")
     fields = "".join([f"  {name}={value}" for name, value in known.items()])
+    text = cut(record.getMessage(), MAX_TEXT)
     clock = f"{_local_time(int(record.created))}.{int(record.msecs):03d}"
-    line = f"{clock} {record.levelname:<7} {record.name.removeprefix('pydra.')}: {_message(record)}{fields}"
+    line = f"{clock} {record.levelname:<7} {record.name.removeprefix('pydra.')}: {text}{fields}"
     line = escape(line)
     if colours and record.levelname in _COLOURS:
         line = f"{_COLOURS[record.levelname]}{line}\033[0m"
@@ -79,7 +80,7 @@ def format_json(record: logging.LogRecord) -> bytes:
         "time": f"{_utc_time(int(record.created))}.{int(record.msecs):03d}Z",
         "level": record.levelname.lower(),
         "logger": record.name,
-        "message": _message(record),
+        "message": cut(record.getMessage(), MAX_TEXT),
     }
     line.update(_fields(record))
     if record.exc_info:
@@ -163,10 +164,6 @@ def _open_to_append(path: str) -> int:
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666)
     os.set_blocking(descriptor, True)
     return descriptor
-
-
-def _message(record: logging.LogRecord) -> str:
-    return cut(record.getMessage(), MAX_TEXT)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from tests.behaviour.node import NODE, Agent, Node
 from tests.behaviour.waiting import wait_for
 
@@ -38,6 +40,25 @@ def test_prepared_claims_and_the_backends_own_samples_are_counted(quiet: Node, q
     wait_for(lambda: quiet_agent.metric(series) == before, "the metric follows")
     wait_for(lambda: quiet_agent.metric('pydra_backend_up{backend="board"}') == 1, "the metric follows")
     wait_for(lambda: quiet_agent.metric("pydra_board_temperature_celsius") == 40.0, "the backend's own sample")
+
+
+@pytest.mark.parametrize("call", ["prepare", "unprepare"])
+def test_a_claim_is_counted_as_in_flight_while_the_backend_is_at_work_on_it(
+    quiet: Node, quiet_agent: Agent, call: str
+) -> None:
+    series = f'pydra_claim_operations_in_flight{{driver="board.example.com",operation="{call}"}}'
+    claim = quiet.api.create_claim(quiet.board.device())
+    if call == "unprepare":
+        quiet.kubelet.prepare_one(claim)
+    before = quiet_agent.metric(series)
+    quiet.board.order(call, claim.name, "wait")
+    start = {"prepare": quiet.kubelet.start_prepare, "unprepare": quiet.kubelet.start_unprepare}[call]
+    in_flight = start(claim)
+    quiet.board.wait_reached(call, claim.name)
+    wait_for(lambda: quiet_agent.metric(series) == before + 1, "it is counted")
+    quiet.board.dismiss(call, claim.name)
+    in_flight.result()
+    wait_for(lambda: quiet_agent.metric(series) == before, "it has ended")
 
 
 def test_a_claim_that_fails_has_an_event_with_the_reason_and_one_that_succeeds_has_none(quiet: Node) -> None:

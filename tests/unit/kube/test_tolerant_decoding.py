@@ -19,9 +19,9 @@ from pydra.kube.tolerant_decoding import (
     LineTooLong,
     NotJson,
     Undecodable,
-    choose_decoder,
     decode_document,
     decode_event,
+    decode_object,
     decode_page,
 )
 from pydra.slices.build import build_wanted
@@ -145,6 +145,6 @@ def test_a_slice_of_any_shape_is_left_out_or_does_not_disturb_the_reconciler(pat
         with suppress(Undecodable):
             decode_event(json.dumps({"type": "ADDED", "object": body}).encode())
         with suppress(Undecodable, NotJson):
-            answer = choose_decoder("ResourceSlice")(json.dumps(body).encode())
+            answer = decode_object(json.dumps(body).encode(), "ResourceSlice")
             name_gates(SLICE["spec"], answer["spec"])
             assert answer["metadata"]["uid"]

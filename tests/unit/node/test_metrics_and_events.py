@@ -14,7 +14,7 @@ from pydra.checkpoint.record import PartialRecord
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import AllocatedDevice, ClaimRef
 from pydra.claims.gc import GarbageCollected, GarbageCounts
-from pydra.claims.preparer import ClaimEvent, Operation, OperationDone, OperationFailed, OperationStarted
+from pydra.claims.preparer import ClaimEvent, Operation, OperationDone, OperationFailed
 from pydra.devices import DeviceHealth, HealthStatus, Pool
 from pydra.errors import ClaimError, InvalidConfig, KubeError, Unavailable, Unsupported
 from pydra.inventory.health import Published
@@ -75,21 +75,16 @@ def test_an_event_of_nobody_is_a_bug_that_is_not_passed_over(desk: Desk) -> None
         desk.report("surprise")
 
 
-def test_a_prepare_is_in_flight_until_it_ends_and_then_counted_with_its_result(desk: Desk) -> None:
-    flight = f'pydra_claim_operations_in_flight{{driver="{DRIVER}",operation="prepare"}}'
-    desk.report(OperationStarted(driver=DRIVER, operation=Operation.PREPARE, ref=REF))
-    assert desk.value(flight) == 1
+def test_a_prepare_is_counted_with_its_result(desk: Desk) -> None:
     desk.report(
         OperationDone(driver=DRIVER, operation=Operation.PREPARE, ref=REF, seconds=0.02, from_record=False, timings={})
     )
-    assert desk.value(flight) == 0
     count = f'pydra_claim_operation_duration_seconds_count{{driver="{DRIVER}",operation="prepare",result="ok"}}'
     assert desk.value(count) == 1
     assert desk.requests == []
 
 
 def test_a_failed_claim_is_counted_by_reason_and_told_on_the_claim(desk: Desk) -> None:
-    desk.report(OperationStarted(driver=DRIVER, operation=Operation.PREPARE, ref=REF))
     error = InvalidConfig(["$.clockMHz: 99999 is too large"])
     desk.report(OperationFailed(driver=DRIVER, operation=Operation.PREPARE, ref=REF, error=error, seconds=0.01))
     series = "pydra_claim_operation_duration_seconds_count"
@@ -106,21 +101,12 @@ def test_a_backends_own_reasons_are_labels_as_long_as_they_are_few(desk: Desk) -
     for number in range(OWN_REASONS + 3):
         error = ClaimError("no")
         error.reason = f"Invented{number}"
-        desk.report(OperationStarted(driver=DRIVER, operation=Operation.PREPARE, ref=REF))
         desk.report(OperationFailed(driver=DRIVER, operation=Operation.PREPARE, ref=REF, error=error, seconds=0.01))
     series = f'pydra_claim_operation_duration_seconds_count{{driver="{DRIVER}",operation="prepare",result='
     assert desk.value(f'{series}"Invented0"}}') == desk.value(f'{series}"Invented{OWN_REASONS - 1}"}}') == 1
     assert desk.value(f'{series}"ClaimFailed"}}') == 3
     assert f"Invented{OWN_REASONS}" not in desk.metrics.text().decode()
     assert desk.requests[-1].reason == f"Invented{OWN_REASONS + 2}", "the Event has the backend's word all the same"
-
-
-def test_unprepare_is_counted_as_its_own_operation(desk: Desk) -> None:
-    desk.report(OperationStarted(driver=DRIVER, operation=Operation.UNPREPARE, ref=REF))
-    desk.report(
-        OperationDone(driver=DRIVER, operation=Operation.UNPREPARE, ref=REF, seconds=0.01, from_record=True, timings={})
-    )
-    assert desk.value(f'pydra_claim_operations_in_flight{{driver="{DRIVER}",operation="unprepare"}}') == 0
 
 
 def test_slices_that_may_not_be_listed_are_told_on_the_node_and_a_silent_server_is_not(desk: Desk) -> None:

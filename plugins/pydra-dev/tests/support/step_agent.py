@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pydra import Claim, HeldClaim, PreparedDevice, PydraError, describe_step
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.record_files import find_claim_uid
-from pydra.claims.steps import StepRunner, build_left_over
+from pydra.claims.steps import StepIndex, StepRunner, build_left_over
 
 _SECONDS = 3600.0
 
@@ -37,6 +37,7 @@ class StepAgent:
         self.records = {} if records is None else records
         self.later: list[str] = []
         """Why steps could not be undone when their claim ended."""
+        self._index = StepIndex()
         self._runner: StepRunner | None = None
         self._noted: set[str] = set()
 
@@ -57,14 +58,15 @@ class StepAgent:
         others = tuple(one for one in self.held() if one.claim.uid != claim.uid)
         plan = await self.backend.plan(claim, others)
         steps = tuple([describe_step(step) for step in plan.steps])
-        planned = self._steps().adopt(replace(claim, plan=_as_json(plan.data), steps=steps))
+        self._steps()
+        planned = self._index.adopt(replace(claim, plan=_as_json(plan.data), steps=steps))
         self.note(planned)
         return planned
 
     async def carry_out(self, claim: Claim) -> Claim:
         """Do all steps; after a failure, what was begun is undone."""
         steps = self._steps()
-        claim = steps.adopt(claim)
+        claim = self._index.adopt(claim)
         self.note(claim)
         try:
             record = await steps.carry_out(_build_record(self.records[claim.uid]), until=_until(), keep=self._keep)
@@ -133,9 +135,9 @@ class StepAgent:
         """The agent's code, which knows all steps of the records as they are now."""
         if self._runner is None:
             store = cast("Any", _Records(self._write))
-            self._runner = StepRunner(store, cast("Any", _Calls(self)), lambda _claim, _names: True)
+            self._runner = StepRunner(store, cast("Any", _Calls(self)), self._index, lambda _claim, _names: True)
         for uid in self._noted | self.records.keys():
-            self._runner.note(uid, _build_record(self.records[uid]) if uid in self.records else None)
+            self._index.note(uid, self.records[uid].claim.steps if uid in self.records else ())
         self._noted = set(self.records)
         return self._runner
 
