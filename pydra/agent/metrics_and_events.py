@@ -39,7 +39,7 @@ from pydra.observability.events import EventRequest, Subject
 from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import Tracer
 from pydra.slices.foreign import ForeignSlices
-from pydra.slices.reconciler import FieldsDropped, FieldsKept, PoolPublished, PublishFailed, SliceWritten
+from pydra.slices.reconciler_events import FieldsDropped, FieldsKept, PoolPublished, PublishFailed, SliceWritten
 
 Record = Callable[[EventRequest], None]
 OWN_REASONS = 32

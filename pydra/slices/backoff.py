@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import random
+from collections.abc import Callable
 
+import anyio
 import msgspec
 
 from pydra.errors import Conflict, Invalid, KubeError, NotFound, Unavailable
+
+log = logging.getLogger(__name__)
+
+BATCH_SECONDS = 0.1
+"""Waiting time for further events: deleting all slices is one event each, and they are restored in one round."""
+RECONCILE_PERIOD = 600.0
+"""How often everything is compared even if nothing has changed."""
+GATE_PERIOD = 600.0
+"""How often a server is asked what it accepts of what the pool needs: gates change when it is upgraded or restarted."""
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,3 +73,113 @@ def retry_pause(error: KubeError, failures: int) -> tuple[float, float]:
     if isinstance(error, Unavailable) and error.retry_after > longest:
         return error.retry_after, error.retry_after + longest
     return longest / 2, longest
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Periods and limits of a WriteSchedule; `uniform` chooses the pause after an error within its range."""
+
+    repairs: Backoff = REPAIRS
+    deferrals: Backoff = DEFERRALS
+    batch_delay: float = BATCH_SECONDS
+    gate_period: float = GATE_PERIOD
+    uniform: Callable[[float, float], float] = random.uniform
+
+
+class WriteSchedule:
+    """When a reconciler compares its slices again, and when it asks the server again what it accepts.
+
+    Nothing is due before the first `note_new_pool`.
+    """
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._repairs = timing.repairs
+        self._publishes = PUBLISHES
+        self._deferrals = timing.deferrals
+        self._deferred_until = -math.inf
+        self._not_before = -math.inf  # after an error
+        self._failures = 0
+        self._due = math.inf
+        self._ask_due = math.inf
+        self._wake = anyio.Event()
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether an instance that started later may publish."""
+        return anyio.current_time() < self._deferred_until
+
+    def look_now(self) -> None:
+        """Compare as soon as possible."""
+        self._look(anyio.current_time())
+
+    def note_new_pool(self) -> None:
+        """Note that something else is wanted, whatever failed before."""
+        self._failures, self._not_before = 0, -math.inf
+        self._look(self._publishes.next_at(anyio.current_time()))
+
+    def note_foreign_change(self) -> None:
+        """Note that something other than this reconciler changed a slice."""
+        now = anyio.current_time()
+        self._look(max(now + self._timing.batch_delay, self._repairs.next_at(now)))
+
+    def ask_server_now(self) -> None:
+        """Ask the server at the next comparison."""
+        self._ask_due = -math.inf
+
+    def ask_server_later(self) -> None:
+        """Ask the server after the usual period."""
+        self._ask_due = anyio.current_time() + self._timing.gate_period
+
+    def note_round(self, *, repair: bool) -> None:
+        """Note a round of writes: for a new pool, or a `repair` of what was published."""
+        now = anyio.current_time()
+        if repair:
+            self._repairs = self._repairs.after(now)
+        else:
+            self._publishes = self._publishes.after(now)
+
+    def note_success(self) -> None:
+        """Note a comparison without an error."""
+        self._failures = 0
+
+    def note_failure(self, error: KubeError) -> float:
+        """Note an error of the server; return the seconds until the next comparison."""
+        self._failures += 1
+        pause = self._timing.uniform(*retry_pause(error, self._failures))
+        now = anyio.current_time()
+        self._not_before = now + pause
+        self._look(max(self._not_before, self._repairs.next_at(now)))
+        return pause
+
+    def defer(self) -> None:
+        """Stop writing while an instance that started later publishes; try again later, since it may have ended."""
+        if self.is_deferred:
+            return
+        now = anyio.current_time()
+        self._deferrals = self._deferrals.after(now)
+        self._deferred_until = self._deferrals.next_at(now)
+        log.info(
+            "an instance of the agent that started later publishes the devices; this one waits %.0f s",
+            self._deferred_until - now,
+        )
+
+    async def wait(self) -> bool:
+        """Wait for the next comparison; return whether the server is to be asked before it."""
+        while True:
+            due = min(self._due, self._ask_due)
+            pause = max(due, self._not_before, self._deferred_until) - anyio.current_time()
+            if pause <= 0:
+                break
+            self._wake = anyio.Event()
+            with anyio.move_on_after(pause if pause < math.inf else None):
+                await self._wake.wait()
+        now = anyio.current_time()
+        self._due = now + RECONCILE_PERIOD
+        asks_server = now >= self._ask_due
+        if asks_server:
+            self._ask_due = math.inf
+        return asks_server
+
+    def _look(self, when: float) -> None:
+        self._due = min(self._due, when)
+        self._wake.set()

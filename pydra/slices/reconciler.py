@@ -11,15 +11,11 @@ carries the start of its instance, and an instance that sees a later one's write
 from __future__ import annotations
 
 import logging
-import math
-import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-import anyio
 import msgspec
 
 from pydra.devices import Pool
@@ -33,138 +29,33 @@ from pydra.kube.api_resources import (
     WatchEventType,
     parse_resource_version,
 )
-from pydra.slices.backoff import DEFERRALS, PUBLISHES, REPAIRS, Backoff, retry_pause
-from pydra.slices.build import GENERATED_BASE, WantedPool, build_wanted
+from pydra.slices.backoff import Timing, WriteSchedule
+from pydra.slices.build import GENERATED_BASE, WantedPool
 from pydra.slices.diff import Create, Delete, Owner, Plan, Update, plan_slices, share_devices
+from pydra.slices.reconciler_events import (
+    FieldsDropped,
+    FieldsKept,
+    PoolPublished,
+    PublishFailed,
+    SliceEvent,
+    SliceWritten,
+    WriteKind,
+)
 from pydra.slices.server_limitations import (
-    ALLOCATABLE,
-    BINDING,
-    EFFECT_NONE,
-    GROUPS,
-    LISTS,
-    OVERHEADS,
-    PARTITION_TYPE,
-    PARTITIONS,
-    SHARES,
-    TAINTS,
     RefusedDevice,
     ServerModification,
     apply_modifications,
-    build_probe,
     find_modification,
     find_refused,
-    has_overheads,
     name_gates,
     name_refused,
-    reduce_pool,
 )
+from pydra.slices.target import Target, build_target
 
 log = logging.getLogger(__name__)
 
 STARTED = "pydra-agent/started"
 """The annotation of a slice with the start time of the agent instance that wrote it."""
-BATCH_SECONDS = 0.1
-"""Waiting time for further events: deleting all slices is one event each, and they are restored in one round."""
-RECONCILE_PERIOD = 600.0
-"""How often everything is compared even if nothing has changed."""
-GATE_PERIOD = 600.0
-"""How often a server is asked what it accepts of what the pool needs: gates change when it is upgraded or restarted."""
-
-
-ON_BY_DEFAULT = dict.fromkeys((BINDING, PARTITIONS, SHARES, TAINTS), "1.36")
-"""Source: the Kubernetes feature gate table."""
-NEEDED_RELEASE = {
-    PARTITIONS: "Kubernetes 1.34 cannot store partitions even with the gate on",
-    LISTS: f"{LISTS} exists from Kubernetes 1.36",
-    GROUPS: f"{GROUPS} exists from Kubernetes 1.37",
-    PARTITION_TYPE: f"{PARTITION_TYPE} exists from Kubernetes 1.37",
-    ALLOCATABLE: f"{ALLOCATABLE} exists from Kubernetes 1.36",
-}
-_SHOWN = 8
-
-
-class WriteKind(Enum):
-    """What was done to a slice."""
-
-    CREATE = "create"
-    UPDATE = "update"
-    DELETE = "delete"
-
-
-class SliceWritten(msgspec.Struct, frozen=True, kw_only=True):
-    """The API server accepted a write."""
-
-    pool: str
-    name: str
-    kind: WriteKind
-
-
-class PoolPublished(msgspec.Struct, frozen=True, kw_only=True):
-    """The API has the complete pool, after writes or at the first reconciliation. `slices` 0: it was withdrawn."""
-
-    pool: str
-    generation: int
-    slices: int
-    devices: int
-
-
-class PublishFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """The API server did not accept a write; it is tried again after `pause` seconds."""
-
-    pool: str
-    error: KubeError
-    pause: float
-
-
-class FieldsDropped(msgspec.Struct, frozen=True, kw_only=True):
-    """The API server does not store all of a pool; `gates` are the feature gates that are probably off, if known.
-
-    `gates` may also name what is not a gate, such as `EFFECT_NONE`. `withheld` are the devices that are not published,
-    because they would be unsafe without their fields; `refused` are those that the server refuses, with its reason.
-    """
-
-    pool: str
-    gates: tuple[str, ...]
-    withheld: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f'pool "{self.pool}": ' + ". ".join(self._sentences())
-
-    def _sentences(self) -> Iterator[str]:
-        gates = [gate for gate in self.gates if gate not in (EFFECT_NONE, OVERHEADS)]
-        if gates:
-            text = (
-                "some fields are dropped by the API server, probably because these feature gates are "
-                f"off: {', '.join(gates)}. Turn them on in the control plane and the kubelets"
-            )
-            notes = [NEEDED_RELEASE[gate] for gate in gates if gate in NEEDED_RELEASE]
-            if since := [gate for gate in gates if gate in ON_BY_DEFAULT]:
-                notes.insert(0, f"{', '.join(since)}: on by default from Kubernetes {ON_BY_DEFAULT[since[0]]}")
-            yield f"{text} ({'; '.join(notes)})" if notes else text
-        if EFFECT_NONE in self.gates:
-            yield "Taints with the effect None are left out, which Kubernetes accepts from 1.35"
-        if OVERHEADS in self.gates:
-            yield "What pods need of the node besides their devices is left out, which Kubernetes accepts from 1.37"
-        if self.withheld:
-            yield f"Not published until then, since unsafe without: {_list_devices(self.withheld)}"
-        if self.refused:
-            yield f"Not published, because the API server refuses them: {_list_devices(self.refused)}"
-        if not self.gates and not self.refused:
-            yield "some fields were dropped by the API server, for a reason that is not known"
-
-
-def _list_devices(devices: Sequence[str]) -> str:
-    return f"{len(devices)} devices: " + ", ".join(devices[:_SHOWN]) + (", ..." if len(devices) > _SHOWN else "")
-
-
-class FieldsKept(msgspec.Struct, frozen=True, kw_only=True):
-    """The API server keeps what it dropped before: the complete pool is published."""
-
-    pool: str
-
-
-SliceEvent: TypeAlias = SliceWritten | PoolPublished | PublishFailed | FieldsDropped | FieldsKept
 
 
 class SliceCache(Protocol):
@@ -221,44 +112,23 @@ class SliceReconciler:
         node: str,
         report: Callable[[SliceEvent], None] = lambda _: None,
         started: float,
-        repairs: Backoff = REPAIRS,
-        publishes: Backoff = PUBLISHES,
-        deferrals: Backoff = DEFERRALS,
-        batch_delay: float = BATCH_SECONDS,
-        gate_period: float = GATE_PERIOD,
-        uniform: Callable[[float, float], float] = random.uniform,
+        timing: Timing = Timing(),  # noqa: B008 - frozen
     ) -> None:
         self._client = client
         self._cache = cache
         self._driver = driver
         self._node = node
         self._report = report
-        self._uniform = uniform
-        self._pool: Pool | None = None  # until there is one, the slices of an earlier instance are left alone
-        self._wanted: WantedPool | None = None
-        self._achieved: WantedPool | None = None
+        self._started = datetime.fromtimestamp(started, UTC).isoformat(timespec="microseconds")
+        self._schedule = WriteSchedule(timing)
+        self._target: Target | None = None  # until there is one, the slices of an earlier instance are left alone
+        self._achieved: Target | None = None
         self._is_published = False
+        self._must_ask = False  # whether a dry run comes first, though there may be nothing to write
         self._modifications: dict[int, ServerModification] = {}
-        self._gates_off: frozenset[str] = frozenset()
-        self._gate_period = gate_period
-        self._check_gates_at = -math.inf
-        self._must_ask = False
-        self._refused: dict[str, RefusedDevice] = {}
-        self._probe: WantedPool | None = None
-        self._withheld: tuple[str, ...] = ()
         self._last_dropped: FieldsDropped | None = None
         self._pending = PendingWrites(cache)
         self._owner: Owner | None = None
-        self._started = datetime.fromtimestamp(started, UTC).isoformat(timespec="microseconds")
-        self._repairs = repairs
-        self._publishes = publishes
-        self._deferrals = deferrals
-        self._deferred_until = -math.inf
-        self._batch_delay = batch_delay
-        self._failures = 0
-        self._not_before = -math.inf
-        self._due = math.inf
-        self._wake = anyio.Event()
         cache.subscribe(self._on_watch_event)
 
     @property
@@ -268,153 +138,112 @@ class SliceReconciler:
 
     def publish(self, pool: Pool) -> None:
         """Set the wanted pool. Returns at once; an equal pool changes nothing."""
-        if pool == self._pool:
+        former = self._target
+        if former is None:
+            self._target = build_target(pool, driver=self._driver, node=self._node)
+            self._schedule.ask_server_now()
+        elif former.pool == pool:
             return
-        self._pool, self._is_published = pool, False
-        self._refused = {name: one for name, one in self._refused.items() if one.device in pool.devices}
-        self._set_gates_off(self._gates_off)
-        self._failures, self._not_before = 0, -math.inf
-        now = anyio.current_time()
-        self._schedule(self._publishes.next_at(now))
-
-    def _set_gates_off(self, gates_off: frozenset[str]) -> None:
-        """Compute the wanted slices while these gates are off."""
-        assert self._pool is not None  # nothing is due before `publish`
-        self._gates_off = gates_off
-        reduced = reduce_pool(self._pool, gates_off, self._refused)
-        self._wanted = build_wanted(reduced.pool, driver=self._driver, node=self._node)
-        self._withheld = tuple(name for name in reduced.withheld if name not in self._refused)
-        probe = build_probe(reduced.pool)
-        self._probe = build_wanted(probe, driver=self._driver, node=self._node) if probe.devices else None
+        else:
+            refused = {name: one for name, one in former.refused.items() if one.device in pool.devices}
+            self._target = former.change(pool=pool, refused=refused)
+        self._is_published = False
+        self._schedule.note_new_pool()
 
     async def run(self) -> None:
         """Reconcile until cancelled. What the API server refuses is reported and tried again."""
         await self._cache.wait_synced()
         while True:
-            await self._wait_due()
-            if anyio.current_time() >= self._check_gates_at:
-                self._check_gates_at = math.inf
+            asks_server = await self._schedule.wait()
+            assert self._target is not None  # nothing is due before `publish`
+            if asks_server:
                 self._must_ask = True
-                self._refused = {}
-                self._set_gates_off(frozenset())
-            wanted = self._wanted
+                self._target = self._target.change(gates_off=frozenset(), refused={})
+            target = self._target
             try:
                 await self._reconcile()
             except KubeError as error:
-                self._fail(error, outdated=self._wanted is not wanted)
+                self._fail(error, outdated=self._target is not target)
 
     def _on_watch_event(self, event: WatchEvent) -> None:
+        if self._target is None:
+            return
         if self._pending.is_own_write(event):
-            if self._wanted is not None:
-                share_devices(self._wanted, (event.object,))
+            share_devices(self._target.wanted, (event.object,))
             return
         if event.type is WatchEventType.DELETED:
             self._owner = None  # it may have been deleted with a Node that has another uid now
         elif self._achieved is not None and _read_start(event.object) > self._started:
-            self._defer_to_newer()
-        now = anyio.current_time()
-        self._schedule(max(now + self._batch_delay, self._repairs.next_at(now)))
-
-    def _defer_to_newer(self) -> None:
-        """Stop writing while an instance that started later publishes; try again later, since it may have ended."""
-        now = anyio.current_time()
-        if now < self._deferred_until:
-            return
-        self._deferrals = self._deferrals.after(now)
-        self._deferred_until = self._deferrals.next_at(now)
-        log.info(
-            "an instance of the agent that started later publishes the devices; this one waits %.0f s",
-            self._deferred_until - now,
-        )
-
-    def _schedule(self, when: float) -> None:
-        self._due = min(self._due, when)
-        self._wake.set()
-
-    async def _wait_due(self) -> None:
-        while True:
-            due = min(self._due, self._check_gates_at) if self._pool is not None else math.inf
-            pause = max(due, self._not_before, self._deferred_until) - anyio.current_time()
-            if pause <= 0:
-                break
-            self._wake = anyio.Event()
-            with anyio.move_on_after(pause if pause < math.inf else None):
-                await self._wake.wait()
-        self._due = anyio.current_time() + RECONCILE_PERIOD
+            self._schedule.defer()
+        self._schedule.note_foreign_change()
 
     async def _reconcile(self) -> None:
         if self._owner is None:
             self._owner = await self._fetch_owner()
-        wanted = self._wanted  # after the await: nothing can change between here and the first write
-        assert wanted is not None  # nothing is due before `publish`
+        target = self._target  # after the await: nothing can change between here and the first write
+        assert target is not None
         observed = self._pending.merged()
-        target = apply_modifications(wanted, self._modifications)
-        share_devices(target, observed)
-        plan = plan_slices(target, observed, owner=self._owner)
+        modified = apply_modifications(target.wanted, self._modifications)
+        share_devices(modified, observed)
+        plan = plan_slices(modified, observed, owner=self._owner)
         if len(plan) or self._must_ask:
             self._is_published = self._is_published and not len(plan)
-            if not await self._check_dry_run(wanted):
+            if not await self._check_dry_run(target):
                 return  # the next reconciliation is due already
         if len(plan):
-            self._count_round(repair=self._achieved is wanted)
-            if not await self._apply(plan, wanted):
+            self._schedule.note_round(repair=self._achieved is target)
+            if not await self._apply(plan, target):
                 return
-        self._failures = 0
+        self._schedule.note_success()
         if not self._is_published:
-            self._report_published(wanted, plan)
-        self._report_dropped(wanted.name)
+            self._report_published(target, plan)
+        self._report_dropped(target)
 
-    def _count_round(self, *, repair: bool) -> None:
-        now = anyio.current_time()
-        if repair:
-            self._repairs = self._repairs.after(now)
-        else:
-            self._publishes = self._publishes.after(now)
+    def _report_published(self, target: Target, plan: Plan) -> None:
+        self._achieved, self._is_published = target, True
+        pool, written = target.wanted.name, target.wanted.slices
+        slices, devices = len(written), sum(len(one.get("devices") or ()) for one in written)
+        log.info("pool %s is published: %d slices, %d devices, %d writes", pool, slices, devices, len(plan))
+        self._report(PoolPublished(pool=pool, generation=plan.generation, slices=slices, devices=devices))
 
-    def _report_published(self, wanted: WantedPool, plan: Plan) -> None:
-        self._achieved, self._is_published = wanted, True
-        slices, devices = len(wanted.slices), sum(len(one.get("devices") or ()) for one in wanted.slices)
-        log.info("pool %s is published: %d slices, %d devices, %d writes", wanted.name, slices, devices, len(plan))
-        self._report(PoolPublished(pool=wanted.name, generation=plan.generation, slices=slices, devices=devices))
-
-    async def _check_dry_run(self, wanted: WantedPool) -> bool:
+    async def _check_dry_run(self, target: Target) -> bool:
         """Check in a dry run whether the server keeps the fields that need feature gates.
 
         When the answer to a real write shows it, a partition without its counters may already be allocated twice. And
         an update does not show it: the server keeps the fields of a gate that is off where they are stored already.
         """
-        if self._probe is not None:
-            self._check_gates_at = anyio.current_time() + self._gate_period
-            for write in plan_slices(self._probe, (), owner=self._owner).creates:
+        if target.probe is not None:
+            self._schedule.ask_server_later()
+            for write in plan_slices(target.probe, (), owner=self._owner).creates:
                 if write.body["spec"].get("devices"):
-                    answer = await self._write(write, wanted, dry_run=True)
-                    if answer is None or self._find_gates(wanted, write, answer):
+                    answer = await self._write(write, target, dry_run=True)
+                    if answer is None or self._find_gates(target, write, answer):
                         return False
-                if wanted is not self._wanted:
+                if target is not self._target:
                     return False
         self._must_ask = False
         return True
 
-    async def _apply(self, plan: Plan, wanted: WantedPool) -> bool:
-        """Write in the plan's order; return False if the wanted pool changed meanwhile. An error ends the round."""
+    async def _apply(self, plan: Plan, target: Target) -> bool:
+        """Write in the plan's order; return False if the target changed meanwhile. An error ends the round."""
         for delete in plan.deletes:
             await self._delete(delete)
         for write in plan.writes:
-            if wanted is not self._wanted or anyio.current_time() < self._deferred_until:
+            if target is not self._target or self._schedule.is_deferred:
                 return False
-            answer = await self._write(write, wanted)
+            answer = await self._write(write, target)
             if answer is None:
                 return False
             kind = WriteKind.UPDATE if isinstance(write, Update) else WriteKind.CREATE
             pool = write.body["spec"]["pool"]["name"]
             self._report(SliceWritten(pool=pool, name=answer["metadata"]["name"], kind=kind))
             self._pending.note_write(answer)
-            if self._find_gates(wanted, write, answer):
+            if self._find_gates(target, write, answer):
                 return False
-            self._note_modification(wanted, write, answer)
-        return wanted is self._wanted
+            self._note_modification(target.wanted, write, answer)
+        return target is self._target
 
-    async def _write(self, write: Update | Create, wanted: WantedPool, *, dry_run: bool = False) -> JsonObject | None:
+    async def _write(self, write: Update | Create, target: Target, *, dry_run: bool = False) -> JsonObject | None:
         """Return the API server's answer; None if it refused the slice and the next reconciliation wants less."""
         metadata = write.body["metadata"]
         annotations = {**(metadata.get("annotations") or {}), STARTED: self._started}
@@ -424,7 +253,7 @@ class SliceReconciler:
                 return await self._client.replace(RESOURCE_SLICES, write.name, body, dry_run=dry_run)
             return await self._client.create(RESOURCE_SLICES, body, dry_run=dry_run)
         except Invalid as error:
-            if self._leave_out(wanted, str(error), write.body["spec"]):
+            if self._leave_out(target, str(error), write.body["spec"]):
                 return None
             raise Invalid(_hide_suffix(str(error), metadata), status=error.status, cause=error.cause) from error
 
@@ -438,34 +267,32 @@ class SliceReconciler:
         self._pending.note_delete(delete.uid)
         self._report(SliceWritten(pool=delete.pool, name=delete.name, kind=WriteKind.DELETE))
 
-    def _find_gates(self, wanted: WantedPool, write: Update | Create, answer: JsonObject) -> bool:
+    def _find_gates(self, target: Target, write: Update | Create, answer: JsonObject) -> bool:
         """Return whether the server dropped fields of gates that were not known to be off; they are left out next."""
-        found = set(name_gates(write.body["spec"], answer["spec"])) - self._gates_off
-        if found:
-            self._drop_gates(wanted, found)
-        return bool(found)
+        return self._reduce(target, frozenset(name_gates(write.body["spec"], answer["spec"])))
 
-    def _leave_out(self, wanted: WantedPool, refusal: str, spec: JsonObject) -> bool:
+    def _leave_out(self, target: Target, refusal: str, spec: JsonObject) -> bool:
         """Return whether a refused slice can be published without something that was not known to be refused."""
-        if wanted is not self._wanted:
+        if target is not self._target:
             return False
-        assert self._pool is not None  # there was something to write
-        gates = name_refused(refusal, spec) - self._gates_off
-        found = {} if gates else find_refused(refusal, spec)
-        devices = {device.name: device for device in self._pool.devices if device.name in found}
-        news = {name: one for name, one in devices.items() if name not in self._refused}
-        for name, device in news.items():
-            self._refused[name] = RefusedDevice(device=device, why=found[name])
-        if gates or news:
-            self._drop_gates(wanted, set(gates))
-        return bool(gates or news)
+        gates = name_refused(refusal, spec)
+        return self._reduce(target, gates, {} if gates - target.gates_off else find_refused(refusal, spec))
 
-    def _drop_gates(self, wanted: WantedPool, gates: set[str]) -> None:
-        now = anyio.current_time()
-        self._check_gates_at = now + self._gate_period
-        if wanted is self._wanted:
-            self._set_gates_off(self._gates_off | gates)
-        self._schedule(now)
+    def _reduce(self, target: Target, gates: frozenset[str], refused: Mapping[str, str] = {}) -> bool:
+        """Want less from now on: without what these gates allow, and without these devices. Whether that is news."""
+        devices = {device.name: device for device in target.pool.devices if device.name in refused}
+        news = {
+            name: RefusedDevice(device=device, why=refused[name])
+            for name, device in devices.items()
+            if name not in target.refused
+        }
+        if gates <= target.gates_off and not news:
+            return False
+        if target is self._target:
+            self._target = target.change(gates_off=target.gates_off | gates, refused={**target.refused, **news})
+        self._schedule.ask_server_later()
+        self._schedule.look_now()
+        return True
 
     def _note_modification(self, wanted: WantedPool, write: Update | Create, answer: JsonObject) -> None:
         modification = find_modification(wanted.slices[write.index], write.body, answer)
@@ -474,39 +301,26 @@ class SliceReconciler:
             log.warning("%s", dropped := FieldsDropped(pool=wanted.name, gates=()))
             self._report(dropped)
 
-    def _report_dropped(self, pool: str) -> None:
+    def _report_dropped(self, target: Target) -> None:
         """Report which fields the server drops, and when it keeps them again: once each, when the pool is published."""
-        gates = tuple(sorted(gate for gate in self._gates_off if gate != OVERHEADS or self._loses_overheads()))
-        refused = tuple(map(str, self._refused.values()))
-        dropped = None
-        if gates or refused:
-            dropped = FieldsDropped(pool=pool, gates=gates, withheld=self._withheld, refused=refused)
+        dropped = target.describe_lack()
         if dropped == self._last_dropped:
             return
         self._last_dropped = dropped
         if dropped is None:
-            log.info("pool %s: the API server no longer drops fields", pool)
-            self._report(FieldsKept(pool=pool))
+            log.info("pool %s: the API server no longer drops fields", target.wanted.name)
+            self._report(FieldsKept(pool=target.wanted.name))
         else:
             log.warning("%s", dropped)
             self._report(dropped)
-
-    def _loses_overheads(self) -> bool:
-        """Return whether the form of Kubernetes 1.36 is published, and says less than is known."""
-        return ALLOCATABLE not in self._gates_off and self._pool is not None and has_overheads(self._pool)
 
     def _fail(self, error: KubeError, *, outdated: bool) -> None:
         self._is_published = False
         if outdated:
             log.info("a write for an outdated pool failed: %s", error)
             return  # the next reconciliation, for the new pool, is due already
-        self._failures += 1
-        shortest, longest = retry_pause(error, self._failures)
-        pause = self._uniform(shortest, longest)
-        now = anyio.current_time()
-        self._not_before = now + pause
-        self._schedule(max(self._not_before, self._repairs.next_at(now)))
-        pool = self._wanted.name if self._wanted is not None else self._node
+        pause = self._schedule.note_failure(error)
+        pool = self._target.wanted.name if self._target is not None else self._node
         level = logging.INFO if isinstance(error, Conflict) else logging.WARNING
         log.log(level, "pool %s cannot be published: retrying in %.1f s: %s", pool, pause, error)
         self._report(PublishFailed(pool=pool, error=error, pause=pause))

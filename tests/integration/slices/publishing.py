@@ -13,7 +13,9 @@ from pydra.devices import Device, Pool
 from pydra.kube.api_resources import NODES, RESOURCE_SLICES
 from pydra.kube.client import KubeClient
 from pydra.kube.informer import Informer
-from pydra.slices.reconciler import PoolPublished, SliceClient, SliceReconciler, SliceWritten, slice_selector
+from pydra.slices.backoff import Timing
+from pydra.slices.reconciler import SliceClient, SliceReconciler, slice_selector
+from pydra.slices.reconciler_events import PoolPublished, SliceWritten
 from tests.integration.api_handle import ApiHandle, Scratch
 from tests.integration.kube.opened import open_client
 from tests.integration.recorder import Recorder
@@ -41,7 +43,7 @@ class Publishing:
         self._through = through
         self.reconciler = self.another(self.events, **options)
 
-    def another(self, report: Recorder, **options: Any) -> SliceReconciler:
+    def another(self, report: Recorder, *, started: float = 100.0, **timing: Any) -> SliceReconciler:
         """A further reconciler of the same slices."""
         return SliceReconciler(
             self._through(self.client),
@@ -49,7 +51,8 @@ class Publishing:
             driver=self.scratch.driver,
             node=self.scratch.node,
             report=report,
-            **{"batch_delay": 0.0, "started": 100.0, **options},
+            started=started,
+            timing=Timing(**{"batch_delay": 0.0, **timing}),
         )
 
     def pool(self, *devices: Device, **fields: Any) -> Pool:

@@ -17,7 +17,7 @@ from pydra.slices.backoff import Backoff
 from pydra.slices.build import build_device
 from pydra.slices.diff import same_content
 from pydra.slices.foreign import ForeignSlices, watch_pool
-from pydra.slices.reconciler import FieldsDropped, FieldsKept, PoolPublished, PublishFailed
+from pydra.slices.reconciler_events import FieldsDropped, FieldsKept, PoolPublished, PublishFailed
 from pydra.slices.server_limitations import EFFECT_NONE
 from pydra_dev.faults import Fault
 from pydra_dev.gates import ALLOCATABLE, GROUPS, PARTITION_TYPE, PARTITIONS, TAINTS, build_gates

@@ -26,7 +26,7 @@ from pydra.kubelet.registration import Registered, RegistrationRefused
 from pydra.observability.events import EventRequest
 from pydra.observability.metrics import Metrics
 from pydra.slices.foreign import ForeignSlices
-from pydra.slices.reconciler import FieldsDropped, FieldsKept, SliceEvent
+from pydra.slices.reconciler_events import FieldsDropped, FieldsKept, SliceEvent
 
 DRIVER = "sim.pydra.dev"
 REF = ClaimRef(uid="u-1", namespace="team", name="gpu")

@@ -23,7 +23,7 @@ from pydra.devices import (
 )
 from pydra.inventory.compatibility import is_compatible
 from pydra.slices.build import WantedPool, build_wanted
-from pydra.slices.reconciler import FieldsDropped
+from pydra.slices.reconciler_events import FieldsDropped
 from pydra.slices.server_limitations import (
     ALLOCATABLE,
     BINDING,
