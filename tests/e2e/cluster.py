@@ -2,7 +2,8 @@
 
 The agent runs as a process, as root, on the kubelet's own directories. Variables: PYDRA_E2E_NODE (the only node
 otherwise), PYDRA_E2E_IMAGE (an image with sh, present on the node), PYDRA_E2E_KUBELET_ROOT, and
-PYDRA_E2E_KUBELET_RESTART, a command that restarts the kubelet and returns when it serves again.
+PYDRA_E2E_KUBELET_RESTART and PYDRA_E2E_RUNTIME_RESTART, commands that restart the kubelet and the container runtime
+and return when they serve again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import anyio
 import pytest
 
+from pydra.checkpoint.record_files import RECORD, UNDO
 from pydra.errors import Conflict, KubeError, NotFound
 from pydra.kube.api_resources import (
     DEVICE_CLASSES,
@@ -93,6 +95,7 @@ class Cluster:
         *,
         claims: Mapping[str, str] | None = None,
         containers: Mapping[str, Sequence[JsonObject]] | None = None,
+        host_network: bool = True,
         **claim: str,
     ) -> JsonObject:
         """A pod whose containers run the script.
@@ -106,7 +109,7 @@ class Cluster:
         containers = containers or {"main": [{"name": entry} for entry in entries]}
         spec = {
             "restartPolicy": "Never",
-            "hostNetwork": True,
+            "hostNetwork": host_network,
             "terminationGracePeriodSeconds": 1,
             "containers": [_container(key, script, uses) for key, uses in containers.items()],
             "resourceClaims": [{"name": key, **entry} for key, entry in entries.items()],
@@ -264,7 +267,8 @@ def cdi_files(driver: str = DRIVER) -> list[Path]:
 def records(driver: str = DRIVER) -> list[Path]:
     """The driver's records on the node, volatile and durable ones."""
     directories = (RECORDS_DIRECTORY / driver, KUBELET_ROOT / "plugins" / driver)
-    return sorted(path for directory in directories for path in directory.rglob("*.json"))
+    found = (path for directory in directories for path in directory.rglob("*"))
+    return sorted(path for path in found if path.suffix in (RECORD, UNDO))
 
 
 def _container(name: str, script: str, uses: Sequence[JsonObject]) -> JsonObject:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 
+from pydra.checkpoint.record_files import RECORD, UNDO
 from pydra.errors import Conflict, KubeError, NotFound
 from pydra.kube.api_resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIMS
 from tests.e2e.agent import Agent, run_agent
@@ -128,7 +129,7 @@ class Node:
 
     def _left(self) -> dict[str, float]:
         return {
-            "records": len(list(self.records.rglob("*.json"))),
+            "records": sum(path.suffix in (RECORD, UNDO) for path in self.records.rglob("*")),
             "CDI files": len(cdi_files(DRIVER)),
             "devices at work": len(list((self.hardware / "active").iterdir())),
         }

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from node_thread import NodeThread
+from pydra.checkpoint.record_files import RECORD, UNDO
 from pydra.errors import NotFound
 from pydra.kube.api_resources import (
     DEVICE_CLASSES,
@@ -286,7 +287,9 @@ class Scene:
             "gpus": gpus,
             "daemons": sorted(path.name for path in (run / "mps").glob("*/")),
             "cdi": sorted(path.name for path in Path(self.node.cdi_directory).iterdir()),
-            "records": sorted(path.name for path in Path(root, "run", DRIVER, "claims").rglob("*.json")),
+            "records": sorted(
+                path.name for path in Path(root, "run", DRIVER, "claims").rglob("*") if path.suffix in (RECORD, UNDO)
+            ),
         }
 
     async def look(self) -> State:
