@@ -200,7 +200,7 @@ class KubeClient:
     ) -> JsonObject:
         """Create the object; return it as stored, or as it would be. Conflict: it already exists."""
         path = build_path(resource, namespace=namespace) + _DRY_RUN[dry_run]
-        return await self._write("create", resource, path, body)
+        return await self._write("create", resource, path, _name_kind(resource, body))
 
     async def replace(
         self,
@@ -214,7 +214,7 @@ class KubeClient:
     ) -> JsonObject:
         """Replace the object; return it as stored, or as it would be. Conflict: the resourceVersion is outdated."""
         path = build_path(resource, namespace=namespace, name=name, subresource=subresource) + _DRY_RUN[dry_run]
-        return await self._write("update", resource, path, body)
+        return await self._write("update", resource, path, _name_kind(resource, body))
 
     async def patch(
         self, resource: Resource, name: str, body: JsonObject, *, namespace: str = "", subresource: str = ""
@@ -572,6 +572,11 @@ def build_path(resource: Resource, *, namespace: str = "", name: str = "", subre
     if name:
         path += f"/{name if _PLAIN(name) else _quote(resource, name)}"
     return f"{path}/{subresource}" if subresource else path
+
+
+def _name_kind(resource: Resource, body: JsonObject) -> JsonObject:
+    """The API server must be told what an object of a CustomResourceDefinition is; of its own kinds it knows."""
+    return {"apiVersion": resource.api_version, "kind": resource.kind, **body}
 
 
 def _quote(resource: Resource, part: str) -> str:

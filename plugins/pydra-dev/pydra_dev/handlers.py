@@ -23,6 +23,7 @@ from pydra_dev import patches, protobuf, schema, server_side_apply
 from pydra_dev.faults import Call, ConnectionCutError, Faults, RawAnswerError, RequestLog
 from pydra_dev.kinds import (
     DEVICE_CLASSES,
+    KINDS,
     RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
@@ -182,6 +183,8 @@ class Handlers:
         if handler is None or (target.subresource == "binding") != (call.verb == "create" and bool(target.name)):
             raise method_not_allowed()
         body = await _read_body(request, call.verb)
+        if call.verb in {"create", "update"}:
+            _require_kind(target.kind, body)
         warnings = _check_fields(request, target, call.verb, body)
         version = wants_table(request.headers.get("Accept", "")) if request.method == "GET" else ""
         is_new = call.verb == "create" or (call.verb == "patch" and not self._has(target))  # by server-side apply
@@ -355,6 +358,15 @@ async def _read_body(request: web.Request, verb: str) -> Any:
     if not isinstance(body, dict) and verb != "patch":
         raise bad_request("the object provided is unrecognized (must be a JSON object)")
     return body
+
+
+def _require_kind(kind: Kind, body: JsonObject) -> None:
+    """Only of kinds that are its own does the API server know what a request is for without being told."""
+    if kind not in KINDS and not (body.get("kind") and body.get("apiVersion")):
+        missing = "apiVersion" if body.get("kind") else "Kind"
+        raise bad_request(
+            f"the object provided is unrecognized (must be of type {kind.kind}): Object '{missing}' is missing"
+        )
 
 
 def _check_fields(request: web.Request, target: Target, verb: str, body: Any) -> Sequence[str]:

@@ -42,7 +42,7 @@ def definition(spec: JsonObject = SPEC) -> JsonObject:
 
 
 def rack(**spec: Any) -> JsonObject:
-    return {"metadata": {"name": "r"}, "spec": spec}
+    return {"apiVersion": "example.com/v1", "kind": "Rack", "metadata": {"name": "r"}, "spec": spec}
 
 
 async def test_objects_are_pruned_filled_in_and_have_a_status_of_their_own() -> None:
@@ -56,6 +56,15 @@ async def test_objects_are_pruned_filled_in_and_have_a_status_of_their_own() -> 
         assert (answer.body["spec"]["size"], answer.body["metadata"]["generation"]) == (2, 1)
 
 
+@pytest.mark.parametrize("missing", ["Kind", "apiVersion"])
+async def test_an_object_that_does_not_say_its_kind_is_refused(missing: str) -> None:
+    async with serve_api(definitions=[definition()]) as server, ApiHandle(server.kubeconfig, server).connect() as raw:
+        body = {key: value for key, value in rack(size=2).items() if key.lower() != missing.lower()}
+        answer = await raw.request("POST", RACKS, body)
+        assert (answer.status, answer.body["reason"]) == (400, "BadRequest")
+        assert f"(must be of type Rack): Object '{missing}' is missing" in answer.body["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [
@@ -64,7 +73,7 @@ async def test_objects_are_pruned_filled_in_and_have_a_status_of_their_own() -> 
         (rack(size="2"), "must be of type integer"),
         (rack(size=True), "must be of type integer"),
         (rack(size=2, mode="Ajar"), 'supported values: "Open", "Shut"'),
-        ({"metadata": {"name": "r"}}, "spec: Required value"),
+        ({key: value for key, value in rack().items() if key != "spec"}, "spec: Required value"),
     ],
 )
 async def test_an_object_that_breaks_the_schema_is_refused(body: JsonObject, why: str) -> None:
