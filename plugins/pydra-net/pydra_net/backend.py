@@ -16,16 +16,17 @@ from typing import Any
 from msgspec.structs import replace
 
 from pydra import Claim, ClaimError, HeldClaim, Inventory, Plan, PreparedDevice, PydraError
-from pydra_net.claim_plan import find_link, plan_claim
+from pydra_net.claim_plan import check_offered, plan_claim
 from pydra_net.device_status import build_status, build_statuses
 from pydra_net.hardware_reader import HardwareReader, Node
-from pydra_net.held_claims import list_gives_of_pod
+from pydra_net.held_claims import list_of_pod
 from pydra_net.inventory import build_inventory
 from pydra_net.operations import Kernel, Namespace, NamespaceGone
+from pydra_net.pod_links import AttachFailed
 from pydra_net.sandboxes import Sandbox, Sandboxes
 from pydra_net.settings import Settings
-from pydra_net.step_appliers import AttachFailed, Mover, find
-from pydra_net.steps import GiveInterface, Step
+from pydra_net.step_appliers import StepAppliers
+from pydra_net.steps import Step
 from pydra_nri import Container, ContainerUpdate, CreateContainerResponse, Plugin, PodSandbox
 from pydra_pci import Tree
 
@@ -55,13 +56,14 @@ class NetBackend:
         self._held = held
         self._settings = settings
         self._reader = HardwareReader(tree, kernel, host, settings)
-        self._mover = Mover(kernel, host, self._reader.has_function)
+        self._appliers = StepAppliers(kernel, host, self._reader.has_function)
         self._sandboxes = Sandboxes(kernel)
         self._events = kernel.watch(host)
         self._inventory = Inventory()
         self._restored = asyncio.Event()
         self._moved = asyncio.Event()
         self._problems: dict[str, str] = {}
+        self._ended: set[str] = set()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -99,37 +101,40 @@ class NetBackend:
         return plan_claim(claim, held, node, self._reader.find_pci_address)
 
     async def apply(self, step: Step, _result: Any, _claim: Claim, /) -> None:
-        """Check that the node can do without the interface, and let it be found again wherever it is."""
-        node = await self._read()
-        if find(step, node.reading) or step.device in node.names.values():
-            find_link(step.device, node)
-        async with self._locks[step.device]:
-            await asyncio.to_thread(self._mover.mark, step, self._sandboxes.list_namespaces())
+        """Check that the node can do without the interface, and let it be found again wherever it is.
+
+        What is shared is made in the pod only.
+        """
+        check_offered(step, await self._read())
+        async with self._locks[step.key]:
+            self._ended.discard(step.key)
+            await asyncio.to_thread(self._appliers.mark, step, self._sandboxes.list_namespaces())
 
     async def undo(self, step: Step, _result: Any, claim: Claim, /) -> None:
         """Put the interface back as it was."""
-        async with self._locks[step.device]:
-            await asyncio.to_thread(self._mover.take_back, step, self._sandboxes.list_namespaces())
-            await asyncio.to_thread(self._mover.unmark, step)
-            self._problems.pop(step.device, None)
+        async with self._locks[step.key]:
+            self._ended.add(step.key)  # who waits for the lock must not give it again
+            await asyncio.to_thread(self._appliers.take_back, step, self._sandboxes.list_namespaces())
+            await asyncio.to_thread(self._appliers.unmark, step)
+            self._problems.pop(step.key, None)
         for sandbox in self._sandboxes.list_of_pod(claim.pod.uid) if claim.pod else ():
-            sandbox.attached.discard(step.device)
+            sandbox.attached.discard(step.key)
             if not sandbox.attached:  # the pod has ended, and nobody may tell
                 self._sandboxes.forget(sandbox)
 
     async def prepare(self, claim: Claim, /) -> list[PreparedDevice]:
         """Nothing but a check: the interface is moved when the pod has a network namespace."""
         await self._check_runtime()
-        steps = {one.step.device: one.step for one in claim.steps}
-        return [
-            device.prepared(
-                attributes={"ifName": steps[device.device].target.name},
-                status=build_status(steps[device.device].target, attached=False),
-            )
-            if device.device in steps
-            else device.prepared()
-            for device in claim.devices
-        ]
+        targets = {(one.step.device, one.step.share_id): one.step.target for one in claim.steps}
+        prepared = []
+        for device in claim.devices:
+            target = targets.get((device.device, device.share_id))
+            if target is None:
+                prepared.append(device.prepared())
+            else:
+                status = build_status(target, attached=False)
+                prepared.append(device.prepared(attributes={"ifName": target.name}, status=status))
+        return prepared
 
     # The container runtime's calls
 
@@ -138,7 +143,7 @@ class NetBackend:
         # Claims are not known before, and the runtime may be faster than the agent.
         await self._restored.wait()
         for pod in pods:
-            if pod.network_namespace and list_gives_of_pod(self._held(), pod.uid):
+            if pod.network_namespace and list_of_pod(self._held(), pod.uid):
                 with suppress(NamespaceGone):
                     self._sandboxes.open(pod)
         self._sandboxes.keep_only([pod.id for pod in pods])
@@ -149,29 +154,29 @@ class NetBackend:
 
     async def run_pod_sandbox(self, pod: PodSandbox) -> None:
         """Move the pod's interfaces into it. Raises AttachFailed; none of them is in the pod then."""
-        if gives := list_gives_of_pod(self._held(), pod.uid):
-            await self._attach_in_time(self._open(pod), gives)
+        if steps := list_of_pod(self._held(), pod.uid):
+            await self._attach_in_time(self._open(pod), steps)
 
     async def create_container(self, pod: PodSandbox, _container: Container) -> CreateContainerResponse:
         """Check that the pod has its interfaces, or move them now: nothing else called when the pod began.
 
         Raises AttachFailed.
         """
-        if gives := list_gives_of_pod(self._held(), pod.uid):
+        if steps := list_of_pod(self._held(), pod.uid):
             sandbox = self._open(pod)
-            if missing := [give for give in gives if give.device not in sandbox.attached]:
+            if missing := [step for step in steps if step.key not in sandbox.attached]:
                 await self._attach_in_time(sandbox, missing)
         return CreateContainerResponse()
 
     async def stop_pod_sandbox(self, pod: PodSandbox) -> None:
         """Move the interfaces back before the pod's namespace ends. What fails is done again when the claim ends."""
         sandbox = self._sandboxes.find(pod.id)
-        gives = list_gives_of_pod(self._held(), pod.uid)
-        if sandbox is None and gives and pod.network_namespace:
+        steps = list_of_pod(self._held(), pod.uid)
+        if sandbox is None and steps and pod.network_namespace:
             with suppress(NamespaceGone):
                 sandbox = self._sandboxes.open(pod)
         if sandbox is not None:
-            await self._detach(sandbox, gives)
+            await self._detach(sandbox, steps)
 
     async def remove_pod_sandbox(self, pod: PodSandbox) -> None:
         """The same, if its end was missed."""
@@ -198,70 +203,72 @@ class NetBackend:
             )
         return self._sandboxes.open(pod)
 
-    async def _attach_in_time(self, sandbox: Sandbox, gives: Sequence[GiveInterface]) -> None:
+    async def _attach_in_time(self, sandbox: Sandbox, steps: Sequence[Step]) -> None:
         """Attach, or have failed before the runtime goes on without it. What comes later is undone."""
         sandbox.is_abandoned = False
-        task = self._begin(self._attach(sandbox, gives))
+        task = self._begin(self._attach(sandbox, steps))
         done: set[asyncio.Task[None]] = set()
         try:
             done, _ = await asyncio.wait((task,), timeout=_HOOK_SECONDS)
         finally:
             sandbox.is_abandoned = not done
         if not done:
-            names = ", ".join(give.before.link.name for give in gives)
+            names = ", ".join(step.name for step in steps)
             raise self._note_failed(
-                gives,
-                f"{names} could not be moved into the pod within {_HOOK_SECONDS} s, since the kernel was busy; the "
+                steps,
+                f"{names} could not be given to the pod within {_HOOK_SECONDS} s, since the kernel was busy; the "
                 "kubelet tries again",
             )
         try:
             task.result()
         except ClaimError as error:
-            raise self._note_failed(gives, str(error)) from error
+            raise self._note_failed(steps, str(error)) from error
 
-    def _note_failed(self, gives: Sequence[GiveInterface], text: str) -> AttachFailed:
-        self._problems |= dict.fromkeys((give.device for give in gives), text)
+    def _note_failed(self, steps: Sequence[Step], text: str) -> AttachFailed:
+        self._problems |= dict.fromkeys((step.key for step in steps), text)
         self._moved.set()
         return AttachFailed(text)
 
-    async def _attach(self, sandbox: Sandbox, gives: Sequence[GiveInterface]) -> None:
+    async def _attach(self, sandbox: Sandbox, steps: Sequence[Step]) -> None:
         """Move all of them, or none."""
         try:
-            for give in gives:
-                await self._give(sandbox, give)
+            for step in steps:
+                await self._give(sandbox, step)
                 if sandbox.is_abandoned:
                     raise AttachFailed("the runtime did not wait")
         except BaseException:
-            await self._detach(sandbox, gives)
+            await self._detach(sandbox, steps)
             raise
 
     async def _repair(self, sandbox: Sandbox) -> None:
         """Move what the pod does not have: it began, or was moved to, while this process did not run."""
-        for give in list_gives_of_pod(self._held(), sandbox.pod_uid):
+        for step in list_of_pod(self._held(), sandbox.pod_uid):
             try:
-                await self._give(sandbox, give)
+                await self._give(sandbox, step)
             except PydraError as error:
-                _log.error("pod %s runs without %s: %s", sandbox.name, give.before.link.name, error)
+                _log.error("pod %s runs without %s: %s", sandbox.name, step.name, error)
 
-    async def _give(self, sandbox: Sandbox, give: GiveInterface) -> None:
-        async with self._locks[give.device]:
+    async def _give(self, sandbox: Sandbox, step: Step) -> None:
+        async with self._locks[step.key]:
+            if step.key in self._ended:
+                raise AttachFailed(f"the claim of {step.name} ({step.device}) has ended")
             earlier = [one.namespace for one in self._sandboxes.list_of_pod(sandbox.pod_uid) if one is not sandbox]
-            await asyncio.to_thread(self._mover.give, give, sandbox.namespace, earlier)
+            await asyncio.to_thread(self._appliers.give, step, sandbox.namespace, earlier)
             for other in self._sandboxes.list_of_pod(sandbox.pod_uid):
-                other.attached.discard(give.device)
-            sandbox.attached.add(give.device)
-            self._problems.pop(give.device, None)
+                other.attached.discard(step.key)
+            sandbox.attached.add(step.key)
+            self._problems.pop(step.key, None)
             self._moved.set()
 
-    async def _detach(self, sandbox: Sandbox, gives: Sequence[GiveInterface]) -> None:
+    async def _detach(self, sandbox: Sandbox, steps: Sequence[Step]) -> None:
         """Move back those that are in this sandbox, and let its namespace end if all of them are."""
-        for give in gives:
+        for step in steps:
             try:
-                async with self._locks[give.device]:
-                    if await asyncio.to_thread(self._mover.is_in, give, sandbox.namespace):
-                        sandbox.attached.add(give.device)
-                        await asyncio.to_thread(self._mover.take_back, give, (sandbox.namespace,))
-                    sandbox.attached.discard(give.device)
+                async with self._locks[step.key]:
+                    if await asyncio.to_thread(self._appliers.is_in, step, sandbox.namespace):
+                        sandbox.attached.add(step.key)
+                        await asyncio.to_thread(self._appliers.take_back, step, (sandbox.namespace,))
+                    sandbox.attached.discard(step.key)
                     self._moved.set()
             except ClaimError as error:
                 _log.warning("%s", error)

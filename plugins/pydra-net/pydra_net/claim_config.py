@@ -32,11 +32,38 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=524280)]
 _MAC = re.compile(r"[0-9a-f][02468ace]:.*")
 
 
+class MacvlanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """A macvlan interface: whether it reaches others on the same interface (bridge), by the switch (vepa), or not."""
+
+    mode: Literal["bridge", "private", "vepa"] = "bridge"
+
+
+class IpvlanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """An ipvlan interface; on one interface all have the same mode."""
+
+    mode: Literal["l2", "l3", "l3s"] = "l2"
+    flag: Literal["bridge"] = "bridge"
+
+
+class VlanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """A VLAN interface. A VLAN is used once on each interface."""
+
+    id: Annotated[int, msgspec.Meta(ge=1, le=4094)]
+
+
 class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The interface in the pod."""
 
     name: Name | None = None
     """Its name in the pod; without one, as on the node."""
+    type: Literal["passthrough", "macvlan", "ipvlan", "vlan"] | None = None
+    """The interface itself (passthrough), or one that is made on it; without one, macvlan for a share."""
+    macvlan: MacvlanConfig | None = None
+    """For type macvlan."""
+    ipvlan: IpvlanConfig | None = None
+    """For type ipvlan."""
+    vlan: VlanConfig | None = None
+    """For type vlan."""
     addresses: Annotated[tuple[Cidr, ...], msgspec.Meta(max_length=64)] = ()
     """Its addresses in the pod, instead of those that it has on the node."""
     mtu: Annotated[int, msgspec.Meta(ge=68, le=65535)] | None = None
@@ -59,7 +86,14 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Which of its addresses ARP requests announce, as the sysctl says it."""
 
     def __post_init__(self) -> None:
-        """Refuse names and addresses that the kernel would refuse."""
+        """Refuse names, types and addresses that the kernel would refuse."""
+        for kind in ("macvlan", "ipvlan", "vlan"):
+            if getattr(self, kind) is not None and self.type != kind:
+                raise ValueError(f"{kind}: needs type {kind}")
+        if self.type == "vlan" and self.vlan is None:
+            raise ValueError("vlan: is required with type vlan, such as {id: 100}")
+        if self.type == "ipvlan" and self.hardware_addr is not None:
+            raise ValueError("hardwareAddr: cannot be set with type ipvlan, which has that of the node's interface")
         if self.name in (".", ".."):
             raise ValueError("name: must not be . or ..")
         if self.hardware_addr is not None and not _MAC.fullmatch(self.hardware_addr.lower()):

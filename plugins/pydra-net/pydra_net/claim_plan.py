@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Sequence
 
 from pydra import AllocatedDevice, Claim, ClaimError, HeldClaim, Plan, TerminalError, UnknownDevice
-from pydra_net.claim_config import NetworkConfig, get_field_name
+from pydra_net.claim_checks import check_gateways, check_parameters, check_share
+from pydra_net.claim_config import NetworkConfig
 from pydra_net.hardware_reader import Node
 from pydra_net.hardware_types import Link
-from pydra_net.held_claims import list_gives
-from pydra_net.link_state import LinkState, find_state_in_pod, read_interface
-from pydra_net.steps import GiveInterface
+from pydra_net.held_claims import list_interfaces
+from pydra_net.link_state import find_state_in_pod, read_interface
+from pydra_net.share_plan import is_virtual, plan_share
+from pydra_net.steps import GiveInterface, ShareInterface, Step
 
 POD_INTERFACE = "eth0"
 """The name that container runtimes give to the interface of the pod network."""
@@ -29,13 +30,15 @@ def plan_claim(claim: Claim, held: Sequence[HeldClaim], node: Node, find_pci_add
     Raises:
         UnknownDevice: the node does not have such an interface.
         InterfaceProtected: the node needs it now.
-        TerminalError: two interfaces of the pod would have the same name.
+        TerminalError: two interfaces of the pod would have the same name, or the configuration does not fit.
     """
-    steps = [_plan_device(device, node, find_pci_address) for device in claim.devices if not device.admin_access]
+    steps = [
+        _plan_device(claim, device, held, node, find_pci_address) for device in claim.devices if not device.admin_access
+    ]
     names = {POD_INTERFACE: "the interface of the pod network"}
     for other in held:
         if other.claim.pod == claim.pod and not other.left_over:
-            for step in list_gives((other,)):
+            for step in list_interfaces((other,)):
                 names[step.target.name] = f"an interface of claim {other.claim.namespace}/{other.claim.name}"
     for step in steps:
         name = step.target.name
@@ -48,18 +51,46 @@ def plan_claim(claim: Claim, held: Sequence[HeldClaim], node: Node, find_pci_add
     return Plan(steps=steps)
 
 
-def _plan_device(device: AllocatedDevice, node: Node, find_pci_address: Callable[[Link], str]) -> GiveInterface:
+def _plan_device(
+    claim: Claim,
+    device: AllocatedDevice,
+    held: Sequence[HeldClaim],
+    node: Node,
+    find_pci_address: Callable[[Link], str],
+) -> Step:
+    config = _find_config(device)
+    if is_virtual(device, config, is_shared=device.device in node.shared):
+        share = plan_share(claim.uid, device, config, find_parent(device.device, device.share_id, node))
+        check_share(share, node.reading, held)
+        check_gateways(config, share.target)
+        check_parameters(config, share.parent)
+        return share
     link = find_link(device.device, node)
     interface = read_interface(node.reading, link)
-    config = _find_config(device)
-    _check_gateways(config, find_state_in_pod(interface, config))
-    _check_parameters(config, link)
-    return GiveInterface(
-        device=device.device,
-        before=interface,
-        target=find_state_in_pod(interface, config),
-        pci_address=find_pci_address(link),
-    )
+    target = find_state_in_pod(interface, config)
+    check_gateways(config, target)
+    check_parameters(config, link)
+    return GiveInterface(device=device.device, before=interface, target=target, pci_address=find_pci_address(link))
+
+
+def check_offered(step: Step, node: Node) -> None:
+    """Check what may have changed since the plan. Raises UnknownDevice, InterfaceProtected."""
+    if isinstance(step, ShareInterface):
+        find_parent(step.device, step.share_id, node)
+    elif step.device in node.names.values() or any(map(step.is_of, node.reading.links)):
+        find_link(step.device, node)
+
+
+def find_parent(device: str, share_id: str | None, node: Node) -> Link:
+    """Return the link on which a claim's is made. Raises UnknownDevice, InterfaceProtected."""
+    if device in node.shared:
+        return node.devices[device]
+    link = find_link(device, node)
+    if share_id is not None:
+        raise InterfaceProtected(f"{link.name} ({device}) is not offered in shares any more; delete the pod")
+    if link.master:
+        raise InterfaceProtected(f"{link.name} ({device}) is a part of another interface; none can be made on it")
+    return link
 
 
 def find_link(device: str, node: Node) -> Link:
@@ -68,6 +99,8 @@ def find_link(device: str, node: Node) -> Link:
         if name == device and (link := node.reading.find(index)):
             if index in node.protected:
                 raise InterfaceProtected(f"{link.name} ({device}) {node.protected[index]}; it is not given to pods")
+            if device in node.shared:
+                raise InterfaceProtected(f"{link.name} ({device}) is offered in shares now; delete the pod")
             return link
     raise UnknownDevice(f"the node has no interface {device} now; delete the pod to get another")
 
@@ -81,26 +114,3 @@ def _find_config(device: AllocatedDevice) -> NetworkConfig:
             "write them into one"
         )
     return configs[0] if configs else NetworkConfig()
-
-
-def _check_parameters(config: NetworkConfig, link: Link) -> None:
-    """Raise TerminalError for what the kernel would refuse when the pod begins."""
-    for name, value in config.interface.list_parameters().items():
-        field = get_field_name(name)
-        if name not in link.parameters:
-            raise TerminalError(f"interface.{field}: the node's kernel cannot set it for {link.name}; remove it")
-        if name.startswith("gso") and value > link.most_gso:
-            raise TerminalError(f"interface.{field}: found {value}, but {link.name} can have {link.most_gso} at most")
-
-
-def _check_gateways(config: NetworkConfig, target: LinkState) -> None:
-    """Raise TerminalError for a gateway that no address and no route without one leads to: the pod could not start."""
-    networks = [ipaddress.ip_interface(one.address).network for one in target.addresses]
-    networks += [ipaddress.ip_network(one.destination) for one in target.routes if not one.gateway]
-    for place, route in enumerate(config.routes):
-        gateway = ipaddress.ip_address(route.gateway) if route.gateway else None
-        if gateway and not gateway.is_link_local and not any(gateway in network for network in networks):
-            raise TerminalError(
-                f"routes[{place}].gateway: found {gateway}, which is in no network of the interface "
-                f"({', '.join(map(str, networks)) or 'it has no address'}); add an address, or a route with scope 253"
-            )

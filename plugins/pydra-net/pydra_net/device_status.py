@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pydra import ClaimDeviceStatus, Condition, DeviceStatus, HeldClaim, NetworkData
-from pydra_net.held_claims import list_gives
+from pydra_net.held_claims import list_interfaces
 from pydra_net.link_state import LinkState
 
 _MOST_ADDRESSES = 16
@@ -18,7 +18,7 @@ def build_status(target: LinkState, *, attached: bool, problem: str = "") -> Dev
     elif attached:
         ready = Condition(type="Ready", reason="NetworkDeviceReady")
     else:
-        message = "the interface is on the node until the pod has a network namespace"
+        message = "the pod gets the interface when it has a network namespace"
         ready = Condition(type="Ready", status=False, reason="WaitingForPod", message=message)
     data = NetworkData(
         interface_name=target.name,
@@ -31,14 +31,15 @@ def build_status(target: LinkState, *, attached: bool, problem: str = "") -> Dev
 def build_statuses(
     held: Sequence[HeldClaim], attached: frozenset[str], problems: Mapping[str, str]
 ) -> tuple[ClaimDeviceStatus, ...]:
-    """The status of the interfaces of all claims that are prepared; devices that are in a pod, or why they are not."""
+    """The status of the interfaces of all claims that are prepared; by keys of steps, those in a pod, or why not."""
     return tuple(
         ClaimDeviceStatus(
             claim_uid=one.claim.uid,
-            device=give.device,
-            status=build_status(give.target, attached=give.device in attached, problem=problems.get(give.device, "")),
+            device=step.device,
+            share_id=step.share_id,
+            status=build_status(step.target, attached=step.key in attached, problem=problems.get(step.key, "")),
         )
         for one in held
         if one.completed and not one.left_over
-        for give in list_gives((one,))
+        for step in list_interfaces((one,))
     )

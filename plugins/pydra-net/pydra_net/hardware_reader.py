@@ -15,7 +15,7 @@ from pydra_net.devices import name_device
 from pydra_net.hardware_types import Link, Reading
 from pydra_net.operations import Kernel, Namespace
 from pydra_net.settings import Settings, split
-from pydra_net.uplinks import find_protected
+from pydra_net.uplinks import find_needed, find_unmovable
 from pydra_pci import Tree, function_path, read_attribute, read_driver, read_numa_node, read_root
 
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -42,7 +42,8 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One reading of the node. `devices` are the links that can be offered, by the device's name.
 
-    `protected` says why others are not, by index; `speeds` has those that are known, in Mbit/s.
+    `protected` says why others are not, by index; `speeds` has those that are known, in Mbit/s. `shared` are the names
+    of devices that are offered in shares.
     """
 
     reading: Reading
@@ -50,6 +51,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     protected: Mapping[int, str]
     names: Mapping[int, str]
     speeds: Mapping[int, int] = {}
+    shared: frozenset[str] = frozenset()
 
 
 class HardwareReader:
@@ -64,13 +66,23 @@ class HardwareReader:
     def read(self) -> Node:
         """The node as it is now. Blocks."""
         reading = self._kernel.read(self._host)
-        protected = find_protected(reading, split(self._settings.node_addresses))
+        needed = find_needed(reading, split(self._settings.node_addresses))
+        protected = {**find_unmovable(reading), **needed}
         names = {link.index: self._name(link) for link in reading.links}
+        shared = {link.index for link in reading.links if self._is_shared(link, link.index in needed)}
         devices = {
-            names[link.index]: link for link in reading.links if link.index not in protected and self._is_wanted(link)
+            names[link.index]: link
+            for link in reading.links
+            if link.index in shared or (link.index not in protected and self._is_wanted(link))
         }
-        speeds = {link.index: self._read_speed(link) for link in devices.values()}
-        return Node(reading=reading, devices=devices, protected=protected, names=names, speeds=speeds)
+        return Node(
+            reading=reading,
+            devices=devices,
+            protected=protected,
+            names=names,
+            speeds={link.index: self._read_speed(link) for link in devices.values()},
+            shared=frozenset(names[index] for index in shared),
+        )
 
     def find_pci_address(self, link: Link) -> str:
         """The address of the PCI function that the link is of; also of one that has a bus between, such as virtio."""
@@ -115,9 +127,19 @@ class HardwareReader:
         settings = self._settings
         if (link.kind or "device") in split(settings.exclude_types):
             return False
-        included = any(fnmatch.fnmatchcase(link.name, one) for one in split(settings.interfaces))
-        return included and not any(fnmatch.fnmatchcase(link.name, one) for one in split(settings.exclude))
+        return _matches(link.name, settings.interfaces) and not _matches(link.name, settings.exclude)
+
+    def _is_shared(self, link: Link, is_needed: bool) -> bool:
+        """Whether it is offered in shares. The kernel makes none on a member of a bond or bridge."""
+        if link.is_loopback or link.master:
+            return False
+        is_named = link.name in split(self._settings.shared)
+        return is_named or (_matches(link.name, self._settings.shared) and self._is_wanted(link) and not is_needed)
 
     def _read_speed(self, link: Link) -> int:
         text = self._tree.read(self._tree.sys(f"class/net/{link.name}/speed"))
         return int(text) if text.isdecimal() else 0
+
+
+def _matches(name: str, patterns: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, one) for one in split(patterns))

@@ -8,7 +8,18 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from pydra import AttributeValue, Device, Health, HealthStatus, HeldClaim, Inventory, TaintEffect
+from pydra import (
+    AttributeValue,
+    Capacity,
+    CapacityRange,
+    Device,
+    Health,
+    HealthStatus,
+    HeldClaim,
+    Inventory,
+    RequestPolicy,
+    TaintEffect,
+)
 from pydra_net.hardware_reader import Hardware, Node
 from pydra_net.hardware_types import Interface, Link
 from pydra_net.held_claims import list_gives
@@ -46,8 +57,15 @@ def build_inventory(
         interface = read_interface(node.reading, link)
         address = find_pci_address(link)
         hardware = read_hardware(address) if address else None
-        attributes = dict(_build_attributes(interface, hardware, node.speeds.get(link.index, 0)))
-        found[name] = Device(name=name, attributes=attributes, health=trouble or diagnose(link))
+        speed = node.speeds.get(link.index, 0)
+        is_shared = name in node.shared
+        found[name] = Device(
+            name=name,
+            attributes=dict(_build_attributes(interface, hardware, speed, is_shared=is_shared)),
+            capacity=_build_capacity(speed) if is_shared and speed else {},
+            allow_multiple_allocations=is_shared,
+            health=trouble or diagnose(link, is_shared=is_shared),
+        )
     for give in list_gives(held):
         if give.device not in found:
             hardware = read_hardware(give.pci_address) if give.pci_address else None
@@ -56,8 +74,11 @@ def build_inventory(
     return Inventory(devices=tuple(device for _, device in sorted(found.items())))
 
 
-def diagnose(link: Link) -> Health:
-    """A link that is switched on and has no carrier cannot be used."""
+def diagnose(link: Link, *, is_shared: bool = False) -> Health:
+    """A link that is switched on and has no carrier cannot be used, nor what is made on one that is switched off."""
+    if is_shared and not link.up:
+        message = f"{link.name} is down, so interfaces on it have no network; run: ip link set {link.name} up"
+        return Health(status=HealthStatus.UNHEALTHY, reason="LinkDown", message=message, effect=TaintEffect.NO_SCHEDULE)
     if link.up and not link.carrier and not link.kind:
         message = f"{link.name} has no carrier; check its cable and the switch"
         return Health(
@@ -66,9 +87,16 @@ def diagnose(link: Link) -> Health:
     return Health()
 
 
+def _build_capacity(speed: int) -> dict[str, Capacity]:
+    """What shares can have of a link's speed. It is counted, not enforced; who asks for none has what others leave."""
+    policy = RequestPolicy(default="0", valid_range=CapacityRange(min="0"))
+    return {"bandwidth": Capacity(f"{speed}M", policy)}
+
+
 def _build_attributes(
-    interface: Interface, hardware: Hardware | None, speed: int
+    interface: Interface, hardware: Hardware | None, speed: int, *, is_shared: bool = False
 ) -> Iterator[tuple[str, AttributeValue]]:
+    yield "shared", is_shared
     for name, value in _list_attributes(interface, hardware, speed):
         if isinstance(value, str):
             value = cut(value)  # noqa: PLW2901

@@ -115,7 +115,30 @@ class AddRule(msgspec.Struct, frozen=True, kw_only=True):
         return f"add the rule with priority {self.rule.priority} for table {self.rule.table}"
 
 
-Operation: TypeAlias = SetLink | SetParameter | Mark | AddAddress | AddRoute | AddNeighbour | AddRule
+class RemoveLink(msgspec.Struct, frozen=True, kw_only=True):
+    """Remove a virtual link."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return "remove the interface"
+
+
+Operation: TypeAlias = SetLink | SetParameter | Mark | AddAddress | AddRoute | AddNeighbour | AddRule | RemoveLink
+
+
+class NewLink(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A virtual link on another one. `mode` is that of a macvlan or ipvlan, `vlan` the ID of a VLAN.
+
+    Without a MAC address or an MTU it gets one from the kernel.
+    """
+
+    kind: str
+    name: str
+    mode: str = ""
+    vlan: int = 0
+    mac: str = ""
+    mtu: int = 0
 
 
 class KernelRefused(ClaimError):
@@ -166,6 +189,10 @@ class Kernel(Protocol):
 
         Raises KernelRefused.
         """
+        ...
+
+    def make(self, where: Namespace, index: int, link: NewLink, to: Namespace) -> None:
+        """Make a virtual link on the one of this index, in another namespace at once. Raises KernelRefused."""
         ...
 
     def apply(self, where: Namespace, operations: Sequence[Operation]) -> Sequence[str]:

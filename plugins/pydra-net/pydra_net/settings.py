@@ -44,6 +44,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The names of interfaces that are not offered, such as those of the pod network."""
     exclude_types: str = "veth"
     """The types of interfaces that are not offered, such as `veth,dummy`; hardware has the type `device`."""
+    shared: str = ""
+    """The names of interfaces that stay on the node and are offered in shares, such as `eth1,bond*`: each claim gets a
+    virtual interface (macvlan, ipvlan or VLAN) on one. An interface that the node itself needs, or that is excluded, is
+    shared only if it is named without `*`."""
     node_addresses: str = ""
     """The addresses of the Node object: an interface that has one is not offered. The chart sets it."""
 

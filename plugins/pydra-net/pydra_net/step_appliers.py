@@ -1,188 +1,46 @@
-"""Moves interfaces into pods and back. Blocks: everything here is called in a thread.
+"""Carries out steps of any kind, or undoes them. Blocks: everything here is called in a thread.
 
 Every function can be interrupted anywhere and called again: it looks where the interface is, and does what is missing.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from pydra import ClaimError, LeftBehind, UndoLater
-from pydra_net.hardware_types import Link, Reading
-from pydra_net.link_state import find_state_before, plan_changes
-from pydra_net.operations import Kernel, KernelRefused, Mark, Namespace, NamespaceGone
-from pydra_net.steps import GiveInterface
-
-_log = logging.getLogger(__name__)
+from pydra_net.moving import Mover
+from pydra_net.operations import Kernel, Namespace
+from pydra_net.pod_links import is_in
+from pydra_net.sharing import Sharer
+from pydra_net.steps import GiveInterface, ShareInterface, Step
 
 
-class AttachFailed(ClaimError):
-    """An interface could not be moved into a pod."""
-
-    reason = "InterfaceNotAttached"
-
-
-class Mover:
-    """Moves the interfaces of one node. `has_function` says whether a PCI function can have an interface now."""
+class StepAppliers:
+    """Those of one node. `has_function` says whether a PCI function can have an interface now."""
 
     def __init__(self, kernel: Kernel, host: Namespace, has_function: Callable[[str], bool]) -> None:
         self._kernel = kernel
-        self._host = host
-        self._has_function = has_function
+        self._appliers: dict[type, Any] = {
+            GiveInterface: Mover(kernel, host, has_function),
+            ShareInterface: Sharer(kernel, host),
+        }
 
-    def mark(self, step: GiveInterface, pods: Sequence[Namespace]) -> None:
-        """Let the interface be found again, wherever it is. Raises ClaimError, LeftBehind."""
-        links = self._kernel.read_links(self._host)
-        if find(step, links):
-            return
-        with self._locating(step, pods) as found:
-            if found:
-                return
-        name = step.before.link.name
-        link = links.find(step.before.link.index)
-        if not step.mark or link is None or link.name != name:
-            raise ClaimError(f"{name} ({step.device}) was removed or renamed just now; try again")
-        refused = self._kernel.apply(self._host, (Mark(index=link.index, name=step.mark),))
-        if refused:
-            raise LeftBehind(f"{name} ({step.device}) cannot be marked: {refused[0]}")
+    def mark(self, step: Step, pods: Sequence[Namespace]) -> None:
+        """Prepare what can be done before the pod exists. Raises ClaimError, LeftBehind."""
+        self._appliers[type(step)].mark(step, pods)
 
-    def give(self, step: GiveInterface, pod: Namespace, others: Sequence[Namespace] = ()) -> None:
-        """Move the interface into the pod, and configure it there. It may still be in an earlier sandbox, of `others`.
+    def give(self, step: Step, pod: Namespace, others: Sequence[Namespace]) -> None:
+        """Let the pod have the interface, and `others`, its earlier sandboxes, not. Raises AttachFailed."""
+        self._appliers[type(step)].give(step, pod, others)
 
-        Raises:
-            AttachFailed: that is not possible; the interface may be in the pod, or incomplete.
-        """
-        name = step.before.link.name
-        if pod.is_same(self._host):
-            raise AttachFailed(f"the pod uses the node's own network, so it has {name} already; remove the claim")
-        if link := self._find(step, self._host):
-            reading = self._move_in(step, link, pod)
-        elif self.is_in(step, pod):
-            reading = self._kernel.read(pod)
-        elif self._bring_back(step, others) and (link := self._find(step, self._host)):
-            reading = self._move_in(step, link, pod)
-        else:
-            raise AttachFailed(f"{name} ({step.device}) is not on the node any more; delete the pod")
-        link = find(step, reading)
-        if link is None:
-            raise AttachFailed(f"{name} ({step.device}) vanished while it was moved; try again")
-        refused = self._kernel.apply(pod, plan_changes(step.target, link, reading))
-        if refused:
-            raise AttachFailed(f"{name} ({step.device}) cannot be configured in the pod: {'; '.join(refused)}")
+    def take_back(self, step: Step, pods: Sequence[Namespace]) -> None:
+        """Let no pod have the interface; the node is as it was. Raises UndoLater."""
+        self._appliers[type(step)].take_back(step, pods)
 
-    def take_back(self, step: GiveInterface, pods: Sequence[Namespace]) -> None:
-        """Move the interface back, wherever it is, and make it as it was before.
+    def unmark(self, step: Step) -> None:
+        """Leave no trace of the claim on the node."""
+        self._appliers[type(step)].unmark(step)
 
-        Raises:
-            UndoLater: it cannot be found now, or another one has its name.
-        """
-        name = step.before.link.name
-        links = self._kernel.read_links(self._host)
-        if find(step, links) is None and not self._bring_back(step, pods):
-            known = links.find(step.before.link.index)
-            if known is None or (known.name, known.kind) != (name, step.before.link.kind):
-                self._explain_absence(step)
-            return  # else it was not even marked
-        reading = self._kernel.read(self._host)
-        link = find(step, reading)
-        if link is None:
-            raise UndoLater(f"{name} ({step.device}) vanished while it was moved back")
-        wanted = find_state_before(step.before)
-        holder = reading.find_name(wanted.name)
-        if holder is not None and holder.index != link.index:
-            raise UndoLater(
-                f"{step.device} is back as {link.name}, since another interface has its name {wanted.name}; rename "
-                "that one"
-            )
-        for refused in self._kernel.apply(self._host, plan_changes(wanted, link, reading)):
-            _log.warning("%s is back, but not as it was before: %s", name, refused)
-
-    def unmark(self, step: GiveInterface) -> None:
-        """Leave no trace of the claim on the interface."""
-        link = find(step, self._kernel.read_links(self._host))
-        if link is not None and step.mark:
-            for refused in self._kernel.apply(self._host, (Mark(index=link.index, name=step.mark, present=False),)):
-                _log.warning("%s: %s", link.name, refused)
-
-    def is_in(self, step: GiveInterface, pod: Namespace) -> bool:
+    def is_in(self, step: Step, pod: Namespace) -> bool:
         """Whether the interface is there."""
-        try:
-            return find(step, self._kernel.read_links(pod)) is not None
-        except NamespaceGone:
-            return False
-
-    def _find(self, step: GiveInterface, where: Namespace, index: int = 0) -> Link | None:
-        """The interface, if it is there; most often it has the index that it had."""
-        link = self._kernel.read_link(where, index or step.before.link.index)
-        return link if link and step.is_of(link) else find(step, self._kernel.read_links(where))
-
-    def _move_in(self, step: GiveInterface, link: Link, pod: Namespace) -> Reading:
-        """Move it, and return what is known of the pod: a link that has just arrived has nothing configured on it."""
-        try:
-            self._kernel.move(self._host, link.index, pod, step.target.name)
-        except KernelRefused as error:
-            if error.taken:
-                raise AttachFailed(
-                    f"the pod has an interface {step.target.name} already; set another interface.name in the claim"
-                ) from error
-            raise AttachFailed(f"{link.name} ({step.device}) cannot be moved into the pod: {error}") from error
-        moved = self._find(step, pod, link.index)
-        return Reading(links=(moved,) if moved else ())
-
-    def _bring_back(self, step: GiveInterface, pods: Sequence[Namespace]) -> bool:
-        """Move the interface to the node, under a name that is free: its own, or one by which an admin can find it."""
-        wanted = step.before.link.name
-        with self._locating(step, pods) as found:
-            if found is None:
-                return False
-            where, link = found
-            try:
-                self._kernel.move(where, link.index, self._host, wanted)
-            except KernelRefused as error:
-                if not error.taken:
-                    raise UndoLater(f"{wanted} ({step.device}) cannot be moved back: {error}") from error
-                # The kernel may have moved it and only not renamed it.
-                if self._find(step, self._host) is None:
-                    self._kernel.move(where, link.index, self._host, f"pydra{link.index}"[:15])
-        return True
-
-    @contextmanager
-    def _locating(self, step: GiveInterface, pods: Sequence[Namespace]) -> Iterator[tuple[Namespace, Link] | None]:
-        """Yield where it is: in one of these, or in any other that can be seen."""
-        with ExitStack() as stack:
-            yield self._locate(step, pods, stack)
-
-    def _locate(
-        self, step: GiveInterface, pods: Sequence[Namespace], stack: ExitStack
-    ) -> tuple[Namespace, Link] | None:
-        for pod in pods:
-            with suppress(NamespaceGone):
-                if link := find(step, self._kernel.read_links(pod)):
-                    return pod, link
-        for path in self._kernel.list_paths():
-            with suppress(NamespaceGone):
-                other = self._kernel.open(path)
-                stack.callback(other.close)
-                if link := find(step, self._kernel.read_links(other)):
-                    return other, link
-        return None
-
-    def _explain_absence(self, step: GiveInterface) -> None:
-        """Hardware comes back when the kernel has ended the pod's namespace; what is virtual ends with it."""
-        name = step.before.link.name
-        if step.before.link.kind:
-            _log.warning("%s (%s) is gone: the kernel removed it with the pod's network namespace", name, step.device)
-        elif step.pci_address and not self._has_function(step.pci_address):
-            _log.warning("%s (%s) is gone: its PCI function has no network driver any more", name, step.device)
-        else:
-            raise UndoLater(
-                f"{name} ({step.device}) is in a network namespace that cannot be seen; the kernel returns it when "
-                "the last process of the pod has ended"
-            )
-
-
-def find(step: GiveInterface, reading: Reading) -> Link | None:
-    """The interface of the step."""
-    return next((link for link in reading.links if step.is_of(link)), None)
+        return is_in(self._kernel, step, pod)

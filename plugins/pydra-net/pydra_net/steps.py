@@ -34,6 +34,16 @@ class GiveInterface(msgspec.Struct, frozen=True, kw_only=True, tag_field="step",
         return (self.device,)
 
     @property
+    def share_id(self) -> None:
+        """It is the whole interface."""
+        return
+
+    @property
+    def name(self) -> str:
+        """The interface on the node, for messages."""
+        return self.before.link.name
+
+    @property
     def mark(self) -> str:
         """The alternative name by which it is found again; empty if it is found by its hardware."""
         link = self.before.link
@@ -41,18 +51,78 @@ class GiveInterface(msgspec.Struct, frozen=True, kw_only=True, tag_field="step",
 
     def is_of(self, link: Link) -> bool:
         """Whether the link is this interface, whatever its name and address are now."""
-        known = self.before.link
         if self.mark:
             return self.mark in link.alternative_names
-        if link.kind or (known.parent, known.port) != (link.parent, link.port):
-            return False
-        return not (known.permanent_mac and link.permanent_mac) or known.permanent_mac == link.permanent_mac
+        return _is_same_hardware(self.before.link, link)
 
     def __str__(self) -> str:
         """`give-interface eth1`, for messages."""
         return f"give-interface {self.before.link.name}"
 
 
-Step: TypeAlias = GiveInterface
+class ShareInterface(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag="share-interface"):
+    """Let a claim have a virtual interface on one of the node's, which stays: it is made in the pod, and removed.
 
-STEP_TYPES = (GiveInterface,)
+    `parent` is the node's interface, `kind` that of the virtual one, with its `mode` or the ID of its `vlan`;
+    `identity` is a part of names that only this share has, and `target` how it is in the pod.
+    """
+
+    device: str
+    share_id: str | None = None
+    parent: Link
+    kind: str
+    mode: str = ""
+    vlan: int = 0
+    identity: str
+    target: LinkState
+
+    @property
+    def key(self) -> str:
+        """Only one claim has it."""
+        return f"{self.device}/{self.share_id or ''}"
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """The share."""
+        return (self.device,)
+
+    @property
+    def name(self) -> str:
+        """The interface on the node, for messages."""
+        return self.parent.name
+
+    @property
+    def first_name(self) -> str:
+        """The name that the interface is made with, by which it is found if the process is killed just then."""
+        return f"pydra{self.identity}"
+
+    @property
+    def mark(self) -> str:
+        """The alternative name by which it is found afterwards."""
+        return f"{_MARK}{self.identity}"
+
+    def is_of(self, link: Link) -> bool:
+        """Whether the link is this share."""
+        return link.name == self.first_name or self.mark in link.alternative_names
+
+    def is_parent(self, link: Link) -> bool:
+        """Whether the link is the node's interface, whatever its name is now."""
+        known = self.parent
+        if known.parent and not known.kind:
+            return _is_same_hardware(known, link)
+        return (known.name, known.kind) == (link.name, link.kind)
+
+    def __str__(self) -> str:
+        """`share-interface eth1`, for messages."""
+        return f"share-interface {self.parent.name}"
+
+
+def _is_same_hardware(known: Link, link: Link) -> bool:
+    if link.kind or (known.parent, known.port) != (link.parent, link.port):
+        return False
+    return not (known.permanent_mac and link.permanent_mac) or known.permanent_mac == link.permanent_mac
+
+
+Step: TypeAlias = GiveInterface | ShareInterface
+
+STEP_TYPES = (GiveInterface, ShareInterface)

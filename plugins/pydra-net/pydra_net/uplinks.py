@@ -12,8 +12,8 @@ _NOT_MOVABLE = frozenset({"bridge", "bond", "team", "vrf", "openvswitch"})
 """Kinds that the kernel keeps in their namespace, or which are of use only with their members."""
 
 
-def find_protected(reading: Reading, node_addresses: Collection[str]) -> Mapping[int, str]:
-    """Return why links cannot be given to pods, by index.
+def find_needed(reading: Reading, node_addresses: Collection[str]) -> Mapping[int, str]:
+    """Return why the node itself needs links, by index.
 
     Uplinks are the links of all default routes, in all tables, and those with an address of the node; with them, all
     below them, and all above them, to any depth.
@@ -28,6 +28,12 @@ def find_protected(reading: Reading, node_addresses: Collection[str]) -> Mapping
             reasons.setdefault(below.index, f"is below {uplink.name}, which {reason}")
         for above in _walk(uplink, lambda one: _list_above(one, reading)):
             reasons.setdefault(above.index, f"is above {uplink.name}, which {reason}")
+    return reasons
+
+
+def find_unmovable(reading: Reading) -> Mapping[int, str]:
+    """Return why links cannot be moved, by index; there can be virtual interfaces on some of them."""
+    reasons: dict[int, str] = {}
     for link in reading.links:
         if link.is_loopback:
             reasons.setdefault(link.index, "is the loopback interface")

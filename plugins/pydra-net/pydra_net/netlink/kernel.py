@@ -25,7 +25,9 @@ from pydra_net.operations import (
     KernelRefused,
     Mark,
     Namespace,
+    NewLink,
     Operation,
+    RemoveLink,
     SetLink,
     SetParameter,
 )
@@ -33,6 +35,7 @@ from pydra_net.operations import (
 T = TypeVar("T")
 _ATTEMPTS = 4
 _FAMILIES = {4: 2, 6: 10}
+_IPVLAN_MODES = {"l2": 0, "l3": 1, "l3s": 2}
 
 
 class NetlinkKernel:
@@ -79,6 +82,23 @@ class NetlinkKernel:
         """Move and rename in one message: the link has its own name, or the other one in the other namespace."""
         assert isinstance(to, OpenNamespace)
         _ask(where, lambda ip: _call(ip.link, "set", index=index, net_ns_fd=to.fd, ifname=name))
+
+    def make(self, where: Namespace, index: int, link: NewLink, to: Namespace) -> None:
+        """Make the link in the other namespace."""
+        assert isinstance(to, OpenNamespace)
+        optional = {"address": link.mac, "mtu": link.mtu}
+        named: dict[str, Any] = {name: value for name, value in optional.items() if value}
+        match link.kind:
+            case "macvlan":
+                named["macvlan_mode"] = link.mode
+            case "ipvlan":
+                named["ipvlan_mode"] = _IPVLAN_MODES[link.mode]
+            case "vlan":
+                named["vlan_id"] = link.vlan
+        _ask(
+            where,
+            lambda ip: _call(ip.link, "add", kind=link.kind, link=index, net_ns_fd=to.fd, ifname=link.name, **named),
+        )
 
     def apply(self, where: Namespace, operations: Sequence[Operation]) -> Sequence[str]:
         """Do all of it, in order; what is so already stays. Returns what was refused, each with the kernel's words."""
@@ -133,6 +153,8 @@ def _apply(ip: Any, operation: Operation) -> None:
             _call(set_parameter, ip, index, name, value)
         case Mark(index=index, name=name, present=present):
             _call(ip.link, "property_add" if present else "property_del", index=index, altname=name)
+        case RemoveLink(index=index):
+            _call(ip.link, "del", index=index)
         case AddAddress(index=index, address=one):
             interface = ipaddress.ip_interface(one.address)
             optional = {

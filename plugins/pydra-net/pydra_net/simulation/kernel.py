@@ -28,7 +28,9 @@ from pydra_net.operations import (
     Mark,
     Namespace,
     NamespaceGone,
+    NewLink,
     Operation,
+    RemoveLink,
     SetLink,
     SetParameter,
 )
@@ -173,15 +175,33 @@ class SimulatedKernel:
                 raise KernelRefused(os.strerror(errno.ENODEV))
             if self.read(to).find_name(name):
                 raise KernelRefused(os.strerror(errno.EEXIST), taken=True)
-            self.namespaces[where.path] = Reading(
-                links=tuple(one for one in source.links if one.index != index),
-                addresses=_without(source.addresses, index),
-                routes=_without(source.routes, index),
-                neighbours=_without(source.neighbours, index),
-                rules=source.rules,
-            )
+            self.namespaces[where.path] = _remove(source, index)
             self._put(to.path, replace(link, name=name, up=False, master=0))
         self.step("moved")
+
+    def make(self, where: Namespace, index: int, link: NewLink, to: Namespace) -> None:
+        """Make a virtual link in the other namespace. Raises KernelRefused."""
+        self.step("make")
+        with self._lock:
+            parent = self.read(where).find(index)
+            if parent is None:
+                raise KernelRefused(os.strerror(errno.ENODEV))
+            if self.read(to).find_name(link.name):
+                raise KernelRefused(os.strerror(errno.EEXIST), taken=True)
+            made = replace(
+                LOOPBACK,
+                index=2,
+                name=link.name,
+                kind=link.kind,
+                mac=link.mac or parent.mac,
+                mtu=link.mtu or parent.mtu,
+                up=False,
+                hardware=1,
+                parameters=parent.parameters,
+                most_gso=parent.most_gso,
+            )
+            self._put(to.path, made)
+        self.step("made")
 
     def apply(self, where: Namespace, operations: Sequence[Operation]) -> Sequence[str]:
         """Do all of it, in order."""
@@ -233,6 +253,8 @@ def _apply(reading: Reading, operation: Operation) -> Reading:
     match operation:
         case SetLink():
             return _set(reading, link, operation)
+        case RemoveLink():
+            return _remove(reading, index)
         case SetParameter(name=name, value=value):
             return _exchange(reading, replace(link, parameters={**link.parameters, name: value}))
         case Mark(name=name, present=present):
@@ -246,6 +268,16 @@ def _apply(reading: Reading, operation: Operation) -> Reading:
             return replace(reading, routes=_extend(reading.routes, index, route))
         case AddNeighbour(neighbour=neighbour):
             return replace(reading, neighbours=_extend(reading.neighbours, index, neighbour))
+
+
+def _remove(reading: Reading, index: int) -> Reading:
+    return Reading(
+        links=tuple(one for one in reading.links if one.index != index),
+        addresses=_without(reading.addresses, index),
+        routes=_without(reading.routes, index),
+        neighbours=_without(reading.neighbours, index),
+        rules=reading.rules,
+    )
 
 
 def _set(reading: Reading, link: Link, wanted: SetLink) -> Reading:

@@ -20,6 +20,8 @@ from simulated_node import Killed, SimulatedNode
 PODS = ("a", "b", "c")
 DEVICES = tuple(f"pci-0000-{number}0-00-0" for number in range(1, 5))
 
+SHARED = DEVICES[3]
+
 MOST = int(os.environ.get("TEST_HISTORIES", "40"))
 Action = tuple[str, str, int]
 ACTIONS = st.lists(
@@ -38,7 +40,7 @@ class History:
     """A node and its pods. Errors are what users would read; the kubelet tries again, or not."""
 
     def __init__(self, root: Path) -> None:
-        self.node = SimulatedNode(MACHINE_TYPES["server"], root)
+        self.node = SimulatedNode(MACHINE_TYPES["server"], root, shared="eth4")
         self.sandboxes: dict[str, PodSandbox] = {}
         self._numbers = 0
         self._process = AsyncExitStack()
@@ -55,7 +57,8 @@ class History:
         node, agent = self.node, self.node.agent
         match action:
             case "claim" if pod not in agent.held:
-                await agent.prepare(pod, DEVICES[number % 4], pod=pod)
+                device = DEVICES[number % 4]
+                await agent.prepare(pod, f"{device}/{pod}" if device == SHARED else device, pod=pod)
             case "begin" if pod in agent.held:
                 await self.begin(pod)
             case "container" if sandbox := self.sandboxes.get(pod):
@@ -105,6 +108,7 @@ class History:
         for uid in sorted(self.node.agent.held):
             await self.node.agent.unprepare(uid)
         assert self.node.is_as_before()
+        assert self.node.list_in_pods() == [], "a share outlives its claim"
         assert self.node.kernel.list_open() == [HOST], "a namespace is kept from ending"
         await self._process.aclose()
 

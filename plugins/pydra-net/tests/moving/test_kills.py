@@ -11,7 +11,7 @@ from pydra_nri import Container
 from pydra_nri.simulation.runtime import OperationFailed
 from simulated_node import Killed, SimulatedNode
 
-HARDWARE, VIRTUAL = "pci-0000-10-00-0", "dummy0"
+HARDWARE, VIRTUAL, SHARE = "pci-0000-10-00-0", "dummy0", "pci-0000-20-00-0/1"
 
 
 async def live(node: SimulatedNode) -> None:
@@ -19,19 +19,19 @@ async def live(node: SimulatedNode) -> None:
     sandbox = node.begin_pod("trainer")
     async with node.run() as agent:
         with suppress(Killed, OperationFailed, ClaimError):
-            await agent.prepare("claim", HARDWARE, VIRTUAL, pod="trainer")
+            await agent.prepare("claim", HARDWARE, VIRTUAL, SHARE, pod="trainer")
             await agent.runtime.run_pod(sandbox)
             await agent.runtime.stop_pod(sandbox)
             await agent.unprepare("claim")
 
 
 async def test_no_interface_is_lost_wherever_the_backend_is_killed(tmp_path: Path) -> None:
-    whole = SimulatedNode(MACHINE_TYPES["server"], tmp_path / "whole")
+    whole = SimulatedNode(MACHINE_TYPES["server"], tmp_path / "whole", shared="eth2")
     await live(whole)
     assert whole.is_as_before()
-    assert {"move", "moved", "set name eth1"} & set(whole.steps)
+    assert {"move", "moved", "make", "made", "set name eth2", "remove the interface"} <= set(whole.steps)
     for place in range(len(whole.steps)):
-        node = SimulatedNode(MACHINE_TYPES["server"], tmp_path / str(place))
+        node = SimulatedNode(MACHINE_TYPES["server"], tmp_path / str(place), shared="eth2")
         node.kill_at = place
         await live(node)
         node.kill_at = -1
@@ -39,14 +39,15 @@ async def test_no_interface_is_lost_wherever_the_backend_is_killed(tmp_path: Pat
             if "claim" in agent.held:
                 await agent.unprepare("claim")
         assert node.is_as_before(), f"killed before {whole.steps[place]} ({place})"
+        assert node.list_in_pods() == [], f"killed before {whole.steps[place]} ({place})"
 
 
 async def test_a_pod_that_goes_on_has_its_interfaces_wherever_the_backend_was_killed(tmp_path: Path) -> None:
     for place in range(100):
-        node = SimulatedNode(MACHINE_TYPES["server"], tmp_path / str(place))
+        node = SimulatedNode(MACHINE_TYPES["server"], tmp_path / str(place), shared="eth2")
         sandbox = node.begin_pod("trainer")
         async with node.run() as agent:
-            await agent.prepare("claim", HARDWARE, VIRTUAL, pod="trainer")
+            await agent.prepare("claim", HARDWARE, VIRTUAL, SHARE, pod="trainer")
             node.kill_at = len(node.steps) + place
             with suppress(OperationFailed):
                 await agent.runtime.run_pod(sandbox)
@@ -54,7 +55,7 @@ async def test_a_pod_that_goes_on_has_its_interfaces_wherever_the_backend_was_ki
         node.kill_at = -1
         async with node.run() as agent:
             await agent.runtime.create_container(build_container(sandbox.id))
-            assert node.names_in(sandbox) == ["dummy0", "eth1"]
+            assert node.names_in(sandbox) == ["dummy0", "eth1", "eth2"]
     assert place > 5
 
 

@@ -54,14 +54,23 @@ class NetAgent:
     async def prepare(
         self, uid: str, *devices: str, pod: str = "", configs: tuple[Any, ...] = ()
     ) -> list[PreparedDevice]:
-        """Plan and prepare a claim of the pod for these devices."""
+        """Plan and prepare a claim of the pod for these devices, or shares, as `DEVICE/SHARE`."""
         allocated = tuple(
-            AllocatedDevice(request=f"r{index}", pool="node", device=name, configs=configs)
+            AllocatedDevice(
+                request=f"r{index}",
+                pool="node",
+                device=name.partition("/")[0],
+                share_id=name.partition("/")[2] or None,
+                configs=configs,
+            )
             for index, name in enumerate(devices)
         )
         for other in self.held.values():
-            for device in {one.device for one in other.claim.devices} & set(devices):
-                raise DeviceInUse(device, other.claim.name)
+            for one in allocated:
+                for theirs in other.claim.devices:
+                    is_other_share = one.share_id and theirs.share_id and one.share_id != theirs.share_id
+                    if one.device == theirs.device and not is_other_share:
+                        raise DeviceInUse(one.device, other.claim.name)
         reference = PodRef(uid=f"uid-{pod or uid}", namespace="team", name=pod or uid)
         claim = Claim(uid=uid, namespace="team", name=uid, devices=allocated, pod=reference)
         plan = await self.backend.plan(claim, tuple(self.held.values()))

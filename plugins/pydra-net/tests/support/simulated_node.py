@@ -23,12 +23,13 @@ class Killed(Exception):
 class SimulatedNode:
     """A node whose records, kernel and container runtime outlive the backend."""
 
-    def __init__(self, machine: Machine, root: Path) -> None:
+    def __init__(self, machine: Machine, root: Path, **settings: str) -> None:
         machine.write(root)
         self.before = machine.build()
         self.kernel = SimulatedKernel({HOST: self.before}, step=self._step)
         self.agent = NetAgent(
-            Settings(sys_root=f"{root}/sys", network_namespace=HOST, nri_socket=f"{root}/nri.sock"), self.kernel
+            Settings(sys_root=f"{root}/sys", network_namespace=HOST, nri_socket=f"{root}/nri.sock", **settings),
+            self.kernel,
         )
         self.steps: list[str] = []
         self.kill_at = -1
@@ -55,6 +56,11 @@ class SimulatedNode:
         """The interfaces in a pod."""
         found = self.kernel.namespaces.get(sandbox.network_namespace, Reading())
         return sorted(link.name for link in found.links if not link.is_loopback)
+
+    def list_in_pods(self) -> list[str]:
+        """The interfaces in all pods."""
+        pods = [found for path, found in self.kernel.namespaces.items() if path != HOST]
+        return sorted(link.name for found in pods for link in found.links if not link.is_loopback)
 
     def is_as_before(self) -> bool:
         """Whether all links are on the node, as they were."""

@@ -51,6 +51,7 @@ def test_devices_have_the_names_and_attributes_of_dranet(tmp_path: Path) -> None
         "driver": "mlx5_core",
         "numaNode": 1,
         "sriov": False,
+        "shared": False,
         "resource.kubernetes.io/numaNode": 1,
         "resource.kubernetes.io/pcieRoot": "pci0000:30",
         "resource.kubernetes.io/pciBusID": "0000:30:00.0",
@@ -70,6 +71,45 @@ def test_devices_have_the_names_and_attributes_of_dranet(tmp_path: Path) -> None
 )
 def test_the_admin_chooses_what_is_offered(settings: dict[str, str], offered: set[str], tmp_path: Path) -> None:
     assert {device.attributes["ifName"] for device in publish(tmp_path, **settings).values()} == offered
+
+
+@pytest.mark.parametrize(
+    ("settings", "shared"),
+    [
+        ({"shared": "eth2"}, {"eth2"}),
+        ({"shared": "*", "exclude": "eth4"}, {"eth1", "eth2", "eth3", "dummy0"}),
+        ({"shared": "*,eth0", "interfaces": "eth1"}, {"eth0", "eth1"}),
+        ({"shared": "lo"}, set()),
+    ],
+)
+def test_the_admin_chooses_what_is_shared_and_the_nodes_own_only_by_its_name(
+    settings: dict[str, str], shared: set[str], tmp_path: Path
+) -> None:
+    devices = publish(tmp_path, **settings).values()
+    found = {one.attributes["ifName"] for one in devices if one.allow_multiple_allocations}
+    assert found == {one.attributes["ifName"] for one in devices if one.attributes["shared"]} == shared
+
+
+def test_shares_of_an_interface_are_counted_by_the_bandwidth_that_they_ask_for(tmp_path: Path) -> None:
+    MACHINE.write(tmp_path)
+    (tmp_path / "sys/class/net/eth2").mkdir(parents=True)
+    (tmp_path / "sys/class/net/eth2/speed").write_text("25000\n")
+    capacity = publish(tmp_path, shared="eth2,eth3")["pci-0000-20-00-0"].capacity["bandwidth"]
+    assert capacity.value == "25000M"
+    assert capacity.policy is not None
+    assert capacity.policy.default == "0", "who asks for none can still have a share"
+
+
+def test_an_interface_that_is_switched_off_is_not_scheduled_in_shares(tmp_path: Path) -> None:
+    devices = publish(tmp_path, shared="dummy0").values()
+    ill = [one.health.message for one in devices if one.health.status is HealthStatus.UNHEALTHY]
+    assert ill == ["dummy0 is down, so interfaces on it have no network; run: ip link set dummy0 up"]
+
+
+def test_a_member_of_a_bond_is_not_shared(tmp_path: Path) -> None:
+    reading = MACHINE.build()
+    links = tuple(replace(one, master=9) if one.name == "eth2" else one for one in reading.links)
+    assert not publish(tmp_path, replace(reading, links=links), shared="eth2")["pci-0000-20-00-0"].attributes["shared"]
 
 
 def test_no_text_is_longer_than_the_api_allows(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pydra_net.hardware_types import Address, Link, Reading, Route
-from pydra_net.uplinks import find_protected
+from pydra_net.uplinks import find_needed, find_unmovable
 
 DEFAULT = Route(destination="0.0.0.0/0", gateway="192.0.2.1")
 OTHER = Route(destination="10.0.0.0/8")
@@ -64,13 +64,14 @@ def link(index: int, *, lower: int = 0, master: int = 0, kind: str = "") -> Link
 def test_uplinks_and_what_is_below_and_above_them_are_protected(
     links: list[Link], routes: dict[int, tuple[Route, ...]], protected: set[int]
 ) -> None:
-    assert set(find_protected(Reading(links=tuple(links), routes=routes), ())) == protected
+    reading = Reading(links=tuple(links), routes=routes)
+    assert {*find_needed(reading, ()), *find_unmovable(reading)} == protected
 
 
 def test_an_interface_with_an_address_of_the_node_is_protected() -> None:
     addresses = {2: (Address(address="10.0.0.5/24"),), 3: (Address(address="fd00::0:5/64"),)}
     reading = Reading(links=(link(2), link(3), link(4)), addresses=addresses)
-    assert find_protected(reading, ("10.0.0.5", "fd00::5")) == {
+    assert find_needed(reading, ("10.0.0.5", "fd00::5")) == {
         2: "has the node's address 10.0.0.5",
         3: "has the node's address fd00::0:5",
     }

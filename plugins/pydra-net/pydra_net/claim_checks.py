@@ -1,0 +1,82 @@
+"""Finds, when a claim is planned, what the kernel would refuse when the pod begins. No I/O."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+
+from pydra import ClaimError, HeldClaim, TerminalError
+from pydra_net.claim_config import NetworkConfig, get_field_name
+from pydra_net.hardware_types import Link, Reading
+from pydra_net.held_claims import list_shares
+from pydra_net.link_state import LinkState
+from pydra_net.steps import ShareInterface
+
+_EXCLUSIVE = frozenset({"macvlan", "ipvlan"})
+"""An interface has only those of one of these kinds."""
+
+
+class InterfaceBusy(ClaimError):
+    """Another claim's share of the interface excludes this one."""
+
+    reason = "InterfaceBusy"
+
+
+def check_parameters(config: NetworkConfig, link: Link) -> None:
+    """Raise TerminalError for parameters that the link cannot have."""
+    for name, value in config.interface.list_parameters().items():
+        field = get_field_name(name)
+        if name not in link.parameters:
+            raise TerminalError(f"interface.{field}: the node's kernel cannot set it for {link.name}; remove it")
+        if name.startswith("gso") and value > link.most_gso:
+            raise TerminalError(f"interface.{field}: found {value}, but {link.name} can have {link.most_gso} at most")
+
+
+def check_gateways(config: NetworkConfig, target: LinkState) -> None:
+    """Raise TerminalError for a gateway that no address and no route without one leads to: the pod could not start."""
+    networks = [ipaddress.ip_interface(one.address).network for one in target.addresses]
+    networks += [ipaddress.ip_network(one.destination) for one in target.routes if not one.gateway]
+    for place, route in enumerate(config.routes):
+        gateway = ipaddress.ip_address(route.gateway) if route.gateway else None
+        if gateway and not gateway.is_link_local and not any(gateway in network for network in networks):
+            raise TerminalError(
+                f"routes[{place}].gateway: found {gateway}, which is in no network of the interface "
+                f"({', '.join(map(str, networks)) or 'it has no address'}); add an address, or a route with scope 253"
+            )
+
+
+def check_share(share: ShareInterface, reading: Reading, held: Sequence[HeldClaim]) -> None:
+    """Check what a share may not have beside the node's interface and other shares.
+
+    Raises:
+        TerminalError: the node has one of its addresses, or it is larger than the interface.
+        InterfaceBusy: another claim's share has its VLAN, its address, or is of a kind that excludes it.
+    """
+    parent, target = share.parent, share.target
+    if target.mtu > parent.mtu:
+        raise TerminalError(f"interface.mtu: found {target.mtu}, but {parent.name} has {parent.mtu}")
+    own = {ipaddress.ip_interface(one.address).ip for found in reading.addresses.values() for one in found}
+    mine = {ipaddress.ip_interface(one.address).ip for one in target.addresses}
+    if taken := sorted(map(str, mine & own)):
+        raise TerminalError(f"interface.addresses: the node itself has {taken[0]}; give the pod an address of its own")
+    for one in held:
+        for other in list_shares((one,)):
+            if other.device != share.device or other.key == share.key:
+                continue
+            if problem := _find_conflict(share, other):
+                holder = f"claim {one.claim.namespace}/{one.claim.name}"
+                raise InterfaceBusy(f"{share.name} ({share.device}) {problem.format(holder=holder)}")
+
+
+def _find_conflict(share: ShareInterface, other: ShareInterface) -> str:
+    """Return why both cannot be; `{holder}` stands for the other's claim."""
+    if share.kind == other.kind == "vlan" and share.vlan == other.vlan:
+        return f"has VLAN {share.vlan} for {{holder}} already; it is free when that has ended"
+    if share.kind != other.kind and {share.kind, other.kind} <= _EXCLUSIVE:
+        return f"has {other.kind} interfaces, for {{holder}}, so the kernel makes no {share.kind} interface on it"
+    mine, theirs = (
+        {ipaddress.ip_interface(one.address).ip for one in each.target.addresses} for each in (share, other)
+    )
+    if mine & theirs and share.vlan == other.vlan:
+        return f"has a share with the address {min(map(str, mine & theirs))} for {{holder}} already"
+    return ""

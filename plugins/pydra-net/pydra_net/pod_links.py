@@ -1,0 +1,61 @@
+"""Where the interface of a step is, and how it gets its configuration in a pod. Blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+
+from pydra import ClaimError
+from pydra_net.hardware_types import Link, Reading
+from pydra_net.link_state import plan_changes
+from pydra_net.operations import Kernel, Mark, Namespace, NamespaceGone
+from pydra_net.steps import Step
+
+
+class AttachFailed(ClaimError):
+    """A pod could not get an interface."""
+
+    reason = "InterfaceNotAttached"
+
+
+def find(step: Step, reading: Reading) -> Link | None:
+    """The interface of the step."""
+    return next((link for link in reading.links if step.is_of(link)), None)
+
+
+def is_in(kernel: Kernel, step: Step, pod: Namespace) -> bool:
+    """Whether the interface is there."""
+    try:
+        return find(step, kernel.read_links(pod)) is not None
+    except NamespaceGone:
+        return False
+
+
+@contextmanager
+def locating(kernel: Kernel, step: Step, pods: Sequence[Namespace]) -> Iterator[tuple[Namespace, Link] | None]:
+    """Yield where it is: in one of these, or in any other that can be seen."""
+    with ExitStack() as stack:
+        yield next(_locate(kernel, step, pods, stack), None)
+
+
+def _locate(
+    kernel: Kernel, step: Step, pods: Sequence[Namespace], stack: ExitStack
+) -> Iterator[tuple[Namespace, Link]]:
+    for pod in pods:
+        with suppress(NamespaceGone):
+            if link := find(step, kernel.read_links(pod)):
+                yield pod, link
+    for path in kernel.list_paths():
+        with suppress(NamespaceGone):
+            other = kernel.open(path)
+            stack.callback(other.close)
+            if link := find(step, kernel.read_links(other)):
+                yield other, link
+
+
+def configure(kernel: Kernel, step: Step, pod: Namespace, link: Link, reading: Reading) -> None:
+    """Make it as it should be in the pod. Raises AttachFailed."""
+    marks = (Mark(index=link.index, name=step.mark),) if step.mark and step.mark not in link.alternative_names else ()
+    refused = kernel.apply(pod, (*marks, *plan_changes(step.target, link, reading)))
+    if refused:
+        raise AttachFailed(f"{step.name} ({step.device}) cannot be configured in the pod: {'; '.join(refused)}")
