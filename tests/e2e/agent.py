@@ -52,14 +52,19 @@ def run_agent(
     pod_uid: str = "",
     flags: tuple[str, ...] = (),
 ) -> Iterator[Agent]:
-    """The agent with simulated hardware, whose state is `scratch`/hardware, on the real kubelet's directories."""
-    prefix = f"PYDRA_{backend.upper()}_"
+    """The agent with simulated hardware, whose state is `scratch`/hardware, on the real kubelet's directories.
+
+    `scenario` is a name, or the text of a file.
+    """
+    prefix = f"PYDRA_{backend.upper().replace('-', '_')}_"
     environ = {**os.environ, f"{prefix}STATE": str(scratch / "hardware")}
     for name in [name for name in environ if name.startswith("PYDRA_E2E_")]:
         del environ[name]
-    if scenario:
+    if "\n" in scenario:
         (scratch / "scenario.yaml").write_text(scenario)
         environ[f"{prefix}SCENARIO"] = str(scratch / "scenario.yaml")
+    elif scenario:
+        environ[f"{prefix}SCENARIO"] = scenario
     log = scratch / f"agent{pod_uid}.log"
     with log.open("ab") as output:
         began = output.tell()
