@@ -23,7 +23,7 @@ NIC, SWITCH = "pydrae2e0", "pydrae2e1"
 """The two ends of a cable: what pods get, and what stays on the node."""
 
 LOOK = f"{{ ip -o -4 addr show {NIC}; ip route; cat /sys/class/net/{NIC}/mtu; }} >/dev/termination-log"
-BACKENDS = {"net": {"enabled": True, "settings": {"interfaces": NIC, "excludeTypes": ""}}}
+SETTINGS = {"interfaces": NIC, "excludeTypes": ""}
 
 pytestmark = [
     pytest.mark.skipif(not IMAGE, reason="PYDRA_E2E_CHART_IMAGE names no image that is on the node"),
@@ -79,14 +79,33 @@ async def test_an_interface_comes_back_from_a_pod_that_is_older_than_the_contain
         assert describe() == before
 
 
+@pytest.mark.gates("DRAConsumableCapacity")
+async def test_two_pods_use_shares_of_an_interface_which_stays_on_the_node() -> None:
+    async with open_net(shared=NIC) as (cluster, _):
+        before = describe()
+        for name, address in (("first", "10.77.0.5"), ("second", "10.77.0.6")):
+            interface = {"name": "net1", "type": "macvlan", "addresses": [f"{address}/24"]}
+            config = [{"opaque": {"driver": DRIVER, "parameters": {"interface": interface}}}]
+            await cluster.create_claim(name, config=config)
+        await cluster.start_pod("first", STAY, resourceClaimName="first", host_network=False)
+        look = "ping -c 3 10.77.0.1 && ping -c 3 10.77.0.5 && ip -o -4 addr show net1 >/dev/termination-log"
+        await cluster.create_pod("second", look, resourceClaimName="second", host_network=False)
+        (container,) = (await cluster.wait_phase("second", "Succeeded"))["status"]["containerStatuses"]
+        assert "inet 10.77.0.6/24" in container["state"]["terminated"]["message"]
+        for name in ("first", "second"):
+            await cluster.delete_pod(name)
+        assert describe() == before
+
+
 @asynccontextmanager
-async def open_net() -> AsyncIterator[tuple[Cluster, Release]]:
+async def open_net(**settings: str) -> AsyncIterator[tuple[Cluster, Release]]:
     """The backend, which offers one interface, and a claim for it."""
+    backends = {"net": {"enabled": True, "settings": {**SETTINGS, **settings}}}
     run(f"ip link add {NIC} type veth peer name {SWITCH}")
     try:
         run(f"ip link set {SWITCH} up; ip addr add 10.77.0.1/24 dev {SWITCH}; ip link set {NIC} mtu 1400 alias e2e up")
         run(f"ip addr add 10.77.0.2/24 dev {NIC}; ip route add 10.78.0.0/16 via 10.77.0.1 dev {NIC} metric 7")
-        async with open_cluster(DRIVER, **PRIVILEGED) as cluster, open_release(cluster, BACKENDS) as release:
+        async with open_cluster(DRIVER, **PRIVILEGED) as cluster, open_release(cluster, backends) as release:
             await release.install({"settings": {"deviceStatus": True}})
             await cluster.wait("devices are published", cluster.devices)
             await cluster.create_claim("nic")
