@@ -54,13 +54,13 @@ def run_agent(
 ) -> Iterator[Agent]:
     """The agent with simulated hardware, whose state is `scratch`/hardware, on the real kubelet's directories.
 
-    `scenario` is a name, or the text of a file.
+    `scenario` is a name, or the YAML text of a file.
     """
     prefix = f"PYDRA_{backend.upper().replace('-', '_')}_"
     environ = {**os.environ, f"{prefix}STATE": str(scratch / "hardware")}
     for name in [name for name in environ if name.startswith("PYDRA_E2E_")]:
         del environ[name]
-    if "\n" in scenario:
+    if ":" in scenario:
         (scratch / "scenario.yaml").write_text(scenario)
         environ[f"{prefix}SCENARIO"] = str(scratch / "scenario.yaml")
     elif scenario:
