@@ -235,8 +235,6 @@ class DeviceStatusWriter:
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             entries = build_entries(claim, self._driver, wanted.entries, now=now)
             body = {
-                "apiVersion": RESOURCE_CLAIMS.api_version,
-                "kind": RESOURCE_CLAIMS.kind,
                 "metadata": {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid},
                 "status": {"devices": entries},
             }

@@ -28,7 +28,6 @@ from pydra.kube.api_resources import (
     NODES,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
-    JsonObject,
     Resource,
 )
 from pydra.kube.client import KubeClient
@@ -215,13 +214,8 @@ async def _judge_pool(client: KubeClient, settings: Settings, driver: str) -> Fi
 async def _review(client: KubeClient, verb: str, resource: Resource, subresource: str) -> tuple[str, bool | None, str]:
     attributes = {"verb": verb, "group": resource.group, "resource": resource.plural, "subresource": subresource}
     request = f"{verb} {resource}/{subresource}" if subresource else f"{verb} {resource}"
-    body: JsonObject = {
-        "apiVersion": ACCESS_REVIEWS.api_version,
-        "kind": ACCESS_REVIEWS.kind,
-        "spec": {"resourceAttributes": attributes},
-    }
     try:
-        answer = await client.create(ACCESS_REVIEWS, body)
+        answer = await client.create(ACCESS_REVIEWS, {"spec": {"resourceAttributes": attributes}})
     except KubeError as error:
         return request, None, str(error)
     return request, bool((answer.get("status") or {}).get("allowed")), ""

@@ -240,7 +240,7 @@ class KubeClient:
         """
         path = build_path(resource, namespace=namespace, name=name, subresource=subresource)
         path = _add_query(path, {"fieldManager": manager, "force": "true" if force else "false"})
-        return await self._write("apply", resource, path, body)
+        return await self._write("apply", resource, path, _name_kind(resource, body))
 
     async def delete(
         self,
@@ -575,7 +575,7 @@ def build_path(resource: Resource, *, namespace: str = "", name: str = "", subre
 
 
 def _name_kind(resource: Resource, body: JsonObject) -> JsonObject:
-    """The API server must be told what an object of a CustomResourceDefinition is; of its own kinds it knows."""
+    """The API server must be told what is applied, and what an object of a CustomResourceDefinition is."""
     return {"apiVersion": resource.api_version, "kind": resource.kind, **body}
 
 
