@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import msgspec
 
 from pydra import PydraError
-from pydra_cpu.cpu_list import parse_cpu_list
+from pydra_cpu.cpu_list import parse_kernel_list
 from pydra_cpu.pinning import Container
 from pydra_pci import Tree
 
@@ -129,7 +128,7 @@ def _read_container(tree: Tree, name: str, path: str) -> Iterator[Running]:
         memory=_read_list(tree, f"{groups}/cpuset.mems"),
         effective=_read_list(tree, f"{groups}/cpuset.cpus.effective")
         or _read_list(tree, f"{groups}/cpuset.effective_cpus"),
-        created_with=_parse_list((resources.cpu or _Cpu()).cpus),
+        created_with=parse_kernel_list((resources.cpu or _Cpu()).cpus),
     )
 
 
@@ -150,11 +149,4 @@ def _expand_slice(name: str) -> str:
 
 
 def _read_list(tree: Tree, path: str) -> frozenset[int]:
-    return _parse_list(tree.read(path))
-
-
-def _parse_list(text: Any) -> frozenset[int]:
-    try:
-        return parse_cpu_list(text)
-    except ValueError:
-        return frozenset()
+    return parse_kernel_list(tree.read(path))

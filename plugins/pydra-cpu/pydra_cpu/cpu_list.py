@@ -32,6 +32,14 @@ def parse_cpu_list(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
+def parse_kernel_list(text: str) -> frozenset[int]:
+    """Return the CPUs of a file of the kernel; none if it has something else."""
+    try:
+        return parse_cpu_list(text)
+    except ValueError:
+        return frozenset()
+
+
 def format_cpu_list(cpus: Iterable[int]) -> str:
     """Return the list of these CPUs, in ascending order."""
     ranges: list[list[int]] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from pydra_cpu.cpu_list import parse_cpu_list
+from pydra_cpu.cpu_list import parse_kernel_list
 from pydra_cpu.hardware_types import Cpu, NumaNode, Topology
 from pydra_pci import Tree
 
@@ -130,7 +130,4 @@ def _read_number(tree: Tree, cpu: int, name: str) -> int:
 
 
 def _read_list(tree: Tree, path: str) -> frozenset[int]:
-    try:
-        return parse_cpu_list(tree.read(tree.sys(path)))
-    except ValueError:
-        return frozenset()
+    return parse_kernel_list(tree.read(tree.sys(path)))
