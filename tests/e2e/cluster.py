@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import signal
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,6 @@ class Cluster:
 
     async def create(self, resource: Resource, body: JsonObject) -> JsonObject:
         """Create an object, in the test's namespace if it has one."""
-        body = {"apiVersion": resource.api_version, "kind": resource.kind, **body}
         return await self.client.create(resource, body, namespace=self.namespace if resource.namespaced else "")
 
     async def create_class(self, name: str, *, kind: str = "accelerator") -> None:
@@ -157,13 +157,13 @@ class Cluster:
         """Remove the pod from the API at once; the kubelet finds out, and cleans up by itself."""
         await self.client.delete(PODS, name, namespace=self.namespace, grace_period=0)
 
-    async def wait_gone(self, name: str) -> None:
-        """Wait until the pod is gone."""
-        await self.wait(f"pod {name} is gone", lambda: self._is_gone(name))
+    async def wait_gone(self, name: str, resource: Resource = PODS) -> None:
+        """Wait until the pod, or another object of the test's namespace, is gone."""
+        await self.wait(f"{resource.kind} {name} is gone", lambda: self._is_gone(resource, name))
 
-    async def _is_gone(self, name: str) -> bool:
+    async def _is_gone(self, resource: Resource, name: str) -> bool:
         try:
-            await self.pod(name)
+            await self.client.get(resource, name, namespace=self.namespace)
         except NotFound:
             return True
         return False
@@ -257,6 +257,16 @@ def found_by(pod: JsonObject) -> dict[str, list[str]]:
     """What each container of an ended pod has said last, line by line."""
     ended = {one["name"]: one["state"]["terminated"] for one in pod["status"]["containerStatuses"]}
     return {name: str(one.get("message", "")).splitlines() for name, one in ended.items()}
+
+
+def kill_processes(pods: Iterable[JsonObject], named: bytes) -> None:
+    """Kill the processes of pods of this node whose command line has the name."""
+    uids = [pod["metadata"]["uid"] for pod in pods]
+    for path in Path("/proc").glob("[0-9]*/cgroup"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            groups = path.read_text().replace("_", "-")
+            if any(uid in groups for uid in uids) and named in path.with_name("cmdline").read_bytes():
+                os.kill(int(path.parent.name), signal.SIGKILL)
 
 
 def cdi_files(driver: str = DRIVER) -> list[Path]:

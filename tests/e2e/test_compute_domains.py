@@ -6,7 +6,6 @@ that run where there is no simulation: in the daemon's container.
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -15,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from pydra.errors import NotFound
-from pydra.kube.api_resources import NODES, PODS, JsonObject, Resource
+from pydra.kube.api_resources import NODES, PODS, Resource
 from pydra_nvidia.compute_domain import DRIVER
 from tests.e2e.agent import Agent, open_agent
-from tests.e2e.cluster import STAY, Cluster, open_cluster
+from tests.e2e.cluster import STAY, Cluster, kill_processes, open_cluster
 from tests.e2e.release import IMAGE, PRIVILEGED, open_release
 
 pytestmark = pytest.mark.skipif(not IMAGE, reason="PYDRA_E2E_CHART_IMAGE names no image that is on the node")
@@ -65,7 +64,10 @@ async def test_a_domain_lives_from_its_creation_to_its_end_although_all_its_proc
         await cluster.start_pod("trainer", STAY, resourceClaimTemplateName="rack-channel")
         await wait_ready(cluster, "True", "NodesReady")
 
-        await kill_all(cluster)
+        pods = (await cluster.client.list(PODS, namespace=cluster.namespace)).items
+        ours = [pod for pod in pods if pod["metadata"]["name"] not in ("first", "trainer")]
+        assert len(ours) == 2, "one pod of the controller, one daemon"
+        kill_processes(ours, b"compute-domain")
         assert agent.stop(signal.SIGKILL) == -signal.SIGKILL
         async with open_agent(cluster, tmp_path, backend=BACKEND, scenario="gb200"):
             await wait_ready(cluster, "True", "NodesReady")
@@ -79,7 +81,7 @@ async def test_a_domain_lives_from_its_creation_to_its_end_although_all_its_proc
             await cluster.wait("the domain waits for the pod, and says so", waits)
             await cluster.delete_pod("trainer")
             await cluster.delete_pod("first")
-            await cluster.wait("the domain is gone", lambda: is_gone(cluster))
+            await cluster.wait_gone("rack", DOMAINS)
             node = await cluster.client.get(NODES, cluster.node)
             assert LABEL not in node["metadata"]["labels"]
 
@@ -119,25 +121,3 @@ async def wait_ready(cluster: Cluster, status: str, reason: str) -> None:
         return any((one["type"], one["status"], one["reason"]) == ("Ready", status, reason) for one in conditions)
 
     await cluster.wait(f"the domain is Ready={status}, {reason}", look)
-
-
-async def is_gone(cluster: Cluster) -> bool:
-    try:
-        await cluster.client.get(DOMAINS, "rack", namespace=cluster.namespace)
-    except NotFound:
-        return True
-    return False
-
-
-async def kill_all(cluster: Cluster) -> None:
-    """Kill the processes of controller and daemon, by their pods."""
-    pods: list[JsonObject] = list((await cluster.client.list(PODS, namespace=cluster.namespace)).items)
-    uids = [pod["metadata"]["uid"] for pod in pods if pod["metadata"]["name"] not in ("first", "trainer")]
-    assert len(uids) == 2, "one pod of the controller, one daemon"
-    for path in Path("/proc").glob("[0-9]*/cgroup"):
-        try:
-            pod = path.read_text().replace("_", "-")
-            if any(uid in pod for uid in uids) and b"compute-domain" in path.with_name("cmdline").read_bytes():
-                os.kill(int(path.parent.name), signal.SIGKILL)
-        except (FileNotFoundError, ProcessLookupError):
-            continue

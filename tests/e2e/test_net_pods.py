@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +14,7 @@ import pytest
 
 from pydra.kube.api_resources import RESOURCE_CLAIMS, JsonObject
 from pydra_net.devices import DRIVER
-from tests.e2e.cluster import STAY, Cluster, open_cluster
+from tests.e2e.cluster import STAY, Cluster, kill_processes, open_cluster
 from tests.e2e.release import IMAGE, PRIVILEGED, Release, open_release
 
 RUNTIME_RESTART = os.environ.get("PYDRA_E2E_RUNTIME_RESTART", "")
@@ -135,14 +134,7 @@ def run(commands: str) -> str:
 
 async def kill_agent(cluster: Cluster, release: Release) -> None:
     """Kill all processes of the agent, and wait until it serves again."""
-    agent = (await release.agent())["metadata"]
-    for path in Path("/proc").glob("[0-9]*/cgroup"):
-        try:
-            ours = agent["uid"] in path.read_text().replace("_", "-")
-            if ours and b"pydra" in path.with_name("cmdline").read_bytes():
-                os.kill(int(path.parent.name), signal.SIGKILL)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
+    kill_processes([await release.agent()], b"pydra")
 
     async def serves() -> bool:
         status = (await release.agent())["status"]["containerStatuses"][0]
