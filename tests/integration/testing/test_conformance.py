@@ -21,6 +21,13 @@ def outcomes(report: Report) -> dict[str, str]:
     return {check.title: check.mark for check in report.checks}
 
 
+async def check_module(directory: Path, name: str, text: str) -> Report:
+    """The report on a backend that is this module."""
+    (directory / f"{name}.py").write_text(text)
+    environ = {**ENVIRON, "PYTHONPATH": str(directory)}
+    return await run_checks(BackendSource(name=name, target=f"{name}:"), environ=environ)
+
+
 async def test_the_reference_backend_keeps_the_contract(tmp_path: Path) -> None:
     report = await run_checks(find_backend("sim"), environ={**ENVIRON, "PYDRA_SIM_STATE": str(tmp_path)})
     assert report.ok, report.text
@@ -53,16 +60,16 @@ async def test_all_faults_of_a_sloppy_backend_are_found_at_once() -> None:
 
 
 async def test_nothing_is_said_about_devices_that_discover_failed_to_tell(tmp_path: Path) -> None:
-    (tmp_path / "blind.py").write_text(
+    report = await check_module(
+        tmp_path,
+        "blind",
         "from pydra import *\n"
         "DRIVER = 'blind.example.com'\n"
         "async def discover(): raise RuntimeError('no hardware')\n"
         "async def prepare(claim): return []\n"
         "async def unprepare(claim, prepared): pass\n"
-        "async def measure(): return [Sample(name='a', value=1, device='z')]\n"
+        "async def measure(): return [Sample(name='a', value=1, device='z')]\n",
     )
-    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
-    report = await run_checks(BackendSource(name="blind", target="blind:"), environ=environ)
     (problem,) = report.problems
     assert "no hardware" in problem
     assert not any(check.notes for check in report.checks)
@@ -145,17 +152,17 @@ async def test_a_device_that_needs_configuration_is_prepared_with_what_it_is_giv
 
 
 async def test_a_mount_that_no_runtime_makes_is_advised_against(tmp_path: Path) -> None:
-    (tmp_path / "mounting.py").write_text(
+    report = await check_module(
+        tmp_path,
+        "mounting",
         "from pydra import *\n"
         "DRIVER = 'mounting.example.com'\n"
         "EDITS = ContainerEdits().with_mount('/etc/hostname', '/good')\n"
         "EDITS = EDITS.with_mount('/etc/hostname', '/bad', options=['ro'])\n"
         "async def discover(): return Inventory(devices=(Device(name='a'),))\n"
         "async def prepare(claim): return [device.prepared(EDITS) for device in claim.devices]\n"
-        "async def unprepare(claim, prepared): pass\n"
+        "async def unprepare(claim, prepared): pass\n",
     )
-    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
-    report = await run_checks(BackendSource(name="mounting", target="mounting:"), environ=environ)
     (check,) = (one for one in report.checks if one.title == "its container edits obey CDI's rules")
     assert check.notes == (
         "mount /bad: its options ro have neither bind nor rbind; container runtimes refuse such a mount",
@@ -163,17 +170,17 @@ async def test_a_mount_that_no_runtime_makes_is_advised_against(tmp_path: Path) 
 
 
 async def test_a_claim_that_plan_refuses_also_alone_says_nothing_about_claims_at_once(tmp_path: Path) -> None:
-    (tmp_path / "choosy.py").write_text(
+    report = await check_module(
+        tmp_path,
+        "choosy",
         "from pydra import *\n"
         "DRIVER = 'choosy.example.com'\n"
         "async def discover(): return Inventory(devices=(Device(name='a'), Device(name='b')))\n"
         "async def plan(claim, held):\n"
         "    if any(one.device == 'b' for one in claim.devices): raise ClaimError('b needs a config of its own')\n"
         "async def prepare(claim): return [one.prepared() for one in claim.devices]\n"
-        "async def unprepare(claim, prepared): pass\n"
+        "async def unprepare(claim, prepared): pass\n",
     )
-    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
-    report = await run_checks(BackendSource(name="choosy", target="choosy:"), environ=environ)
     assert report.ok, report.text
     skipped = {check.title: check.skipped for check in report.checks if check.mark == "skip"}
     assert skipped["two claims are prepared at once, each with its own devices"] == "b needs a config of its own"
@@ -204,7 +211,9 @@ async def test_a_backend_that_cannot_connect_says_so(tmp_path: Path) -> None:
 
 
 async def test_a_device_that_is_in_use_is_stepped_over(tmp_path: Path) -> None:
-    (tmp_path / "possessive.py").write_text(
+    report = await check_module(
+        tmp_path,
+        "possessive",
         "from pydra import *\n"
         "DRIVER = 'possessive.example.com'\n"
         "async def discover():\n    return Inventory(devices=(Device(name='a'), Device(name='b')))\n"
@@ -213,17 +222,17 @@ async def test_a_device_that_is_in_use_is_stepped_over(tmp_path: Path) -> None:
         "        if device.device == 'a':\n            raise DeviceInUse('a', 'uid of-a-killed-check')\n"
         "        if device.device != 'b':\n            raise UnknownDevice(device.device)\n"
         "    return [device.prepared() for device in claim.devices]\n"
-        "async def unprepare(claim, prepared):\n    pass\n"
+        "async def unprepare(claim, prepared):\n    pass\n",
     )
-    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
-    report = await run_checks(BackendSource(name="possessive", target="possessive:"), environ=environ)
     assert report.ok, report.text
     assert outcomes(report)["prepare answers for each device of the claim"] == "note"
     assert "a is still prepared for claim uid of-a-killed-check" in report.text
 
 
 async def test_what_the_agent_would_not_find_on_the_node_is_noted(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere.py").write_text(
+    report = await check_module(
+        tmp_path,
+        "elsewhere",
         "from pydra import *\n"
         "DRIVER = 'elsewhere.example.com'\n"
         "async def discover(): return Inventory(devices=(Device(name='a'),), unreadable=('board 3: no answer',))\n"
@@ -231,10 +240,8 @@ async def test_what_the_agent_would_not_find_on_the_node_is_noted(tmp_path: Path
         "    if claim.devices[0].device != 'a':\n        raise UnknownDevice('no such device')\n"
         "    edits = ContainerEdits(device_nodes=(DeviceNode(path='/dev/no-such-node'),))\n"
         "    return [device.prepared(edits) for device in claim.devices]\n"
-        "async def unprepare(claim, prepared): pass\n"
+        "async def unprepare(claim, prepared): pass\n",
     )
-    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
-    report = await run_checks(BackendSource(name="elsewhere", target="elsewhere:"), environ=environ)
     assert report.ok, report.text
     notes = {one.title: one.notes for one in report.checks if one.mark == "note"}
     (note,) = notes.pop("its container edits obey CDI's rules")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -74,15 +73,12 @@ class Node:
 @asynccontextmanager
 async def serve() -> AsyncIterator[Node]:
     steps: list[Step] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="net", dir="/tmp", ignore_cleanup_errors=True) as root,
-        make_node(Path(root)) as network,
-    ):
+    with make_node() as network:
         async with run_node(steps.append) as embedded:
             for name, spec in CLASSES.items():
                 await embedded.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
             found = Node(embedded, network, steps)
-            async with found.runtime.serve(f"{root}/nri.sock"):
+            async with found.runtime.serve(f"{network.pods.parent}/nri.sock"):
                 yield found
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -26,10 +24,7 @@ pytestmark = pytest.mark.skipif(bool(_PROBLEM), reason=_PROBLEM)
 
 @pytest.fixture
 def node() -> Iterator[TestNode]:
-    with (
-        tempfile.TemporaryDirectory(prefix="net", dir="/tmp", ignore_cleanup_errors=True) as root,
-        make_node(Path(root)) as node,
-    ):
+    with make_node() as node:
         yield node
 
 

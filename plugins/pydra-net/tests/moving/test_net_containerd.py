@@ -24,8 +24,7 @@ pytestmark = pytest.mark.skipif(bool(_PROBLEM), reason=_PROBLEM)
 async def serve() -> AsyncIterator[tuple[ContainerdNode, TestNode, NetAgent]]:
     with (
         tempfile.TemporaryDirectory(prefix="nri", dir="/tmp", ignore_cleanup_errors=True) as root,
-        tempfile.TemporaryDirectory(prefix="net", dir="/tmp", ignore_cleanup_errors=True) as network,
-        make_node(Path(network)) as node,
+        make_node() as node,
     ):
         async with run_containerd(Path(root)) as containerd:
             settings = Settings(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,11 +122,13 @@ class TestNode:
 
 
 @contextmanager
-def make_node(root: Path) -> Iterator[TestNode]:
+def make_node() -> Iterator[TestNode]:
+    """A node in a directory of its own, whose path is short enough for sockets."""
     if problem := find_problem():
         pytest.skip(problem)
-    node = TestNode(root)
-    try:
-        yield node
-    finally:
-        node.close()
+    with tempfile.TemporaryDirectory(prefix="net", dir="/tmp", ignore_cleanup_errors=True) as root:
+        node = TestNode(Path(root))
+        try:
+            yield node
+        finally:
+            node.close()
