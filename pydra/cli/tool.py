@@ -56,6 +56,8 @@ def build_parser() -> argparse.ArgumentParser:
     dev.add_argument("--run", nargs="?", const="", metavar="RUNTIME", help=text)
     text = "also show the node on a page, at a free port or at PORT or ADDRESS:PORT of this machine (loopback only)"
     dev.add_argument("--web", nargs="?", const="", metavar="ADDRESS", help=text)
+    text = "how many nodes, each with an agent: what happens when one dies and another one joins [1]"
+    dev.add_argument("--nodes", type=int, default=1, metavar="N", help=text)
     dev.add_argument("--quiet", action="store_true", help="of what goes well, print one line each")
     text = "how long each step may take, and the clean-up at the end [30]"
     dev.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help=text)
@@ -191,6 +193,7 @@ def _dev(parsed: argparse.Namespace) -> int:
     try:
         from pydra_dev.demo import Options, run  # noqa: PLC0415
         from pydra_dev.in_process import run as run_in_process  # noqa: PLC0415
+        from pydra_dev.several_nodes import MOST_NODES, NodesRun  # noqa: PLC0415
     except ModuleNotFoundError as error:
         return _needs_dev("dev", error)
     config = read_config(parsed.config, os.environ)
@@ -207,6 +210,7 @@ def _dev(parsed: argparse.Namespace) -> int:
         **({"kubernetes": parsed.kubernetes} if parsed.kubernetes else {}),
         deadline=parsed.timeout,
         quiet=parsed.quiet,
+        nodes=parsed.nodes,
     )
     if not 0 < options.deadline < float("inf"):
         raise SettingsError([f"--timeout: {options.deadline:g} is not a number of seconds above 0"])
@@ -214,9 +218,13 @@ def _dev(parsed: argparse.Namespace) -> int:
         raise SettingsError(["--web shows a node that stays up: leave out --once and --in-process"])
     if parsed.kubernetes and parsed.in_process:
         raise SettingsError(["--kubernetes changes what the agent publishes: leave out --in-process"])
+    if not 1 <= options.nodes <= MOST_NODES:
+        raise SettingsError([f"--nodes: {options.nodes} is not a number from 1 to {MOST_NODES}"])
+    if options.nodes > 1 and (options.web is not None or options.watch or options.run is not None or parsed.in_process):
+        raise SettingsError(["--nodes shows several nodes once: leave out --web, --watch, --run and --in-process"])
     if parsed.in_process:
         return run_in_process(options, config)
-    return run(options)
+    return run(options, NodesRun if options.nodes > 1 else None)
 
 
 def _complete(parsed: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -85,6 +85,25 @@ CONTAINER_SECONDS = 3.0
 FoundT = TypeVar("FoundT")
 
 
+class Run(Protocol):
+    """One run on new nodes: of `DemoRun`, or of several nodes. `changed` is the file whose change has ended it."""
+
+    changed: str
+
+    def stop(self) -> None:
+        """Clean up now."""
+
+    async def run(self, root: str, port: int) -> int | None:
+        """The exit code; None when it was stopped, or a watched file has changed."""
+
+
+class RunMaker(Protocol):
+    """Makes a run."""
+
+    def __call__(self, options: Options, printer: Printer, page: Page, /, *, explain: bool) -> Run:
+        """A run that has not begun."""
+
+
 class DemoError(Exception):
     """A step did not happen; the text says which one. `explained`: what was printed before says why."""
 
@@ -112,9 +131,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float = STEP_DEADLINE
     quiet: bool = False
     """Of what goes well, print only the headlines."""
+    nodes: int = 1
 
 
-def run(options: Options) -> int:
+def run(options: Options, make_run: RunMaker | None = None) -> int:
     """Run the demo on standard output; the exit code. Without `once` it runs until a signal.
 
     Raises SettingsError for what is wrong before anything starts, BrokenPipeError when nobody reads the output.
@@ -124,9 +144,9 @@ def run(options: Options) -> int:
     _check_release(options.kubernetes)
     if options.run is not None:
         find_runtime(options.run)
-    if options.manifests:
+    if options.manifests and options.nodes == 1:
         read_manifests(options.manifests)
-    return anyio.run(_run_on_output, options)
+    return anyio.run(_run_on_output, options, make_run or DemoRun)
 
 
 def _check_release(text: str) -> None:
@@ -138,9 +158,9 @@ def _check_release(text: str) -> None:
         raise SettingsError([f"--kubernetes: {text} must be 1.{FIRST_DRA_MINOR} or later"])
 
 
-async def _run_on_output(options: Options) -> int:
+async def _run_on_output(options: Options, make_run: RunMaker) -> int:
     output = Output()
-    demo = Demo(options, write=output.write)
+    demo = Demo(options, write=output.write, make_run=make_run)
     output.when_closed = demo.stop
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(output.watch, name="reader of the output")
@@ -163,14 +183,20 @@ class Demo:
     """
 
     def __init__(
-        self, options: Options, *, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self,
+        options: Options,
+        *,
+        write: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        make_run: RunMaker | None = None,
     ) -> None:
         self._options = options
+        self._make_run = make_run or DemoRun
         self._page = Page()
         self._address = parse_address(options.web) if options.web is not None else None
         self._printer = Printer(write, clock, self._page.tell, quiet=options.quiet)
         self._scope = anyio.CancelScope()
-        self._run: DemoRun | None = None
+        self._run: Run | None = None
         self._stopped = False
         self._interrupted = False
 
@@ -204,7 +230,7 @@ class Demo:
                 self._printer.say(Paragraph(headline=f"changed: {changed}; everything starts again"))
                 for entry in os.scandir(root):
                     shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
-            run = self._run = DemoRun(
+            run = self._run = self._make_run(
                 self._options, self._printer, self._page, explain=not (changed or self._options.quiet)
             )
             code = await run.run(root, port)

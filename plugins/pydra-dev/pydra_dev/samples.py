@@ -109,14 +109,14 @@ async def read_declarations(backend: str) -> Declarations | None:
         return None
 
 
-def read_manifests(paths: Sequence[str]) -> tuple[Manifest, ...]:
+def read_manifests(paths: Sequence[str], kinds: Sequence[Kind] = KINDS) -> tuple[Manifest, ...]:
     """The objects in YAML or JSON files, and in those of directories. Raises SettingsError with all problems."""
     problems: list[str] = []
     found: list[Manifest] = []
     for path in paths:
         try:
             for file in _list_files(path):
-                found += _read_file(file, problems)
+                found += _parse(Path(file).read_bytes(), file, problems, kinds)
         except OSError as error:
             problems.append(f"{error.filename}: cannot be read: {error.strerror}")
     if not (found or problems):
@@ -144,11 +144,7 @@ def parse_manifests(text: str, source: str) -> tuple[Manifest, ...]:
     return found
 
 
-def _read_file(path: str, problems: list[str]) -> Iterator[Manifest]:
-    return _parse(Path(path).read_bytes(), path, problems)
-
-
-def _parse(text: bytes, path: str, problems: list[str]) -> Iterator[Manifest]:
+def _parse(text: bytes, path: str, problems: list[str], kinds: Sequence[Kind] = KINDS) -> Iterator[Manifest]:
     try:
         documents = list(yaml.safe_load_all(text))
     except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
@@ -161,21 +157,21 @@ def _parse(text: bytes, path: str, problems: list[str]) -> Iterator[Manifest]:
         is_list = isinstance(body, dict) and body.get("kind") == "List"
         for position, one in enumerate((body.get("items") or []) if is_list else [body], start=1):
             source = f"{place}, item {position}" if is_list else place
-            if problem := _find_problem(one):
+            if problem := _find_problem(one, kinds):
                 problems.append(f"{source}: {problem}")
             else:
                 yield Manifest(source=source, body=one)
 
 
-def _find_problem(body: Any) -> str:
+def _find_problem(body: Any, kinds: Sequence[Kind]) -> str:
     if not isinstance(body, dict):
         return "is not an object with apiVersion, kind and metadata"
     if missing := [name for name in ("apiVersion", "kind", "metadata") if not body.get(name)]:
         return f"{', '.join(missing)} must be set"
-    if find_kind(body) is None:
-        served = sorted({kind.kind for kind in KINDS})
+    if find_kind(body, kinds) is None:
+        served = sorted({kind.kind for kind in kinds})
         kind, version = str(body["kind"]), body["apiVersion"]
-        versions = sorted({one.api_version for one in KINDS if one.kind == kind})
+        versions = sorted({one.api_version for one in kinds if one.kind == kind})
         if versions:
             return f"there is no {kind} in version {version}; it is served in {', '.join(versions)}"
         return f"kind {kind} is not served{suggest(kind, served)}, there is {', '.join(served)}"
@@ -184,15 +180,15 @@ def _find_problem(body: Any) -> str:
     return ""
 
 
-def find_kind(body: JsonObject) -> Kind | None:
+def find_kind(body: JsonObject, kinds: Sequence[Kind] = KINDS) -> Kind | None:
     """The served kind of an object."""
     identity = body.get("apiVersion"), body.get("kind")
-    return next((kind for kind in KINDS if (kind.api_version, kind.kind) == identity), None)
+    return next((kind for kind in kinds if (kind.api_version, kind.kind) == identity), None)
 
 
-def create_object(api: Api, manifest: Manifest) -> JsonObject:
+def create_object(api: Api, manifest: Manifest, kinds: Sequence[Kind] = KINDS) -> JsonObject:
     """Create the object as `kubectl apply` would. Raises SettingsError with what the API server has against it."""
-    kind = find_kind(manifest.body)
+    kind = find_kind(manifest.body, kinds)
     assert kind is not None  # as it was read
     metadata = manifest.body["metadata"]
     if unknown := find_unknown_fields(kind, manifest.body):

@@ -432,6 +432,13 @@ def test_another_kubernetes_version_must_have_the_api_and_needs_the_agent(capsys
     assert "leave out --in-process" in capsys.readouterr().err
 
 
+def test_several_nodes_are_counted_and_shown_without_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dev", "--nodes", "0"]) == 2
+    assert "--nodes: 0 is not a number from 1 to 16" in capsys.readouterr().err
+    assert main(["dev", "--nodes", "2", "--web"]) == 2
+    assert "leave out --web, --watch, --run and --in-process" in capsys.readouterr().err
+
+
 async def test_an_older_kubernetes_version_can_be_tried() -> None:
     code, text = await tell(once=True, kubernetes="1.34")
     assert code == 0, text

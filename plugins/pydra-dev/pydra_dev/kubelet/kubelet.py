@@ -69,7 +69,7 @@ def build_node(settings: KubeletSettings, now: str) -> dict[str, object]:
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": settings.node_name},
+        "metadata": {"name": settings.node_name, "labels": {"kubernetes.io/hostname": settings.node_name}},
         "status": {
             "allocatable": resources,
             "capacity": resources,

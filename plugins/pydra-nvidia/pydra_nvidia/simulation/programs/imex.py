@@ -64,6 +64,7 @@ def run_daemon(configuration: Path, hosts_file: Path) -> int:
         part = directory / f".{STATE}"
         part.write_text(json.dumps(state))
         part.replace(directory / STATE)
+        sys.stderr.write(f"knows the addresses of {len(state['peers'])} nodes\n")
 
     def reload(*_: object) -> None:
         nonlocal last

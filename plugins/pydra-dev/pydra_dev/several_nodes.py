@@ -1,0 +1,464 @@
+"""`pydra dev --nodes N`: several nodes, each with the real agent, and what their pods do together.
+
+A pod runs on each node; the last node dies and another one joins; at the end all is deleted, and nothing may be left.
+What a backend needs beside its agents (kinds of its own, a controller, programs in containers) is in
+`samples/BACKEND.nodes.yaml`; those programs run as processes of this machine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, nullcontext
+from importlib.resources import files
+from typing import Any
+
+import anyio
+import msgspec
+import yaml
+from anyio.abc import Process, TaskGroup, TaskStatus
+
+from pydra.diagnosis.checkpoint import judge_left_over
+from pydra.errors import PydraError
+from pydra_dev.clean_up import LOOK_INTERVAL
+from pydra_dev.controller_decisions import full_name
+from pydra_dev.custom_kinds import parse_definition
+from pydra_dev.demo import AGENT_FLAGS, DemoError, Options
+from pydra_dev.explanations import LONG, Paragraph, describe_event, describe_step
+from pydra_dev.kinds import EVENTS, KINDS, NODES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES, Kind
+from pydra_dev.kubelet.claims import ClaimCache
+from pydra_dev.kubelet.observations import Called, ContainerCreated, HealthChanged, PodFailed, PodRunning, Step
+from pydra_dev.node import AgentProcess, EmbeddedNode, join_node, mark_lost, run_agent, run_node, scenario_environment
+from pydra_dev.page.server import Page
+from pydra_dev.samples import Manifest, choose_manifests, create_object, read_declarations, read_manifests, read_sample
+from pydra_dev.status import JsonObject
+from pydra_dev.terminal import Printer, Progress
+from pydra_dev.verbs import Api, Query, Signal
+
+MOST_NODES = 16
+READY = "Ready"
+_LOG_START = re.compile(r"^\d\d:\d\d:\d\d\.\d+ (INFO +[\w.-]+: )?")
+_RUN = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("pydra dev has ended")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Runs a program until `pydra dev` ends, however that ends."""
+
+
+class Container(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a program runs outside its container: variables with the places that paths of the container have here.
+
+    `hosts` is the variable with the path of the container's /etc/hosts.
+    """
+
+    paths: Mapping[str, str] = {}
+    hosts: str = ""
+
+
+class Needs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a backend needs on several nodes, beside its agents.
+
+    `definitions` is the place of its CustomResourceDefinitions, as `module:attribute`, `controller` a command, and
+    `containers` has the programs that run for real, by name. The Pod of `manifests` is created once for each node.
+    """
+
+    definitions: str = ""
+    controller: tuple[str, ...] = ()
+    containers: Mapping[str, Container] = {}
+    manifests: tuple[JsonObject, ...] = ()
+
+
+def read_needs(backend: str) -> Needs:
+    """Those of a backend; none for one that has no such file."""
+    place = files("pydra_dev").joinpath("samples", f"{backend}.nodes.yaml")
+    return msgspec.convert(yaml.safe_load(place.read_text()), Needs) if place.is_file() else Needs()
+
+
+def load_definitions(place: str) -> Sequence[JsonObject]:
+    """The CustomResourceDefinitions at `module:attribute`."""
+    module, _, attribute = place.partition(":")
+    return list(getattr(importlib.import_module(module), attribute)) if place else []
+
+
+class Member:
+    """One node with its agent, which a task of its own serves until `leaves`; then both `left`."""
+
+    def __init__(self, node: EmbeddedNode, agent: AgentProcess) -> None:
+        self.node = node
+        self.agent = agent
+        self.leaves, self.left = anyio.Event(), anyio.Event()
+
+    async def end(self) -> None:
+        """End both."""
+        self.leaves.set()
+        await self.left.wait()
+
+
+class NodesRun:
+    """One run on new nodes. `explain` also says how to look around."""
+
+    def __init__(self, options: Options, printer: Printer, _page: Page, *, explain: bool) -> None:
+        self.changed = ""
+        self._options = options
+        self._printer = printer
+        self._say = printer.say
+        self._explain = explain
+        self._needs = read_needs(options.backend)
+        self._definitions = load_definitions(self._needs.definitions)
+        self._kinds = [parse_definition(one).kind for one in self._definitions]
+        self._scope = anyio.CancelScope()
+        self._members = dict[str, Member]()
+        self._programs = dict[str, list[Process]]()
+        self._running = set[str]()
+        self._told = dict[tuple[str, ...], object]()
+        self._labels = dict[str, object]()
+        self._applied = list[JsonObject]()
+        self._failed = ""
+        self._may_end = False
+        self._first: EmbeddedNode
+        self._api: Api
+        self._tasks: TaskGroup
+
+    def stop(self) -> None:
+        """Clean up now."""
+        self._scope.cancel()
+
+    async def run(self, root: str, port: int) -> int | None:
+        """The exit code; None when it was stopped."""
+        options = self._options
+        code: int | None = None
+        async with AsyncExitStack() as stack:
+            self._tasks = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(self._tasks.cancel_scope.cancel)
+            first = run_node(
+                self._hear("node-1"),
+                node_name="node-1",
+                root=root,
+                port=port,
+                version=options.kubernetes,
+                definitions=self._definitions,
+                stop_containers=self._stop_pod,
+                probes=True,
+            )
+            self._first = await stack.enter_async_context(first)
+            self._api = self._first.server.api
+            self._say(Paragraph(headline=f"ready: API server {self._first.server.url}, nodes below {root}"))
+            stack.push_async_callback(self._stop_programs)
+            self._tasks.start_soon(self._follow_api, name="follow the API")
+            with self._scope:
+                code = await self._try(self._show)
+            self._may_end = True
+            with anyio.CancelScope(shield=True):
+                if (ended := await self._try(self._end)) or code is not None:
+                    code = code or ended
+                for member in self._members.values():
+                    await member.end()
+        return code
+
+    async def _try(self, act: Callable[[], Any]) -> int:
+        try:
+            await act()
+        except (DemoError, PydraError) as error:
+            headline, *more = f"FAILED: {error}".splitlines()
+            details = error.details if isinstance(error, DemoError) else ()
+            self._say(Paragraph(headline=headline, details=(*more, *details)))
+            return 1
+        return 0
+
+    # What is shown
+
+    async def _show(self) -> None:
+        options, count = self._options, self._options.nodes
+        if self._needs.controller:
+            await self._start("controller", self._needs.controller, {"POD_NAME": "controller"})
+        for number in range(1, count + 1):
+            await self._add_node(number)
+        declared = await read_declarations(options.backend)
+        driver = await self._wait("all nodes publish devices", self._find_driver)
+        sample = read_sample(options.backend, driver, declared.classes if declared is not None else {})
+        if self._needs.manifests:
+            own = (Manifest(source="the sample", body=body) for body in self._needs.manifests)
+            sample = (*(one for one in sample if one.body["kind"] == "DeviceClass"), *own)
+        manifests = choose_manifests((), sample)
+        if options.manifests:
+            given = read_manifests(options.manifests, (*KINDS, *self._kinds))
+            manifests = (*(one for one in manifests if one.body["kind"] == "DeviceClass"), *given)
+        for manifest in manifests:
+            if manifest.body["kind"] != PODS.kind:
+                self._apply(manifest)
+        pods = [one for one in manifests if one.body["kind"] == PODS.kind]
+        if options.manifests:
+            await self._run_pods([self._apply(pod) for pod in pods])
+        else:
+            await self._run_pods([self._apply_on(pod, number) for pod in pods for number in range(1, count + 1)])
+            await self._replace_node(pods)
+        if not options.once:
+            if self._explain:
+                hints = (
+                    f"export KUBECONFIG={self._first.server.kubeconfig}",
+                    *(f"kubectl get {kind.plural} -A -o yaml" for kind in self._kinds),
+                )
+                self._say(Paragraph(headline="look around, and end with Ctrl-C:", details=hints))
+            await anyio.sleep_forever()
+
+    async def _replace_node(self, pods: Sequence[Manifest]) -> None:
+        """The last node dies, its pods are deleted, and another one joins."""
+        name, number = f"node-{self._options.nodes}", self._options.nodes + 1
+        lost = self._list_pods(name)
+        await self._lose_node(name)
+        if any(self._find_conditions()):
+            await self._wait(f"the loss of {name} is noticed", lambda: not self._is_ready())
+        for pod in lost:
+            self._delete(PODS, pod)
+        self._api.delete(NODES, name)
+        self._say(Paragraph(headline=f"deleted: node {name}"))
+        await self._wait("the other nodes are ready", self._is_ready)
+        await self._add_node(number)
+        await self._wait(f"node-{number} publishes devices", self._find_driver)
+        await self._run_pods([self._apply_on(pod, number) for pod in pods])
+
+    async def _run_pods(self, names: Sequence[str]) -> None:
+        await self._wait(f"{', '.join(names)} run", lambda: self._running.issuperset(names))
+        if any(self._find_conditions()):
+            await self._wait("what was applied is ready", self._is_ready)
+
+    async def _end(self) -> None:
+        """Delete all, and find nothing left."""
+        for found in reversed(self._applied):
+            if (kind := next((one for one in self._kinds if one.kind == found["kind"]), None)) is not None:
+                self._delete(kind, found)
+        if any(self._find_conditions()):
+            await self._wait("the deletion begins", lambda: not self._is_ready())
+        for pod in self._api.list(PODS).items:
+            if full_name(pod) in self._running and full_name(pod) not in self._programs:
+                self._delete(PODS, pod)
+        for found in self._applied:
+            if found["kind"] == RESOURCE_CLAIM_TEMPLATES.kind:
+                self._delete(RESOURCE_CLAIM_TEMPLATES, found)
+        await self._wait("nothing is left", lambda: not self._find_left())
+        self._say(Paragraph(headline="clean: no pod, claim, object or label, and no CDI spec on a node is left"))
+        for name, member in self._members.items():
+            if status := await member.agent.stop():
+                raise DemoError(f"the agent of {name} ended with status {status} when told to stop")
+
+    def _find_left(self) -> Sequence[str]:
+        """What is left of all that happened, in the API and on the nodes."""
+        kinds = (PODS, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES, *self._kinds)
+        left = [f"{kind.kind} {full_name(one)}" for kind in kinds for one in self._api.list(kind).items]
+        left += [
+            f"labels of node {node['metadata']['name']}"
+            for node in self._api.list(NODES).items
+            if node["metadata"].get("labels") != self._labels.get(node["metadata"]["name"])
+        ]
+        for member in self._members.values():
+            left += os.listdir(member.node.cdi_directory)
+            cache = ClaimCache(member.node.settings.claim_checkpoint)
+            cache.load()
+            left += [info.key.name for info in cache.infos()]
+            left += [one.found for one in judge_left_over(member.node.read_settings())]
+        return left
+
+    # Nodes
+
+    async def _add_node(self, number: int) -> None:
+        name = f"node-{number}"
+        member = self._members[name] = await self._tasks.start(self._serve_node, name, number, name=name)
+        self._labels[name] = self._api.get(NODES, name)["metadata"].get("labels")
+        backend = self._options.backend
+        self._say(Paragraph(headline=f"{name}: started: pydra-agent --backend {backend} (pid {member.agent.pid})"))
+
+    async def _serve_node(self, name: str, number: int, *, task_status: TaskStatus[Member]) -> None:
+        options = self._options
+        joined = join_node(
+            self._first, self._hear(name), node_name=name, number=number, stop_containers=self._stop_pod, probes=True
+        )
+        async with nullcontext(self._first) if number == 1 else joined as node:
+            environment = scenario_environment(options.backend, options.scenario, node.root)
+            flags = (*AGENT_FLAGS, *(("--config", options.config) if options.config else ()))
+            async with run_agent(node, options.backend, environment, flags) as agent:
+                member = Member(node, agent)
+                task_status.started(member)
+                await member.leaves.wait()
+        member.left.set()
+
+    async def _lose_node(self, name: str) -> None:
+        """Its power fails, and the control plane notices that after a while."""
+        member = self._members.pop(name)
+        for pod in self._list_pods(name):
+            for program in self._programs.pop(full_name(pod), ()):
+                os.killpg(program.pid, signal.SIGKILL)  # as the end of a container's first process ends the others
+                await program.wait()
+        os.kill(member.agent.pid, signal.SIGKILL)
+        await member.agent.wait()
+        await member.end()
+        mark_lost(self._api, name)
+        self._say(Paragraph(headline=f"lost: {name} has no power, and its pods are not ready any more"))
+
+    def _list_pods(self, node: str) -> Sequence[JsonObject]:
+        return self._api.list(PODS, Query(field_selector=f"spec.nodeName={node}")).items
+
+    # Programs
+
+    async def _start(self, title: str, command: Sequence[str], environ: Mapping[str, str], pod: str = "") -> None:
+        """Start a program that is installed beside this one, with this cluster's kubeconfig; it ends with the pod."""
+        beside = os.path.dirname(sys.executable)
+        path = shutil.which(command[0], path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
+        if path is None:
+            raise DemoError(f"{command[0]} is not installed: install the distribution of {self._options.backend}")
+        known = {"KUBECONFIG": str(self._first.server.kubeconfig), "PYDRA_LOG_FORMAT": "text"}
+        process = await anyio.open_process(
+            [sys.executable, "-c", _RUN, str(os.getpid()), path, *command[1:]],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **known, **environ},
+            start_new_session=True,
+        )
+        self._programs.setdefault(pod, []).append(process)
+        self._say(Paragraph(headline=f"{title}: started: {' '.join(command)} (pid {process.pid})"))
+        self._tasks.start_soon(self._follow, title, process, pod, name=f"output of {title}")
+
+    async def _follow(self, title: str, process: Process, pod: str) -> None:
+        """Tell what a program says, and that it has ended by itself."""
+        rest = b""
+        assert process.stdout is not None
+        async for chunk in process.stdout:
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                self._say(Paragraph(headline=f"{title}: {_LOG_START.sub('', line.decode(errors='replace'))}"))
+        status = await process.wait()
+        if process in self._programs.get(pod, ()) and not self._may_end:
+            self._failed = f"{title} ended with status {status}"
+
+    async def _start_container(self, node: str, step: ContainerCreated) -> None:
+        """The program of a container, if it is one that runs for real."""
+        container = self._needs.containers[step.after.args[0]]
+        places = {one.container_path: one.host_path for one in step.after.mounts}
+        given = dict(one.split("=", 1) for one in step.after.env if not one.startswith("PATH="))
+        hosts = anyio.Path(self._first.root, f"hosts-{step.pod.replace('/', '-')}")
+        await hosts.write_text("127.0.0.1\tlocalhost\n")
+        paths = {name: places.get(path, path) for name, path in container.paths.items()}
+        paths.update({container.hosts: str(hosts)} if container.hosts else {})
+        await self._start(f"{node}, {step.container}", step.after.args, {**given, **paths}, step.pod)
+
+    async def _stop_pod(self, pod: str) -> None:
+        for program in self._programs.pop(pod, ()):
+            program.terminate()
+            await program.wait()
+
+    async def _stop_programs(self) -> None:
+        for pod in tuple(self._programs):
+            await self._stop_pod(pod)
+
+    # What happens
+
+    def _hear(self, node: str) -> Callable[[Step], None]:
+        def report(step: Step) -> None:
+            if isinstance(step, ContainerCreated) and {*step.after.args[:1]} & self._needs.containers.keys():
+                self._tasks.start_soon(self._start_container, node, step, name=f"container of {step.pod}")
+            if isinstance(step, PodRunning):
+                self._running.add(step.pod)
+            told = describe_step(step)
+            if told is None or isinstance(step, HealthChanged):
+                return
+            short = msgspec.structs.replace(
+                told, headline=f"{node}: {told.headline}", details=told.details if len(told.details) <= LONG else ()
+            )
+            if isinstance(step, PodFailed) or (isinstance(step, Called) and step.error):
+                self._printer.say_failure((node, *told.details), short)
+            else:
+                self._say(short)
+
+        return report
+
+    async def _follow_api(self) -> None:
+        """Tell each change of a condition, and which pods cannot be scheduled."""
+        written = Signal()
+        stop = self._api.store.listen(written.notify)
+        try:
+            while True:
+                wakeup = written.event
+                for found, condition in self._find_conditions():
+                    self._tell_condition(found, condition)
+                for event in self._api.list(EVENTS).items:
+                    lasts = event["reason"] == "FailedScheduling" and not event["message"].startswith("waiting for the")
+                    if lasts and self._is_new((event["metadata"]["uid"],), event["message"]):
+                        self._say(describe_event(event))
+                await wakeup.wait()
+        finally:
+            stop()
+
+    def _tell_condition(self, found: JsonObject, condition: JsonObject) -> None:
+        said = condition["status"], condition["reason"], condition["message"]
+        if self._is_new((found["metadata"]["uid"], condition["type"]), said):
+            what = f"{condition['type']}={condition['status']}, {condition['reason']}: {condition['message']}"
+            self._say(Paragraph(headline=f"{found['kind']} {full_name(found)}: {what}"))
+
+    def _is_new(self, key: tuple[str, ...], said: object) -> bool:
+        before = self._told.get(key, "")
+        self._told[key] = said
+        return before != said
+
+    def _find_conditions(self) -> Sequence[tuple[JsonObject, JsonObject]]:
+        """The conditions of all objects of the backend's own kinds."""
+        return [
+            (found, condition)
+            for kind in self._kinds
+            for found in self._api.list(kind).items
+            for condition in (found.get("status") or {}).get("conditions") or ()
+        ]
+
+    def _is_ready(self) -> bool:
+        return all(one["status"] == "True" for _, one in self._find_conditions() if one["type"] == READY)
+
+    def _find_driver(self) -> str:
+        """The driver, once each node has devices of it."""
+        slices = [one["spec"] for one in self._api.list(RESOURCE_SLICES).items if one["spec"].get("devices")]
+        published = {one.get("nodeName") for one in slices}
+        return str(slices[0]["driver"]) if published >= self._members.keys() else ""
+
+    # Objects
+
+    def _apply(self, manifest: Manifest) -> str:
+        created = create_object(self._api, manifest, (*KINDS, *self._kinds))
+        self._applied.append(created)
+        self._say(Paragraph(headline=f"applied: {created['kind']} {created['metadata']['name']}"))
+        return full_name(created) if "namespace" in created["metadata"] else ""
+
+    def _apply_on(self, pod: Manifest, number: int) -> str:
+        """A pod for one node."""
+        metadata = {**pod.body["metadata"], "name": f"{pod.body['metadata']['name']}-{number}"}
+        spec = {**pod.body["spec"], "nodeSelector": {"kubernetes.io/hostname": f"node-{number}"}}
+        return self._apply(Manifest(source=pod.source, body={**pod.body, "metadata": metadata, "spec": spec}))
+
+    def _delete(self, kind: Kind, found: JsonObject) -> None:
+        metadata = found["metadata"]
+        now = self._api.find(kind, metadata["name"], namespace=metadata.get("namespace", ""))
+        if now is not None and "deletionTimestamp" not in now["metadata"]:
+            self._api.delete(kind, metadata["name"], namespace=metadata.get("namespace", ""))
+            self._say(Paragraph(headline=f"deleted: {kind.kind} {full_name(found)}"))
+
+    async def _wait(self, what: str, look: Callable[[], Any]) -> Any:
+        """What `look` finds, as soon as that is something; raises DemoError."""
+        progress = Progress(self._say, what)
+        with anyio.move_on_after(self._options.deadline):
+            while not (found := look()):
+                for name, member in self._members.items():
+                    if member.agent.returncode is not None:
+                        log = member.agent.log_tail().splitlines()
+                        raise DemoError(f"the agent of {name} ended with status {member.agent.returncode}", log)
+                if self._failed:
+                    raise DemoError(self._failed)
+                progress.look()
+                await anyio.sleep(LOOK_INTERVAL)
+            return found
+        left = f"; left: {', '.join(self._find_left())}" if self._may_end else ""
+        raise DemoError(f"timed out after {self._options.deadline:g} s waiting until {what}{left}")
