@@ -41,7 +41,8 @@ from pydra.claims.device_index import PublishedPool
 from pydra.claims.device_status import DeviceStatusWriter
 from pydra.claims.gc import GarbageCollector
 from pydra.claims.left_over import retry_left_over
-from pydra.claims.preparer import ClaimEvent, ClaimPreparer, Deadlines, Operation, OperationDone
+from pydra.claims.preparer import ClaimPreparer, Deadlines
+from pydra.claims.preparer_events import ClaimEvent, Operation, OperationDone
 from pydra.devices import TaintEffect
 from pydra.errors import CheckpointError, ContractError, PydraError, SettingsError
 from pydra.inventory.health import HealthPolicy, Published
@@ -430,6 +431,7 @@ class DriverService:
                     devices = {device.name: device for device in published.pool.devices}
                     sets = published.pool.counter_sets
                     claims.set_published({settings.node_name: PublishedPool(devices=devices, counter_sets=sets)})
+                    claims.note_statuses(published.claim_statuses)
                     if self._statuses is not None:
                         self._statuses.publish(published.claim_statuses, published.health)
                 reconciler.publish(published.pool)

@@ -26,7 +26,7 @@ from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import ClaimRef
 from pydra.claims.device_status import StatusNotWritten, StatusWritten
 from pydra.claims.gc import GarbageCollected
-from pydra.claims.preparer import OperationDone, OperationFailed, StepsLeftOver
+from pydra.claims.preparer_events import OperationDone, OperationFailed, StepsLeftOver
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import PydraError, Unavailable, Unsupported
 from pydra.inventory.health import Published

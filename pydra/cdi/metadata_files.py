@@ -1,12 +1,15 @@
 """Reads, writes and removes device metadata files: each request's JSON file, and the CDI spec that mounts it.
 
 `pydra.claims.metadata` builds them. The JSON files are on the disk, and so survive a reboot, which claims do not: what
-no claim has is found by `read`, and removed. Writes are atomic but not durable, since a claim is prepared again after a
-reboot. A running container keeps the file that it was started with.
+no claim has is found by `read`, and removed. Nothing is flushed, since a claim is prepared again after a reboot.
+
+A file is written atomically, by a rename, unless it is the claim's own already: containers have that file mounted, and
+would not see another one of the same name. It is overwritten, and blanks fill it up if it becomes shorter.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -82,7 +85,7 @@ class MetadataStore:
             raise self._failed("removing incomplete files of", error) from error
 
     def write(self, files: Mapping[str, bytes]) -> None:
-        """Write these files, each atomically, in their order."""
+        """Write these files in their order; a JSON file that the claim has already is overwritten."""
         for path, content in files.items():
             try:
                 try:
@@ -167,6 +170,10 @@ class MetadataStore:
             path = os.path.dirname(path)
 
     def _write(self, path: str, content: bytes) -> None:
+        uid = _find_uid(content)
+        if uid and _find_uid(_read(path)) == uid:
+            _overwrite(path, content)
+            return
         os.makedirs(os.path.dirname(path), _DIRECTORY_MODE, exist_ok=True)
         atomic_files.write_file(path, content, mode=_MODE, durable=False)
 
@@ -182,11 +189,27 @@ def _list(path: str) -> list[str]:
 
 
 def _read(path: str) -> bytes:
-    """Return the file's content; empty if it cannot be read."""
+    """Return the file's content without blanks at its end; empty if it cannot be read."""
     try:
-        return atomic_files.read_regular_file(path, _MAX_BYTES)
+        return atomic_files.read_regular_file(path, _MAX_BYTES).rstrip(b" ")
     except OSError:
         return b""
+
+
+def _overwrite(path: str, content: bytes) -> None:
+    """Replace the content of a file that may be mounted, so that a reader finds all of the old or all of the new one.
+
+    Only a reader at the very moment of the copy may find both. The file grows first, by blanks, which a reader of JSON
+    skips: if the disk is full, the old content is still there.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        size = os.fstat(descriptor).st_size
+        for part, place in ((b" " * (len(content) - size), size), (content.ljust(size), 0)):
+            if os.pwrite(descriptor, part, place) < len(part):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    finally:
+        os.close(descriptor)
 
 
 def _find_uid(content: bytes) -> str:

@@ -21,6 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
+from pydra.device_status import NetworkData
 from pydra.devices import AttributeValue, CounterConsumption
 from pydra.errors import CheckpointError
 
@@ -46,14 +47,17 @@ class Stage(Enum):
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What a claim's metadata files say beside what was prepared: known before it, and not changed afterwards.
+    """What a claim's metadata files say beside what was prepared.
 
     `pod_claim_name` is the claim's name in the pod's spec if the claim was made from a template. `attributes` are those
-    that the devices were published with, by `POOL/DEVICE`.
+    that the devices were published with, by `POOL/DEVICE`. `network_data` is that of each prepared device since the
+    files were changed; empty as long as it is what `prepare` said. `generation` grows with each change.
     """
 
     pod_claim_name: str = ""
     attributes: Mapping[str, Mapping[str, AttributeValue]] = {}
+    generation: int = 1
+    network_data: tuple[NetworkData | None, ...] = ()
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

@@ -50,6 +50,9 @@ _GONE = "the node does not publish this device any more"
 
 _Entry: TypeAlias = tuple[PreparedDevice, DeviceStatus]
 
+StatusIndex: TypeAlias = Mapping[tuple[str, str, str | None], DeviceStatus]
+"""What the last discover says of claims' devices, by the claim's uid, the device and the share."""
+
 
 class StatusWritten(msgspec.Struct, frozen=True, kw_only=True):
     """The claim's status has what the backend says of its devices, or nothing any more."""
@@ -73,6 +76,16 @@ class ClaimStatuses(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[_Entry, ...] = ()
 
 
+def index_statuses(told: Sequence[ClaimDeviceStatus]) -> StatusIndex:
+    """Return what the last discover says, for `find_status`."""
+    return {(one.claim_uid, one.device, one.share_id): one.status for one in told}
+
+
+def find_status(uid: str, device: PreparedDevice, told: StatusIndex) -> DeviceStatus | None:
+    """Return what is said of a claim's device now: by the last discover, else by `prepare`."""
+    return told.get((uid, device.device, device.share_id), device.status)
+
+
 def collect_statuses(
     records: Mapping[str, Record],
     told: Sequence[ClaimDeviceStatus],
@@ -80,11 +93,11 @@ def collect_statuses(
     *,
     boot_id: str,
 ) -> Mapping[str, ClaimStatuses]:
-    """Return by uid what is said of the devices of prepared claims: by the last discover, else by `prepare`.
+    """Return by uid what is said of the devices of prepared claims.
 
     Each has the condition `Healthy`, from what is published of the device, unless the backend has one of its own.
     """
-    latest = {(one.claim_uid, one.device, one.share_id): one.status for one in told}
+    latest = index_statuses(told)
     published = {(one.pool, one.device): one for one in health}
     wanted: dict[str, ClaimStatuses] = {}
     for uid, record in records.items():
@@ -94,7 +107,7 @@ def collect_statuses(
             continue
         entries = []
         for one in record.prepared:
-            status = latest.get((uid, one.device, one.share_id), one.status) or DeviceStatus()
+            status = find_status(uid, one, latest) or DeviceStatus()
             entries.append((one, _add_health(status, published.get((one.pool, one.device)))))
         ref = ClaimRef(uid=uid, namespace=record.claim.namespace, name=record.claim.name)
         wanted[uid] = ClaimStatuses(ref=ref, entries=tuple(entries))

@@ -252,6 +252,7 @@ class GarbageCollector:
         )
         self._abandoned_since = plan.abandoned_since
         counts = await self._apply(plan, names, problems)
+        self._preparer.renew_metadata()  # where it failed before
         done = GarbageCollected(
             driver=self._driver, counts=counts, seconds=self._clock() - began, problem="; ".join(problems)
         )

@@ -21,11 +21,12 @@ from msgspec.structs import replace
 from pydra.api_names import is_label
 from pydra.cdi.metadata_files import MetadataPaths
 from pydra.cdi.spec import cdi_vendor
-from pydra.checkpoint.record import Metadata, Record
+from pydra.checkpoint.record import Metadata, Record, Stage
 from pydra.claim import Claim, ClaimRef, ContainerDevice, PreparedDevice
 from pydra.claims.allocation import base_request
 from pydra.claims.device_index import Published, PublishedPool
-from pydra.claims.device_status import build_network
+from pydra.claims.device_status import StatusIndex, build_network, find_status
+from pydra.device_status import DeviceStatus, NetworkData
 from pydra.errors import ClaimError, ContractError
 from pydra.inventory.api_rules import ATTRIBUTES_AND_CAPACITIES
 from pydra.slices.build import build_attributes
@@ -66,6 +67,24 @@ def build_metadata(claim: Claim, published: Published, *, pod_claim_name: str) -
     return Metadata(pod_claim_name=pod_claim_name, attributes=attributes)
 
 
+def renew_metadata(record: Record, told: StatusIndex) -> Record | None:
+    """Return the record with the next generation of its metadata, if the network data of a device has changed."""
+    if record.metadata is None or record.stage is not Stage.COMPLETED:
+        return None
+    found = tuple(_network_data(find_status(record.claim.uid, one, told)) for one in record.prepared)
+    if found == _list_network_data(record, record.metadata):
+        return None
+    generation = record.metadata.generation + 1
+    return replace(record, metadata=replace(record.metadata, generation=generation, network_data=found))
+
+
+def begin_again(metadata: Metadata) -> Metadata:
+    """Return the metadata of a claim that was prepared again: what changed after the last time does not count."""
+    if not metadata.network_data:
+        return metadata
+    return replace(metadata, generation=metadata.generation + 1, network_data=())
+
+
 def build_metadata_files(record: Record, paths: MetadataPaths) -> dict[str, bytes]:
     """Return the content of the claim's metadata files by path: of each request the JSON, then the CDI spec.
 
@@ -75,9 +94,9 @@ def build_metadata_files(record: Record, paths: MetadataPaths) -> dict[str, byte
     claim, metadata, driver = record.claim, record.metadata, paths.driver
     if metadata is None:
         return {}
-    requests: dict[str, list[PreparedDevice]] = {}
-    for device in record.prepared:
-        requests.setdefault(device.request, []).append(device)
+    requests: dict[str, list[dict[str, Any]]] = {}
+    for device, network in zip(record.prepared, _list_network_data(record, metadata), strict=True):
+        requests.setdefault(device.request, []).append(_build_device(device, network, metadata, driver))
     if metadata.pod_claim_name:
         directory = f"{_IN_CONTAINER}/resourceclaimtemplates/{metadata.pod_claim_name}"
     else:
@@ -87,9 +106,14 @@ def build_metadata_files(record: Record, paths: MetadataPaths) -> dict[str, byte
         base = base_request(request)
         path = paths.file(claim, base)
         document = {
-            "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid, "generation": 1},
+            "metadata": {
+                "name": claim.name,
+                "namespace": claim.namespace,
+                "uid": claim.uid,
+                "generation": metadata.generation,
+            },
             **({"podClaimName": metadata.pod_claim_name} if metadata.pod_claim_name else {}),
-            "requests": [{"name": request, "devices": [_build_device(one, metadata, driver) for one in devices]}],
+            "requests": [{"name": request, "devices": devices}],
         }
         files[path] = b"".join(
             _encode({"kind": "DeviceMetadata", "apiVersion": f"{_GROUP}/{version}", **document}) for version in VERSIONS
@@ -120,7 +144,18 @@ def add_metadata_ids(devices: Sequence[ContainerDevice], *, driver: str, uid: st
     return answered
 
 
-def _build_device(device: PreparedDevice, metadata: Metadata, driver: str) -> dict[str, Any]:
+def _list_network_data(record: Record, metadata: Metadata) -> tuple[NetworkData | None, ...]:
+    """Of each prepared device, as the files have it."""
+    return metadata.network_data or tuple(_network_data(one.status) for one in record.prepared)
+
+
+def _network_data(status: DeviceStatus | None) -> NetworkData | None:
+    return status.network_data if status is not None else None
+
+
+def _build_device(
+    device: PreparedDevice, network: NetworkData | None, metadata: Metadata, driver: str
+) -> dict[str, Any]:
     attributes = {**metadata.attributes.get(_key(device.pool, device.device), {}), **device.attributes}
     if len(attributes) > ATTRIBUTES_AND_CAPACITIES:
         raise ContractError(
@@ -131,8 +166,7 @@ def _build_device(device: PreparedDevice, metadata: Metadata, driver: str) -> di
             ],
         )
     body: dict[str, Any] = {"driver": driver, "pool": device.pool, "name": device.device}
-    network = build_network(device.status.network_data) if device.status else {}
-    parts = {"attributes": build_attributes(attributes), "networkData": network}
+    parts = {"attributes": build_attributes(attributes), "networkData": build_network(network)}
     return {**body, **{name: part for name, part in parts.items() if part}}
 
 

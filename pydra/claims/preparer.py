@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -37,6 +37,7 @@ from pydra.claim import (
 )
 from pydra.claims.allocation import base_request, parse_allocation
 from pydra.claims.device_index import DeviceIndex, Published, find_consumption, may_meet
+from pydra.claims.device_status import StatusIndex, index_statuses
 from pydra.claims.lifecycle import (
     Begin,
     PrepareAgain,
@@ -49,8 +50,17 @@ from pydra.claims.lifecycle import (
     decide_reconcile,
     decide_unprepare,
 )
-from pydra.claims.metadata import add_metadata_ids, build_metadata, build_metadata_files, parse_pod_claim_name
+from pydra.claims.metadata import (
+    add_metadata_ids,
+    begin_again,
+    build_metadata,
+    build_metadata_files,
+    parse_pod_claim_name,
+    renew_metadata,
+)
+from pydra.claims.preparer_events import ClaimEvent, Operation, OperationDone, OperationFailed, StepsLeftOver
 from pydra.claims.steps import StepIndex, StepRunner, build_left_over
+from pydra.device_status import ClaimDeviceStatus
 from pydra.errors import BackendError, BackendUnavailable, CdiError, DeviceInUse, InternalError, PydraError, Unavailable
 from pydra.kube.api_resources import RESOURCE_CLAIMS
 from pydra.observability.logging import set_logging_fields
@@ -72,47 +82,6 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
     unprepare: float
     fetch: float
     fetch_known: float = 2.0
-
-
-class Operation(Enum):
-    """A request of the kubelet for a claim."""
-
-    PREPARE = "prepare"
-    UNPREPARE = "unprepare"
-
-
-class OperationDone(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim was prepared or unprepared; `from_record`: an earlier call had done so. `timings` has seconds by step."""
-
-    driver: str
-    operation: Operation
-    ref: ClaimRef
-    seconds: float
-    from_record: bool
-    timings: Mapping[str, float]
-
-
-class OperationFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """An operation failed. `pods` are those that wait for the claim, if known."""
-
-    driver: str
-    operation: Operation
-    ref: ClaimRef
-    error: PydraError
-    seconds: float
-    timings: Mapping[str, float] = {}
-    pods: tuple[PodRef, ...] = ()
-
-
-class StepsLeftOver(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim has ended, and steps of it cannot be undone now, for the reason; `ref` has the claim's own uid."""
-
-    driver: str
-    ref: ClaimRef
-    reason: str
-
-
-ClaimEvent: TypeAlias = OperationDone | OperationFailed | StepsLeftOver
 
 
 class Reconciled(Enum):
@@ -177,6 +146,7 @@ class ClaimPreparer:
     ) -> None:
         self._published: Published | None = None
         self._is_published = asyncio.Event()
+        self._told: StatusIndex | None = None
         self._driver = driver
         self._boot_id = boot_id
         self._client = client
@@ -212,6 +182,11 @@ class ClaimPreparer:
                 self._note_record(uid)
         self._is_published.set()
 
+    def note_statuses(self, told: Sequence[ClaimDeviceStatus]) -> None:
+        """Set what the last discover said of claims' devices, which their metadata files say, too."""
+        self._told = index_statuses(told)
+        self.renew_metadata()
+
     # What the kubelet and the garbage collection ask for
 
     def prepare(self, ref: ClaimRef) -> asyncio.Future[PrepareOutcome]:
@@ -239,6 +214,18 @@ class ClaimPreparer:
         if missing:
             await asyncio.wait([self.reconcile(_ref(record.claim)) for record in missing], timeout=seconds)
 
+    def renew_metadata(self) -> None:
+        """Start to rewrite the metadata files of claims whose devices have other network data now."""
+        for record in tuple(self._store.records.values()):
+            self._renew_if_changed(record)
+
+    def _renew_if_changed(self, record: Record) -> None:
+        if self._told is None or record.boot_id != self._boot_id:  # nothing was said yet; the claim is of another boot
+            return
+        if renew_metadata(record, self._told) is not None:
+            # Behind work of the same kind: that may have read what was said before.
+            self._begin_work(self._renew_metadata, _ref(record.claim), joins=False)
+
     def is_working_on(self, uid: str) -> bool:
         """Return whether work on the claim is in progress."""
         return uid in self._work
@@ -264,10 +251,16 @@ class ClaimPreparer:
     # One operation: its order, its errors, its report
 
     def _begin_work(
-        self, carry_out: Callable[[_Work], Awaitable[Any]], ref: ClaimRef, operation: Operation | None = None
+        self,
+        carry_out: Callable[[_Work], Awaitable[Any]],
+        ref: ClaimRef,
+        operation: Operation | None = None,
+        *,
+        joins: bool = True,
     ) -> asyncio.Future[Any]:
         before = self._work.get(ref.uid)
-        if before is not None and before.operation is operation and before.ref == ref and not before.answer.done():
+        is_same = before is not None and before.carry_out == carry_out and before.ref == ref
+        if joins and before is not None and is_same and not before.answer.done():
             return before.answer
         loop = asyncio.get_running_loop()
         answer = loop.create_future()
@@ -495,7 +488,8 @@ class ClaimPreparer:
             work.mark("backend", self._clock())
             present = await resolve(record.prepared, root=self._host_root)
             # From here on the disk may have it as *completed*, even if the write fails: it must be set back first.
-            record = replace(record, prepared=present, stage=Stage.COMPLETED, boot_id=self._boot_id)
+            metadata = begin_again(record.metadata) if record.metadata is not None else None
+            record = replace(record, prepared=present, stage=Stage.COMPLETED, boot_id=self._boot_id, metadata=metadata)
             spec = build_spec(self._driver, uid, present)
             if spec.content is not None:
                 self._cdi.write(uid, spec.content)
@@ -505,6 +499,8 @@ class ClaimPreparer:
             async with self._store:
                 await self._store.write(record)
             work.mark("completed", self._clock())
+            if record.metadata is not None:
+                self._renew_if_changed(record)
         except PydraError as error:
             # Answered before it is undone, which may take a whole deadline again: the kubelet waits for 45 s only.
             work.answer.set_result(error)
@@ -637,6 +633,21 @@ class ClaimPreparer:
                 case ReuseRecord(record=record) if (await self._check_files(record))[1]:
                     return Reconciled.FILE_RESTORED
             return Reconciled.NOTHING
+        finally:
+            self._lock.release_claim(uid)
+
+    async def _renew_metadata(self, work: _Work) -> None:
+        """Rewrite the claim's metadata files with the next generation, the record first."""
+        uid = work.ref.uid
+        await self._lock.take_claim(uid, self._clock() + self._deadlines.unprepare)
+        try:
+            async with self._store:
+                record = self._store.records.get(uid)
+                renewed = renew_metadata(record, self._told or {}) if record is not None else None
+                if renewed is None:
+                    return
+                await self._store.write(renewed)
+            self._metadata.write(build_metadata_files(renewed, self._metadata.paths))
         finally:
             self._lock.release_claim(uid)
 

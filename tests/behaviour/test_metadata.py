@@ -193,6 +193,38 @@ def test_claims_keep_what_they_were_prepared_with_when_the_setting_changes(node:
     assert node.is_clean(with_files)
 
 
+def test_a_running_container_finds_new_network_data_in_its_file_with_the_next_generation(node: Node) -> None:
+    agent = node.serve(*ON, backend="status_board:")
+    claim = node.api.create_claim("d0")
+    node.kubelet.prepare_one(claim)
+    file = host_file(node, claim)
+    mounted_file = file.stat().st_ino
+
+    def has(generation: int, *addresses: str) -> bool:
+        found = [
+            (one["metadata"]["generation"], one["requests"][0]["devices"][0]["networkData"]) for one in documents()
+        ]
+        network = {"interfaceName": "net1", "ips": list(addresses)} if addresses else {"interfaceName": "net0"}
+        return found == [(generation, network)] * 2
+
+    def documents() -> list[Any]:
+        return read_stream(file.read_text())
+
+    assert has(1)
+    for generation, address in ((2, "2001:db8::5/64"), (3, "192.0.2.5/24")):
+        node.board.set_address(claim, address)
+        wait_for(lambda: has(generation, address), "the new address")  # noqa: B023 - called here
+    agent.kill()
+    node.serve(*ON, backend="status_board:")
+    node.kubelet.prepare_one(claim)
+    assert has(3, "192.0.2.5/24"), "what the last instance wrote stays"
+    node.board.set_address(claim, "192.0.2.6/24")
+    wait_for(lambda: has(4, "192.0.2.6/24"), "the new address, after a restart")
+    assert file.stat().st_ino == mounted_file, "a mount of the file shows it"
+    node.kubelet.release(claim)
+    assert not metadata_files(node)
+
+
 @pytest.mark.parametrize("at", ["begin", "effect"])
 def test_a_kill_in_a_call_leaves_no_metadata_files(node: Node, at: str) -> None:
     agent = node.serve(*ON)

@@ -28,7 +28,8 @@ from pydra.checkpoint.store import RecordStore, UnreadableRecord
 from pydra.claim import ClaimRef
 from pydra.claims.device_index import PublishedPool
 from pydra.claims.gc import GarbageCollected, GarbageCollector
-from pydra.claims.preparer import ClaimEvent, ClaimPreparer, Deadlines
+from pydra.claims.preparer import ClaimPreparer, Deadlines
+from pydra.claims.preparer_events import ClaimEvent
 from pydra.errors import NotFound, Unavailable
 from pydra.kube.api_resources import Resource
 from pydra.kube.client import KubeClient

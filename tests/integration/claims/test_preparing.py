@@ -28,7 +28,7 @@ from pydra import (
 )
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claims.device_index import PublishedPool
-from pydra.claims.preparer import OperationDone, OperationFailed
+from pydra.claims.preparer_events import OperationDone, OperationFailed
 from pydra.errors import (
     BackendTimeout,
     BackendUnavailable,

@@ -11,7 +11,7 @@ import pytest
 
 from pydra import Claim, ClaimError, DeviceInUse, LeftBehind, UndoLater
 from pydra.claims.left_over import retry_left_over
-from pydra.claims.preparer import StepsLeftOver
+from pydra.claims.preparer_events import StepsLeftOver
 from pydra.errors import BackendDied, CheckpointError
 from tests.integration.claims.node import NOTHING, Instance, Node, ref
 

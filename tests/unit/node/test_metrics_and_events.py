@@ -14,7 +14,7 @@ from pydra.checkpoint.record import PartialRecord
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import AllocatedDevice, ClaimRef
 from pydra.claims.gc import GarbageCollected, GarbageCounts
-from pydra.claims.preparer import ClaimEvent, Operation, OperationDone, OperationFailed
+from pydra.claims.preparer_events import ClaimEvent, Operation, OperationDone, OperationFailed
 from pydra.devices import DeviceHealth, HealthStatus, Pool
 from pydra.errors import ClaimError, InvalidConfig, KubeError, Unavailable, Unsupported
 from pydra.inventory.health import Published
