@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pydra import Claim, ClaimError, HeldClaim, Inventory, Plan, PreparedDevice, PydraError
-from pydra_net.claim_plan import check_offered, plan_claim
+from pydra_net.claim_plan import check_offered, list_with_ethtool, plan_claim
 from pydra_net.device_status import build_status, build_statuses
 from pydra_net.hardware_reader import HardwareReader, Node
 from pydra_net.held_claims import list_of_pod
@@ -97,7 +97,7 @@ class NetBackend:
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Plan:
         """The interfaces, with all that is configured on them now."""
         await self._check_runtime()
-        node = await self._read()
+        node = await asyncio.to_thread(self._reader.read, list_with_ethtool(claim))
         return plan_claim(claim, held, node, self._reader.find_pci_address)
 
     async def apply(self, step: Step, _result: Any, _claim: Claim, /) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 
-from pydra import ClaimError, HeldClaim, TerminalError
+from pydra import Claim, ClaimError, HeldClaim, TerminalError
 from pydra_net.claim_config import NetworkConfig, get_field_name
 from pydra_net.hardware_types import Link, Reading
-from pydra_net.held_claims import list_shares
+from pydra_net.held_claims import list_holders
 from pydra_net.link_state import LinkState
-from pydra_net.steps import ShareInterface
+from pydra_net.steps import ShareInterface, Step
+
+POD_INTERFACE = "eth0"
+"""The name that container runtimes give to the interface of the pod network."""
 
 _EXCLUSIVE = frozenset({"macvlan", "ipvlan"})
 """An interface has only those of one of these kinds."""
@@ -45,11 +48,12 @@ def check_gateways(config: NetworkConfig, target: LinkState) -> None:
             )
 
 
-def check_share(share: ShareInterface, reading: Reading, held: Sequence[HeldClaim]) -> None:
+def check_share(share: ShareInterface, reading: Reading, others: Sequence[tuple[Step, str]]) -> None:
     """Check what a share may not have beside the node's interface and other shares.
 
     Raises:
-        TerminalError: the node has one of its addresses, or it is larger than the interface.
+        TerminalError: the node has one of its addresses, it is larger than the interface, or excludes another share of
+            the same claim.
         InterfaceBusy: another claim's share has its VLAN, its address, or is of a kind that excludes it.
     """
     parent, target = share.parent, share.target
@@ -59,13 +63,34 @@ def check_share(share: ShareInterface, reading: Reading, held: Sequence[HeldClai
     mine = {ipaddress.ip_interface(one.address).ip for one in target.addresses}
     if taken := sorted(map(str, mine & own)):
         raise TerminalError(f"interface.addresses: the node itself has {taken[0]}; give the pod an address of its own")
-    for one in held:
-        for other in list_shares((one,)):
-            if other.device != share.device or other.key == share.key:
-                continue
-            if problem := _find_conflict(share, other):
-                holder = f"claim {one.claim.namespace}/{one.claim.name}"
-                raise InterfaceBusy(f"{share.name} ({share.device}) {problem.format(holder=holder)}")
+    for other, holder in others:
+        if not isinstance(other, ShareInterface) or other.device != share.device or other.key == share.key:
+            continue
+        if problem := _find_conflict(share, other):
+            text = f"{share.name} ({share.device}) {problem.format(holder=holder)}"
+            raise TerminalError(text) if holder == "the same claim" else InterfaceBusy(text)
+
+
+def check_pod(claim: Claim, steps: Sequence[Step], held: Sequence[HeldClaim]) -> None:
+    """Raise TerminalError for names of interfaces and VRFs that cannot be together in the claim's pod."""
+    of_pod = [one for one in held if one.claim.pod == claim.pod and not one.left_over]
+    names = {POD_INTERFACE: "the interface of the pod network"}
+    vrfs: dict[str, int] = {}
+    for step, holder in list_holders(of_pod, steps):
+        target = step.target
+        if target.name in names:
+            raise TerminalError(
+                f"{step.device} would have the name {target.name} in the pod, which {names[target.name]} has; set "
+                "another interface.name in the claim's configuration"
+            )
+        if target.vrf and vrfs.setdefault(target.vrf, target.vrf_table) != target.vrf_table:
+            raise TerminalError(
+                f"{step.device} would be in the VRF {target.vrf} with table {target.vrf_table}, which has table "
+                f"{vrfs[target.vrf]} for another interface of the pod; set the same interface.vrf.table in both"
+            )
+        names[target.name] = f"{step.device} of {holder}" if holder == "the same claim" else f"an interface of {holder}"
+    if both := sorted(names.keys() & vrfs.keys()):
+        raise TerminalError(f"interface.vrf.name: found {both[0]}, but {names[both[0]]} has this name in the pod")
 
 
 def _find_conflict(share: ShareInterface, other: ShareInterface) -> str:

@@ -29,6 +29,10 @@ Table = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=524280)]
 
+EthtoolName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_+./ -]{1,32}$")]
+
+_OWN_TABLES = (253, 254, 255)
+_FIRST_TABLE = 1000
 _MAC = re.compile(r"[0-9a-f][02468ace]:.*")
 
 
@@ -49,6 +53,26 @@ class VlanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A VLAN interface. A VLAN is used once on each interface."""
 
     id: Annotated[int, msgspec.Meta(ge=1, le=4094)]
+
+
+class VrfConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """A VRF of the pod: its interfaces have a routing table of their own."""
+
+    name: Name
+    table: Annotated[int, msgspec.Meta(ge=1, le=0xFFFFFFFF)] | None = None
+    """Without one, a number from 1000 to 1999 that only depends on the name."""
+
+    def __post_init__(self) -> None:
+        """Refuse names and tables that the kernel needs."""
+        if self.name in (".", ".."):
+            raise ValueError("name: must not be . or ..")
+        if self.table in _OWN_TABLES:
+            raise ValueError(f"table: found {self.table}, which is one of the kernel's own (253 to 255)")
+
+    @property
+    def number(self) -> int:
+        """Its routing table."""
+        return self.table or _FIRST_TABLE + _hash(self.name) % _FIRST_TABLE
 
 
 class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -84,6 +108,10 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Which ARP requests it answers, as the sysctl says it."""
     arp_announce: Literal[0, 1, 2] | None = None
     """Which of its addresses ARP requests announce, as the sysctl says it."""
+    disable_ebpf_programs: bool | None = None
+    """Whether eBPF programs (tc, tcx, XDP) are detached from it."""
+    vrf: VrfConfig | None = None
+    """The VRF of the pod that it is in."""
 
     def __post_init__(self) -> None:
         """Refuse names, types and addresses that the kernel would refuse."""
@@ -96,6 +124,8 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError("hardwareAddr: cannot be set with type ipvlan, which has that of the node's interface")
         if self.name in (".", ".."):
             raise ValueError("name: must not be . or ..")
+        if self.vrf is not None and self.vrf.name == self.name:
+            raise ValueError(f"vrf.name: found {self.name}, which is the name of the interface itself")
         if self.hardware_addr is not None and not _MAC.fullmatch(self.hardware_addr.lower()):
             raise ValueError(f'hardwareAddr: found "{self.hardware_addr}", which is a multicast address')
         for place, address in enumerate(self.addresses):
@@ -161,6 +191,13 @@ class NeighborConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check("destination", self.destination, ipaddress.ip_address)
 
 
+class EthtoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Settings of the interface's hardware, by the names of `ethtool -k` and `ethtool --show-priv-flags`."""
+
+    features: Annotated[dict[EthtoolName, bool], msgspec.Meta(max_length=64)] = {}
+    private_flags: Annotated[dict[EthtoolName, bool], msgspec.Meta(max_length=32)] = {}
+
+
 class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """How an interface is in the pod."""
 
@@ -169,6 +206,19 @@ class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Beside those that it has on the node, unless its addresses are replaced."""
     rules: Annotated[tuple[RuleConfig, ...], msgspec.Meta(max_length=256)] = ()
     neighbors: Annotated[tuple[NeighborConfig, ...], msgspec.Meta(max_length=256)] = ()
+    ethtool: EthtoolConfig | None = None
+    """Put back when the interface is on the node again."""
+
+    def __post_init__(self) -> None:
+        """Refuse what excludes each other."""
+        if self.interface.vrf is not None:
+            if self.rules:
+                raise ValueError("rules: cannot be set with interface.vrf, which chooses the table")
+            table = self.interface.vrf.number
+            if other := [one.table for one in self.routes if one.table not in (0, table)]:
+                raise ValueError(f"routes: found table {other[0]}, but all are in that of interface.vrf ({table})")
+        if self.ethtool is not None and self.interface.type not in (None, "passthrough"):
+            raise ValueError(f"ethtool: cannot be set with interface.type {self.interface.type}, which has no hardware")
 
 
 CONFIG_TYPES: dict[str, type] = {"": NetworkConfig, f"{GROUP_VERSION}/NetworkConfig": NetworkConfig}
@@ -178,6 +228,14 @@ CONFIG_TYPES: dict[str, type] = {"": NetworkConfig, f"{GROUP_VERSION}/NetworkCon
 def get_field_name(parameter: str) -> str:
     """The name in a claim of an interface's parameter."""
     return next(one.encode_name for one in msgspec.structs.fields(InterfaceConfig) if one.name == parameter)
+
+
+def _hash(text: str) -> int:
+    """FNV-1a with 32 bits, as DRANET chooses the table of a VRF."""
+    value = 0x811C9DC5
+    for byte in text.encode():
+        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return value
 
 
 def _check(name: str, text: str, parse: Callable[[str], ParsedT]) -> ParsedT:

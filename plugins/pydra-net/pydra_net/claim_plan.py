@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from pydra import AllocatedDevice, Claim, ClaimError, HeldClaim, Plan, TerminalError, UnknownDevice
-from pydra_net.claim_checks import check_gateways, check_parameters, check_share
+from pydra_net.claim_checks import check_gateways, check_parameters, check_pod, check_share
 from pydra_net.claim_config import NetworkConfig
+from pydra_net.ethtool import list_present, resolve_ethtool
 from pydra_net.hardware_reader import Node
-from pydra_net.hardware_types import Link
-from pydra_net.held_claims import list_interfaces
+from pydra_net.hardware_types import Ethtool, Link
+from pydra_net.held_claims import list_holders
 from pydra_net.link_state import find_state_in_pod, read_interface
 from pydra_net.share_plan import is_virtual, plan_share
 from pydra_net.steps import GiveInterface, ShareInterface, Step
-
-POD_INTERFACE = "eth0"
-"""The name that container runtimes give to the interface of the pod network."""
 
 
 class InterfaceProtected(ClaimError):
@@ -32,42 +32,42 @@ def plan_claim(claim: Claim, held: Sequence[HeldClaim], node: Node, find_pci_add
         InterfaceProtected: the node needs it now.
         TerminalError: two interfaces of the pod would have the same name, or the configuration does not fit.
     """
-    steps = [
-        _plan_device(claim, device, held, node, find_pci_address) for device in claim.devices if not device.admin_access
-    ]
-    names = {POD_INTERFACE: "the interface of the pod network"}
-    for other in held:
-        if other.claim.pod == claim.pod and not other.left_over:
-            for step in list_interfaces((other,)):
-                names[step.target.name] = f"an interface of claim {other.claim.namespace}/{other.claim.name}"
-    for step in steps:
-        name = step.target.name
-        if name in names:
-            raise TerminalError(
-                f"{step.device} would have the name {name} in the pod, which {names[name]} has; set another "
-                "interface.name in the claim's configuration"
-            )
-        names[name] = f"{step.device} of the same claim"
+    steps: list[Step] = []
+    for device in claim.devices:
+        if not device.admin_access:
+            steps.append(_plan_device(claim, device, list_holders(held, steps), node, find_pci_address))
+    check_pod(claim, steps, held)
     return Plan(steps=steps)
+
+
+def list_with_ethtool(claim: Claim) -> list[str]:
+    """The devices whose settings of ethtool must be known for the plan."""
+    return [one.device for one in claim.devices if _find_config(one).ethtool is not None]
 
 
 def _plan_device(
     claim: Claim,
     device: AllocatedDevice,
-    held: Sequence[HeldClaim],
+    others: Sequence[tuple[Step, str]],
     node: Node,
     find_pci_address: Callable[[Link], str],
 ) -> Step:
     config = _find_config(device)
     if is_virtual(device, config, is_shared=device.device in node.shared):
         share = plan_share(claim.uid, device, config, find_parent(device.device, device.share_id, node))
-        check_share(share, node.reading, held)
+        check_share(share, node.reading, others)
         check_gateways(config, share.target)
         check_parameters(config, share.parent)
         return share
     link = find_link(device.device, node)
     interface = read_interface(node.reading, link)
-    target = find_state_in_pod(interface, config)
+    ethtool = None
+    if config.ethtool is not None:
+        found = node.ethtool.get(device.device, Ethtool())
+        ethtool = resolve_ethtool(config.ethtool, found, link.name)
+        features, flags = list_present(ethtool, found)
+        interface = replace(interface, features=features, private_flags=flags)
+    target = find_state_in_pod(interface, config, ethtool)
     check_gateways(config, target)
     check_parameters(config, link)
     return GiveInterface(device=device.device, before=interface, target=target, pci_address=find_pci_address(link))

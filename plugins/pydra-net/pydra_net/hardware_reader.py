@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
 from pydra_net.devices import name_device
-from pydra_net.hardware_types import Link, Reading
+from pydra_net.hardware_types import Ethtool, Link, Programs, Reading
 from pydra_net.operations import Kernel, Namespace
 from pydra_net.settings import Settings, split
 from pydra_net.uplinks import find_needed, find_unmovable
@@ -43,7 +43,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One reading of the node. `devices` are the links that can be offered, by the device's name.
 
     `protected` says why others are not, by index; `speeds` has those that are known, in Mbit/s. `shared` are the names
-    of devices that are offered in shares.
+    of devices that are offered in shares, `programs` the eBPF programs of links by index. `ethtool` has the settings of
+    the devices that were asked for.
     """
 
     reading: Reading
@@ -52,6 +53,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     names: Mapping[int, str]
     speeds: Mapping[int, int] = {}
     shared: frozenset[str] = frozenset()
+    programs: Mapping[int, Programs] = {}
+    ethtool: Mapping[str, Ethtool] = {}
 
 
 class HardwareReader:
@@ -63,8 +66,8 @@ class HardwareReader:
         self._host = host
         self._settings = settings
 
-    def read(self) -> Node:
-        """The node as it is now. Blocks."""
+    def read(self, with_ethtool: Collection[str] = ()) -> Node:
+        """The node as it is now, with the settings of ethtool of these devices. Blocks."""
         reading = self._kernel.read(self._host)
         needed = find_needed(reading, split(self._settings.node_addresses))
         protected = {**find_unmovable(reading), **needed}
@@ -82,6 +85,12 @@ class HardwareReader:
             names=names,
             speeds={link.index: self._read_speed(link) for link in devices.values()},
             shared=frozenset(names[index] for index in shared),
+            programs=self._kernel.read_programs(self._host, [link.index for link in devices.values()]),
+            ethtool={
+                name: self._kernel.read_ethtool(self._host, devices[name].index)
+                for name in with_ethtool
+                if name in devices
+            },
         )
 
     def find_pci_address(self, link: Link) -> str:

@@ -76,6 +76,27 @@ class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
     mac: str
 
 
+class Feature(msgspec.Struct, frozen=True, kw_only=True):
+    """A feature of `ethtool -k`; one that is fixed cannot be changed."""
+
+    enabled: bool
+    fixed: bool = False
+
+
+class Ethtool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What ethtool can set of a link."""
+
+    features: Mapping[str, Feature] = {}
+    private_flags: Mapping[str, bool] = {}
+
+
+class Programs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The names of the eBPF programs of a link: tc filters, and programs of tcx."""
+
+    filters: tuple[str, ...] = ()
+    tcx: tuple[str, ...] = ()
+
+
 class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A network interface. `kind` is that of a virtual one (`veth`, `macvlan`), empty for hardware.
 
@@ -144,3 +165,6 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     neighbours: tuple[Neighbour, ...] = ()
     rules: tuple[Rule, ...] = ()
     """Those that choose a table which only this link's routes are in."""
+    features: Mapping[str, bool] = {}
+    """Those of ethtool that a claim changes, as they are; so `private_flags`."""
+    private_flags: Mapping[str, bool] = {}

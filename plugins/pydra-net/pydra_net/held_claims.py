@@ -20,9 +20,12 @@ def list_gives(held: Sequence[HeldClaim]) -> list[GiveInterface]:
     return [one for one in list_interfaces(held) if isinstance(one, GiveInterface)]
 
 
-def list_shares(held: Sequence[HeldClaim]) -> list[ShareInterface]:
-    """Those that are made on one that stays on the node."""
-    return [one for one in list_interfaces(held) if isinstance(one, ShareInterface)]
+def list_holders(held: Sequence[HeldClaim], own: Sequence[Step]) -> list[tuple[Step, str]]:
+    """The interfaces that claims have, with words for the claim, and those of the claim that is planned."""
+    theirs = [
+        (step, f"claim {one.claim.namespace}/{one.claim.name}") for one in held for step in list_interfaces((one,))
+    ]
+    return [*theirs, *((step, "the same claim") for step in own)]
 
 
 def list_of_pod(held: Sequence[HeldClaim], uid: str) -> list[Step]:

@@ -21,7 +21,7 @@ from pydra import (
     TaintEffect,
 )
 from pydra_net.hardware_reader import Hardware, Node
-from pydra_net.hardware_types import Interface, Link
+from pydra_net.hardware_types import Interface, Link, Programs
 from pydra_net.held_claims import list_gives
 from pydra_net.link_state import read_interface
 
@@ -61,7 +61,9 @@ def build_inventory(
         is_shared = name in node.shared
         found[name] = Device(
             name=name,
-            attributes=dict(_build_attributes(interface, hardware, speed, is_shared=is_shared)),
+            attributes=dict(
+                _build_attributes(interface, hardware, speed, node.programs.get(link.index), is_shared=is_shared)
+            ),
             capacity=_build_capacity(speed) if is_shared and speed else {},
             allow_multiple_allocations=is_shared,
             health=trouble or diagnose(link, is_shared=is_shared),
@@ -69,7 +71,7 @@ def build_inventory(
     for give in list_gives(held):
         if give.device not in found:
             hardware = read_hardware(give.pci_address) if give.pci_address else None
-            attributes = dict(_build_attributes(give.before, hardware, 0))
+            attributes = dict(_build_attributes(give.before, hardware, 0, None))
             found[give.device] = Device(name=give.device, attributes=attributes, health=trouble or Health())
     return Inventory(devices=tuple(device for _, device in sorted(found.items())))
 
@@ -94,10 +96,10 @@ def _build_capacity(speed: int) -> dict[str, Capacity]:
 
 
 def _build_attributes(
-    interface: Interface, hardware: Hardware | None, speed: int, *, is_shared: bool = False
+    interface: Interface, hardware: Hardware | None, speed: int, programs: Programs | None, *, is_shared: bool = False
 ) -> Iterator[tuple[str, AttributeValue]]:
     yield "shared", is_shared
-    for name, value in _list_attributes(interface, hardware, speed):
+    for name, value in _list_attributes(interface, hardware, speed, programs or Programs()):
         if isinstance(value, str):
             value = cut(value)  # noqa: PLW2901
         if value not in ("", None):
@@ -110,7 +112,7 @@ def cut(text: str) -> str:
 
 
 def _list_attributes(
-    interface: Interface, hardware: Hardware | None, speed: int
+    interface: Interface, hardware: Hardware | None, speed: int, programs: Programs
 ) -> Iterator[tuple[str, AttributeValue | None]]:
     link = interface.link
     yield "ifName", link.name
@@ -124,7 +126,9 @@ def _list_attributes(
     yield "ipv6", _join_addresses(interface, 6)
     yield "virtual", hardware is None
     yield "carrier", link.carrier
-    yield "ebpf", link.has_xdp
+    yield "ebpf", bool(link.has_xdp or programs.filters or programs.tcx)
+    yield "tcFilterNames", ",".join(programs.filters)
+    yield "tcxProgramNames", ",".join(programs.tcx)
     yield "rdma", bool(hardware and hardware.rdma_device)
     yield "linkSpeedMbps", speed or None
     if hardware is not None:

@@ -8,10 +8,21 @@ from collections.abc import Iterator, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from pydra_net.claim_config import NetworkConfig, RouteConfig, RuleConfig
+from pydra_net.claim_config import EthtoolConfig, NetworkConfig, RouteConfig, RuleConfig
 from pydra_net.hardware_types import Address, Interface, Link, Neighbour, Reading, Route, Rule
 from pydra_net.link_parameters import list_changes
-from pydra_net.operations import AddAddress, AddNeighbour, AddRoute, AddRule, Operation, SetLink, SetParameter
+from pydra_net.operations import (
+    AddAddress,
+    AddNeighbour,
+    AddRoute,
+    AddRule,
+    DetachPrograms,
+    JoinVrf,
+    Operation,
+    SetEthtool,
+    SetLink,
+    SetParameter,
+)
 
 _LINK_SCOPE = 253
 _BY_KERNEL, _BY_ADVERTISEMENT = 2, 9
@@ -37,6 +48,11 @@ class LinkState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     routes: tuple[Route, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
     rules: tuple[Rule, ...] = ()
+    features: Mapping[str, bool] = {}
+    private_flags: Mapping[str, bool] = {}
+    vrf: str = ""
+    vrf_table: int = 0
+    without_programs: bool = False
 
 
 def read_interface(reading: Reading, link: Link) -> Interface:
@@ -88,17 +104,23 @@ def find_state_before(interface: Interface) -> LinkState:
         addresses=interface.addresses,
         routes=interface.routes,
         neighbours=interface.neighbours,
+        features=interface.features,
+        private_flags=interface.private_flags,
     )
 
 
-def find_state_in_pod(interface: Interface, config: NetworkConfig) -> LinkState:
-    """How it is in the pod: as it is on the node, with what the claim configures.
+def find_state_in_pod(interface: Interface, config: NetworkConfig, ethtool: EthtoolConfig | None = None) -> LinkState:
+    """How it is in the pod: as it is on the node, with what the claim configures; `ethtool` has the kernel's names.
 
     Addresses replace those of the node, and with these the routes, which may need them.
     """
     wanted = config.interface
     keeps = not wanted.addresses
+    table = wanted.vrf.number if wanted.vrf else 0
     addresses = interface.addresses if keeps else map(_build_address, wanted.addresses)
+    routes = (*(interface.routes if keeps else ()), *map(_build_route, config.routes))
+    if table:
+        routes = tuple(replace(one, table=table) for one in routes)
     return LinkState(
         name=wanted.name or interface.link.name,
         mtu=wanted.mtu or interface.link.mtu,
@@ -106,14 +128,17 @@ def find_state_in_pod(interface: Interface, config: NetworkConfig) -> LinkState:
         alias=interface.link.alias,
         parameters=wanted.list_parameters(),
         addresses=tuple(map(_without_detection, addresses)),
-        routes=tuple(
-            sorted((*(interface.routes if keeps else ()), *map(_build_route, config.routes)), key=_by_dependency)
-        ),
+        routes=tuple(sorted(routes, key=_by_dependency)),
         neighbours=(
             *interface.neighbours,
             *(Neighbour(destination=one.destination, mac=one.hardware_addr.lower()) for one in config.neighbors),
         ),
-        rules=(*(interface.rules if keeps else ()), *map(_build_rule, config.rules)),
+        rules=(*(interface.rules if keeps and not table else ()), *map(_build_rule, config.rules)),
+        features=ethtool.features if ethtool else {},
+        private_flags=ethtool.private_flags if ethtool else {},
+        vrf=wanted.vrf.name if wanted.vrf else "",
+        vrf_table=table,
+        without_programs=bool(wanted.disable_ebpf_programs),
     )
 
 
@@ -150,7 +175,9 @@ def _build_rule(config: RuleConfig) -> Rule:
 def plan_changes(wanted: LinkState, link: Link, reading: Reading) -> tuple[Operation, ...]:
     """What makes the link as it should be. What is there beside that stays.
 
-    Addresses come before the link is up, so that they are there when it is, and routes afterwards: they need it.
+    Addresses come before the link is up, so that they are there when it is, and routes afterwards: they need it. What
+    makes the hardware begin anew is set while it is down, and a VRF is joined before there are addresses: IPv6 would
+    lose them.
     """
     return (
         *_plan_link(wanted, link, reading),
@@ -179,9 +206,15 @@ def _plan_link(wanted: LinkState, link: Link, reading: Reading) -> Iterator[Oper
         yield SetLink(index=index, alias=wanted.alias)
     for name, value in list_changes(wanted.parameters, link.parameters):
         yield SetParameter(index=index, name=name, value=value)
+    if wanted.without_programs:
+        yield DetachPrograms(index=index)
+    if wanted.features or wanted.private_flags:
+        yield SetEthtool(index=index, features=wanted.features, private_flags=wanted.private_flags)
     master = reading.find_name(wanted.master) if wanted.master else None
     if master and link.master != master.index:
         yield SetLink(index=index, master=master.index)
+    if wanted.vrf:
+        yield JoinVrf(index=index, name=wanted.vrf, table=wanted.vrf_table)
 
 
 def _plan_addresses(wanted: LinkState, link: Link, reading: Reading) -> Iterator[Operation]:

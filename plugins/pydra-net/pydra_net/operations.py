@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import msgspec
 
 from pydra import ClaimError
-from pydra_net.hardware_types import Address, Link, Neighbour, Reading, Route, Rule
+from pydra_net.hardware_types import Address, Ethtool, Link, Neighbour, Programs, Reading, Route, Rule
 
 
 class Namespace(Protocol):
@@ -62,6 +62,38 @@ class SetParameter(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"set {self.name} {self.value}"
+
+
+class SetEthtool(msgspec.Struct, frozen=True, kw_only=True):
+    """Set features and private flags of a link, by the kernel's names."""
+
+    index: int
+    features: Mapping[str, bool] = {}
+    private_flags: Mapping[str, bool] = {}
+
+    def __str__(self) -> str:
+        changes = {**self.features, **self.private_flags}
+        return "set " + ", ".join(f"{name} {'on' if value else 'off'}" for name, value in changes.items())
+
+
+class DetachPrograms(msgspec.Struct, frozen=True, kw_only=True):
+    """Detach all eBPF programs of a link."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return "detach eBPF programs"
+
+
+class JoinVrf(msgspec.Struct, frozen=True, kw_only=True):
+    """Put a link into the VRF of this name, which is made if there is none."""
+
+    index: int
+    name: str
+    table: int
+
+    def __str__(self) -> str:
+        return f"join the VRF {self.name} with table {self.table}"
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,7 +156,19 @@ class RemoveLink(msgspec.Struct, frozen=True, kw_only=True):
         return "remove the interface"
 
 
-Operation: TypeAlias = SetLink | SetParameter | Mark | AddAddress | AddRoute | AddNeighbour | AddRule | RemoveLink
+Operation: TypeAlias = (
+    SetLink
+    | SetParameter
+    | SetEthtool
+    | DetachPrograms
+    | JoinVrf
+    | Mark
+    | AddAddress
+    | AddRoute
+    | AddNeighbour
+    | AddRule
+    | RemoveLink
+)
 
 
 class NewLink(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -182,6 +226,14 @@ class Kernel(Protocol):
 
     def read_link(self, where: Namespace, index: int) -> Link | None:
         """One link, which takes as long on a node with a thousand of them."""
+        ...
+
+    def read_ethtool(self, where: Namespace, index: int) -> Ethtool:
+        """What ethtool can set of a link."""
+        ...
+
+    def read_programs(self, where: Namespace, indexes: Sequence[int]) -> Mapping[int, Programs]:
+        """The eBPF programs of links, of those that have some."""
         ...
 
     def move(self, where: Namespace, index: int, to: Namespace, name: str) -> None:

@@ -27,9 +27,17 @@ def is_virtual(device: AllocatedDevice, config: NetworkConfig, *, is_shared: boo
 
 
 def plan_share(uid: str, device: AllocatedDevice, config: NetworkConfig, parent: Link) -> ShareInterface:
-    """Return the interface for the claim of this UID. It has nothing that is configured on the node's."""
+    """Return the interface for the claim of this UID. It has nothing that is configured on the node's.
+
+    Raises TerminalError.
+    """
     wanted = config.interface
     kind = wanted.type or "macvlan"
+    if config.ethtool is not None:
+        raise TerminalError(
+            f"ethtool: cannot be set, since {parent.name} ({device.device}) stays on the node; request an interface "
+            "with the attribute shared: false"
+        )
     digest = hashlib.sha256(f"{uid}/{device.device}/{device.share_id or ''}".encode()).hexdigest()
     bare = Link(
         index=parent.index, name=parent.name, mtu=parent.mtu, mac=_build_mac(digest) if kind == "macvlan" else ""

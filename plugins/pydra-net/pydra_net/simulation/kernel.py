@@ -17,13 +17,15 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from pydra_net.hardware_types import Link, Reading
+from pydra_net.hardware_types import Ethtool, Feature, Link, Programs, Reading
 from pydra_net.link_parameters import IPV4
 from pydra_net.operations import (
     AddAddress,
     AddNeighbour,
     AddRoute,
     AddRule,
+    DetachPrograms,
+    JoinVrf,
     KernelRefused,
     Mark,
     Namespace,
@@ -31,6 +33,7 @@ from pydra_net.operations import (
     NewLink,
     Operation,
     RemoveLink,
+    SetEthtool,
     SetLink,
     SetParameter,
 )
@@ -90,6 +93,7 @@ class SimulatedKernel:
         self._lock = threading.RLock()
         self._open: dict[str, int] = {}
         self._ended: set[str] = set()
+        self.ethtool: dict[str, Ethtool] = {}
         if file is not None and file.exists():
             self.namespaces = msgspec.json.decode(file.read_bytes(), type=dict[str, Reading])
 
@@ -165,6 +169,16 @@ class SimulatedKernel:
         """One link of it."""
         return self.read(where).find(index)
 
+    def read_ethtool(self, where: Namespace, index: int) -> Ethtool:
+        """What `ethtool` has for hardware with this permanent address."""
+        with self._lock:
+            link = self.read(where).find(index)
+            return self.ethtool.get(link.permanent_mac, Ethtool()) if link else Ethtool()
+
+    def read_programs(self, _where: Namespace, _indexes: Sequence[int]) -> Mapping[int, Programs]:
+        """No link has any."""
+        return {}
+
     def move(self, where: Namespace, index: int, to: Namespace, name: str) -> None:
         """Move a link. Raises KernelRefused."""
         self.step("move")
@@ -210,12 +224,24 @@ class SimulatedKernel:
             self.step(str(operation))
             with self._lock:
                 try:
+                    if isinstance(operation, SetEthtool):
+                        self._set_ethtool(self.read(where), operation)
                     self.namespaces[where.path] = _apply(self.read(where), operation)
                 except KernelRefused as error:
                     refused.append(f"{operation}: {error}")
                 self._save()
         self.step("applied")
         return refused
+
+    def _set_ethtool(self, reading: Reading, operation: SetEthtool) -> None:
+        link = reading.find(operation.index)
+        if link is not None:
+            found = self.ethtool[link.permanent_mac]
+            features = {name: Feature(enabled=value) for name, value in operation.features.items()}
+            self.ethtool[link.permanent_mac] = Ethtool(
+                features={**found.features, **features},
+                private_flags={**found.private_flags, **operation.private_flags},
+            )
 
     def _put(self, path: str, link: Link) -> None:
         reading = self.namespaces[path]
@@ -250,6 +276,8 @@ def _apply(reading: Reading, operation: Operation) -> Reading:
     link = reading.find(index)
     if link is None:
         raise KernelRefused(os.strerror(errno.ENODEV))
+    if isinstance(operation, AddAddress | AddRoute | AddNeighbour):
+        return _add(reading, link, operation)
     match operation:
         case SetLink():
             return _set(reading, link, operation)
@@ -260,6 +288,15 @@ def _apply(reading: Reading, operation: Operation) -> Reading:
         case Mark(name=name, present=present):
             others = tuple(one for one in link.alternative_names if one != name)
             return _exchange(reading, replace(link, alternative_names=(*others, name) if present else others))
+        case SetEthtool() | DetachPrograms():
+            return reading
+        case JoinVrf(name=name):
+            return _join(reading, link, name)
+
+
+def _add(reading: Reading, link: Link, operation: AddAddress | AddRoute | AddNeighbour) -> Reading:
+    index = link.index
+    match operation:
         case AddAddress(address=address):
             return replace(reading, addresses=_extend(reading.addresses, index, address))
         case AddRoute() if not link.up:
@@ -291,6 +328,14 @@ def _set(reading: Reading, link: Link, wanted: SetLink) -> Reading:
     if wanted.up is False:
         changed = replace(changed, routes=_without(changed.routes, link.index))
     return changed
+
+
+def _join(reading: Reading, link: Link, name: str) -> Reading:
+    vrf = reading.find_name(name)
+    if vrf is None:
+        vrf = replace(LOOPBACK, index=max(one.index for one in reading.links) + 1, name=name, kind="vrf", hardware=1)
+        reading = replace(reading, links=(*reading.links, vrf))
+    return _exchange(reading, replace(link, master=vrf.index))
 
 
 def _exchange(reading: Reading, link: Link) -> Reading:

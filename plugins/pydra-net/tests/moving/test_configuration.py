@@ -10,12 +10,12 @@ import pytest
 
 from pydra import Inventory, NetworkData, TerminalError
 from pydra_net.claim_config import NetworkConfig
-from pydra_net.hardware_types import Address, Link, Neighbour, Reading, Route, Rule
+from pydra_net.hardware_types import Address, Ethtool, Feature, Link, Neighbour, Reading, Route, Rule
 from pydra_net.simulation.machine import MACHINE_TYPES
 from pydra_nri.simulation.runtime import OperationFailed
 from simulated_node import SimulatedNode
 
-ETH1 = "pci-0000-10-00-0"
+ETH1, ETH2 = "pci-0000-10-00-0", "pci-0000-20-00-0"
 
 
 def config(**fields: Any) -> NetworkConfig:
@@ -88,6 +88,44 @@ async def test_what_the_kernel_would_refuse_is_refused_before_the_pod_starts(
     async with node.run() as agent:
         with pytest.raises(TerminalError, match=message):
             await agent.prepare("claim", ETH1, configs=(config(interface=interface),))
+
+
+async def test_settings_of_the_hardware_are_so_in_the_pod_only(node: SimulatedNode) -> None:
+    before = Ethtool(features={"rx-gro": Feature(enabled=True)}, private_flags={"legacy-rx": False})
+    node.kernel.ethtool["02:00:00:00:00:03"] = before
+    wanted = config(ethtool={"features": {"gro": False}, "privateFlags": {"legacy-rx": True}})
+    sandbox = node.begin_pod("trainer")
+    async with node.run() as agent:
+        await agent.prepare("claim", ETH1, pod="trainer", configs=(wanted,))
+        await agent.runtime.run_pod(sandbox)
+        inside = Ethtool(features={"rx-gro": Feature(enabled=False)}, private_flags={"legacy-rx": True})
+        assert node.kernel.ethtool["02:00:00:00:00:03"] == inside
+        node.kernel.end_namespace(sandbox.network_namespace)
+        await agent.unprepare("claim")
+    assert node.kernel.ethtool["02:00:00:00:00:03"] == before
+
+
+async def test_a_vrf_has_the_interfaces_of_the_pod_that_name_it_with_all_of_their_routes(node: SimulatedNode) -> None:
+    in_vrf, in_another, named_so = (
+        (config(interface=interface),)
+        for interface in ({"vrf": {"name": "blue"}}, {"vrf": {"name": "blue", "table": 10}}, {"name": "blue"})
+    )
+    sandbox = node.begin_pod("trainer")
+    async with node.run() as agent:
+        await agent.prepare("one", ETH1, pod="trainer", configs=in_vrf)
+        await agent.prepare("two", ETH2, pod="trainer", configs=in_vrf)
+        with pytest.raises(TerminalError, match=r"in the VRF blue with table 10, which has table 1541 for another"):
+            await agent.prepare("three", "pci-0000-30-00-0", pod="trainer", configs=in_another)
+        with pytest.raises(TerminalError, match=r"vrf.name: found blue, but pci-0000-30-00-0 of the same claim has"):
+            await agent.prepare("three", "pci-0000-30-00-0", pod="trainer", configs=named_so)
+        await agent.runtime.run_pod(sandbox)
+        found = node.kernel.namespaces[sandbox.network_namespace]
+        names = {link.name: link for link in found.links}
+        assert {names["eth1"].master, names["eth2"].master} == {names["blue"].index}
+        assert {route.table for routes in found.routes.values() for route in routes} == {1541}
+        await agent.unprepare("one")
+        await agent.unprepare("two")
+    assert node.is_as_before()
 
 
 async def test_two_configurations_for_one_request_are_refused(node: SimulatedNode) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pydra import ClaimError
+from pydra import ClaimError, TerminalError
 from pydra_net.claim_config import NetworkConfig
 from pydra_net.simulation.machine import MACHINE_TYPES
 from simulated_node import SimulatedNode
@@ -57,6 +57,27 @@ async def test_what_excludes_a_share_is_said_before_the_pod_starts(
         await agent.prepare("first", f"{ETH2}/1", configs=config(first))
         with pytest.raises(ClaimError, match=re.escape(message)):
             await agent.prepare("second", f"{ETH2}/2", configs=config(second))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ({"type": "vlan", "vlan": {"id": 5}}, {"type": "vlan", "vlan": {"id": 5}}, "VLAN 5 for the same claim already"),
+        ({}, {"type": "ipvlan"}, "has macvlan interfaces, for the same claim, so the kernel makes no ipvlan"),
+        ({"addresses": ["10.0.4.5/24"]}, {"addresses": ["10.0.4.5/24"]}, "address 10.0.4.5 for the same claim"),
+    ],
+)
+async def test_shares_of_one_claim_that_exclude_each_other_are_refused_for_good(
+    first: dict[str, Any], second: dict[str, Any], message: str, node: SimulatedNode
+) -> None:
+    async with node.run() as agent:
+        with pytest.raises(TerminalError, match=message):
+            await agent.prepare(
+                "claim",
+                f"{ETH2}/1",
+                f"{ETH2}/2",
+                configs_by_device=(config({"name": "net1", **first}), config({"name": "net2", **second})),
+            )
 
 
 async def test_vlans_and_macvlans_are_beside_each_other(node: SimulatedNode) -> None:

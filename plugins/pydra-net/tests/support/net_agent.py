@@ -52,16 +52,24 @@ class NetAgent:
             yield self.backend
 
     async def prepare(
-        self, uid: str, *devices: str, pod: str = "", configs: tuple[Any, ...] = ()
+        self,
+        uid: str,
+        *devices: str,
+        pod: str = "",
+        configs: tuple[Any, ...] = (),
+        configs_by_device: tuple[tuple[Any, ...], ...] = (),
     ) -> list[PreparedDevice]:
-        """Plan and prepare a claim of the pod for these devices, or shares, as `DEVICE/SHARE`."""
+        """Plan and prepare a claim of the pod for these devices, or shares, as `DEVICE/SHARE`.
+
+        All have these configurations, or each those of its own.
+        """
         allocated = tuple(
             AllocatedDevice(
                 request=f"r{index}",
                 pool="node",
                 device=name.partition("/")[0],
                 share_id=name.partition("/")[2] or None,
-                configs=configs,
+                configs=configs_by_device[index] if configs_by_device else configs,
             )
             for index, name in enumerate(devices)
         )

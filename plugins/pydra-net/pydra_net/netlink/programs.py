@@ -1,0 +1,93 @@
+"""The eBPF programs of links: tc filters, tcx and XDP. Source: tc-bpf(8), linux/if_link.h."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from pyroute2.netlink.exceptions import NetlinkError
+
+from pydra_net.hardware_types import Programs
+from pydra_net.netlink import bpf
+from pydra_net.operations import KernelRefused
+
+_PLACES = (bpf.TCX_INGRESS, bpf.TCX_EGRESS)
+_PARENTS = (0xFFFFFFF2, 0xFFFFFFF3)
+"""Ingress and egress of the qdisc `clsact`."""
+_UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.EPERM)
+"""What a kernel without tcx answers, and one that does not let this process ask."""
+
+
+def read_programs(ip: Any, indexes: Sequence[int]) -> Mapping[int, Programs]:
+    """The names of programs by the index of the link, of those that have some."""
+    with_qdisc = {one["index"] for one in ip.get_qdiscs() if one.get_attr("TCA_KIND") in ("clsact", "ingress")}
+    found = {}
+    for index in indexes:
+        filters = [_name_filter(one) for one in _list_filters(ip, index)] if index in with_qdisc else ()
+        programs = Programs(filters=tuple(dict.fromkeys(filters)), tcx=tuple(dict.fromkeys(_list_tcx_names(index))))
+        if programs != Programs():
+            found[index] = programs
+    return found
+
+
+def detach_programs(ip: Any, index: int) -> None:
+    """Detach all of a link. Raises KernelRefused."""
+    try:
+        for one in {one["parent"]: one for one in _list_filters(ip, index)}.values():
+            ip.tc("del-filter", index=index, parent=one["parent"])
+        for place in _PLACES:
+            for program, link in _query(index, place):
+                with suppress(FileNotFoundError):  # detached meanwhile
+                    bpf.detach(index, place, program, link)
+        _detach_xdp(ip, index)
+    except NetlinkError as error:
+        raise KernelRefused(str(error)) from error
+    except OSError as error:
+        raise KernelRefused(error.strerror or str(error)) from error
+
+
+def _detach_xdp(ip: Any, index: int) -> None:
+    (message,) = ip.get_links(index)
+    xdp = message.get_attr("IFLA_XDP")
+    if xdp is None or not xdp.get_attr("IFLA_XDP_ATTACHED"):
+        return
+    program = xdp.get_attr("IFLA_XDP_PROG_ID") or 0
+    try:
+        ip.link("set", index=index, xdp_fd=-1)
+    except NetlinkError as error:
+        if error.code != errno.EBUSY:
+            raise
+        if not bpf.detach_xdp_link(index, program):
+            raise KernelRefused(f"a bpf link holds the XDP program {program}; end the process that made it") from error
+
+
+def _list_filters(ip: Any, index: int) -> Iterator[Any]:
+    for parent in _PARENTS:
+        with suppress(NetlinkError):  # there is no such qdisc
+            for one in ip.get_filters(index=index, parent=parent):
+                if one.get_attr("TCA_KIND") == "bpf" and one.get_attr("TCA_OPTIONS") is not None:
+                    yield one
+
+
+def _name_filter(message: Any) -> str:
+    options = message.get_attr("TCA_OPTIONS")
+    name = options.get_attr("TCA_BPF_NAME") if hasattr(options, "get_attr") else None
+    return str(name or "bpf").rstrip("\0")
+
+
+def _list_tcx_names(index: int) -> Iterator[str]:
+    for place in _PLACES:
+        for program, _ in _query(index, place):
+            with suppress(OSError):
+                yield bpf.read_name(program) or str(program)
+
+
+def _query(index: int, place: int) -> list[tuple[int, int]]:
+    try:
+        return bpf.query(index, place)
+    except OSError as error:
+        if error.errno not in _UNKNOWN:
+            raise
+        return []

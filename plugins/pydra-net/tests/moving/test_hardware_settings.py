@@ -1,0 +1,136 @@
+"""What a claim sets of the interface itself, in the kernel's own namespaces: ethtool, eBPF programs, VRFs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from bpf_programs import attach_programs
+from namespaces import TestNamespace, TestNode, find_problem, make_node
+from net_agent import NetAgent, build_sandbox
+from pydra import TerminalError
+from pydra_net.claim_config import NetworkConfig
+from pydra_net.hardware_types import Programs
+from pydra_net.netlink.kernel import NetlinkKernel
+from pydra_net.settings import Settings
+
+_PROBLEM = find_problem()
+pytestmark = pytest.mark.skipif(bool(_PROBLEM), reason=_PROBLEM)
+
+KERNEL = NetlinkKernel(())
+
+
+@pytest.fixture
+def node() -> Iterator[TestNode]:
+    with make_node() as node:
+        yield node
+
+
+@asynccontextmanager
+async def serve(node: TestNode) -> AsyncIterator[NetAgent]:
+    settings = Settings(
+        network_namespace=node.host.path,
+        pod_namespaces=str(node.pods),
+        nri_socket=str(node.pods.parent / "nri.sock"),
+        exclude_types="",
+        poll_period=1000.0,
+    )
+    agent = NetAgent(settings)
+    async with agent.runtime.serve(settings.nri_socket), agent.run():
+        yield agent
+
+
+def config(**fields: Any) -> tuple[NetworkConfig, ...]:
+    return (msgspec.convert(fields, NetworkConfig),)
+
+
+def read_features(where: TestNamespace, *names: str) -> list[bool]:
+    opened = KERNEL.open(where.path)
+    link = KERNEL.read_links(opened).find_name("nic0")
+    assert link is not None
+    features = KERNEL.read_ethtool(opened, link.index).features
+    opened.close()
+    return [features[name].enabled for name in names]
+
+
+async def test_features_of_ethtool_are_so_in_the_pod_and_put_back(node: TestNode) -> None:
+    names = ("tx-tcp-segmentation", "tx-tcp6-segmentation", "rx-gro", "tx-nocache-copy")
+    before = read_features(node.host, *names)
+    pod = node.begin_pod("trainer")
+    async with serve(node) as agent:
+        wanted = config(ethtool={"features": {"tso": False, "gro": True, "tx-nocache-copy": True}})
+        await agent.prepare("claim", "nic0", pod="trainer", configs=wanted)
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        assert (before, read_features(pod, *names)) == ([True, True, False, False], [False, False, True, True])
+        await agent.unprepare("claim")
+    assert read_features(node.host, *names) == before
+
+
+@pytest.mark.parametrize(
+    ("ethtool", "message"),
+    [
+        ({"features": {"warp": True}}, 'ethtool.features: nic0 has no "warp"; run: ethtool -k nic0'),
+        ({"features": {"lro": True}}, 'ethtool.features: "lro" of nic0 cannot be turned on'),
+        ({"privateFlags": {"legacy-rx": True}}, 'ethtool.privateFlags: nic0 has no "legacy-rx"; it has: none'),
+    ],
+)
+async def test_what_the_hardware_does_not_have_is_refused_before_the_pod_starts(
+    ethtool: dict[str, Any], message: str, node: TestNode
+) -> None:
+    async with serve(node) as agent:
+        with pytest.raises(TerminalError, match=message):
+            await agent.prepare("claim", "nic0", configs=config(ethtool=ethtool))
+
+
+async def test_ebpf_programs_are_told_and_detached_in_the_pod(node: TestNode) -> None:
+    host = KERNEL.open(node.host.path)
+    index = next(link.index for link in KERNEL.read_links(host).links if link.name == "nic0")
+    try:
+        links = host.run(lambda: attach_programs(index))
+    except OSError as error:
+        pytest.skip(f"this kernel has no tcx: {error}")
+    pod = node.begin_pod("trainer")
+    async with serve(node) as agent:
+        (device,) = [one for one in (await agent.backend.discover()).devices if one.name == "nic0"]
+        assert device.attributes["ebpf"] is True
+        assert device.attributes["tcxProgramNames"] == "handle_ingress,by_link"
+        await agent.prepare("claim", "nic0", pod="trainer", configs=config(interface={"disableEbpfPrograms": True}))
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        inside = KERNEL.open(pod.path)
+        link = KERNEL.read_links(inside).find_name("nic0")
+        assert link is not None
+        assert (link.has_xdp, KERNEL.read_programs(inside, [link.index]).get(link.index, Programs())) == (
+            False,
+            Programs(),
+        )
+        inside.close()
+        await agent.unprepare("claim")
+    host.close()
+    for link in links:
+        os.close(link)
+
+
+async def test_interfaces_are_in_a_vrf_of_the_pod_with_their_routes(node: TestNode) -> None:
+    if problem := find_problem("vrf"):
+        pytest.skip(problem)
+    before = node.host.describe("nic0")
+    pod = node.begin_pod("trainer")
+    async with serve(node) as agent:
+        wanted = config(
+            interface={"name": "net1", "addresses": ["10.1.0.5/24", "fd01::5/64"], "vrf": {"name": "blue"}},
+            routes=[{"destination": "10.8.0.0/16", "gateway": "10.1.0.1"}],
+        )
+        await agent.prepare("claim", "nic0", pod="trainer", configs=wanted)
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        assert "master blue" in pod.run("ip link show net1")
+        routes = pod.run("ip route show vrf blue; ip -6 route show vrf blue")
+        assert "10.8.0.0/16 via 10.1.0.1 dev net1" in routes
+        assert "fd01::/64 dev net1" in routes
+        assert not pod.run("ip route")
+        await agent.unprepare("claim")
+    assert node.host.describe("nic0") == before
