@@ -59,3 +59,5 @@ class ClaimDeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """As in the allocated device."""
     status: DeviceStatus
     """Its status."""
+    warning: str = ""
+    """What the owner of the claim should change although its containers run. A new one is an Event on the claim."""

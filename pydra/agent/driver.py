@@ -38,7 +38,7 @@ from pydra.checkpoint.record import Stage
 from pydra.checkpoint.store import RecordStore, UnreadableRecord
 from pydra.claim import HeldClaim
 from pydra.claims.device_index import PublishedPool
-from pydra.claims.device_status import DeviceStatusWriter
+from pydra.claims.device_status import DeviceStatusWriter, find_warnings
 from pydra.claims.gc import GarbageCollector
 from pydra.claims.left_over import retry_left_over
 from pydra.claims.preparer import ClaimPreparer, Deadlines
@@ -436,6 +436,7 @@ class DriverService:
                         self._statuses.publish(published.claim_statuses, published.health)
                 reconciler.publish(published.pool)
                 self._report.published(published)
+                self._report.warned(find_warnings(self._store.records, published.claim_statuses))
 
         inventory = InventoryLoop(
             supervisor,

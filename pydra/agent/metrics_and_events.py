@@ -24,7 +24,7 @@ from pydra.backends.supervisor_events import (
 )
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import ClaimRef
-from pydra.claims.device_status import StatusNotWritten, StatusWritten
+from pydra.claims.device_status import DeviceWarning, StatusNotWritten, StatusWritten
 from pydra.claims.gc import GarbageCollected
 from pydra.claims.preparer_events import OperationDone, OperationFailed, StepsLeftOver
 from pydra.devices import DeviceHealth, HealthStatus
@@ -59,6 +59,7 @@ class Reports:
         self._driver = driver
         self._tracer = tracer
         self._recorded: dict[str, Sequence[str]] = {}
+        self._warnings: Sequence[DeviceWarning] = ()
         self._unhealthy: dict[str, str] = {}
         self._own_reasons: set[str] = set()
         self._gates_off: frozenset[str] = frozenset()
@@ -306,6 +307,14 @@ class Reports:
         self._record_new("InventoryInvalid", published.problems)
         self._record_new("HardwareUnreadable", published.unreadable)
         self._record_health(published.health)
+
+    def warned(self, warnings: Sequence[DeviceWarning]) -> None:
+        """Record an Event on the claim for each warning that was not there the last time."""
+        for one in warnings:
+            if one not in self._warnings:
+                note = f"driver {self._driver}: {one.message}"
+                self._record_event(claim_subject(one.ref), "DeviceWarning", note, "Discover")
+        self._warnings = warnings
 
     def _record_new(self, reason: str, texts: Sequence[str]) -> None:
         """Record an Event for each text that was not there the last time: the same devices are left out each time."""

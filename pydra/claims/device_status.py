@@ -69,6 +69,13 @@ class StatusNotWritten(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
+class DeviceWarning(msgspec.Struct, frozen=True, kw_only=True):
+    """What the owner of a claim should change."""
+
+    ref: ClaimRef
+    message: str
+
+
 class ClaimStatuses(msgspec.Struct, frozen=True, kw_only=True):
     """What the status of a claim should say; without entries, nothing."""
 
@@ -84,6 +91,17 @@ def index_statuses(told: Sequence[ClaimDeviceStatus]) -> StatusIndex:
 def find_status(uid: str, device: PreparedDevice, told: StatusIndex) -> DeviceStatus | None:
     """Return what is said of a claim's device now: by the last discover, else by `prepare`."""
     return told.get((uid, device.device, device.share_id), device.status)
+
+
+def find_warnings(records: Mapping[str, Record], told: Sequence[ClaimDeviceStatus]) -> tuple[DeviceWarning, ...]:
+    """Return what the last discover warns the owners of held claims of, each text once for a claim."""
+    found: dict[DeviceWarning, None] = {}
+    for one in told:
+        record = records.get(one.claim_uid)
+        if one.warning and record is not None and record.claim.name:
+            ref = ClaimRef(uid=one.claim_uid, namespace=record.claim.namespace, name=record.claim.name)
+            found[DeviceWarning(ref=ref, message=one.warning)] = None
+    return tuple(found)
 
 
 def collect_statuses(

@@ -78,6 +78,16 @@ def test_what_discover_says_replaces_what_prepare_said_and_keeps_the_time_of_the
         assert "data" not in now
 
 
+def test_what_discover_warns_of_is_an_event_on_the_claim_also_without_the_setting(node: Node) -> None:
+    node.serve(backend="status_board:")
+    claim = node.api.create_claim("d0")
+    node.kubelet.prepare_one(claim)
+    node.board.set_address(claim, "2001:db8::5/64")
+    (event,) = wait_for(lambda: node.api.events(claim), "the Event")
+    assert (event["reason"], event["type"]) == ("DeviceWarning", "Warning")
+    assert event["note"] == f"driver {DRIVER}: 2001:db8::5/64 is for documentation only"
+
+
 @pytest.mark.parametrize(
     ("devices", "status", "reason", "message"),
     [

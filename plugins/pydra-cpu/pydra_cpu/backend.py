@@ -10,10 +10,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from pydra import Claim, ClaimError, ContainerEdits, HeldClaim, Inventory, PreparedDevice, Sample
 from pydra_cpu.busy_time import parse_cpu_times
 from pydra_cpu.claim_plan import Shares, list_taken, plan_claim, read_shares
 from pydra_cpu.cpu_list import format_cpu_list, parse_cpu_list
+from pydra_cpu.device_status import build_status, build_statuses
 from pydra_cpu.devices import list_devices
 from pydra_cpu.hardware_faults import FaultMonitor, Faults
 from pydra_cpu.hardware_reader import read_topology
@@ -28,6 +31,7 @@ from pydra_nri import (
     ContainerAdjustment,
     ContainerUpdate,
     CreateContainerResponse,
+    LinuxCPU,
     LinuxResources,
     Plugin,
     PodSandbox,
@@ -37,6 +41,9 @@ from pydra_pci import Tree
 
 _PATIENCE = 2.0
 """Seconds that a claim waits for a connection to the runtime that is just being made."""
+
+_CFS_PERIOD = 100_000
+"""The kernel's default, in microseconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +109,8 @@ class CpuBackend:
                 prepared.append(device.prepared())
             else:
                 edits = ContainerEdits().with_env(*build_variable(claim, shares, device.request))
-                prepared.append(device.prepared(edits, attributes={"allocatedNumCPUs": share.count}))
+                attributes = {"allocatedNumCPUs": share.count}
+                prepared.append(device.prepared(edits, attributes=attributes, status=build_status(share)))
         return prepared
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
@@ -139,9 +147,11 @@ class CpuBackend:
         return CreateContainerResponse(adjust=adjust, update=_build_updates(wrong))
 
     async def update_container(
-        self, _pod: PodSandbox, container: RuntimeContainer, _wanted: LinuxResources
+        self, _pod: PodSandbox, container: RuntimeContainer, wanted: LinuxResources
     ) -> Sequence[ContainerUpdate]:
         """Keep the container's CPUs while the kubelet changes something else."""
+        if wanted.cpu.quota is not None and (known := self._containers.get(container.id)):
+            self._containers[container.id] = replace(known, limit=_read_limit(wanted.cpu))
         pins = self._find_pins()
         wrong = self._correct(pins)
         pin = pins.get(container.id)
@@ -163,7 +173,9 @@ class CpuBackend:
         except ClaimError as error:
             problem = str(error)
         topology, faults = await asyncio.to_thread(self._read_hardware)
-        return topology, build_inventory(topology, self._settings, self._held(), problem, faults)
+        held = self._held()
+        inventory = build_inventory(topology, self._settings, held, problem, faults)
+        return topology, replace(inventory, claim_statuses=tuple(build_statuses(held, self._containers.values())))
 
     def _read_hardware(self) -> tuple[Topology, Faults]:
         topology = read_topology(self._tree)
@@ -212,7 +224,13 @@ def _read_container(pod: PodSandbox, container: RuntimeContainer) -> Container:
         name=container.name,
         env=container.env,
         cpus=parse_cpu_list(container.linux.resources.cpu.cpus),
+        limit=_read_limit(container.linux.resources.cpu),
     )
+
+
+def _read_limit(cpu: LinuxCPU) -> float:
+    """Quota and period are microseconds; a quota of -1 is none."""
+    return max(0, cpu.quota or 0) / (cpu.period or _CFS_PERIOD)
 
 
 def _build_updates(pins: Mapping[str, Pin]) -> tuple[ContainerUpdate, ...]:

@@ -38,6 +38,8 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     """`NAME=VALUE` each."""
     cpus: frozenset[int] = frozenset()
     """The CPUs that it may use; all if empty."""
+    limit: float = 0.0
+    """For how many CPUs its quota is enough; 0 without a quota."""
 
     @property
     def variables(self) -> tuple[str, ...]:

@@ -40,7 +40,8 @@ def read_addresses() -> Iterator[ClaimDeviceStatus]:
         network = NetworkData(interface_name="net1", ips=(address,))
         status = DeviceStatus(conditions=(READY,), network_data=network)
         for device in sorted(one.parent.name for one in (board.board() / "held").glob(f"*/{uid}")):
-            yield ClaimDeviceStatus(claim_uid=uid, device=device, status=status)
+            warning = f"{address} is for documentation only" if address.startswith("2001:db8:") else ""
+            yield ClaimDeviceStatus(claim_uid=uid, device=device, status=status, warning=warning)
 
 
 async def prepare(claim: Claim) -> list[PreparedDevice]:

@@ -13,6 +13,7 @@ from pydra.backends.supervisor_events import BackendEvent
 from pydra.checkpoint.record import PartialRecord
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import AllocatedDevice, ClaimRef
+from pydra.claims.device_status import DeviceWarning
 from pydra.claims.gc import GarbageCollected, GarbageCounts
 from pydra.claims.preparer_events import ClaimEvent, Operation, OperationDone, OperationFailed
 from pydra.devices import DeviceHealth, HealthStatus, Pool
@@ -73,6 +74,15 @@ def test_every_event_of_every_part_has_a_handler(kind: type) -> None:
 def test_an_event_of_nobody_is_a_bug_that_is_not_passed_over(desk: Desk) -> None:
     with pytest.raises(TypeError, match="no handler for str"):
         desk.report("surprise")
+
+
+def test_a_warning_is_told_on_its_claim_once_as_long_as_it_stays(desk: Desk) -> None:
+    one, other = (DeviceWarning(ref=REF, message=text) for text in ("slow", "slower"))
+    for warnings in ((one,), (one, other), (), (one,)):
+        desk.report.warned(warnings)
+    assert [(said.subject.name, said.reason, said.note.rpartition(": ")[2]) for said in desk.requests] == [
+        ("gpu", "DeviceWarning", text) for text in ("slow", "slower", "slow")
+    ]
 
 
 def test_a_prepare_is_counted_with_its_result(desk: Desk) -> None:

@@ -28,10 +28,11 @@ class Node(Agent):
         super().__init__(namespace=POD.namespace)
         self.runtime = runtime
 
-    async def create(self, name: str, *prepared: PreparedDevice) -> str:
-        """The CPUs of a new container with these devices."""
+    async def create(self, name: str, *prepared: PreparedDevice, limit: int = 0) -> str:
+        """The CPUs of a new container with these devices, and a limit of so many CPUs."""
         env = tuple(f"{key}={value}" for one in prepared for key, value in one.edits.env.items())
-        await self.runtime.create_container(Container(id=name, name=name, pod_sandbox_id=POD.id, env=env))
+        linux = LinuxContainer(resources=LinuxResources(cpu=LinuxCPU(quota=limit * 100_000 or None)))
+        await self.runtime.create_container(Container(id=name, name=name, pod_sandbox_id=POD.id, env=env, linux=linux))
         return self.cpus(name)
 
     async def stop(self, name: str) -> None:
@@ -102,6 +103,27 @@ async def test_the_kubelets_changes_leave_containers_on_their_cpus(tmp_path: Pat
         fast = node.runtime.containers["fast"]
         changed = await node.runtime.update_container(fast, LinuxResources(cpu=LinuxCPU(shares=512, cpus="0-7")))
         assert changed.linux.resources.cpu == LinuxCPU(shares=512, cpus="0-2", mems="0")
+
+
+async def test_the_owner_of_a_claim_is_warned_of_a_limit_that_throttles_a_container_on_its_own_cpus(
+    tmp_path: Path,
+) -> None:
+    async with serve(tmp_path) as node:
+        prepared = await node.prepare("claim", 2)
+
+        async def warnings() -> list[str]:
+            return [one.warning for one in (await node.backend.discover()).claim_statuses]
+
+        await node.create("free", prepared)
+        await node.create("roomy", prepared, limit=3)
+        await node.create("neighbour", limit=1)
+        assert await warnings() == []
+        await node.create("slow", prepared, limit=2)
+        (text,) = await warnings()
+        assert text.startswith("container slow of pod team/trainer has a limit of 2 CPUs and 2 CPUs of its own")
+        slow = node.runtime.containers["slow"]
+        await node.runtime.update_container(slow, LinuxResources(cpu=LinuxCPU(quota=-1)))
+        assert await warnings() == []
 
 
 async def test_a_backend_that_starts_again_corrects_what_changed_meanwhile(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""What the status of a claim says of its CPUs, and what its owner is warned of. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from pydra import ClaimDeviceStatus, DeviceStatus, HeldClaim
+from pydra_cpu.claim_plan import Share, read_shares
+from pydra_cpu.pinning import Container, build_variable
+
+
+def build_status(share: Share) -> DeviceStatus:
+    """The CPUs that containers get, and the NUMA nodes of their memory."""
+    return DeviceStatus(data={"cpus": share.cpus, **({"numaNodes": share.memory} if share.memory else {})})
+
+
+def build_statuses(held: Sequence[HeldClaim], containers: Collection[Container]) -> Iterator[ClaimDeviceStatus]:
+    """Yield the status of devices of which a container is throttled on CPUs of its own."""
+    for one in held:
+        claim, shares = one.claim, read_shares(one.plan)
+        for device, share in zip(claim.devices, shares, strict=False):
+            if share is None:
+                continue
+            variable = "=".join(build_variable(claim, shares, device.request))
+            if slow := [found for found in containers if variable in found.env and _is_throttled(found)]:
+                yield ClaimDeviceStatus(
+                    claim_uid=claim.uid,
+                    device=device.device,
+                    share_id=device.share_id,
+                    status=build_status(share),
+                    warning="; ".join(sorted(map(_explain, slow))),
+                )
+
+
+def _is_throttled(container: Container) -> bool:
+    """Threads of it can use up its quota before the period ends only if there are CPUs for as many as that, or more."""
+    return 0 < container.limit <= len(container.cpus)
+
+
+def _explain(container: Container) -> str:
+    return (
+        f"{container} has a limit of {container.limit:g} CPUs and {len(container.cpus)} CPUs of its own, on which the "
+        "limit throttles it; remove limits.cpu of the container, its claim is the limit"
+    )
