@@ -73,6 +73,10 @@ UserId = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Memory = Annotated[str, Meta(pattern="^[1-9][0-9]{0,5}(Mi|Gi)$")]
 Cpu = Annotated[str, Meta(pattern="^([1-9][0-9]{0,2}|[1-9][0-9]{1,5}m)$")]
 PidsLimit = Annotated[int, Meta(ge=16, le=2**22)]
+Amount = (
+    Annotated[int, Meta(ge=0)] | Annotated[str, Meta(pattern="^[0-9]{1,9}([.][0-9]{1,9})?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
+)
+NodeResource = Annotated[str, Meta(pattern="^(cpu|memory|ephemeral-storage)$")]
 RelativePath = Annotated[str, Meta(pattern="^(?!/)(?!(.*/)?[.][.](/|$)).+$")]
 
 
@@ -107,6 +111,13 @@ class ProcessRights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     pids_limit: PidsLimit | None = None
 
 
+class Overhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """How much of one of the node's resources each pod with a device of a backend needs, and each container with it."""
+
+    per_pod: Amount | None = None
+    per_container: Amount | None = None
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The settings of `pydra-agent`."""
 
@@ -115,6 +126,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     drivers: Mapping[str, str] = {}
     backend_settings: Mapping[str, Mapping[str, Any]] = {}
     backend_processes: Mapping[str, ProcessRights] = {}
+    backend_overheads: Mapping[str, Mapping[NodeResource, Overhead]] = {}
     kubeconfig: str = ""
     verify_x509_strict: bool = False
     pod_uid: str = ""
@@ -140,6 +152,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     device_metadata: bool = False
     device_status: bool = False
+    numa_node_lists: bool = False
 
     health_taint: HealthTaint = HealthTaint.NO_SCHEDULE
     unhealthy_after: SecondsOrNone = 0.0
@@ -271,6 +284,8 @@ _PLAIN_WORDS = {
     "`str` matching regex '^/'": "an absolute path",
     "`str` matching regex '^[1-9][0-9]{0,5}(Mi|Gi)$'": "an amount of memory such as 512Mi or 2Gi",
     "`str` matching regex '^([1-9][0-9]{0,2}|[1-9][0-9]{1,5}m)$'": "an amount of CPU such as 500m or 2",
+    "`str` matching regex '^[0-9]{1,9}([.][0-9]{1,9})?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$'": "an amount such as 500m or 256Mi",
+    "`str` matching regex '^(cpu|memory|ephemeral-storage)$'": "cpu, memory or ephemeral-storage",
     "`str` matching regex '^(?!/)(?!(.*/)?[.][.](/|$)).+$'": "a path below the directory, without '..'",
     "Invalid enum value": f"{' or '.join(one.value for one in SeccompType)}, not",
     "`int` >=": "a number >=",
@@ -308,6 +323,11 @@ def _find_unknown_backends(key: str, named: Iterable[str], backends: Sequence[st
 
 def _process_problems(settings: Settings) -> Iterator[str]:
     yield from _find_unknown_backends("backendProcesses", settings.backend_processes, settings.backends)
+    yield from _find_unknown_backends("backendOverheads", settings.backend_overheads, settings.backends)
+    for backend, overheads in settings.backend_overheads.items():
+        for resource, one in overheads.items():
+            if one.per_pod is None and one.per_container is None:
+                yield f"backendOverheads.{backend}.{resource}: set perPod or perContainer"
     for backend, rights in settings.backend_processes.items():
         if rights.run_as_user is None and (rights.run_as_group is not None or rights.supplemental_groups):
             yield f"backendProcesses.{backend}: groups have no effect without runAsUser; set it, or leave them out"

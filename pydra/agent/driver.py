@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup
@@ -45,6 +46,7 @@ from pydra.claims.preparer import ClaimPreparer, Deadlines
 from pydra.claims.preparer_events import ClaimEvent, Operation, OperationDone
 from pydra.devices import TaintEffect
 from pydra.errors import CheckpointError, ContractError, PydraError, SettingsError
+from pydra.inventory.additions import Additions, Overhead, read_near_nodes
 from pydra.inventory.health import HealthPolicy, Published
 from pydra.kube.api_resources import RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kube.client import KubeClient
@@ -132,7 +134,14 @@ class Driver:
             self._answered = True
         try:
             driver = self._name_driver(facts)
-            service = DriverService(driver, facts, self._supervisor, self._context, self._set_missing)
+            service = DriverService(
+                driver,
+                facts,
+                self._supervisor,
+                self._context,
+                additions=_read_additions(self._context.settings, self._configured_name),
+                missing=self._set_missing,
+            )
         except SettingsError as error:
             self._missing = str(error)
             _log.error("%s", error)
@@ -174,6 +183,8 @@ class DriverService:
         facts: BackendFacts,
         supervisor: BackendSupervisor,
         context: AgentContext,
+        *,
+        additions: Additions,
         missing: Callable[[str], None],
     ) -> None:
         """Raises SettingsError if the driver's sockets cannot be where the settings put them."""
@@ -183,6 +194,7 @@ class DriverService:
         self._supervisor = supervisor
         self._context = context
         self._settings = settings
+        self._additions = additions
         self._missing = missing
         self._report = Reports(
             context.metrics, context.record, node=settings.node_name, driver=driver, tracer=context.tracer
@@ -449,6 +461,7 @@ class DriverService:
                 stale_effect=_TAINTS[settings.stale_taint],
                 stale_after=settings.stale_after,
             ),
+            additions=self._additions,
             rescan_period=settings.rescan_period,
             quarantined=lambda: {one.device: "CrashesBackend" for one in supervisor.quarantined()},
             publish=publish,
@@ -472,6 +485,17 @@ class DriverService:
                 _log.warning("measurements cannot be read: %s", error)
                 samples.replace(self._facts.name, ())
             await anyio.sleep(self._settings.measure_period)
+
+
+def _read_additions(settings: Settings, backend: str) -> Additions:
+    """Return what the admin adds to the backend's devices; the node's topology is that of now."""
+    overheads = settings.backend_overheads.get(backend, {})
+    return Additions(
+        near=read_near_nodes(Path("/sys")) if settings.numa_node_lists else None,
+        overheads={
+            name: Overhead(per_pod=one.per_pod, per_container=one.per_container) for name, one in overheads.items()
+        },
+    )
 
 
 def read_boot_id(path: str) -> str:

@@ -17,6 +17,7 @@ import msgspec
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.devices import DeviceHealth, HealthStatus, Inventory, Pool
 from pydra.errors import BackendError, PydraError
+from pydra.inventory.additions import Additions, add_to_inventory
 from pydra.inventory.health import HealthPolicy, Published, Snapshot, build_pool, mark_unavailable, observe, stale_key
 
 _log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class InventoryLoop:
         driver: str,
         pool: str,
         policy: HealthPolicy,
+        additions: Additions,
         rescan_period: float,
         quarantined: Callable[[], Mapping[str, str]],
         publish: Callable[[Published], None],
@@ -59,6 +61,7 @@ class InventoryLoop:
         self._driver = driver
         self._pool = pool
         self._policy = policy
+        self._additions = additions
         self._rescan_period = rescan_period
         self._quarantined = quarantined
         self._publish = publish
@@ -114,7 +117,7 @@ class InventoryLoop:
     async def _discover(self) -> None:
         began = time.monotonic()
         try:
-            inventory = await self._backend.discover()
+            inventory = add_to_inventory(await self._backend.discover(), self._additions)
         except PydraError as error:
             self._failing_since = self._failing_since if self._failures else began
             self._failures += 1

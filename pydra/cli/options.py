@@ -80,6 +80,12 @@ OPTIONS: tuple[Option, ...] = (
         "BOOL",
         "write the health of claims' devices, and what backends say of them, into the claims (status.devices)",
     ),
+    Option(
+        "numa_node_lists",
+        KUBERNETES,
+        "BOOL",
+        "publish numaNode as a list: the NUMA node, and those near it; needs the feature gate DRAListTypeAttributes",
+    ),
     Option("pod_uid", KUBERNETES, "UID", "the UID of this pod; lets two instances overlap during a rolling update"),
     Option("kubelet_root", PLACES, "DIR", "the kubelet's directory; must have the same path here as on the host"),
     Option(
@@ -236,7 +242,13 @@ def read_node_settings(arguments: argparse.Namespace, environ: Mapping[str, str]
     known = {f"{AGENT.prefix}CONFIG", *(variable_of(option) for option in AGENT.options)}
     values = read_values(arguments, {name: text for name, text in environ.items() if name in known})
     if not values.get("backends"):
-        values = {**values, "backends": (UNNAMED,), "backendSettings": {}, "backendProcesses": {}}
+        values = {
+            **values,
+            "backends": (UNNAMED,),
+            "backendSettings": {},
+            "backendProcesses": {},
+            "backendOverheads": {},
+        }
     return parse_settings({"nodeName": os.uname().nodename.lower(), **values})
 
 

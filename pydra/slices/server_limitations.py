@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pydra.devices import Capacity, Device, NodeAllocatable, Pool, TaintEffect
+from pydra.devices import AttributeValue, Capacity, Device, NodeAllocatable, Pool, TaintEffect
+from pydra.inventory.additions import NUMA_NODE
 from pydra.inventory.compatibility import is_compatible
 from pydra.kube.api_resources import JsonObject
 from pydra.quantity import parse_quantity
@@ -213,8 +214,7 @@ def _reduce(device: Device, gates: Collection[str]) -> Device:
         resources = {name: _count_whole(device, one) for name, one in device.node_allocatable.items()}
         device = replace(device, allow_multiple_allocations=False, capacity=capacity, node_allocatable=resources)
     if LISTS in gates:
-        attributes = {name: value for name, value in device.attributes.items() if not isinstance(value, tuple)}
-        device = replace(device, attributes=attributes)
+        device = replace(device, attributes=dict(_drop_lists(device)))
     if OVERHEADS in gates:
         device = replace(device, node_allocatable=dict(_drop_overheads(device)))
     if ALLOCATABLE in gates:
@@ -229,6 +229,14 @@ def _count_whole(device: Device, resource: NodeAllocatable) -> NodeAllocatable:
     each = 1 if resource.multiplier is None else resource.multiplier
     amount = parse_quantity(device.capacity[resource.capacity].value) * parse_quantity(each)
     return replace(resource, capacity="", multiplier=f"{int(amount * 10**9)}n")
+
+
+def _drop_lists(device: Device) -> Iterator[tuple[str, AttributeValue]]:
+    for name, value in device.attributes.items():
+        if not isinstance(value, tuple):
+            yield name, value
+        elif name == NUMA_NODE:  # the standard puts the device's own node first
+            yield name, value[0]
 
 
 def _drop_overheads(device: Device) -> Iterator[tuple[str, NodeAllocatable]]:

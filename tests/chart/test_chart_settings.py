@@ -19,7 +19,7 @@ import yaml
 import pydra_sim
 from pydra.backends.backend_settings import read_settings as read_backend_settings
 from pydra.cli.agent import build_parser, read_settings
-from pydra.settings import LogLevel, Settings
+from pydra.settings import LogLevel, Overhead, Settings
 from pydra_nvidia import settings as nvidia
 from pydra_pci import Reaction
 from tests.chart.rendering import (
@@ -63,9 +63,12 @@ def test_the_agent_reads_what_the_chart_writes(tmp_path: Path) -> None:
             "http": {"host": "::", "port": 8080},
         },
         {"settings": {"logLevel": "debug", "drainGrace": 7.5, "verifyX509Strict": True, "prepareDeadline": 30}},
-        at("backends.sim.agentSettings", {"prepareDeadline": 20}),
+        at("backends.sim.agentSettings", {"prepareDeadline": 20, "numaNodeLists": True}),
+        at("backends.sim.overheads", {"memory": {"perPod": "256Mi"}}),
     )
     settings = read_by_agent(objects, tmp_path)
+    assert settings.numa_node_lists
+    assert settings.backend_overheads == {"sim": {"memory": Overhead(per_pod="256Mi")}}
     assert settings.backends == ("sim",)
     assert settings.drivers == {"sim": "sim.pydra.dev"}
     assert settings.records_directory("sim.pydra.dev") == "/state/sim.pydra.dev"
@@ -263,5 +266,9 @@ def test_the_agents_settings_in_the_schema_are_all_but_those_that_follow_from_ot
     assert left == written - {"logFormat"} | {
         *("backends", "drivers", "nodeName", "podUid", "kubeconfig", "hostRoot"),  # arguments and variables of the pod
         *("registryDir", "pluginsDir", "bootIdFile", "logFile"),  # have their places in a pod
-        *("backendSettings", "backendProcesses"),  # from backends.NAME.settings and backends.NAME.process
+        *(
+            "backendSettings",
+            "backendProcesses",
+            "backendOverheads",
+        ),  # from backends.NAME.settings, .process, .overheads
     }

@@ -135,6 +135,21 @@ def test_texts_from_flags_and_variables_become_what_they_mean() -> None:
             "backendProcesses: contains unknown field `user`",
             id="a right of a process that there is not",
         ),
+        pytest.param(
+            {"backendOverheads": {"sim": {"memory": {"perPod": "much"}}}},
+            "backendOverheads: must be an amount such as 500m or 256Mi - at `$[...][...].perPod`",
+            id="an amount of a pod's overhead that is none",
+        ),
+        pytest.param(
+            {"backendOverheads": {"sim": {"gpu": {"perPod": 1}}}},
+            "backendOverheads: must be cpu, memory or ephemeral-storage - at",
+            id="an overhead of what is not the node's",
+        ),
+        pytest.param(
+            {"backendOverheads": {"sim": {"cpu": {}}}},
+            "backendOverheads.sim.cpu: set perPod or perContainer",
+            id="an overhead that says nothing",
+        ),
         pytest.param({"logFile": "/a\0b"}, "logFile: must not contain control characters", id="NUL in a path"),
     ],
 )

@@ -76,6 +76,23 @@ async def test_two_backends_of_one_driver_name_are_told_apart_by_a_setting() -> 
             assert await agent.stop() == 0
 
 
+async def test_lists_of_numa_nodes_and_overheads_are_published_where_the_server_has_their_gates(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("backendOverheads: {sim: {memory: {perPod: 256Mi, perContainer: 64Mi}, cpu: {perPod: 1}}}\n")
+    gates = {"DRAListTypeAttributes": True, "DRANodeAllocatableResources": True}
+    flags = ("--backend", "sim", "--config", str(config), "--numa-node-lists", "true")
+    async with run_node(ignore, version="1.37.0", gates=gates) as node, run_agent(node, *flags) as agent:
+        await agent.wait_ready()
+        with anyio.fail_after(DEADLINE):
+            while not (slices := (await node.client.list(RESOURCE_SLICES)).items):
+                await anyio.sleep(0.02)
+    (device, *_) = slices[0]["spec"]["devices"]
+    (kind,) = device["attributes"]["resource.kubernetes.io/numaNode"]
+    assert kind == "ints"
+    memory = {"overhead": {"perPod": "256Mi", "perContainer": "64Mi"}}
+    assert device["nodeAllocatableResources"] == {"cpu": {"overhead": {"perPod": "1"}}, "memory": memory}
+
+
 async def test_a_driver_without_room_for_its_sockets_costs_no_other() -> None:
     async with run_node(ignore) as node:
         deep = f"{node.root}/{'d' * (80 - len(node.root))}"

@@ -16,6 +16,7 @@ from pydra.agent.inventory_loop import DevicesCurrent, DevicesStale, InventoryLo
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.devices import Device, Health, HealthStatus, Inventory, TaintEffect
 from pydra.errors import BackendUnavailable
+from pydra.inventory.additions import Additions
 from pydra.inventory.health import HealthPolicy, Published
 
 POLICY = HealthPolicy(
@@ -79,6 +80,7 @@ async def looking(
         driver="d.example.com",
         pool="node-1",
         policy=policy,
+        additions=Additions(),
         rescan_period=60,
         quarantined=lambda: quarantined,
         publish=notes.publish,

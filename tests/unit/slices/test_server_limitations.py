@@ -76,6 +76,7 @@ CPUS = Device(
         "memory": NodeAllocatable(per_container="1Gi"),
     },
 )
+NUMA = "resource.kubernetes.io/numaNode"
 LISTED = Device(name="listed", attributes={"peers": ("a", "b"), "model": "x"})
 
 
@@ -89,6 +90,7 @@ LISTED = Device(name="listed", attributes={"peers": ("a", "b"), "model": "x"})
         ({BINDING}, LOCAL, Device(name="local")),
         ({SHARES}, SHARED, Device(name="shared", capacity={"memory": Capacity("8Gi")})),
         ({LISTS}, LISTED, Device(name="listed", attributes={"model": "x"})),
+        ({LISTS}, Device(name="near", attributes={NUMA: (3, 2)}), Device(name="near", attributes={NUMA: 3})),
         ({ALLOCATABLE}, CPUS, replace(CPUS, node_allocatable={})),
         (
             {OVERHEADS},
