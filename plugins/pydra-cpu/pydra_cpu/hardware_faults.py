@@ -1,21 +1,33 @@
-"""What the kernel counts of the faults of each CPU: uncorrectable errors, and slowing down because of heat.
+"""What the kernel counts of the faults of each CPU, and rasdaemon records: errors, and slowing down because of heat.
 
 Source: Linux, Documentation/arch/x86/x86_64/machinecheck.rst, the row MCE of /proc/interrupts, and
-Documentation/ABI/testing/sysfs-devices-system-cpu, thermal_throttle. Other platforms count neither.
+Documentation/ABI/testing/sysfs-devices-system-cpu, thermal_throttle; Intel, Software Developer's Manual 3B, 16.3.2.2,
+IA32_MCi_STATUS; rasdaemon, ras-record, the table mce_record. Other platforms count neither.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from urllib.parse import quote
 
 import msgspec
 
 from pydra_pci import Tree
 
+_log = logging.getLogger(__name__)
 _QUIET_SECONDS = 300.0
 """How long throttling is reported after it was last counted: it comes and goes with the load."""
+
+_RASDAEMON = "/var/lib/rasdaemon/ras-mc_event.db"
+_STARTED = re.compile(r"^btime (\d+)$", re.MULTILINE)
+_UNCORRECTED = 1 << 61
+_QUERY = "SELECT DISTINCT cpu FROM mce_record WHERE walltime >= ? AND status & ? AND tsc"
+"""Without a time stamp counter are errors of before the node's start, which the kernel finds at the start."""
 
 _CPU = re.compile(r"CPU(\d{1,5})")
 _THROTTLES = ("core_throttle_count", "package_throttle_count")
@@ -25,7 +37,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs with faults."""
 
     machine_checks: frozenset[int] = frozenset()
-    """Those that have had a machine check exception since the node's start: an error that was not corrected."""
+    """Those that have had a machine check since the node's start: an error that was not corrected."""
     throttled: frozenset[int] = frozenset()
     """Those that were slowed down because of heat within the last five minutes."""
 
@@ -38,6 +50,7 @@ class FaultMonitor:
         self._clock = clock
         self._counts: dict[int, int] = {}
         self._throttled: dict[int, float] = {}
+        self._recorded = RecordedErrors(tree)
 
     def read(self, cpus: Iterable[int]) -> Faults:
         """The faults of these CPUs. Blocks."""
@@ -48,10 +61,42 @@ class FaultMonitor:
                 self._throttled[cpu] = now
             self._counts[cpu] = count
         counted = parse_machine_checks(self._tree.read(self._tree.proc("interrupts")))
+        checked = {cpu for cpu, count in counted.items() if count} | self._recorded.read()
         return Faults(
-            machine_checks=frozenset(cpu for cpu, count in counted.items() if count) & own,
+            machine_checks=own.intersection(checked),
             throttled=frozenset(cpu for cpu, since in self._throttled.items() if now - since < _QUIET_SECONDS) & own,
         )
+
+
+class RecordedErrors:
+    """The CPUs with uncorrected errors since the node's start, in rasdaemon's database, if there is one."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._path = tree.here(_RASDAEMON)
+        self._signature: tuple[int, int] | None = None
+        self._cpus: frozenset[int] = frozenset()
+
+    def read(self) -> frozenset[int]:
+        """The CPUs, from the database if it has changed; those of before if it cannot be read. Blocks."""
+        started = _STARTED.search(self._tree.read(self._tree.proc("stat")))
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return self._cpus
+        signature = found.st_mtime_ns, found.st_size
+        if started is not None and signature != self._signature:
+            # Imported here: most nodes have no such database, and some builds of Python no such module.
+            import sqlite3  # noqa: PLC0415
+
+            try:
+                with closing(sqlite3.connect(f"file:{quote(self._path)}?mode=ro", uri=True, timeout=0.5)) as database:
+                    rows = database.execute(_QUERY, (int(started[1]), _UNCORRECTED)).fetchall()
+                self._cpus = frozenset(cpu for (cpu,) in rows if isinstance(cpu, int))
+                self._signature = signature
+            except sqlite3.Error as error:
+                _log.debug("%s cannot be read: %s", self._path, error)
+        return self._cpus
 
 
 def parse_machine_checks(interrupts: str) -> Mapping[int, int]:

@@ -74,7 +74,7 @@ def _find_lost(device: str, state: State) -> Iterator[Health]:
 def _find_faults(cpus: Collection[Cpu], faults: Faults) -> Iterator[tuple[Signal, str]]:
     own = {cpu.id for cpu in cpus}
     if checked := own & faults.machine_checks:
-        text = "has had a machine check exception since the node's start; the kernel's log says more"
+        text = "has had a machine check since the node's start; the kernel's log says more"
         yield Signal.MACHINE_CHECK, f"CPU {format_cpu_list(checked)} {text}"
     if throttled := own & faults.throttled:
         text = "is slowed down because of heat, or was within the last five minutes"

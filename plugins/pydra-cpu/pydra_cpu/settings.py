@@ -40,8 +40,9 @@ class Signal(Enum):
     """What can be wrong with a CPU; its value is the taint's name below `dra.cpu/`."""
 
     MACHINE_CHECK = "machine-check"
-    """A CPU of the device has had a machine check exception since the node's start: an error, of the CPU or its memory,
-    that hardware could not correct. Counted on x86; some processors raise it on all their CPUs."""
+    """A CPU of the device has had a machine check since the node's start: an error, of the CPU or its memory, that
+    hardware could not correct. Counted on x86, where some processors raise it on all their CPUs, and read from the
+    database of rasdaemon, if there is one."""
     THROTTLING = "throttling"
     """A CPU of the device is slowed down because of heat, or was within the last five minutes. Counted on Intel's
     processors."""

@@ -247,7 +247,7 @@ async def test_a_device_tells_of_cpus_that_are_throttled_or_have_had_a_machine_c
         await node.backend.wait_changed()
         (device,) = (await node.backend.discover()).devices
         assert device.health.taint == "dra.cpu/machine-check"
-        assert device.health.message.startswith("CPU 3 has had a machine check exception")
+        assert device.health.message.startswith("CPU 3 has had a machine check")
 
 
 async def test_devices_are_unhealthy_and_claims_fail_while_the_runtime_cannot_be_reached(tmp_path: Path) -> None:

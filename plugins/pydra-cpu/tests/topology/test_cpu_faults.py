@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,31 @@ def test_a_cpu_counts_as_throttled_for_five_minutes_after_its_counter_has_grown(
     assert monitor.read([0, 1]).throttled == {1}
     now = 301.0
     assert monitor.read([0, 1]).throttled == frozenset()
+
+
+def test_uncorrected_errors_since_the_start_are_found_in_the_database_of_rasdaemon(tmp_path: Path) -> None:
+    tree = Tree(Roots(host=str(tmp_path), sys=str(tmp_path), proc=str(tmp_path)))
+    monitor = FaultMonitor(tree)
+    (tmp_path / "stat").write_text("cpu0 1 1 1 1\nbtime 1000\n")
+    assert monitor.read(range(8)) == Faults()
+    path = tmp_path / "var/lib/rasdaemon/ras-mc_event.db"
+    path.parent.mkdir(parents=True)
+    uncorrected, corrected = 0xBE00000000800400 - (1 << 64), 0x9C00000000800400 - (1 << 64)
+    rows = [
+        (2, uncorrected, 1001, 77),
+        (2, uncorrected, 1002, 88),
+        (3, uncorrected, 999, 77),
+        (4, corrected, 1001, 77),
+        (5, uncorrected, 1001, 0),
+        (9, uncorrected, 1001, 77),
+    ]
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE mce_record (cpu INTEGER, status INTEGER, walltime INTEGER, tsc INTEGER)")
+        database.executemany("INSERT INTO mce_record VALUES (?, ?, ?, ?)", rows)
+        database.commit()
+    assert monitor.read(range(8)).machine_checks == {2}
+    path.write_bytes(b"damaged")
+    assert monitor.read(range(8)).machine_checks == {2}, "what was read before stays"
 
 
 @pytest.mark.parametrize(
