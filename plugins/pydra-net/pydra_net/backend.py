@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from pydra_net.device_status import build_status, build_statuses
 from pydra_net.hardware_reader import HardwareReader, Node
 from pydra_net.held_claims import list_of_pod
 from pydra_net.inventory import build_inventory
+from pydra_net.leases import Leases
 from pydra_net.operations import Kernel, Namespace, NamespaceGone
 from pydra_net.pod_links import AttachFailed
 from pydra_net.sandboxes import Sandbox, Sandboxes
@@ -63,6 +65,7 @@ class NetBackend:
         self._restored = asyncio.Event()
         self._moved = asyncio.Event()
         self._problems: dict[str, str] = {}
+        self._leases = Leases(kernel, self._moved.set)
         self._ended: set[str] = set()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,6 +75,7 @@ class NetBackend:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._leases.close()
         self._events.close()
         self._sandboxes.close()
 
@@ -114,6 +118,7 @@ class NetBackend:
         """Put the interface back as it was."""
         async with self._locks[step.key]:
             self._ended.add(step.key)  # who waits for the lock must not give it again
+            await self._leases.end(step, release=True)
             await asyncio.to_thread(self._appliers.take_back, step, self._sandboxes.list_namespaces())
             await asyncio.to_thread(self._appliers.unmark, step)
             self._problems.pop(step.key, None)
@@ -155,17 +160,25 @@ class NetBackend:
     async def run_pod_sandbox(self, pod: PodSandbox) -> None:
         """Move the pod's interfaces into it. Raises AttachFailed; none of them is in the pod then."""
         if steps := list_of_pod(self._held(), pod.uid):
+            began = time.monotonic()
             await self._attach_in_time(self._open(pod), steps)
+            await self._leases.wait(steps, began + _HOOK_SECONDS - time.monotonic())
 
     async def create_container(self, pod: PodSandbox, _container: Container) -> CreateContainerResponse:
         """Check that the pod has its interfaces, or move them now: nothing else called when the pod began.
 
+        A DHCP server may take longer than the runtime waits when the pod begins, so its address is waited for here.
+
         Raises AttachFailed.
         """
         if steps := list_of_pod(self._held(), pod.uid):
+            began = time.monotonic()
             sandbox = self._open(pod)
             if missing := [step for step in steps if step.key not in sandbox.attached]:
                 await self._attach_in_time(sandbox, missing)
+            if late := await self._leases.wait(steps, began + _HOOK_SECONDS - time.monotonic()):
+                names = ", ".join(f"{step.name} ({step.device})" for step in late)
+                raise AttachFailed(f"no DHCP server has given {names} an address yet; the kubelet tries again")
         return CreateContainerResponse()
 
     async def stop_pod_sandbox(self, pod: PodSandbox) -> None:
@@ -256,6 +269,8 @@ class NetBackend:
             await asyncio.to_thread(self._appliers.give, step, sandbox.namespace, earlier)
             for other in self._sandboxes.list_of_pod(sandbox.pod_uid):
                 other.attached.discard(step.key)
+            if step.target.dhcp:
+                await self._leases.begin(step, sandbox.namespace)
             sandbox.attached.add(step.key)
             self._problems.pop(step.key, None)
             self._moved.set()
@@ -265,6 +280,7 @@ class NetBackend:
         for step in steps:
             try:
                 async with self._locks[step.key]:
+                    await self._leases.end(step, release=True, pod=sandbox.namespace)
                     if await asyncio.to_thread(self._appliers.is_in, step, sandbox.namespace):
                         sandbox.attached.add(step.key)
                         await asyncio.to_thread(self._appliers.take_back, step, (sandbox.namespace,))
@@ -305,7 +321,9 @@ class NetBackend:
             problem,
         )
         attached = self._sandboxes.list_attached()
-        return replace(inventory, claim_statuses=build_statuses(self._held(), attached, self._problems))
+        return replace(
+            inventory, claim_statuses=build_statuses(self._held(), attached, self._problems, self._leases.known)
+        )
 
     async def _check_runtime(self) -> None:
         """Raise RuntimeUnavailable if pods begin without their interfaces now."""

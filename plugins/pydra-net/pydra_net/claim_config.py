@@ -90,6 +90,8 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """For type vlan."""
     addresses: Annotated[tuple[Cidr, ...], msgspec.Meta(max_length=64)] = ()
     """Its addresses in the pod, instead of those that it has on the node."""
+    dhcp: bool | None = None
+    """Whether it gets an IPv4 address from a DHCP server of its network, and keeps it."""
     mtu: Annotated[int, msgspec.Meta(ge=68, le=65535)] | None = None
     """Its MTU in the pod."""
     hardware_addr: Mac | None = None
@@ -126,6 +128,8 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError("name: must not be . or ..")
         if self.vrf is not None and self.vrf.name == self.name:
             raise ValueError(f"vrf.name: found {self.name}, which is the name of the interface itself")
+        if self.dhcp and self.addresses:
+            raise ValueError("dhcp: excludes addresses; remove one of both")
         if self.hardware_addr is not None and not _MAC.fullmatch(self.hardware_addr.lower()):
             raise ValueError(f'hardwareAddr: found "{self.hardware_addr}", which is a multicast address')
         for place, address in enumerate(self.addresses):

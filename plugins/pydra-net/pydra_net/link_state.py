@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra_net.claim_config import EthtoolConfig, NetworkConfig, RouteConfig, RuleConfig
+from pydra_net.dhcp.messages import Lease
 from pydra_net.hardware_types import Address, Interface, Link, Neighbour, Reading, Route, Rule
 from pydra_net.link_parameters import list_changes
 from pydra_net.operations import (
@@ -19,6 +20,7 @@ from pydra_net.operations import (
     DetachPrograms,
     JoinVrf,
     Operation,
+    RemoveAddress,
     SetEthtool,
     SetLink,
     SetParameter,
@@ -28,7 +30,7 @@ _LINK_SCOPE = 253
 _BY_KERNEL, _BY_ADVERTISEMENT = 2, 9
 _LOCAL_TABLE, _MAIN_TABLE = 255, 254
 _UNICAST = 1
-_STATIC = 4
+_STATIC, _BY_DHCP = 4, 16
 _KEPT_FLAGS = 0xF12
 """Of addresses, those that somebody chose: no duplicate detection (2), home, temporary ones, no prefix route, ..."""
 _NO_DETECTION = 0x2
@@ -53,6 +55,12 @@ class LinkState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     vrf: str = ""
     vrf_table: int = 0
     without_programs: bool = False
+    dhcp: bool = False
+
+    @property
+    def leased_routes(self) -> tuple[Route, ...]:
+        """Those that need the address that DHCP gives."""
+        return tuple(one for one in self.routes if self.dhcp and one.family == 4 and (one.gateway or one.source))
 
 
 def read_interface(reading: Reading, link: Link) -> Interface:
@@ -112,10 +120,10 @@ def find_state_before(interface: Interface) -> LinkState:
 def find_state_in_pod(interface: Interface, config: NetworkConfig, ethtool: EthtoolConfig | None = None) -> LinkState:
     """How it is in the pod: as it is on the node, with what the claim configures; `ethtool` has the kernel's names.
 
-    Addresses replace those of the node, and with these the routes, which may need them.
+    Addresses, or DHCP, replace those of the node, and with these the routes, which may need them.
     """
     wanted = config.interface
-    keeps = not wanted.addresses
+    keeps = not wanted.addresses and not wanted.dhcp
     table = wanted.vrf.number if wanted.vrf else 0
     addresses = interface.addresses if keeps else map(_build_address, wanted.addresses)
     routes = (*(interface.routes if keeps else ()), *map(_build_route, config.routes))
@@ -139,6 +147,7 @@ def find_state_in_pod(interface: Interface, config: NetworkConfig, ethtool: Etht
         vrf=wanted.vrf.name if wanted.vrf else "",
         vrf_table=table,
         without_programs=bool(wanted.disable_ebpf_programs),
+        dhcp=bool(wanted.dhcp),
     )
 
 
@@ -227,7 +236,7 @@ def _plan_addresses(wanted: LinkState, link: Link, reading: Reading) -> Iterator
 def _plan_routes(wanted: LinkState, link: Link, reading: Reading) -> Iterator[Operation]:
     present = set(map(_identify, reading.routes.get(link.index, ())))
     for route in wanted.routes:
-        if _identify(route) not in present:
+        if _identify(route) not in present and route not in wanted.leased_routes:
             yield AddRoute(index=link.index, route=route)
 
 
@@ -238,6 +247,33 @@ def _plan_neighbours_and_rules(wanted: LinkState, link: Link, reading: Reading) 
     for rule in wanted.rules:
         if rule not in reading.rules:
             yield AddRule(rule=rule)
+
+
+def plan_lease(wanted: LinkState, lease: Lease | None, link: Link, reading: Reading) -> tuple[Operation, ...]:
+    """What makes the link have the address that DHCP gave it, with the routes that need it, and no other such address.
+
+    A default route is taken into a VRF only: in the main table the pod has one.
+    """
+    index = link.index
+    present = tuple(one for one in reading.addresses.get(index, ()) if one.family == 4)
+    if lease is None:
+        return tuple(RemoveAddress(index=index, address=one) for one in present)
+    routes = tuple(
+        Route(
+            destination=destination,
+            gateway=gateway,
+            scope=0 if gateway else _LINK_SCOPE,
+            table=wanted.vrf_table or _MAIN_TABLE,
+            protocol=_BY_DHCP,
+        )
+        for destination, gateway in lease.routes
+    )
+    taken = (one for one in routes if wanted.vrf or not one.is_default)
+    return (
+        *(RemoveAddress(index=index, address=one) for one in present if one.address != lease.address),
+        AddAddress(index=index, address=Address(address=lease.address, valid=lease.seconds, preferred=lease.seconds)),
+        *(AddRoute(index=index, route=one) for one in sorted((*taken, *wanted.leased_routes), key=_by_dependency)),
+    )
 
 
 def _identify(route: Route) -> tuple[str, str, int, int]:

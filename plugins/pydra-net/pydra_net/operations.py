@@ -37,6 +37,22 @@ class Events(Protocol):
         ...
 
 
+class Packets(Protocol):
+    """Sockets of a DHCP client on a link. What fails raises OSError."""
+
+    async def send(self, message: bytes, server: str, /) -> None:
+        """Send a message to the server, or to all."""
+        ...
+
+    async def receive(self) -> bytes:
+        """The next message to a client."""
+        ...
+
+    def close(self) -> None:
+        """Receive no more."""
+        ...
+
+
 class SetLink(msgspec.Struct, frozen=True, kw_only=True):
     """Change a link; None leaves a setting as it is. `master` is an index, 0 releases the link."""
 
@@ -117,6 +133,16 @@ class AddAddress(msgspec.Struct, frozen=True, kw_only=True):
         return f"add address {self.address.address}"
 
 
+class RemoveAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Remove an address."""
+
+    index: int
+    address: Address
+
+    def __str__(self) -> str:
+        return f"remove address {self.address.address}"
+
+
 class AddRoute(msgspec.Struct, frozen=True, kw_only=True):
     """Add a route by this link."""
 
@@ -164,6 +190,7 @@ Operation: TypeAlias = (
     | JoinVrf
     | Mark
     | AddAddress
+    | RemoveAddress
     | AddRoute
     | AddNeighbour
     | AddRule
@@ -234,6 +261,10 @@ class Kernel(Protocol):
 
     def read_programs(self, where: Namespace, indexes: Sequence[int]) -> Mapping[int, Programs]:
         """The eBPF programs of links, of those that have some."""
+        ...
+
+    def open_packets(self, where: Namespace, index: int, address: str) -> Packets:
+        """Sockets for DHCP on a link, which uses this address, or none yet. Raises OSError."""
         ...
 
     def move(self, where: Namespace, index: int, to: Namespace, name: str) -> None:

@@ -25,6 +25,7 @@ from pydra_net.operations import (
     KernelRefused,
     Mark,
     Operation,
+    RemoveAddress,
     RemoveLink,
     SetEthtool,
     SetLink,
@@ -87,6 +88,9 @@ def _add(ip: Any, operation: Operation) -> None:
             family = _FAMILIES[interface.version]
             length = interface.network.prefixlen
             call(ip.addr, "replace", index=index, address=address, prefixlen=length, family=family, **local, **named)
+        case RemoveAddress(index=index, address=one):
+            interface = ipaddress.ip_interface(one.address)
+            call(ip.addr, "del", index=index, address=str(interface.ip), prefixlen=interface.network.prefixlen)
         case AddRoute(index=index, route=route):
             optional = {
                 "gateway": route.gateway,

@@ -16,6 +16,7 @@ from pydra_net.netlink.changes import apply_change, call
 from pydra_net.netlink.ethtool import read_ethtool
 from pydra_net.netlink.events import LinkEvents
 from pydra_net.netlink.namespaces import OpenNamespace
+from pydra_net.netlink.packets import DhcpPackets, open_packets
 from pydra_net.netlink.programs import read_programs
 from pydra_net.netlink.reading import read_all, read_link, read_links
 from pydra_net.operations import (
@@ -80,6 +81,11 @@ class NetlinkKernel:
     def read_programs(self, where: Namespace, indexes: Sequence[int]) -> Mapping[int, Programs]:
         """The eBPF programs of links, of those that have some."""
         return _ask(where, lambda ip: read_programs(ip, indexes))
+
+    def open_packets(self, where: Namespace, index: int, address: str) -> DhcpPackets:
+        """Sockets for DHCP on a link, which uses this address, or none yet. Raises OSError."""
+        assert isinstance(where, OpenNamespace)
+        return where.run(lambda: open_packets(index, address))
 
     def move(self, where: Namespace, index: int, to: Namespace, name: str) -> None:
         """Move and rename in one message: the link has its own name, or the other one in the other namespace."""

@@ -32,6 +32,7 @@ from pydra_net.operations import (
     NamespaceGone,
     NewLink,
     Operation,
+    RemoveAddress,
     RemoveLink,
     SetEthtool,
     SetLink,
@@ -74,6 +75,26 @@ class NoEvents:
         """Nothing."""
 
 
+class SimulatedPackets:
+    """Messages that a server answers at once, or never."""
+
+    def __init__(self, answer: Callable[[bytes], bytes | None]) -> None:
+        self._answer = answer
+        self._received: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def send(self, message: bytes, _server: str) -> None:
+        """Let the server answer."""
+        if answer := self._answer(message):
+            self._received.put_nowait(answer)
+
+    async def receive(self) -> bytes:
+        """What the server has answered."""
+        return await self._received.get()
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 class SimulatedKernel:
     """Implements `operations.Kernel`. With a file, the links outlive the process.
 
@@ -94,6 +115,7 @@ class SimulatedKernel:
         self._open: dict[str, int] = {}
         self._ended: set[str] = set()
         self.ethtool: dict[str, Ethtool] = {}
+        self.dhcp: Callable[[bytes], bytes | None] = lambda _: None
         if file is not None and file.exists():
             self.namespaces = msgspec.json.decode(file.read_bytes(), type=dict[str, Reading])
 
@@ -178,6 +200,10 @@ class SimulatedKernel:
     def read_programs(self, _where: Namespace, _indexes: Sequence[int]) -> Mapping[int, Programs]:
         """No link has any."""
         return {}
+
+    def open_packets(self, _where: Namespace, _index: int, _address: str) -> SimulatedPackets:
+        """Messages to the DHCP server of a test, or to nobody."""
+        return SimulatedPackets(self.dhcp)
 
     def move(self, where: Namespace, index: int, to: Namespace, name: str) -> None:
         """Move a link. Raises KernelRefused."""
@@ -276,7 +302,7 @@ def _apply(reading: Reading, operation: Operation) -> Reading:
     link = reading.find(index)
     if link is None:
         raise KernelRefused(os.strerror(errno.ENODEV))
-    if isinstance(operation, AddAddress | AddRoute | AddNeighbour):
+    if isinstance(operation, AddAddress | RemoveAddress | AddRoute | AddNeighbour):
         return _add(reading, link, operation)
     match operation:
         case SetLink():
@@ -294,11 +320,14 @@ def _apply(reading: Reading, operation: Operation) -> Reading:
             return _join(reading, link, name)
 
 
-def _add(reading: Reading, link: Link, operation: AddAddress | AddRoute | AddNeighbour) -> Reading:
+def _add(reading: Reading, link: Link, operation: AddAddress | RemoveAddress | AddRoute | AddNeighbour) -> Reading:
     index = link.index
     match operation:
         case AddAddress(address=address):
             return replace(reading, addresses=_extend(reading.addresses, index, address))
+        case RemoveAddress(address=address):
+            others = tuple(one for one in reading.addresses.get(index, ()) if one.address != address.address)
+            return replace(reading, addresses={**reading.addresses, index: others})
         case AddRoute() if not link.up:
             raise KernelRefused(os.strerror(errno.ENETDOWN))
         case AddRoute(route=route):

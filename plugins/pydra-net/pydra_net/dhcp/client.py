@@ -1,0 +1,175 @@
+"""Gets an address, and keeps it. Source: RFC 2131, section 4.4.
+
+What is not done: to probe by ARP whether somebody else has the address (most servers do), and to decline it then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, suppress
+
+from pydra_net.dhcp.messages import (
+    ACK,
+    DISCOVER,
+    FOREVER,
+    NAK,
+    OFFER,
+    RELEASE,
+    REQUEST,
+    Lease,
+    Reply,
+    Request,
+    decode,
+    encode,
+)
+from pydra_net.operations import Packets
+
+_FIRST, _LONGEST = 1.0, 64.0
+"""Seconds until a message is repeated: twice as long each time."""
+_REPEATS = 4
+"""Of a request for an address that a server has offered, or that was the client's."""
+_PATIENCE = 10.0
+_SHORTEST = 0.2
+"""Seconds between two renewals, whatever a server says."""
+_LEAST = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+class Client:
+    """The client of one interface. `open_packets` opens its sockets, for the address that it uses, if there is one."""
+
+    def __init__(
+        self,
+        name: str,
+        mac: str,
+        identity: bytes,
+        open_packets: Callable[[str], Awaitable[Packets]],
+        set_lease: Callable[[Lease | None], Awaitable[None]],
+    ) -> None:
+        self._name = name
+        self._mac = mac
+        self._identity = identity
+        self._open_packets = open_packets
+        self._set_lease = set_lease
+
+    async def run(self, known: str = "") -> None:
+        """Get a lease, renew it, and get another when it ends, for ever; `known` is the address of the last one."""
+        # If nobody answers, the kernel lets the address expire.
+        lease = await self._request(known, "", 0) if known else None
+        while True:
+            if lease is None:
+                lease = await self._acquire(known)
+            known = lease.ip
+            await self._set_lease(lease)
+            lease = await self._keep(lease)
+            if lease is None:
+                await self._set_lease(None)
+
+    async def release(self, lease: Lease) -> None:
+        """Tell the server that the address is not used any more; if that fails, the lease ends by itself."""
+        if lease.server:
+            with suppress(OSError):
+                async with self._packets(lease.ip) as packets:
+                    await packets.send(self._encode(RELEASE, address=lease.ip, server=lease.server), lease.server)
+
+    async def _acquire(self, wish: str) -> Lease:
+        for seconds in _delays():
+            transaction = random.getrandbits(32)
+            discover = self._encode(DISCOVER, transaction, requested=wish)
+            offer = await self._exchange(discover, transaction, (OFFER,), seconds)
+            if offer is not None and offer.lease.server:
+                lease = await self._request(offer.lease.ip, offer.lease.server, transaction)
+                if lease is not None:
+                    return lease
+                wish = ""
+                await asyncio.sleep(_FIRST)
+        raise AssertionError("there are always more delays")
+
+    async def _request(self, address: str, server: str, transaction: int) -> Lease | None:
+        """Ask for an address; None if it is refused, or nobody answers."""
+        transaction = transaction or random.getrandbits(32)
+        request = self._encode(REQUEST, transaction, requested=address, server=server)
+        for _, seconds in zip(range(_REPEATS), _delays(), strict=False):
+            reply = await self._exchange(request, transaction, (ACK, NAK), seconds)
+            if reply is not None:
+                return reply.lease if reply.kind == ACK else None
+        return None
+
+    async def _keep(self, lease: Lease) -> Lease | None:
+        """Return the lease that follows it: by renewal, or None if it has ended."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        if lease.seconds == FOREVER:
+            await asyncio.Event().wait()
+        await asyncio.sleep(max(lease.renew, _SHORTEST))
+        while (passed := loop.time() - began) < lease.seconds:
+            renews = passed < lease.rebind and bool(lease.server)
+            left = (lease.rebind if renews else lease.seconds) - passed
+            transaction = random.getrandbits(32)
+            request = self._encode(REQUEST, transaction, address=lease.ip)
+            waits = max(left / 2, min(_LEAST, left))
+            patience = min(_PATIENCE, waits)
+            reply = await self._exchange(
+                request, transaction, (ACK, NAK), patience, address=lease.ip, server=lease.server if renews else ""
+            )
+            if reply is not None:
+                return reply.lease if reply.kind == ACK else None
+            await asyncio.sleep(max(began + passed + waits - loop.time(), 0))
+        _log.warning("the lease of %s for %s has ended, since no DHCP server answered", lease.address, self._name)
+        return None
+
+    async def _exchange(
+        self,
+        message: bytes,
+        transaction: int,
+        kinds: Collection[int],
+        seconds: float,
+        *,
+        address: str = "",
+        server: str = "",
+    ) -> Reply | None:
+        """Send a message, and wait for an answer of these kinds. An interface that is down is one without answers."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                try:
+                    async with self._packets(address) as packets:
+                        await packets.send(message, server)
+                        return await self._receive(packets, transaction, kinds)
+                except OSError as error:
+                    _log.info("%s: %s", self._name, error.strerror or error)
+                    await asyncio.Event().wait()
+        return None
+
+    async def _receive(self, packets: Packets, transaction: int, kinds: Collection[int]) -> Reply:
+        while True:
+            try:
+                reply = decode(await packets.receive())
+            except ValueError as error:
+                _log.info("%s: an answer by DHCP cannot be read: %s", self._name, error)
+                continue
+            if (reply.transaction, reply.mac) == (transaction, self._mac) and reply.kind in kinds:
+                return reply
+
+    def _encode(self, kind: int, transaction: int = 0, **fields: str) -> bytes:
+        transaction = transaction or random.getrandbits(32)
+        return encode(Request(kind=kind, transaction=transaction, mac=self._mac, identity=self._identity, **fields))
+
+    @asynccontextmanager
+    async def _packets(self, address: str) -> AsyncIterator[Packets]:
+        packets = await self._open_packets(address)
+        try:
+            yield packets
+        finally:
+            packets.close()
+
+
+def _delays() -> Iterator[float]:
+    """Yield seconds to wait for answers, without end; clients that start together are not in step."""
+    seconds = _FIRST
+    while True:
+        yield seconds + random.uniform(0, seconds / 8)  # noqa: S311
+        seconds = min(2 * seconds, _LONGEST)

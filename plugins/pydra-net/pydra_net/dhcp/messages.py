@@ -1,0 +1,158 @@
+"""DHCP messages as bytes and as values. No I/O. Source: RFC 2131, section 2; RFC 2132; RFC 3442."""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+DISCOVER, OFFER, REQUEST, ACK, NAK, RELEASE = 1, 2, 3, 5, 6, 7
+FOREVER = 0xFFFFFFFF
+"""The seconds of a lease that does not end."""
+
+_HEADER = struct.Struct("!BBBBIHH4s4s4s4s16s192x4s")
+_COOKIE = b"\x63\x82\x53\x63"
+_BROADCAST = 0x8000
+_PAD, _END = 0, 255
+_MASK, _SECONDS, _KIND, _REQUESTED, _SERVER, _WANTED, _RENEW, _REBIND, _IDENTITY, _ROUTES = (
+    *(1, 51, 53, 50, 54, 55, 58, 59, 61, 121),
+)
+_SHORTEST = 300
+"""Of a message: relays drop shorter ones, as those of BOOTP."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client sends. `address` is the one that it uses, `requested` the one that it would like.
+
+    With an `identity`, the server knows the client by that, and not by its MAC address.
+    """
+
+    kind: int
+    transaction: int
+    mac: str
+    address: str = ""
+    requested: str = ""
+    server: str = ""
+    identity: bytes = b""
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server grants: `address` is `10.0.0.5/24`; times in seconds, from when it was requested.
+
+    `routes` are pairs of a destination and a gateway, which is empty for a network of the interface itself.
+    """
+
+    address: str
+    server: str
+    seconds: int
+    renew: int
+    rebind: int
+    routes: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def ip(self) -> str:
+        """The address without the length of its prefix."""
+        return self.address.partition("/")[0]
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server sends: an offer or the answer to a request, with its lease."""
+
+    kind: int
+    transaction: int
+    mac: str
+    lease: Lease
+
+
+def encode(request: Request) -> bytes:
+    """The bytes of a message. Answers are to be broadcast: without an address, not every link delivers others."""
+    mac = bytes.fromhex(request.mac.replace(":", ""))
+    flags = 0 if request.address else _BROADCAST
+    header = _HEADER.pack(
+        *(1, 1, len(mac), 0, request.transaction, 0, flags),
+        *(_pack(request.address), bytes(4), bytes(4), bytes(4), mac, _COOKIE),
+    )
+    options = [(_KIND, bytes([request.kind]))]
+    if request.identity:
+        options.append((_IDENTITY, b"\0" + request.identity))
+    if request.requested:
+        options.append((_REQUESTED, _pack(request.requested)))
+    if request.server:
+        options.append((_SERVER, _pack(request.server)))
+    if request.kind != RELEASE:
+        options.append((_WANTED, bytes((_MASK, _ROUTES, _SECONDS, _RENEW, _REBIND))))
+    body = b"".join(bytes((code, len(value))) + value for code, value in options)
+    return (header + body + bytes([_END])).ljust(_SHORTEST, b"\0")
+
+
+def decode(data: bytes) -> Reply:
+    """A server's message. Raises ValueError for what is none."""
+    if len(data) < _HEADER.size:
+        raise ValueError(f"found {len(data)} bytes, which are too few")
+    kind, _, length, _, transaction, _, _, _, address, _, _, mac, cookie = _HEADER.unpack_from(data)
+    if kind != 2 or cookie != _COOKIE:
+        raise ValueError("found no message of a server")
+    options = _read_options(data[_HEADER.size :])
+    if len(options.get(_KIND, b"")) != 1:
+        raise ValueError("found a message without a type")
+    seconds = _read_number(options, _SECONDS, FOREVER)
+    rebind = min(_read_number(options, _REBIND, seconds * 7 // 8), seconds)
+    mask = options.get(_MASK, b"\xff" * 4)
+    return Reply(
+        kind=options[_KIND][0],
+        transaction=transaction,
+        mac=mac[:length].hex(":"),
+        lease=Lease(
+            address=str(ipaddress.ip_interface(f"{_unpack(address)}/{_unpack(mask)}")),
+            server=_unpack(options[_SERVER]) if _SERVER in options else "",
+            seconds=seconds,
+            renew=min(_read_number(options, _RENEW, seconds // 2), rebind),
+            rebind=rebind,
+            routes=tuple(_read_routes(options.get(_ROUTES, b""))),
+        ),
+    )
+
+
+def _read_options(data: bytes) -> Mapping[int, bytes]:
+    """The options by their codes; one that comes in parts is joined."""
+    found: dict[int, bytes] = {}
+    place = 0
+    while place < len(data) and data[place] != _END:
+        if data[place] == _PAD:
+            place += 1
+            continue
+        if place + 1 >= len(data) or place + 2 + data[place + 1] > len(data):
+            raise ValueError(f"found option {data[place]}, which is cut off")
+        code, length = data[place], data[place + 1]
+        found[code] = found.get(code, b"") + data[place + 2 : place + 2 + length]
+        place += 2 + length
+    return found
+
+
+def _read_number(options: Mapping[int, bytes], code: int, default: int) -> int:
+    value = options.get(code)
+    return int.from_bytes(value) if value is not None and len(value) == 4 else default
+
+
+def _read_routes(data: bytes) -> Iterator[tuple[str, str]]:
+    """Yield the classless static routes."""
+    place = 0
+    while place < len(data):
+        length = data[place]
+        octets = (length + 7) // 8
+        if length > 32 or place + 1 + octets + 4 > len(data):
+            raise ValueError("found a route that is cut off")
+        network = _unpack(data[place + 1 : place + 1 + octets].ljust(4, b"\0"))
+        gateway = _unpack(data[place + 1 + octets : place + 5 + octets])
+        yield str(ipaddress.ip_network(f"{network}/{length}", strict=False)), "" if gateway == "0.0.0.0" else gateway
+        place += 5 + octets
+
+
+def _pack(address: str) -> bytes:
+    return ipaddress.IPv4Address(address or "0.0.0.0").packed
+
+
+def _unpack(data: bytes) -> str:
+    return str(ipaddress.IPv4Address(data))

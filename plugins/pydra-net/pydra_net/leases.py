@@ -1,0 +1,122 @@
+"""The DHCP clients of interfaces in pods, in this process: each by its step, as long as the interface is in the pod.
+
+After a restart of this process, a client goes on with the address that it finds on the interface.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from pydra_net.dhcp.client import Client
+from pydra_net.dhcp.messages import Lease
+from pydra_net.hardware_types import Link
+from pydra_net.link_state import plan_lease
+from pydra_net.operations import Kernel, Namespace
+from pydra_net.pod_links import find
+from pydra_net.steps import ShareInterface, Step
+
+_log = logging.getLogger(__name__)
+
+
+class Leases:
+    """Those of one node. `changed` is called when a client has got a lease, or lost it."""
+
+    def __init__(self, kernel: Kernel, changed: Callable[[], None]) -> None:
+        self._kernel = kernel
+        self._changed = changed
+        self._clients: dict[str, _Running] = {}
+
+    @property
+    def known(self) -> Mapping[str, Lease]:
+        """The leases that interfaces have, by the keys of their steps."""
+        return {key: one.lease for key, one in self._clients.items() if one.lease is not None}
+
+    async def begin(self, step: Step, pod: Namespace) -> None:
+        """Start the client of an interface that is in the pod, unless it runs there."""
+        running = self._clients.get(step.key)
+        if running is not None and running.pod.is_same(pod):
+            return
+        await self.end(step, release=False)
+        reading = await asyncio.to_thread(self._kernel.read, pod)
+        link = find(step, reading)
+        if link is None:
+            return
+        found = next((one.address for one in reading.addresses.get(link.index, ()) if one.family == 4), "")
+        earlier = running.lease.ip if running is not None and running.lease is not None else ""
+        running = self._clients[step.key] = _Running(self._kernel, step, pod, link, self._changed)
+        running.start(found, earlier)
+
+    async def wait(self, steps: Sequence[Step], seconds: float) -> list[Step]:
+        """Wait until these have an address, and return those that have none after that time."""
+        waiting = [self._clients[step.key] for step in steps if step.key in self._clients]
+        tasks = [asyncio.ensure_future(one.got.wait()) for one in waiting]
+        if tasks:
+            await asyncio.wait(tasks, timeout=max(seconds, 0))
+        for task in tasks:
+            task.cancel()
+        return [one.step for one in waiting if one.lease is None]
+
+    async def end(self, step: Step, *, release: bool, pod: Namespace | None = None) -> None:
+        """Stop the client of an interface, there or anywhere, and tell the server that its address is free."""
+        running = self._clients.get(step.key)
+        if running is not None and (pod is None or running.pod.is_same(pod)):
+            del self._clients[step.key]
+            await running.stop(release=release)
+
+    async def close(self) -> None:
+        """Stop all; the interfaces keep their addresses."""
+        for one in list(self._clients.values()):
+            await self.end(one.step, release=False)
+
+
+class _Running:
+    def __init__(self, kernel: Kernel, step: Step, pod: Namespace, link: Link, changed: Callable[[], None]) -> None:
+        self.step = step
+        self.pod = pod
+        self.lease: Lease | None = None
+        self.got = asyncio.Event()
+        self._kernel = kernel
+        self._index = link.index
+        self._changed = changed
+        # Interfaces of type ipvlan have the same MAC address.
+        identity = step.identity.encode() if isinstance(step, ShareInterface) and step.kind == "ipvlan" else b""
+        self._client = Client(
+            step.name,
+            link.mac,
+            identity,
+            lambda address: asyncio.to_thread(kernel.open_packets, pod, link.index, address),
+            self._set,
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, found: str, earlier: str) -> None:
+        """Go on with the address that the interface has, or ask for one that it had elsewhere."""
+        if found:
+            self.lease = Lease(address=found, server="", seconds=0, renew=0, rebind=0)
+            self.got.set()
+        self._task = asyncio.create_task(self._client.run(self.lease.ip if self.lease else earlier))
+
+    async def stop(self, *, release: bool) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if release and self.lease is not None:
+            await self._client.release(self.lease)
+
+    async def _set(self, lease: Lease | None) -> None:
+        await asyncio.to_thread(self._apply, lease)
+        self.lease = lease
+        if lease is not None:
+            self.got.set()
+        else:
+            self.got.clear()
+        self._changed()
+
+    def _apply(self, lease: Lease | None) -> None:
+        reading = self._kernel.read(self.pod)
+        link = reading.find(self._index)
+        if link is not None:
+            for refused in self._kernel.apply(self.pod, plan_lease(self.step.target, lease, link, reading)):
+                _log.warning("%s (%s) in its pod: %s", self.step.name, self.step.device, refused)

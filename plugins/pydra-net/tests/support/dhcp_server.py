@@ -1,0 +1,79 @@
+"""A DHCP server with one address, for a simulated kernel, or in the namespace of a test."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+from pydra_net.dhcp.messages import ACK, DISCOVER, NAK, OFFER, RELEASE, REQUEST
+from pydra_net.netlink.namespaces import OpenNamespace
+
+ADDRESS, SERVER = "10.0.0.77", "10.0.0.8"
+_ROUTES = bytes((16, 10, 8, 10, 0, 0, 8, 0, 10, 0, 0, 8))
+"""10.8.0.0/16, and a default route, both by 10.0.0.8."""
+
+
+class DhcpServer:
+    """`log` has the types of what it got, with the address that the client uses; `renews` the seconds to renewals."""
+
+    def __init__(self, *, seconds: int = 3600, renew: int = 1800) -> None:
+        self.log: list[tuple[int, str]] = []
+        self.renews = [renew]
+        self.silent = False
+        self.address = ADDRESS
+        self._seconds = seconds
+
+    def answer(self, message: bytes) -> bytes | None:
+        """The answer to a client's message."""
+        options = dict(_read_options(message[240:]))
+        kind, using = options[53][0], socket.inet_ntoa(message[12:16])
+        self.log.append((kind, using))
+        if self.silent or kind == RELEASE:
+            return None
+        wanted = socket.inet_ntoa(options[50]) if 50 in options else using
+        kinds = {DISCOVER: OFFER, REQUEST: ACK if wanted == self.address else NAK}
+        renew = self.renews.pop(0) if len(self.renews) > 1 and kind == REQUEST else self.renews[0]
+        body = (
+            *((53, bytes((kinds[kind],))), (54, socket.inet_aton(SERVER)), (1, socket.inet_aton("255.255.255.0"))),
+            *((51, struct.pack("!I", self._seconds)), (58, struct.pack("!I", renew)), (121, _ROUTES)),
+        )
+        head = b"\2" + message[1:16] + socket.inet_aton(self.address) + message[20:240]
+        return head + b"".join(bytes((code, len(value))) + value for code, value in body) + b"\xff"
+
+    @asynccontextmanager
+    async def serve(self, path: str, link: str) -> AsyncIterator[None]:
+        """Answer on a link of a namespace."""
+        where = OpenNamespace(path)
+        with where.run(lambda: _open(link)) as opened:
+            where.close()
+            task = asyncio.create_task(self._run(opened))
+            yield
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self, opened: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            message, (client, _) = await loop.sock_recvfrom(opened, 4096)
+            if answer := self.answer(message):
+                to = client if client != "0.0.0.0" else "255.255.255.255"
+                await loop.sock_sendto(opened, answer, (to, 68))
+
+
+def _open(link: str) -> socket.socket:
+    opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, link.encode())
+    opened.setblocking(False)
+    opened.bind(("", 67))
+    return opened
+
+
+def _read_options(data: bytes) -> Iterator[tuple[int, bytes]]:
+    place = 0
+    while data[place] != 255:
+        yield data[place], data[place + 2 : place + 2 + data[place + 1]]
+        place += 2 + data[place + 1]
