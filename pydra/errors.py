@@ -39,7 +39,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+E = TypeVar("E", bound="PydraError")
 
 
 class PydraError(Exception):
@@ -51,6 +53,13 @@ class PydraError(Exception):
     """False when a call failed before the backend's code ran, so that there is nothing to undo."""
     repeated: bool = False
     """True for a call that failed when it was repeated: the process ended during the first attempt."""
+
+
+def of_call(error: E, *, reason: str = "", reached_backend: bool = True, repeated: bool = False) -> E:
+    """Return the error of a call to a backend, with what only that call tells; the one place that sets this."""
+    error.reason = reason or error.reason
+    error.reached_backend, error.repeated = reached_backend, repeated
+    return error
 
 
 class SettingsError(PydraError):

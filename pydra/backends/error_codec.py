@@ -32,6 +32,7 @@ from pydra.errors import (
     TerminalError,
     UndoLater,
     UnknownDevice,
+    of_call,
 )
 from pydra.foreign_text import cut, encodable
 
@@ -131,16 +132,14 @@ def _build_claim_fault(error: ClaimError) -> Fault:
             return Fault(kind=_claim_kind(error), message=_clip(_text(error), MAX_MESSAGE))
 
 
-def parse_fault(fault: Fault, backend: str, doing: str) -> PydraError:
+def parse_fault(fault: Fault, backend: str, doing: str, *, repeated: bool = False) -> PydraError:
     """Decode the error that the agent raises; `doing` says what failed, such as `prepare`.
 
     Its texts are cut again: the process that sent them may not have done so.
     """
+    reason = fault.reason if is_reason(fault.reason) else ""
     error = _parse_error(_limit(fault), backend, doing)
-    if is_reason(fault.reason):
-        error.reason = fault.reason
-    error.reached_backend = fault.reached
-    return error
+    return of_call(error, reason=reason, reached_backend=fault.reached, repeated=repeated)
 
 
 def _limit(fault: Fault) -> Fault:

@@ -50,7 +50,7 @@ from pydra.backends.wire import (
     WireError,
     parse_to_agent,
 )
-from pydra.errors import BackendError, BackendTimeout, BackendUnavailable, PydraError
+from pydra.errors import BackendError, BackendTimeout, BackendUnavailable, PydraError, of_call
 from pydra.foreign_text import cut
 from pydra.settings import ProcessRights
 
@@ -185,8 +185,7 @@ class BackendProcess:
             return await pending.answer
         except WireError as error:
             failure = BackendError(self._source.name, f"{call} cannot be called: {error}")
-            failure.reached_backend = False
-            raise failure from error
+            raise of_call(failure, reached_backend=False) from error
         finally:
             if pending.timer is not None:
                 pending.timer.cancel()
@@ -284,8 +283,7 @@ class BackendProcess:
         error = BackendTimeout(
             self._source.name, str(pending.call), pending.deadline, where=find_wait(trace), details=trace
         )
-        error.reached_backend = fault.reached
-        return error
+        return of_call(error, reached_backend=fault.reached)
 
     # Lifetime
 

@@ -71,6 +71,7 @@ from pydra.errors import (
     ContractError,
     PydraError,
     SettingsError,
+    of_call,
 )
 from pydra.settings import ProcessRights
 
@@ -324,9 +325,7 @@ class BackendSupervisor:
         assert call.until is not None
         deadline = call.until - anyio.current_time()
         if deadline <= 0:
-            timeout = BackendTimeout(self._name, str(call), 0)
-            timeout.reached_backend = False
-            raise timeout
+            raise of_call(BackendTimeout(self._name, str(call), 0), reached_backend=False)
         if attribution.remembers:
             self._refuse_quarantined(call)
         try:
@@ -342,9 +341,7 @@ class BackendSupervisor:
                         attribution.note_answer(call.claim, call.method, succeeded=True)
                     return outcome
                 if isinstance(outcome, Failure):
-                    failure = self._read_failure(call, outcome)
-                    failure.repeated = repeated
-                    raise failure
+                    raise self._read_failure(call, outcome, repeated=repeated)
                 if isinstance(outcome, PydraError):
                     if process.open:  # the call ended when it was cancelled
                         attribution.note_answer(call.claim, call.method, succeeded=False)
@@ -360,15 +357,13 @@ class BackendSupervisor:
     def _refuse_quarantined(self, call: Call) -> None:
         quarantined = self._attribution.begin(call.id, call.claim, call.method) if call.claim is not None else None
         if quarantined is not None:
-            error = ClaimQuarantined(quarantined.explain(self._name))
-            error.reached_backend = False
-            raise error
+            raise of_call(ClaimQuarantined(quarantined.explain(self._name)), reached_backend=False)
 
-    def _read_failure(self, call: Call, failure: Failure) -> PydraError:
+    def _read_failure(self, call: Call, failure: Failure, *, repeated: bool) -> PydraError:
         self._attribution.note_answer(call.claim, call.method, succeeded=False)
         if failure.fault.kind is FaultKind.CONTRACT:
             return self._reject(call.method, failure.fault.problems, call.claim)
-        return parse_fault(failure.fault, self._name, str(call))
+        return parse_fault(failure.fault, self._name, str(call), repeated=repeated)
 
     async def _wait_admission(self, call: Call, *, reached: bool) -> BackendProcess:
         """Return a process that this call may use now. Raises BackendUnavailable if there is none in time.
@@ -384,9 +379,7 @@ class BackendSupervisor:
                 if self._attribution.suspects:
                     self._hint_call.cancel()  # so that a suspect is alone; `_wait_hinting` waits for the last of them
                 await self._changed.wait()
-        error = self._find_end() or self._unavailable()
-        error.reached_backend = reached
-        raise error
+        raise of_call(self._find_end() or self._unavailable(), reached_backend=reached)
 
     def _decode(self, reply: Reply, wanted: type[T], method: Method, claim: Claim | None = None) -> T:
         try:

@@ -39,6 +39,7 @@ from pydra.errors import (
     NotAllocated,
     PydraError,
     Unavailable,
+    of_call,
 )
 from tests.integration.claims.node import DRIVER, NOTHING, POOL, Node, ref
 
@@ -174,9 +175,7 @@ async def test_a_claim_refused_before_the_backends_code_ran_is_not_unprepared(no
     node.api.allocate("a", "gpu-0", admin=True)
 
     async def refuse(_claim: Claim) -> None:
-        error = BackendUnavailable("b", "is starting")
-        error.reached_backend = False
-        raise error
+        raise of_call(BackendUnavailable("b", "is starting"), reached_backend=False)
 
     async with node.running() as agent:
         agent.hardware.before_prepare = refuse
@@ -338,9 +337,7 @@ async def test_what_an_earlier_boot_prepared_is_kept_when_it_cannot_be_prepared_
     node.reboot()
 
     async def fail(_claim: Claim) -> None:
-        error = BackendUnavailable("b", "is starting")
-        error.reached_backend = reached
-        raise error
+        raise of_call(BackendUnavailable("b", "is starting"), reached_backend=reached)
 
     async with node.running() as agent:
         agent.hardware.before_prepare = fail
