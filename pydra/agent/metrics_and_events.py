@@ -6,8 +6,8 @@ dashboard counts, what `kubectl describe` shows, and the spans of claims, if tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import singledispatchmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from pydra.agent.inventory_loop import DevicesCurrent, DevicesStale, list_by_message, list_names
 from pydra.backends.supervisor_events import (
@@ -66,36 +66,28 @@ class Reports:
 
     def __call__(self, event: object) -> None:
         """Handle an event."""
-        handler = _HANDLERS.get(type(event))
+        handler = self.HANDLERS.get(type(event))
         if handler is None:
             raise TypeError(f"no handler for {type(event).__name__}")
         handler(self, event)
 
-    @singledispatchmethod
-    def _handle(self, event: object) -> None:
-        raise TypeError(f"no handler for {type(event).__name__}")
-
     # The backend's process
 
-    @_handle.register
     def _backend_ready(self, event: BackendReady) -> None:
         self._metrics.backend_up.labels(event.backend).set(1)
         if event.starts > 1:
             self._metrics.backend_restarts.labels(event.backend).inc()
 
-    @_handle.register
     def _backend_ended(self, event: BackendEnded) -> None:
         self._metrics.backend_up.labels(event.backend).set(0)
         self._metrics.backend_crashes.labels(event.backend, event.diagnosis.how).inc()
         # The failed claim gets an Event of its own; the others need not know which one it was.
         self._record_event(self._node, "BackendDied", f"backend {event.backend}: {event.diagnosis.line}", "Run")
 
-    @_handle.register
     def _backend_start_failed(self, event: BackendStartFailed) -> None:
         self._metrics.backend_up.labels(event.backend).set(0)
         self._record_event(self._node, "BackendStartFailed", f"backend {event.backend}: {event.message}", "Start")
 
-    @_handle.register
     def _backend_refused(self, event: BackendRefused) -> None:
         self._metrics.backend_up.labels(event.backend).set(0)
         if not event.invalid_settings:
@@ -105,34 +97,28 @@ class Reports:
             self._node, "BackendSettings" if event.invalid_settings else "BackendContract", note, "Start"
         )
 
-    @_handle.register
     def _backend_unkillable(self, event: BackendUnkillable) -> None:
         note = (
             f"backend {event.backend}: process {event.pid} cannot be killed; it hangs in the kernel, in a device driver"
         )
         self._record_event(self._node, "BackendUnkillable", note, "Run")
 
-    @_handle.register
     def _backend_slow(self, event: BackendSlow) -> None:
         self._record_event(self._node, "BackendSlow", f"backend {event.backend}: {event.message}", "Run")
 
-    @_handle.register
     def _answer_rejected(self, event: AnswerRejected) -> None:
         self._metrics.backend_violations.labels(event.backend).inc(len(event.violations))
         if event.claim is None:
             note = f"backend {event.backend} violated its contract: " + "; ".join(event.violations)
             self._record_event(self._node, "BackendContract", note, "Run")
 
-    @_handle.register
     def _hints_failed(self, event: HintsFailed) -> None:
         self._record_event(self._node, "BackendHintsFailed", f"backend {event.backend}: {event.message}", "Run")
 
-    @_handle.register
     def _restore_failed(self, event: RestoreFailed) -> None:
         note = f"backend {event.backend}: {event.message}; no claim is served until restore succeeds"
         self._record_event(self._node, "BackendRestoreFailed", note, "Start")
 
-    @_handle.register
     def _quarantine_began(self, event: QuarantineBegan) -> None:
         """Do nothing: OperationFailed with the same text follows."""
 
@@ -146,7 +132,6 @@ class Reports:
 
     # Claims
 
-    @_handle.register
     def _operation_ended(self, event: OperationDone | OperationFailed) -> None:
         operation, error = event.operation.value, event.error if isinstance(event, OperationFailed) else None
         result = self._label(error) if error is not None else "ok"
@@ -164,12 +149,10 @@ class Reports:
                 uid=event.ref.uid,
             )
 
-    @_handle.register
     def _steps_left_over(self, event: StepsLeftOver) -> None:
         note = f"driver {event.driver}: claim {event.ref} has ended, and is not completely undone: {event.reason}"
         self._record_event(self._node, "StepsLeftOver", note, "Unprepare")
 
-    @_handle.register
     def _garbage_collected(self, event: GarbageCollected) -> None:
         failed = bool(event.problem or event.counts.failed)
         self._metrics.sweeps.labels(event.driver, "failed" if failed else "ok").inc()
@@ -181,7 +164,6 @@ class Reports:
         ):
             self._metrics.swept.labels(event.driver, kind).inc(count)
 
-    @_handle.register
     def _unreadable_record(self, event: UnreadableRecord) -> None:
         what = f"driver {self._driver}: the record of claim {event.uid} "
         if event.is_newer:
@@ -198,67 +180,53 @@ class Reports:
 
     # The kubelet
 
-    @_handle.register
     def _registered(self, event: Registered) -> None:
         self._metrics.registered.labels(event.driver).set(1)
 
-    @_handle.register
     def _registration_refused(self, event: RegistrationRefused) -> None:
         self._metrics.registered.labels(event.driver).set(0)
         self._record_event(self._node, "RegistrationRefused", f"driver {event.driver}: {event.message}", "Register")
 
-    @_handle.register
     def _waiting(self, event: Waiting) -> None:
         self._metrics.registered.labels(event.driver).set(0)
 
-    @_handle.register
     def _serving(self, event: Serving) -> None:
         """Do nothing: Registered follows."""
 
-    @_handle.register
     def _stopped(self, event: Stopped) -> None:
         self._metrics.registered.labels(event.driver).set(0)
 
-    @_handle.register
     def _health_streams(self, event: HealthStreams) -> None:
         self._metrics.health_streams.labels(event.driver).set(event.count)
 
     # Slices and the API server
 
-    @_handle.register
     def _slice_written(self, event: SliceWritten) -> None:
         self._metrics.slice_writes.labels(self._driver, event.kind.value).inc()
 
-    @_handle.register
     def _pool_published(self, event: PoolPublished) -> None:
         self._metrics.slices.labels(self._driver).set(event.slices)
 
-    @_handle.register
     def _publish_failed(self, event: PublishFailed) -> None:
         self._metrics.publish_failures.labels(self._driver, event.error.reason).inc()
         self._record_event(self._node, "PublishFailed", f"driver {self._driver}: {event.error}", "Publish")
 
-    @_handle.register
     def _fields_dropped(self, event: FieldsDropped) -> None:
         if event.gates or event.refused:
             self._count_gates(event.gates, withheld=len(event.withheld) + len(event.refused))
         self._record_event(self._node, "FieldsDropped", f"driver {self._driver}: {event}", "Publish")
 
-    @_handle.register
     def _fields_kept(self, event: FieldsKept) -> None:
         self._count_gates((), withheld=0)
 
-    @_handle.register
     def _foreign_slices(self, event: ForeignSlices) -> None:
         self._metrics.foreign_slices.labels(self._driver).set(len(event.slices))
         if event.slices:
             self._record_event(self._node, "ForeignSlices", f"driver {self._driver}: {event}", "Publish")
 
-    @_handle.register
     def _status_written(self, event: StatusWritten) -> None:
         self._metrics.claim_statuses.labels(event.driver, "ok").inc()
 
-    @_handle.register
     def _status_not_written(self, event: StatusNotWritten) -> None:
         self._metrics.claim_statuses.labels(event.driver, "failed").inc()
         note = f"driver {event.driver}: the status of its devices is not written: {event.message}"
@@ -273,7 +241,6 @@ class Reports:
         """Report that the cluster is supported."""
         self._metrics.cluster_unsupported.set(0)
 
-    @_handle.register
     def _watch_failed(self, event: WatchFailed) -> None:
         # Also counted as a request. A refusal lasts until an admin grants the permission, and without a list no slice
         # is written, which nothing else would report.
@@ -281,16 +248,13 @@ class Reports:
             self._metrics.publish_failures.labels(self._driver, event.error.reason).inc()
             self._record_event(self._node, "PublishFailed", f"driver {self._driver}: {event.error}", "Publish")
 
-    @_handle.register
     def _request_done(self, event: RequestDone) -> None:
         self._metrics.requests.labels(event.verb, event.resource, event.status).observe(event.seconds)
 
-    @_handle.register
     def _devices_stale(self, event: DevicesStale) -> None:
         self._metrics.devices_stale.labels(event.driver).set(1)
         self._record_event(self._node, "DevicesStale", f"driver {event.driver}: {event.message}", "Discover")
 
-    @_handle.register
     def _devices_current(self, event: DevicesCurrent) -> None:
         self._metrics.devices_stale.labels(event.driver).set(0)
         note = f"driver {event.driver}: devices are discovered again"
@@ -364,9 +328,42 @@ class Reports:
         action = action[:1].upper() + action[1:]
         self._record(EventRequest(subject=subject, reason=reason, note=note, action=action, warning=warning))
 
-
-# Calling a singledispatchmethod creates a function for each call; its table alone does not.
-_HANDLERS = Reports.__dict__["_handle"].dispatcher.registry
+    HANDLERS: ClassVar[Mapping[type, Callable[[Reports, Any], None]]] = {
+        BackendReady: _backend_ready,
+        BackendEnded: _backend_ended,
+        BackendStartFailed: _backend_start_failed,
+        BackendRefused: _backend_refused,
+        BackendUnkillable: _backend_unkillable,
+        BackendSlow: _backend_slow,
+        AnswerRejected: _answer_rejected,
+        HintsFailed: _hints_failed,
+        RestoreFailed: _restore_failed,
+        QuarantineBegan: _quarantine_began,
+        OperationDone: _operation_ended,
+        OperationFailed: _operation_ended,
+        StepsLeftOver: _steps_left_over,
+        GarbageCollected: _garbage_collected,
+        UnreadableRecord: _unreadable_record,
+        Registered: _registered,
+        RegistrationRefused: _registration_refused,
+        Waiting: _waiting,
+        Serving: _serving,
+        Stopped: _stopped,
+        HealthStreams: _health_streams,
+        SliceWritten: _slice_written,
+        PoolPublished: _pool_published,
+        PublishFailed: _publish_failed,
+        FieldsDropped: _fields_dropped,
+        FieldsKept: _fields_kept,
+        ForeignSlices: _foreign_slices,
+        StatusWritten: _status_written,
+        StatusNotWritten: _status_not_written,
+        WatchFailed: _watch_failed,
+        RequestDone: _request_done,
+        DevicesStale: _devices_stale,
+        DevicesCurrent: _devices_current,
+    }
+    """By the event's exact type: each event of a component has one row."""
 
 
 def claim_subject(ref: ClaimRef) -> Subject:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import singledispatchmethod
 from typing import Any, get_args
 
 import pytest
@@ -17,7 +16,7 @@ from pydra.claims.device_status import DeviceWarning
 from pydra.claims.gc import GarbageCollected, GarbageCounts
 from pydra.claims.preparer_events import ClaimEvent, Operation, OperationDone, OperationFailed
 from pydra.devices import DeviceHealth, HealthStatus, Pool
-from pydra.errors import ClaimError, InvalidConfig, KubeError, Unavailable, Unsupported
+from pydra.errors import ClaimError, InvalidConfig, KubeError, Unavailable, Unsupported, of_call
 from pydra.inventory.health import Published
 from pydra.kube.client import RequestDone
 from pydra.kube.informer import WatchFailed
@@ -67,8 +66,7 @@ EVENTS = kinds(
 
 @pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.__name__)
 def test_every_event_of_every_part_has_a_handler(kind: type) -> None:
-    (handlers,) = (value for value in vars(Reports).values() if isinstance(value, singledispatchmethod))
-    assert kind in handlers.dispatcher.registry
+    assert kind in Reports.HANDLERS
 
 
 def test_an_event_of_nobody_is_a_bug_that_is_not_passed_over(desk: Desk) -> None:
@@ -109,8 +107,7 @@ def test_a_failed_claim_is_counted_by_reason_and_told_on_the_claim(desk: Desk) -
 
 def test_a_backends_own_reasons_are_labels_as_long_as_they_are_few(desk: Desk) -> None:
     for number in range(OWN_REASONS + 3):
-        error = ClaimError("no")
-        error.reason = f"Invented{number}"
+        error = of_call(ClaimError("no"), reason=f"Invented{number}")
         desk.report(OperationFailed(driver=DRIVER, operation=Operation.PREPARE, ref=REF, error=error, seconds=0.01))
     series = f'pydra_claim_operation_duration_seconds_count{{driver="{DRIVER}",operation="prepare",result='
     assert desk.value(f'{series}"Invented0"}}') == desk.value(f'{series}"Invented{OWN_REASONS - 1}"}}') == 1
