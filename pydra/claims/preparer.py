@@ -71,17 +71,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_FETCH_KNOWN_SECONDS = 2.0
+"""The wait for the API server if the record can be used instead."""
+
 
 class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
-    """Deadlines in seconds. `prepare` and `unprepare` count from when earlier work on the claim ended.
-
-    `fetch_known` limits the wait for the API server if the record can be used instead.
-    """
+    """Deadlines in seconds. `prepare` and `unprepare` count from when earlier work on the claim ended."""
 
     prepare: float
     unprepare: float
     fetch: float
-    fetch_known: float = 2.0
 
 
 class Reconciled(Enum):
@@ -663,7 +662,7 @@ class ClaimPreparer:
         ref = work.ref
         known = self._store.records.get(ref.uid)
         is_known = known is not None and known.stage is Stage.COMPLETED
-        deadline = self._deadlines.fetch_known if is_known else self._deadlines.fetch
+        deadline = _FETCH_KNOWN_SECONDS if is_known else self._deadlines.fetch
         try:
             found = await self._client.get(RESOURCE_CLAIMS, ref.name, namespace=ref.namespace, deadline=deadline)
             allocation = parse_allocation(found, ref, self._driver, one_pod=self._one_pod)
