@@ -235,16 +235,23 @@ async def test_the_slices_of_a_driver_whose_service_never_started_are_deleted() 
 
 
 async def test_the_slices_of_a_driver_that_comes_back_in_time_stay() -> None:
-    async with open_world(wipe_after=0.4) as world, running_plugin(world) as plugin, world.kubelet():
+    async with (
+        open_world(wipe_after=0.4) as world,
+        running_plugin(world) as plugin,
+        running_plugin(world, driver="nic.example.com") as other,
+        world.kubelet(),
+    ):
         await world.wait_step(SlicesWiped)
-        await world.wait_step(Registered)
+        await world.wait_until(lambda: registrations(world) == 2)
         await world.make_slice("mine", DRIVER)
+        await world.make_slice("other", "nic.example.com")
         await plugin.stop(registration=False)
         await plugin.start(registration=False)
         claim = await world.make_claim("c")
         await world.make_pod("p", "c")
         await world.wait_until(lambda: plugin.called("prepare") == [(claim,)])
-        await anyio.sleep(0.5)  # the time that the wipe would have taken; nothing tells that it did not come
+        await other.stop(registration=False)  # later, so its slices are deleted after those of the first would be
+        await world.wait_step(SlicesWiped, lambda step: step.driver == "nic.example.com")
         assert await world.slices() == ["mine"]
 
 
