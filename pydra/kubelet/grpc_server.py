@@ -3,7 +3,7 @@
 Written for the kubelet's client, grpc-go: GOAWAY before the end, answers to unknown methods in the form that grpc-go
 understands, as many calls at once as a node has pods, and one write for all that is answered in one event loop
 iteration. grpclib has none of these in its server, so the interfaces below it are used: H2Protocol, AbstractHandler,
-Connection, Stream and Buffer, for which it is pinned below 0.5. Deadlines (`grpc-timeout`) are left to the client,
+Connection and Stream, for which it is pinned below 0.5. Deadlines (`grpc-timeout`) are left to the client,
 which cancels the call. Metadata is not read, messages are not compressed.
 """
 
@@ -22,7 +22,7 @@ import grpclib.protocol
 import msgspec
 from grpclib import GRPCError, Status
 from grpclib.config import Configuration
-from grpclib.protocol import AbstractHandler, Buffer, EventsProcessor, H2Protocol, Stream
+from grpclib.protocol import AbstractHandler, EventsProcessor, H2Protocol, Stream
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
@@ -148,10 +148,12 @@ async def _wait_all(futures: Iterable[asyncio.Future[None]], seconds: float) -> 
 
 
 class Call(Stream):
-    """A call whose request arrives, or that runs."""
+    """A call whose request arrives, or that runs.
+
+    It is its own buffer: grpclib's acknowledges what a task has read, and no task reads a request that is incomplete.
+    """
 
     id: int
-    buffer: Request
     handler: Connection
     path: str
     release: Callable[[], None] | None = None  # takes the call off the connection's list; None once it is off
@@ -160,33 +162,24 @@ class Call(Stream):
     is_answered = False  # the answer's headers are sent
 
     def init_stream(self, stream_id: int, connection: grpclib.protocol.Connection) -> None:
-        """Take the stream's number, and make the buffer for the request."""
+        """Take the stream's number, and begin with an empty request."""
         self.id = stream_id
-        self.buffer = Request(self)
-
-
-# grpclib's own buffer acknowledges what a task has read, and a request is read by no task until it is complete.
-class Request(Buffer):
-    """A call's request, served once it is complete. grpclib's buffer is made for a task that waits for more."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
+        self.buffer = self  # type: ignore[assignment]
         self._body = bytearray()
 
     def add(self, data: bytes, ack_size: int) -> None:
         """Bytes of the request."""
-        call = self._call
-        call.connection.ack(call.id, ack_size)
-        if call.task is None:
+        self.connection.ack(self.id, ack_size)
+        if self.task is None:
             self._body += data
             if int.from_bytes(self._body[1:_PREFIX], "big") > MAX_MESSAGE:
-                call.handler.start(call)  # refused without its rest
+                self.handler.start(self)  # refused without its rest
 
     def eof(self) -> None:
         """The request has ended."""
-        self._call.request_ended = True
-        if self._call.task is None:
-            self._call.handler.start(self._call)
+        self.request_ended = True
+        if self.task is None:
+            self.handler.start(self)
 
     def unacked_size(self) -> int:
         """Return 0: `add` has acknowledged everything."""
@@ -362,7 +355,7 @@ class Connection(H2Protocol, AbstractHandler):
             if method is None:
                 service, _, name = call.path.removeprefix("/").rpartition("/")
                 raise GRPCError(Status.UNIMPLEMENTED, f"unknown method {name} of service {service}")
-            message = call.buffer.parse_message()
+            message = call.parse_message()
             if method.unary is not None:
                 await self._send(call, await method.unary(message))
             elif method.stream is not None:

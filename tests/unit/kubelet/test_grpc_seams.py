@@ -17,7 +17,7 @@ from pydra.kubelet import grpc_server
     ("own", "base", "names"),
     [
         (grpc_server.Call, grpclib.protocol.Stream, ("init_stream",)),
-        (grpc_server.Request, grpclib.protocol.Buffer, ("add", "eof", "unacked_size")),
+        (grpc_server.Call, grpclib.protocol.Buffer, ("add", "eof", "unacked_size")),
         (grpc_server.Http2Connection, grpclib.protocol.Connection, ("ack", "close", "create_stream", "flush")),
         (grpc_server.Connection, grpclib.protocol.H2Protocol, ("connection_lost", "connection_made")),
         (grpc_server.Connection, grpclib.protocol.AbstractHandler, ("accept", "cancel", "close")),
