@@ -106,11 +106,11 @@ def parse_allocation(resource_claim: object, ref: ClaimRef, driver: str, *, one_
     if not devices:
         others = sorted({_quote(result.driver) for result in allocation.results or ()})
         raise NotAllocated(f"claim {ref} has no device of driver {driver}; it has {', '.join(others) or 'none at all'}")
-    pods = tuple(
+    pods = [
         PodRef(uid=consumer.uid, namespace=ref.namespace, name=consumer.name)
         for consumer in status.reserved_for or ()
         if consumer.resource == "pods"
-    )
+    ]
     pod = _find_only_pod(pods, ref, driver) if one_pod else None
     claim = Claim(uid=ref.uid, namespace=ref.namespace, name=ref.name, devices=tuple(devices), pod=pod)
     try:
@@ -124,7 +124,7 @@ def parse_allocation(resource_claim: object, ref: ClaimRef, driver: str, *, one_
             for problem in find_json_problems(config.parameters, "$")
         ]
         raise ClaimError(f"claim {ref}: {'; '.join(problems) or f'status.allocation: {error}'}") from error
-    return Allocation(claim=claim, pods=pods)
+    return Allocation(claim=claim, pods=tuple(pods))
 
 
 def base_request(request: str) -> str:
@@ -143,14 +143,14 @@ def _find_only_pod(pods: Sequence[PodRef], ref: ClaimRef, driver: str) -> PodRef
 
 
 def _parse_devices(allocation: _Devices, ref: ClaimRef, driver: str) -> list[AllocatedDevice]:
-    entries = _own_configs(allocation.config or (), driver)
+    entries = _own_configs(allocation.config, driver) if allocation.config else ()
     devices: list[AllocatedDevice] = []
     for index, result in enumerate(allocation.results or ()):
         if result.driver != driver:
             continue
         if problem := find_device_name_problem(result.request, result.pool, result.device, result.share_id):
             raise ClaimError(f"claim {ref}: status.allocation.devices.results[{index}].{problem}")
-        configs, explicit = _choose_configs(entries, result.request)
+        configs, explicit = _choose_configs(entries, result.request) if entries else ((), ())
         devices.append(
             AllocatedDevice(
                 request=result.request,

@@ -171,29 +171,29 @@ class DeviceIndex:
                             return _refuse(device, use.holder)
         if published is None:
             return None
-        if (short := self._find_short_capacity(claim, published)) is not None:
-            return short
+        for device in claim.devices:
+            if device.consumed_capacity and (short := self._find_short_capacity(device, claim, published)):
+                return short
         if not (consumption := find_consumption(claim, published)):
             return None
         return self._find_short_counter(claim, published, consumption) or self._find_incompatible(
             claim, published, consumption
         )
 
-    def _find_short_capacity(self, claim: Claim, published: Published) -> DeviceInUse | None:
-        """Find a device whose other shares leave too little of a capacity for the claim's."""
-        for device in claim.devices:
-            one = find_published(device, published) if device.consumed_capacity else None
-            if one is None or device.admin_access:
-                continue
-            shares = self._uses.get((device.pool, device.device), {})
-            others = [use for uid, uses in shares.items() if uid != claim.uid for use in uses]
-            mine = [other for other in claim.devices if (other.pool, other.device) == (device.pool, device.device)]
-            for name, amount in device.consumed_capacity.items():
-                total = one.capacity.get(name)
-                users = [use.device for use in others if not use.device.admin_access]
-                used = sum(parse_quantity(other.consumed_capacity.get(name, 0)) for other in (*users, *mine))
-                if others and total is not None and parse_quantity(amount) > 0 and used > parse_quantity(total.value):
-                    return _refuse(device, others[0].holder, f"not enough {name} is left")
+    def _find_short_capacity(self, device: AllocatedDevice, claim: Claim, published: Published) -> DeviceInUse | None:
+        """Return an error if the other shares of a device leave too little of a capacity for the claim's."""
+        one = find_published(device, published)
+        if one is None or device.admin_access:
+            return None
+        shares = self._uses.get((device.pool, device.device), {})
+        others = [use for uid, uses in shares.items() if uid != claim.uid for use in uses]
+        mine = [other for other in claim.devices if (other.pool, other.device) == (device.pool, device.device)]
+        for name, amount in device.consumed_capacity.items():
+            total = one.capacity.get(name)
+            users = [use.device for use in others if not use.device.admin_access]
+            used = sum(parse_quantity(other.consumed_capacity.get(name, 0)) for other in (*users, *mine))
+            if others and total is not None and parse_quantity(amount) > 0 and used > parse_quantity(total.value):
+                return _refuse(device, others[0].holder, f"not enough {name} is left")
         return None
 
     def _find_short_counter(

@@ -84,7 +84,7 @@ def decide_prepare(
     if isinstance(asked, PydraError):
         # No answer of the API server: what was prepared stays valid, since a claim that is in use cannot change.
         return ReuseRecord(record) if record is not None and is_usable and is_unanswered(asked) else Refuse(asked)
-    if published is not None:
+    if published is not None and [device for device in asked.devices if device.consumed_capacity]:
         asked = adopt_capacity_names(asked, published)
     if record is not None and is_usable and has_same_devices(record.claim, asked) and record.claim.pod == asked.pod:
         return ReuseRecord(record)

@@ -275,7 +275,10 @@ class ClaimPreparer:
             # Not cancelled: a backend that is stopped halfway would have to undo at the same moment.
             if before is not None and before.task is not None:
                 await asyncio.wait((before.task,))
-            outcome = await self._guard(work)
+            try:
+                outcome = await work.carry_out(work)
+            except Exception as error:  # noqa: BLE001 - one of the two boundaries: an error affects only its own claim
+                outcome = self._note_failure(work, error)
             if not work.answer.done():
                 work.answer.set_result(outcome)
             if operation is not None:
@@ -286,23 +289,23 @@ class ClaimPreparer:
             if self._work.get(ref.uid) is work:
                 del self._work[ref.uid]
 
-    async def _guard(self, work: _Work) -> Any:
-        """Return any exception as an error of this claim, so others are not affected."""
-        try:
-            return await work.carry_out(work)
-        except PydraError as error:
-            if isinstance(error, DeviceInUse):
-                self.conflict.set()
-            details = error.details if isinstance(error, BackendError) and not error.logged else ""
-            fields = {"reason": error.reason, **work.fields, **({"details": details} if details else {})}
-            _log.warning("%s", error, extra={"fields": fields})
-            return error
-        except Exception as error:  # noqa: BLE001 - one of the two boundaries
-            _log.exception("internal error in pydra; the next attempt or garbage collection undoes what was started")
+    def _note_failure(self, work: _Work, error: Exception) -> PydraError:
+        """Log why the work failed; return the error for the claim."""
+        if not isinstance(error, PydraError):
+            _log.error(
+                "internal error in pydra; the next attempt or garbage collection undoes what was started",
+                exc_info=error,
+            )
             what = f"{type(error).__name__}: {error}"
             return InternalError(
                 f"claim {work.ref}: internal error in pydra ({what}); the agent's log has the traceback"
             )
+        if isinstance(error, DeviceInUse):
+            self.conflict.set()
+        details = error.details if isinstance(error, BackendError) and not error.logged else ""
+        fields = {"reason": error.reason, **work.fields, **({"details": details} if details else {})}
+        _log.warning("%s", error, extra={"fields": fields})
+        return error
 
     def _build_event(self, work: _Work, operation: Operation, outcome: object) -> ClaimEvent:
         seconds = self._clock() - work.began

@@ -76,11 +76,12 @@ def format_text(record: logging.LogRecord, *, colours: bool = False) -> bytes:
 
 def format_json(record: logging.LogRecord) -> bytes:
     """Format JSON: `time` (RFC 3339, UTC), `level`, `logger`, `message`, the call's fields, `traceback` if any."""
+    text = record.getMessage()
     line: dict[str, Any] = {
         "time": f"{_utc_time(int(record.created))}.{int(record.msecs):03d}Z",
         "level": record.levelname.lower(),
         "logger": record.name,
-        "message": cut(record.getMessage(), MAX_TEXT),
+        "message": text if len(text) <= MAX_TEXT else cut(text, MAX_TEXT),
     }
     line.update(_fields(record))
     if record.exc_info:
