@@ -219,6 +219,7 @@ class Demo:
         with self._scope, make_root() as root:
             async with self._serve_page():
                 code = await self._repeat(root)
+            self._printer.summarize()
         return code
 
     async def _repeat(self, root: str) -> int:

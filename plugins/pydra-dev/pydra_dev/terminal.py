@@ -137,6 +137,7 @@ class Printer:
         """Count from zero."""
         self._start = self._clock()
         self._failures: Counter[tuple[str, ...]] = Counter()
+        self._first: list[tuple[tuple[str, ...], Paragraph]] = []
 
     def say(self, paragraph: Paragraph) -> None:
         """Print it."""
@@ -154,6 +155,17 @@ class Printer:
         self._failures[key] += 1
         count = self._failures[key]
         if count == 1:
+            self._first.append((key, paragraph))
             self.say(paragraph)
         elif count & (count - 1) == 0 and count.bit_length() % 2:
             self.say(Paragraph(headline=f"{paragraph.headline}, for the {count}th time with the same error"))
+
+    def summarize(self) -> None:
+        """Print what has failed once more, in short, and how often; nothing if nothing has."""
+        lines = []
+        for key, paragraph in self._first:
+            count = self._failures[key]
+            lines.append(paragraph.headline.rstrip(":") + (f", {count} times" if count > 1 else ""))
+            lines += [f"  {line}" for line in paragraph.details[-1:]]  # of a traceback, the error
+        if lines:
+            self.say(Paragraph(headline=f"problems: {len(self._first)}", details=tuple(lines)))

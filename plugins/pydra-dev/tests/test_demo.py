@@ -109,13 +109,14 @@ async def test_the_life_of_one_pod_is_shown_until_nothing_of_it_is_left() -> Non
     assert not glob.glob(root.group(1))
 
 
-async def test_a_pod_that_keeps_failing_ends_the_demo_and_the_reason_is_told_once(tmp_path: Path) -> None:
+async def test_a_pod_that_keeps_failing_ends_the_demo_and_the_reason_is_told_twice(tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text("faults: [{call: prepare, do: refuse, message: not today}]")
     code, text = await tell(scenario=str(scenario), once=True)
     assert code == 1
     assert "FAILED: pod default/sample has failed 3 times" in text
-    assert text.count("not today") == 1
+    told, _, summary = text.partition("problems: ")
+    assert (told.count("not today"), summary.count("not today")) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -384,15 +385,22 @@ def test_a_reader_who_has_read_enough_ends_the_demo_without_a_traceback() -> Non
         assert process.stderr.read() == b""
 
 
-def test_a_failure_that_repeats_is_counted() -> None:
+def test_a_failure_that_repeats_is_counted_and_said_once_more_at_the_end() -> None:
     said: list[str] = []
     printer = Printer(said.append, lambda: 0.0)
+    printer.summarize()
+    assert not said
     for number in range(70):
         key = f"thread 0x{number:012x} failed after {number / 10} s"
         printer.say_failure((key,), Paragraph(headline="it failed", details=("because",)))
     first, *more = said
     assert "because" in first
     assert [line.split(", ")[-1] for line in more] == [f"for the {n}th time with the same error" for n in (4, 16, 64)]
+    printer.say_failure(("another",), Paragraph(headline="another failed:", details=("Traceback", "RuntimeError: x")))
+    printer.summarize()
+    headline, *lines = said[-1].splitlines()
+    assert headline.endswith("problems: 2")
+    assert [line.strip() for line in lines] == ["it failed, 70 times", "because", "another failed", "RuntimeError: x"]
 
 
 def test_what_the_backend_says_and_tracebacks_are_told_of_the_agents_log() -> None:
