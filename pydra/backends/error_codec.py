@@ -18,6 +18,7 @@ from types import TracebackType
 
 import msgspec
 
+from pydra.backends.constructor_errors import explain_constructor
 from pydra.errors import (
     BackendError,
     ClaimError,
@@ -118,8 +119,12 @@ def build_fault(error: BaseException) -> Fault:
             kind = FaultKind.CLAIM if all(getattr(one, "retryable", True) for one in leaves) else FaultKind.TERMINAL
             return Fault(kind=kind, message=_clip("; ".join(map(_text, leaves)), MAX_MESSAGE), traceback=trace)
         case _:
-            message = "; ".join(f"{type(one).__name__}: {_text(one)}".removesuffix(": ") for one in leaves)
+            message = "; ".join(map(_describe, leaves))
             return Fault(kind=FaultKind.BACKEND, message=_clip(message, MAX_MESSAGE), traceback=trace)
+
+
+def _describe(error: BaseException) -> str:
+    return explain_constructor(error) or f"{type(error).__name__}: {_text(error)}".removesuffix(": ")
 
 
 def _build_claim_fault(error: ClaimError) -> Fault:

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pydra
+from pydra import Device
 from pydra.backends.error_codec import (
     MAX_MESSAGE,
     MAX_TRACEBACK,
@@ -178,6 +180,42 @@ def test_the_traceback_of_an_unexpected_error_reaches_the_log() -> None:
         error = cross(raised)
     assert isinstance(error, BackendError)
     assert "test_the_traceback_of_an_unexpected_error_reaches_the_log" in error.details
+
+
+def call_wrongly(kind: str) -> object:
+    match kind:
+        case "unknown":
+            return pydra.NodeAllocatable(
+                per_pot=1,  # type: ignore[call-arg]
+            )
+        case "missing":
+            return Device()  # type: ignore[call-arg]
+        case "unnamed":
+            return [Device("gpu-0") for _ in (1,)]  # type: ignore[call-arg]
+        case "function":
+            return pydra.ContainerEdits().with_env("A")  # type: ignore[call-arg]
+        case _:
+            raise TypeError("Missing required argument 'name'")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            "unknown",
+            "NodeAllocatable has no field 'per_pot' (did you mean \"per_pod\"?); its fields are capacity, multiplier, "
+            "per_pod, per_container",
+        ),
+        ("missing", "Device needs a value for 'name'; its fields are name, attributes, "),
+        ("unnamed", "Device takes fewer arguments without a name: write Device(name=...); its fields are name, "),
+        ("function", "TypeError: ContainerEdits.with_env() missing 1 required positional argument: 'value'"),
+        ("somebody else's", "TypeError: Missing required argument 'name'"),
+    ],
+)
+def test_a_wrong_call_of_a_constructor_names_the_class_and_its_fields(kind: str, message: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        call_wrongly(kind)
+    assert build_fault(caught.value).message.startswith(message)
 
 
 def test_an_error_that_a_backend_expected_has_no_traceback() -> None:
