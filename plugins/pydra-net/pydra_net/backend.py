@@ -16,9 +16,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pydra import Claim, ClaimError, HeldClaim, Inventory, Plan, PreparedDevice, PydraError
+from pydra import Claim, ClaimError, Device, HeldClaim, Inventory, Plan, PreparedDevice, PydraError
 from pydra_net.claim_plan import check_offered, list_with_ethtool, plan_claim
 from pydra_net.device_status import build_status, build_statuses
+from pydra_net.devices import DRIVER
 from pydra_net.hardware_reader import HardwareReader, Node
 from pydra_net.held_claims import list_of_pod
 from pydra_net.inventory import build_inventory
@@ -57,6 +58,7 @@ class NetBackend:
     ) -> None:
         self._held = held
         self._settings = settings
+        self._selects = _build_filter(settings.filter)
         self._reader = HardwareReader(tree, kernel, host, settings)
         self._appliers = StepAppliers(kernel, host, self._reader.has_function)
         self._sandboxes = Sandboxes(kernel)
@@ -319,6 +321,7 @@ class NetBackend:
             self._reader.read_hardware,
             self._reader.find_pci_address,
             problem,
+            selects=self._selects,
         )
         attached = self._sandboxes.list_attached()
         return replace(
@@ -331,3 +334,12 @@ class NetBackend:
             async with asyncio.timeout(_PATIENCE):
                 await self.runtime.wait_synchronized()
         self.runtime.require_synchronized()
+
+
+def _build_filter(expression: str) -> Callable[[Device], bool]:
+    if not expression:
+        return lambda _: True
+    from pydra_net.device_filter import DeviceFilter  # noqa: PLC0415 - see the settings
+
+    compiled = DeviceFilter(expression)
+    return lambda device: compiled.selects(DRIVER, device)

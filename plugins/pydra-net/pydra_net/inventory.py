@@ -46,8 +46,10 @@ def build_inventory(
     read_hardware: Callable[[str], Hardware],
     find_pci_address: Callable[[Link], str],
     problem: str = "",
+    *,
+    selects: Callable[[Device], bool] = lambda _: True,
 ) -> Inventory:
-    """Return the interfaces that claims can have, those that are in pods included.
+    """Return the interfaces that claims can have, those that are in pods included, if the admin selects them.
 
     With a problem, none can be moved now.
     """
@@ -73,7 +75,7 @@ def build_inventory(
             hardware = read_hardware(give.pci_address) if give.pci_address else None
             attributes = dict(_build_attributes(give.before, hardware, 0, None))
             found[give.device] = Device(name=give.device, attributes=attributes, health=trouble or Health())
-    return Inventory(devices=tuple(device for _, device in sorted(found.items())))
+    return Inventory(devices=tuple(device for _, device in sorted(found.items()) if selects(device)))
 
 
 def diagnose(link: Link, *, is_shared: bool = False) -> Health:

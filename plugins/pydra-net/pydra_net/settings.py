@@ -44,6 +44,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The names of interfaces that are not offered, such as those of the pod network."""
     exclude_types: str = "veth"
     """The types of interfaces that are not offered, such as `veth,dummy`; hardware has the type `device`."""
+    filter: str = ""
+    """A CEL expression over the attributes of `device`, as in a DeviceClass, such as
+    `device.attributes["dra.net"].?linkSpeedMbps.orValue(0) >= 10000`. Interfaces for which it is not true are not
+    offered, nor those that the settings above exclude."""
     shared: str = ""
     """The names of interfaces that stay on the node and are offered in shares, such as `eth1,bond*`: each claim gets a
     virtual interface (macvlan, ipvlan or VLAN) on one. An interface that the node itself needs, or that is excluded, is
@@ -52,7 +56,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The addresses of the Node object: an interface that has one is not offered. The chart sets it."""
 
     def __post_init__(self) -> None:
-        """Refuse addresses that cannot be read."""
+        """Refuse addresses that cannot be read, and expressions that cannot be compiled."""
+        if self.filter:
+            # 6 MB, which most nodes do not need.
+            from pydra_net.device_filter import DeviceFilter, InvalidFilter  # noqa: PLC0415
+
+            try:
+                DeviceFilter(self.filter)
+            except InvalidFilter as error:
+                raise ValueError(f"filter: {error}") from error
         for address in split(self.node_addresses):
             try:
                 ipaddress.ip_address(address)

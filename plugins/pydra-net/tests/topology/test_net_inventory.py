@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from pydra import Device, HealthStatus
-from pydra_net.devices import name_device
+from pydra_net.device_filter import DeviceFilter
+from pydra_net.devices import DRIVER, name_device
 from pydra_net.hardware_reader import HardwareReader
 from pydra_net.hardware_types import Address, Link, Reading
 from pydra_net.inventory import build_inventory
@@ -25,7 +27,14 @@ def publish(root: Path, reading: Reading | None = None, **settings: str) -> dict
         MACHINE.write(root)
     kernel = SimulatedKernel({HOST: reading or MACHINE.build()})
     reader = HardwareReader(Tree(Roots(sys=f"{root}/sys")), kernel, kernel.open(HOST), Settings(**settings))
-    inventory = build_inventory(reader.read(), (), reader.read_hardware, reader.find_pci_address)
+    chosen = DeviceFilter(settings.get("filter", "true"))
+    inventory = build_inventory(
+        reader.read(),
+        (),
+        reader.read_hardware,
+        reader.find_pci_address,
+        selects=lambda device: chosen.selects(DRIVER, device),
+    )
     return {device.name: device for device in inventory.devices}
 
 
@@ -66,11 +75,30 @@ def test_devices_have_the_names_and_attributes_of_dranet(tmp_path: Path) -> None
         ({"exclude": "eth*"}, {"dummy0"}),
         ({"exclude_types": "device"}, {"dummy0"}),
         ({"exclude_types": "dummy", "interfaces": "eth[34]"}, {"eth3", "eth4"}),
+        ({"filter": 'device.attributes["dra.net"].type != "dummy"', "exclude": "eth[234]"}, {"eth1"}),
+        ({"filter": 'device.attributes["dra.net"].rdmaDevice.matches("_[12]$")'}, {"eth1", "eth2"}),
+        (
+            {"filter": 'device.attributes["resource.kubernetes.io"].?numaNode.orValue(9) > 0'},
+            {"dummy0", "eth3", "eth4"},
+        ),
         ({"node_addresses": "10.0.3.1, 10.0.4.1", "exclude_types": "dummy"}, {"eth3", "eth4"}),
     ],
 )
 def test_the_admin_chooses_what_is_offered(settings: dict[str, str], offered: set[str], tmp_path: Path) -> None:
     assert {device.attributes["ifName"] for device in publish(tmp_path, **settings).values()} == offered
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("device.attributes[", "filter: cannot be compiled: <input>:1:19: Syntax error"),
+        ("nic == 'eth1'", "filter: cannot be compiled: <input>:1:1: undeclared reference to 'nic'"),
+        ("device.attributes['dra.net'].size()", "filter: found an expression of type int; it must be a bool"),
+    ],
+)
+def test_an_expression_that_cannot_select_is_refused_with_the_settings(expression: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Settings(filter=expression)
 
 
 @pytest.mark.parametrize(
