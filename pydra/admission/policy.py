@@ -162,6 +162,10 @@ def _header(kinds: list[str]) -> str:
     both = '"%s/%s".format([config.parameters["apiVersion"], config.parameters["kind"]])'
     pair = let("pair", both, choose(f"pair in [{listed}]", NOTHING, unknown))
     check = choose('"apiVersion" in config.parameters && "kind" in config.parameters', pair, gather(absent))
+    if versions := [kind[:-1] for kind in named if kind.endswith("/")]:
+        listed = ", ".join(map(quote, versions))
+        without = f'!("kind" in config.parameters) && config.parameters.?apiVersion.orValue("") in [{listed}]'
+        check = choose(without, NOTHING, check)
     if "" not in kinds:
         return check
     return choose('!("apiVersion" in config.parameters) && !("kind" in config.parameters)', NOTHING, check)

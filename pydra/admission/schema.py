@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from pydra.admission.config_types import KnownBackend
+from pydra.backends.claim_config import build_header, describe_kinds
 from pydra.errors import BackendError, SettingsError
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -41,7 +42,7 @@ def build_schema(backend: KnownBackend, *, kind: str = "") -> dict[str, Any]:
 def _choose(backend: KnownBackend, kind: str) -> list[str]:
     kinds = sorted(backend.types)
     found = [one for one in kinds if not kind or kind in (one, one.rpartition("/")[2])]
-    listed = ", ".join(one or "one without apiVersion and kind" for one in kinds) or "none, it takes no configuration"
+    listed = describe_kinds(kinds)
     if not found:
         wanted = f"no config of kind {kind}" if kind else "no config"
         raise SettingsError([f"backend {backend.name} has {wanted}; its kinds: {listed}"])
@@ -77,8 +78,7 @@ def _close_keyword(key: str, value: Any) -> Any:
 def _head(kind: str, root: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
     """Return the object of one kind, with its apiVersion and kind before its own fields."""
     body = definitions[root["$ref"].rpartition("/")[2]]
-    api_version, _, word = kind.rpartition("/")
-    header = {"apiVersion": {"const": api_version}, "kind": {"const": word}} if kind else {}
+    header = {name: {"const": value} for name, value in build_header(kind).items()}
     properties = {**header, **{name: one for name, one in body.get("properties", {}).items() if name not in header}}
     required = [*header, *(name for name in body.get("required", ()) if name not in header)]
     return {**body, "properties": properties, "required": required}

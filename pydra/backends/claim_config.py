@@ -18,7 +18,9 @@ from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
 from pydra.errors import InvalidConfig, suggest
 
 ConfigTypes = Mapping[str, type[Any]]
-"""From `"group/version/Kind"` to the Struct of that kind; `""` is that of parameters with neither header."""
+"""From `"group/version/Kind"` to the Struct of that kind; `"version/"` is that of parameters without `kind`,
+`""` that of those with neither header.
+"""
 
 ConfigCheck = Callable[[Any], Iterable[str]]
 """Yields what a backend's settings do not allow in a decoded config; each problem begins with the field's path."""
@@ -100,9 +102,15 @@ def _convert(parameters: Mapping[str, Any], types: ConfigTypes) -> Any:
 
 def describe_kinds(types: Iterable[str]) -> str:
     """Return what a message calls the allowed kinds."""
-    named = ", ".join(sorted(filter(None, types)))
+    named = ", ".join(f"{one[:-1]} without kind" if one.endswith("/") else one for one in sorted(filter(None, types)))
     without = "neither of both" if "" in types else ""
     return ", or ".join(filter(None, (named, without))) or "none, this backend takes no configuration"
+
+
+def build_header(kind: str) -> dict[str, str]:
+    """Return `apiVersion` and `kind` of parameters of this kind, as far as they have them."""
+    version, _, name = kind.rpartition("/")
+    return {key: value for key, value in zip(_HEADER, (version, name), strict=True) if value}
 
 
 def _kind_of(parameters: Mapping[str, Any]) -> str:

@@ -14,7 +14,8 @@ Beside the coroutines it may have:
 
 - `DRIVER: str`, the driver name in the API, such as `gpu.example.com`;
 - `CONFIG_TYPES: Mapping[str, type]`, from `"group/version/Kind"` to the msgspec Struct that opaque
-  parameters of that kind are decoded into, strictly; `""` is for parameters with neither, as older drivers have them;
+  parameters of that kind are decoded into, strictly; `"version/"` is for parameters without `kind`, and `""` for those
+  with neither, as older drivers have them;
 - `STEP_TYPES: Sequence[type]`, frozen msgspec Structs with a string `tag` each, if its plans consist of steps;
 - `DEVICE_CLASSES: Mapping[str, Mapping]`, from the name of a DeviceClass to its spec, for the chart;
 - `SURVIVES_REBOOT = True`, if the hardware keeps across a reboot of the node what `prepare` did to it;

@@ -198,9 +198,9 @@ def _config_type_violations(types: Any) -> Iterator[str]:
         yield f"CONFIG_TYPES is a {type(types).__name__}; it must map apiVersion/kind to a msgspec Struct"
         return
     for kind, config_type in types.items():
-        is_named = isinstance(kind, str) and kind.count("/") in (1, 2) and all(kind.split("/"))
+        is_named = isinstance(kind, str) and kind.count("/") in (1, 2) and all(kind.removesuffix("/").split("/"))
         if not is_named and kind != "":
-            yield f'CONFIG_TYPES has the key {kind!r}; it must read "group/version/Kind", or be empty'
+            yield f'CONFIG_TYPES has the key {kind!r}; it must read "group/version/Kind", "version/", or be empty'
         if not (isinstance(config_type, type) and issubclass(config_type, msgspec.Struct)):
             yield f"CONFIG_TYPES[{kind!r}] is not a msgspec Struct"
             continue

@@ -19,6 +19,7 @@ from typing import Any
 import anyio
 
 from pydra.backends.child.conformance_main import VARIABLE
+from pydra.backends.claim_config import build_header
 from pydra.backends.discovery import BackendSource, choose_backend, extend_module_path, find_backend, variable_prefix
 from pydra.backends.error_codec import MAX_REASON, is_reason
 from pydra.backends.supervisor import BackendSupervisor
@@ -452,9 +453,7 @@ class _Run:
         return []
 
     async def _misspelt(self, kind: str) -> list[str]:
-        api_version, _, name = kind.rpartition("/")
-        header = {"apiVersion": api_version, "kind": name} if kind else {}
-        parameters = {**header, "pydraNoSuchField": 1}
+        parameters = {**build_header(kind), "pydraNoSuchField": 1}
         config = OpaqueConfig(source="FromClaim", position="config[0]", parameters=parameters)
         claim = self._session.claim(f"misspelt-{kind}", Device(name=ABSENT), (config,))
         try:

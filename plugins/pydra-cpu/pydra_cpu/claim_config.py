@@ -5,6 +5,11 @@
     cores: whole
     spread: cache
 
+or, as Kubernetes' own driver has it,
+
+    apiVersion: v1alpha1
+    cpuConfig: {cpuset: 2-5}
+
 Decoded strictly, in the backend and in the webhook alike.
 """
 
@@ -15,6 +20,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from pydra import AllocatedDevice, InvalidConfig
 from pydra_cpu.cpu_list import format_cpu_list, parse_cpu_list
 from pydra_cpu.settings import Settings
 
@@ -44,11 +50,40 @@ class CpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("cpuset excludes cores and spread: it says which CPUs")
 
 
-CONFIG_TYPES = {f"{GROUP_VERSION}/CpuConfig": CpuConfig}
+class ExactCpus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What Kubernetes' own driver lets a scheduler say."""
+
+    cpuset: CpuList
+    """Exactly these CPUs."""
+
+    def __post_init__(self) -> None:
+        """Refuse a list that is not in ascending order."""
+        parse_cpu_list(self.cpuset)
 
 
-def check_config(config: CpuConfig, settings: Settings) -> Iterator[str]:
+class DraDriverConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The configuration of Kubernetes' own driver, of claims that a scheduler has given exact CPUs."""
+
+    cpu_config: ExactCpus = msgspec.field(name="cpuConfig")
+    """Which CPUs."""
+
+
+CONFIG_TYPES = {f"{GROUP_VERSION}/CpuConfig": CpuConfig, "v1alpha1/": DraDriverConfig}
+
+
+def find_config(device: AllocatedDevice) -> CpuConfig:
+    """The configuration of a claim's device. Raises InvalidConfig if it has one of both types."""
+    own, theirs = device.config(CpuConfig), device.config(DraDriverConfig)
+    if own is not None and theirs is not None:
+        raise InvalidConfig([f"request {device.request}: found CpuConfig and cpuConfig; remove one of them"])
+    return CpuConfig(cpuset=theirs.cpu_config.cpuset) if theirs is not None else own or CpuConfig()
+
+
+def check_config(config: CpuConfig | DraDriverConfig, settings: Settings) -> Iterator[str]:
     """Yield what the settings do not allow: reserved CPUs."""
-    reserved = parse_cpu_list(config.cpuset or "") & settings.reserved
+    path, cpuset = (
+        ("cpuset", config.cpuset) if isinstance(config, CpuConfig) else ("cpuConfig.cpuset", config.cpu_config.cpuset)
+    )
+    reserved = parse_cpu_list(cpuset or "") & settings.reserved
     if reserved:
-        yield f'cpuset: found "{config.cpuset}", of which {format_cpu_list(reserved)} is reserved for the system'
+        yield f'{path}: found "{cpuset}", of which {format_cpu_list(reserved)} is reserved for the system'

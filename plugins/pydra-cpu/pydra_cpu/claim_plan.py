@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from pydra import AllocatedDevice, Claim, ClaimError, HeldClaim, UnknownDevice, parse_quantity
-from pydra_cpu.claim_config import CpuConfig
+from pydra_cpu.claim_config import CpuConfig, find_config
 from pydra_cpu.cpu_list import format_cpu_list, parse_cpu_list
 from pydra_cpu.cpu_selection import first_of_cores, keep_whole_cores, select_cpus, select_evenly
 from pydra_cpu.devices import CAPACITY, list_devices
@@ -95,7 +95,7 @@ def _list_taken(held: Sequence[HeldClaim]) -> dict[int, str]:
 
 
 def _plan_device(device: AllocatedDevice, cpus: tuple[Cpu, ...], taken: Mapping[int, str], topology: Topology) -> Share:
-    config = device.config(CpuConfig) or CpuConfig()
+    config = find_config(device)
     count = _count(device, cpus)
     free = [cpu for cpu in cpus if cpu.id not in taken]
     if config.cpuset is not None:

@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from enum import Enum
 from types import FrameType
@@ -32,7 +32,7 @@ from msgspec.structs import replace
 from pydra.backends.child.calls import CallServer
 from pydra.backends.child.claim_values import BackendTypes
 from pydra.backends.child.main import main
-from pydra.backends.claim_config import ConfigCheck, find_config_problems
+from pydra.backends.claim_config import ConfigCheck, build_header, find_config_problems
 from pydra.backends.wire import Call, Method, ToAgent, ToBackend
 
 VARIABLE = "PYDRA_OBSERVED"
@@ -371,8 +371,7 @@ def _name_descriptors() -> Iterator[str]:
 
 def _try_config_type(kind: str, config_type: type[Any], check: ConfigCheck | None) -> Observation:
     """Return for which values of single fields the type's own rules fail, and which fields take any value."""
-    api_version, _, name = kind.rpartition("/")
-    header: Mapping[str, Any] = {"apiVersion": api_version, "kind": name} if kind else {}
+    header, name = build_header(kind), kind.rpartition("/")[2]
     failing, untyped = [], []
     for field in config_type.__struct_encode_fields__:
         refused = 0

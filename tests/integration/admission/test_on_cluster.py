@@ -81,7 +81,7 @@ def without_guesses(problems: tuple[str, ...]) -> str:
     return re.sub(r' \(did you mean "[^"]*"\?\)', "", text)
 
 
-@pytest.mark.parametrize("backend", ["sim", "nvidia", "net"])
+@pytest.mark.parametrize("backend", ["cpu", "sim", "nvidia", "net"])
 async def test_the_policy_says_what_the_decoder_says(api_server: ApiHandle, backend: str) -> None:
     async with (
         api_server.connect() as client,

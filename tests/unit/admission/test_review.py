@@ -82,9 +82,9 @@ def test_one_fault_that_is_longer_is_told_whole() -> None:
     assert build_message(("x" * 20_000,)) == "x" * 20_000
 
 
-SIM, NVIDIA, NET = map(read_backend, ("sim", "nvidia", "net"))
-DRIVERS = {one.driver: one for one in (SIM, NVIDIA, NET)}
-BY_NAME = {"sim": SIM, "nvidia": NVIDIA, "net": NET}
+CPU, SIM, NVIDIA, NET = map(read_backend, ("cpu", "sim", "nvidia", "net"))
+DRIVERS = {one.driver: one for one in (CPU, SIM, NVIDIA, NET)}
+BY_NAME = {"cpu": CPU, "sim": SIM, "nvidia": NVIDIA, "net": NET}
 PREFIXES = {
     "resourceclaims": "spec.devices.config",
     "resourceclaimtemplates": "spec.spec.devices.config",

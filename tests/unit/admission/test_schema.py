@@ -186,7 +186,7 @@ TWO = {"k.example.com/v1/Keyword": Keyword, "k.example.com/v2/Keyword": Keyword}
 @pytest.mark.parametrize(
     ("types", "kind", "problem"),
     [
-        ({}, "", "backend k has no config; its kinds: none, it takes no configuration"),
+        ({}, "", "backend k has no config; its kinds: none, this backend takes no configuration"),
         (TWO, "Key", f"backend k has no config of kind Key; its kinds: {', '.join(TWO)}"),
         (TWO, "Keyword", f"backend k has Keyword in several versions, name one: {', '.join(TWO)}"),
     ],

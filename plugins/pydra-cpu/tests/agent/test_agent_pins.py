@@ -12,7 +12,7 @@ import anyio
 import pytest
 import yaml
 
-from pydra.kube.api_resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIM_TEMPLATES
+from pydra.kube.api_resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
 from pydra_cpu import DEVICE_CLASSES as CLASSES
 from pydra_cpu import DRIVER
 from pydra_cpu.devices import CAPACITY
@@ -59,11 +59,18 @@ class Node:
             template["spec"]["spec"]["devices"]["requests"][0]["exactly"]["capacity"]["requests"][CAPACITY] = "1"
             del pod["spec"]["containers"][0]["resources"]["requests"]
         await self.node.client.create(RESOURCE_CLAIM_TEMPLATES, template, namespace=NAMESPACE)
+        return await self.run_pod(pod)
+
+    async def run_pod(self, pod: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+        """The environment of each container of a new pod, once it runs."""
         await self.node.client.create(PODS, pod, namespace=NAMESPACE)
         with anyio.fail_after(DEADLINE):
-            while PodRunning(pod=f"{NAMESPACE}/pinned") not in self._steps:  # noqa: ASYNC110 - in other processes
+            running = PodRunning(pod=f"{NAMESPACE}/{pod['metadata']['name']}")
+            while running not in self._steps:  # noqa: ASYNC110 - in other processes
                 await anyio.sleep(0.02)
-        return {one.container: tuple(one.after.env) for one in self._steps if isinstance(one, ContainerCreated)}
+        names = {one["name"] for one in pod["spec"]["containers"]}
+        created = [one for one in self._steps if isinstance(one, ContainerCreated) and one.container in names]
+        return {one.container: tuple(one.after.env) for one in created}
 
     async def create(self, name: str, env: tuple[str, ...]) -> str:
         """The CPUs of a new container."""
@@ -72,10 +79,10 @@ class Node:
 
 
 @asynccontextmanager
-async def serve(**options: Any) -> AsyncIterator[Node]:
+async def serve(*, cores: int = 4, **options: Any) -> AsyncIterator[Node]:
     steps: list[Step] = []
     with tempfile.TemporaryDirectory(prefix="cpu") as root:
-        Machine(cores=4).write(Path(root))
+        Machine(cores=cores).write(Path(root))
         async with run_node(steps.append, **options) as embedded:
             for name, spec in CLASSES.items():
                 await embedded.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
@@ -95,6 +102,72 @@ async def test_a_prepared_claim_has_its_cpus_also_after_the_agent_was_killed() -
             assert await node.create("again", env["pinned"]) == "0-1"
             with pytest.raises(OperationFailed, match="which is not what claim default/pinned-cpus-"):
                 await node.create("forged", tuple(one.replace("=0-1", "=0-3") for one in env["pinned"]))
+
+
+def build_pod(name: str, claims: dict[str, str], *, counted: int = 0, **pod: Any) -> dict[str, Any]:
+    """A pod with a container for each claim, and one without; the number of CPUs as request and limit of the first."""
+    amounts = {"cpu": str(counted), "memory": "2Gi"} if counted else {"memory": "2Gi"}
+    containers: list[dict[str, Any]] = [
+        {
+            "name": f"{name}-{number}",
+            "image": "registry.k8s.io/pause:3.9",
+            "resources": {"requests": amounts, "limits": amounts, "claims": [{"name": reference}]},
+        }
+        for number, reference in enumerate(claims, 1)
+    ]
+    containers.append({"name": f"{name}-sidecar", "image": "registry.k8s.io/pause:3.9"})
+    uses = [{"name": reference, "resourceClaimName": claim} for reference, claim in claims.items()]
+    return {"metadata": {"name": name}, "spec": {**pod, "containers": containers, "resourceClaims": uses}}
+
+
+TEN, FOUR = ({"capacity": {"requests": {CAPACITY: amount}}} for amount in ("10", "4"))
+EXACT = {"apiVersion": "v1alpha1", "cpuConfig": {"cpuset": "2-5"}}
+BOTH = {"container1-claim": "first", "container2-claim": "second"}
+
+
+@pytest.mark.parametrize(
+    ("group_by", "requests", "config", "pod", "cpus"),
+    [
+        (
+            "numaNode",
+            (TEN,),
+            (),
+            build_pod("pod-cpu-dra-claim", {"pod-cpu-claim-ref": "first"}, counted=10),
+            ["0-9", "10-15"],
+        ),
+        (
+            "numaNode",
+            (TEN, FOUR),
+            (),
+            build_pod("pod-with-pod-level-resources", BOTH, resources={"requests": {"cpu": "16"}}),
+            ["0-9", "10-13", "14-15"],
+        ),
+        ("cpu", ({"count": 4}, {"count": 6}), (), build_pod("my-app-with-dra-cpu", BOTH), ["0-3", "4-9", "10-15"]),
+        ("machine", (FOUR,), (EXACT,), build_pod("exclusive-cores", {"cpus": "first"}), ["2-5", "0-1,6-15"]),
+    ],
+    ids=["grouped", "pod-level-resources", "individual", "exact-cpus-of-a-machine"],
+)
+async def test_claims_and_pods_of_kubernetes_own_driver_run_unchanged(
+    group_by: str,
+    requests: tuple[dict[str, Any], ...],
+    config: tuple[dict[str, Any], ...],
+    pod: dict[str, Any],
+    cpus: list[str],
+) -> None:
+    async with serve(cores=16) as node, node.run_agent("agent", PYDRA_CPU_GROUP_BY=group_by):
+        for name, exactly in zip(("first", "second"), requests, strict=False):
+            devices: dict[str, Any] = {
+                "requests": [{"name": "req-cpu-slice", "exactly": {"deviceClassName": "dra.cpu", **exactly}}],
+                "config": [
+                    {"requests": ["req-cpu-slice"], "opaque": {"driver": DRIVER, "parameters": one}} for one in config
+                ],
+            }
+            claim = {"metadata": {"name": name}, "spec": {"devices": devices}}
+            await node.node.client.create(RESOURCE_CLAIMS, claim, namespace=NAMESPACE)
+        env = await node.run_pod(pod)
+        for name in env:
+            await node.create(name, env[name])
+        assert [node.runtime.containers[name].linux.resources.cpu.cpus for name in env] == cpus
 
 
 @pytest.mark.parametrize(
