@@ -35,8 +35,8 @@ from pydra_pci import Tree
 
 _PATIENCE = 2.0
 """Seconds that a claim waits for a connection to the runtime that is just being made."""
-_HOOK_SECONDS = 1.2
-"""Of the 2 s after which a runtime goes on without this plugin; the rest is for the way and for other plugins."""
+_HOOK_PART = 0.6
+"""Of the time, 2 s by default, after which a runtime goes on without this plugin; the rest is for other plugins."""
 _QUIET = 0.5
 """Seconds in which events are collected."""
 
@@ -164,7 +164,7 @@ class NetBackend:
         if steps := list_of_pod(self._held(), pod.uid):
             began = time.monotonic()
             await self._attach_in_time(self._open(pod), steps)
-            await self._leases.wait(steps, began + _HOOK_SECONDS - time.monotonic())
+            await self._leases.wait(steps, self._limit() - (time.monotonic() - began))
 
     async def create_container(self, pod: PodSandbox, _container: Container) -> CreateContainerResponse:
         """Check that the pod has its interfaces, or move them now: nothing else called when the pod began.
@@ -178,7 +178,7 @@ class NetBackend:
             sandbox = self._open(pod)
             if missing := [step for step in steps if step.key not in sandbox.attached]:
                 await self._attach_in_time(sandbox, missing)
-            if late := await self._leases.wait(steps, began + _HOOK_SECONDS - time.monotonic()):
+            if late := await self._leases.wait(steps, self._limit() - (time.monotonic() - began)):
                 names = ", ".join(f"{step.name} ({step.device})" for step in late)
                 raise AttachFailed(f"no DHCP server has given {names} an address yet; the kubelet tries again")
         return CreateContainerResponse()
@@ -222,22 +222,27 @@ class NetBackend:
         """Attach, or have failed before the runtime goes on without it. What comes later is undone."""
         sandbox.is_abandoned = False
         task = self._begin(self._attach(sandbox, steps))
+        limit = self._limit()
         done: set[asyncio.Task[None]] = set()
         try:
-            done, _ = await asyncio.wait((task,), timeout=_HOOK_SECONDS)
+            done, _ = await asyncio.wait((task,), timeout=limit)
         finally:
             sandbox.is_abandoned = not done
         if not done:
             names = ", ".join(step.name for step in steps)
             raise self._note_failed(
                 steps,
-                f"{names} could not be given to the pod within {_HOOK_SECONDS} s, since the kernel was busy; the "
+                f"{names} could not be given to the pod within {limit:g} s, since the kernel was busy; the "
                 "kubelet tries again",
             )
         try:
             task.result()
         except ClaimError as error:
             raise self._note_failed(steps, str(error)) from error
+
+    def _limit(self) -> float:
+        """The seconds that a call of the runtime may take."""
+        return self.runtime.request_timeout * _HOOK_PART
 
     def _note_failed(self, steps: Sequence[Step], text: str) -> AttachFailed:
         self._problems |= dict.fromkeys((step.key for step in steps), text)

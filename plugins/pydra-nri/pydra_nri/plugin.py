@@ -13,7 +13,7 @@ import msgspec
 
 from pydra import ClaimError
 from pydra_nri.calls import Handlers, Updates
-from pydra_nri.session import Sent, Session
+from pydra_nri.session import REQUEST_TIMEOUT, Sent, Session
 
 SOCKET = "/var/run/nri/nri.sock"
 """A runtime makes it anew at each start, so a container needs the directory."""
@@ -59,6 +59,11 @@ class Plugin:
         self._session: Session | None = None
         self._problem = f"{name} has not reached the container runtime at {socket} yet"
         self._synchronized = asyncio.Event()
+
+    @property
+    def request_timeout(self) -> float:
+        """The seconds after which the runtime goes on without an answer; it has told them when it registered this."""
+        return self._session.request_timeout if self._session else REQUEST_TIMEOUT
 
     def require_synchronized(self) -> None:
         """Check that the runtime's events come, before a claim is prepared that depends on them.

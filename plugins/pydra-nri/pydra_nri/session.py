@@ -29,7 +29,7 @@ from pydra_nri.protobuf import Malformed, decode, encode
 from pydra_nri.values import ContainerUpdate
 from pydra_nri.versions import UPDATES_FIXED, NriVersion, read_nri_version
 
-_REQUEST_TIMEOUT = 2.0
+REQUEST_TIMEOUT = 2.0
 """Seconds that a runtime waits for an answer, if it does not say."""
 _MARGIN = 0.3
 _CALL_TIMEOUT = 60.0
@@ -67,7 +67,7 @@ class Session:
         self._handlers = handlers
         self._on_synchronized = on_synchronized
         self._channel = Channel(reader, writer, self._serve)
-        self._request_timeout = _REQUEST_TIMEOUT
+        self.request_timeout = REQUEST_TIMEOUT
         self._nri: NriVersion = (0,)
         self._existing = SynchronizeRequest()
         self._waiting: dict[str, ContainerUpdate] = {}
@@ -126,7 +126,7 @@ class Session:
     def _configure(self, request: ConfigureRequest) -> ConfigureResponse:
         runtime = f"{request.runtime_name} {request.runtime_version}"
         if request.request_timeout > 0:
-            self._request_timeout = request.request_timeout / 1000
+            self.request_timeout = request.request_timeout / 1000
         self._nri = read_nri_version(request.nri_version, request.runtime_name, request.runtime_version)
         mask, unknown = choose_events(self._handlers, self._nri)
         if unknown:
@@ -169,7 +169,7 @@ class Session:
 
     async def _in_time(self, what: str, work: Awaitable[T], timeout_nano: int) -> T:
         """The handler's result. After its time there is an error, even if the handler has not ended."""
-        limit = answer_within(self._request_timeout, timeout_nano)
+        limit = answer_within(self.request_timeout, timeout_nano)
         task = asyncio.ensure_future(work)
         self._handling.add(task)
         try:

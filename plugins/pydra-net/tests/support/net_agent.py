@@ -36,7 +36,7 @@ class NetAgent:
         self.settings = settings
         self.kernel = kernel
         self.held: dict[str, HeldClaim] = {}
-        self.runtime = FakeRuntime()
+        self.runtime = FakeRuntime(request_timeout=100.0)
         self.fake = fake
         self._starts = 0
 
