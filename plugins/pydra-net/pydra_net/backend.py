@@ -16,12 +16,24 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pydra import Claim, ClaimError, Device, HeldClaim, Inventory, Plan, PreparedDevice, PydraError
+from pydra import (
+    AllocatedDevice,
+    Claim,
+    ClaimError,
+    ContainerEdits,
+    Device,
+    HeldClaim,
+    Inventory,
+    Plan,
+    PreparedDevice,
+    PydraError,
+)
+from pydra_net.cdi import edits
 from pydra_net.claim_plan import check_offered, list_with_ethtool, plan_claim
-from pydra_net.device_status import build_status, build_statuses
+from pydra_net.device_status import PodState, build_status, build_statuses
 from pydra_net.devices import DRIVER
 from pydra_net.hardware_reader import HardwareReader, Node
-from pydra_net.held_claims import list_of_pod
+from pydra_net.held_claims import list_of_device, list_of_pod
 from pydra_net.inventory import build_inventory
 from pydra_net.leases import Leases
 from pydra_net.operations import Kernel, Namespace, NamespaceGone
@@ -29,7 +41,7 @@ from pydra_net.pod_links import AttachFailed
 from pydra_net.sandboxes import Sandbox, Sandboxes
 from pydra_net.settings import Settings
 from pydra_net.step_appliers import StepAppliers
-from pydra_net.steps import Step
+from pydra_net.steps import GiveRdma, Step
 from pydra_nri import Container, ContainerUpdate, CreateContainerResponse, Plugin, PodSandbox
 from pydra_pci import Tree
 
@@ -59,6 +71,7 @@ class NetBackend:
         self._held = held
         self._settings = settings
         self._selects = _build_filter(settings.filter)
+        self._tree = tree
         self._reader = HardwareReader(tree, kernel, host, settings)
         self._appliers = StepAppliers(kernel, host, self._reader.has_function)
         self._sandboxes = Sandboxes(kernel)
@@ -130,18 +143,19 @@ class NetBackend:
                 self._sandboxes.forget(sandbox)
 
     async def prepare(self, claim: Claim, /) -> list[PreparedDevice]:
-        """Nothing but a check: the interface is moved when the pod has a network namespace."""
+        """Nothing but a check: what is moved, is when the pod has a network namespace."""
         await self._check_runtime()
-        targets = {(one.step.device, one.step.share_id): one.step.target for one in claim.steps}
-        prepared = []
-        for device in claim.devices:
-            target = targets.get((device.device, device.share_id))
-            if target is None:
-                prepared.append(device.prepared())
+        return [self._prepare_device(claim, device) for device in claim.devices]
+
+    def _prepare_device(self, claim: Claim, device: AllocatedDevice) -> PreparedDevice:
+        nodes, attributes = ContainerEdits(), {}
+        for step in list_of_device(claim, device):
+            if isinstance(step, GiveRdma):
+                nodes = edits(step, self._tree)
+                attributes["rdmaDevice"] = step.name
             else:
-                status = build_status(target, attached=False)
-                prepared.append(device.prepared(attributes={"ifName": target.name}, status=status))
-        return prepared
+                attributes["ifName"] = step.target.name
+        return device.prepared(nodes, attributes=attributes, status=build_status(claim, device, PodState()))
 
     # The container runtime's calls
 
@@ -276,7 +290,7 @@ class NetBackend:
             await asyncio.to_thread(self._appliers.give, step, sandbox.namespace, earlier)
             for other in self._sandboxes.list_of_pod(sandbox.pod_uid):
                 other.attached.discard(step.key)
-            if step.target.dhcp:
+            if not isinstance(step, GiveRdma) and step.target.dhcp:
                 await self._leases.begin(step, sandbox.namespace)
             sandbox.attached.add(step.key)
             self._problems.pop(step.key, None)
@@ -328,10 +342,8 @@ class NetBackend:
             problem,
             selects=self._selects,
         )
-        attached = self._sandboxes.list_attached()
-        return replace(
-            inventory, claim_statuses=build_statuses(self._held(), attached, self._problems, self._leases.known)
-        )
+        state = PodState(attached=self._sandboxes.list_attached(), problems=self._problems, leases=self._leases.known)
+        return replace(inventory, claim_statuses=build_statuses(self._held(), state))
 
     async def _check_runtime(self) -> None:
         """Raise RuntimeUnavailable if pods begin without their interfaces now."""

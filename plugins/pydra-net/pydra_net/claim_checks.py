@@ -10,7 +10,7 @@ from pydra_net.claim_config import NetworkConfig, get_field_name
 from pydra_net.hardware_types import Link, Reading
 from pydra_net.held_claims import list_holders
 from pydra_net.link_state import LinkState
-from pydra_net.steps import ShareInterface, Step
+from pydra_net.steps import InterfaceStep, ShareInterface
 
 POD_INTERFACE = "eth0"
 """The name that container runtimes give to the interface of the pod network."""
@@ -50,7 +50,7 @@ def check_gateways(config: NetworkConfig, target: LinkState) -> None:
             )
 
 
-def check_share(share: ShareInterface, reading: Reading, others: Sequence[tuple[Step, str]]) -> None:
+def check_share(share: ShareInterface, reading: Reading, others: Sequence[tuple[InterfaceStep, str]]) -> None:
     """Check what a share may not have beside the node's interface and other shares.
 
     Raises:
@@ -73,7 +73,7 @@ def check_share(share: ShareInterface, reading: Reading, others: Sequence[tuple[
             raise TerminalError(text) if holder == "the same claim" else InterfaceBusy(text)
 
 
-def check_pod(claim: Claim, steps: Sequence[Step], held: Sequence[HeldClaim]) -> None:
+def check_pod(claim: Claim, steps: Sequence[InterfaceStep], held: Sequence[HeldClaim]) -> None:
     """Raise TerminalError for names of interfaces and VRFs that cannot be together in the claim's pod."""
     of_pod = [one for one in held if one.claim.pod == claim.pod and not one.left_over]
     names = {POD_INTERFACE: "the interface of the pod network"}

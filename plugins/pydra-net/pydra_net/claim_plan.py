@@ -14,8 +14,9 @@ from pydra_net.hardware_reader import Node
 from pydra_net.hardware_types import Ethtool, Link
 from pydra_net.held_claims import list_holders
 from pydra_net.link_state import find_state_in_pod, read_interface
+from pydra_net.rdma_plan import is_alone, plan_rdma
 from pydra_net.share_plan import is_virtual, plan_share
-from pydra_net.steps import GiveInterface, ShareInterface, Step
+from pydra_net.steps import GiveInterface, GiveRdma, InterfaceStep, ShareInterface, Step
 
 
 class InterfaceProtected(ClaimError):
@@ -32,12 +33,12 @@ def plan_claim(claim: Claim, held: Sequence[HeldClaim], node: Node, find_pci_add
         InterfaceProtected: the node needs it now.
         TerminalError: two interfaces of the pod would have the same name, or the configuration does not fit.
     """
-    steps: list[Step] = []
+    steps: list[InterfaceStep] = []
     for device in claim.devices:
-        if not device.admin_access:
+        if not device.admin_access and not is_alone(device, node):
             steps.append(_plan_device(claim, device, list_holders(held, steps), node, find_pci_address))
     check_pod(claim, steps, held)
-    return Plan(steps=steps)
+    return Plan(steps=[*steps, *plan_rdma(steps, claim.devices, node, held)])
 
 
 def list_with_ethtool(claim: Claim) -> list[str]:
@@ -48,10 +49,10 @@ def list_with_ethtool(claim: Claim) -> list[str]:
 def _plan_device(
     claim: Claim,
     device: AllocatedDevice,
-    others: Sequence[tuple[Step, str]],
+    others: Sequence[tuple[InterfaceStep, str]],
     node: Node,
     find_pci_address: Callable[[Link], str],
-) -> Step:
+) -> InterfaceStep:
     config = _find_config(device)
     if is_virtual(device, config, is_shared=device.device in node.shared):
         share = plan_share(claim.uid, device, config, find_parent(device.device, device.share_id, node))
@@ -75,6 +76,8 @@ def _plan_device(
 
 def check_offered(step: Step, node: Node) -> None:
     """Check what may have changed since the plan. Raises UnknownDevice, InterfaceProtected."""
+    if isinstance(step, GiveRdma):
+        return  # it is as its interface is
     if isinstance(step, ShareInterface):
         find_parent(step.device, step.share_id, node)
     elif step.device in node.names.values() or any(map(step.is_of, node.reading.links)):

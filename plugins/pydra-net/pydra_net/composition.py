@@ -38,7 +38,7 @@ async def open_backend(
             kernel = NetlinkKernel((settings.pod_namespaces,))
         host = kernel.open(settings.network_namespace)
         stack.callback(host.close)
-        backend = NetBackend(settings, Tree(Roots(sys=settings.sys_root)), kernel, host, held)
+        backend = NetBackend(settings, Tree(Roots(sys=settings.sys_root, dev=settings.dev_root)), kernel, host, held)
         stack.push_async_callback(backend.close)
         handlers = Handlers(
             synchronize=backend.synchronize,

@@ -1,59 +1,76 @@
-"""What the status of a claim says of its interfaces, with the conditions of DRANET. No I/O."""
+"""What the status of a claim says of its devices, with the conditions of DRANET. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pydra import ClaimDeviceStatus, Condition, DeviceStatus, HeldClaim, NetworkData
+import msgspec
+
+from pydra import AllocatedDevice, Claim, ClaimDeviceStatus, Condition, DeviceStatus, HeldClaim, NetworkData
 from pydra_net.dhcp.messages import Lease
-from pydra_net.held_claims import list_interfaces
+from pydra_net.held_claims import list_of_device
 from pydra_net.link_state import LinkState
+from pydra_net.steps import GiveRdma
 
 _MOST_ADDRESSES = 16
+_WAITING = "the pod gets it when it has a network namespace"
+_NO_ADDRESS = Condition(
+    type="Ready",
+    status=False,
+    reason="WaitingForAddress",
+    message="no DHCP server has answered yet; containers do not start before that",
+)
 
 
-def build_status(target: LinkState, *, attached: bool, problem: str = "", lease: Lease | None = None) -> DeviceStatus:
-    """The status of an interface: whether it is in the pod, and how it is there, with the address that DHCP gave it."""
+class PodState(msgspec.Struct, frozen=True, kw_only=True):
+    """What of all claims is in a pod, by the keys of steps, or why not, and what DHCP gave interfaces."""
+
+    attached: frozenset[str] = frozenset()
+    problems: Mapping[str, str] = {}
+    leases: Mapping[str, Lease] = {}
+
+
+def build_status(claim: Claim, device: AllocatedDevice, state: PodState) -> DeviceStatus | None:
+    """The status of a claim's device, if it is given: whether it is in the pod, and how it is there."""
+    conditions, data = [], None
+    for step in list_of_device(claim, device):
+        problem, is_ready = state.problems.get(step.key, ""), step.key in state.attached
+        if not isinstance(step, GiveRdma):
+            lease = state.leases.get(step.key)
+            data = _build_data(step.target, lease)
+            if is_ready and not problem and step.target.dhcp and lease is None:
+                conditions.append(_NO_ADDRESS)
+            else:
+                conditions.append(_build_condition("Ready", "NetworkDeviceReady", problem, is_ready=is_ready))
+        elif step.alone:
+            is_ready |= not step.moves
+            conditions.append(_build_condition("Ready", "RDMAOnlyDeviceReady", problem, is_ready=is_ready))
+        elif step.moves:
+            conditions.append(_build_condition("RDMALinkReady", "RDMALinkReady", problem, is_ready=is_ready))
+    return DeviceStatus(conditions=tuple(conditions), network_data=data) if conditions else None
+
+
+def _build_condition(name: str, reason: str, problem: str, *, is_ready: bool) -> Condition:
     if problem:
-        ready = Condition(type="Ready", status=False, reason="InterfaceNotAttached", message=problem)
-    elif attached and target.dhcp and lease is None:
-        message = "no DHCP server has answered yet; containers do not start before that"
-        ready = Condition(type="Ready", status=False, reason="WaitingForAddress", message=message)
-    elif attached:
-        ready = Condition(type="Ready", reason="NetworkDeviceReady")
-    else:
-        message = "the pod gets the interface when it has a network namespace"
-        ready = Condition(type="Ready", status=False, reason="WaitingForPod", message=message)
-    data = NetworkData(
-        interface_name=target.name,
-        hardware_address=target.mac,
-        ips=(lease.address,)
-        if lease
-        else tuple(dict.fromkeys(one.address for one in target.addresses))[:_MOST_ADDRESSES],
+        return Condition(type=name, status=False, reason="InterfaceNotAttached", message=problem)
+    if not is_ready:
+        return Condition(type=name, status=False, reason="WaitingForPod", message=_WAITING)
+    return Condition(type=name, reason=reason)
+
+
+def _build_data(target: LinkState, lease: Lease | None) -> NetworkData:
+    configured = tuple(dict.fromkeys(one.address for one in target.addresses))[:_MOST_ADDRESSES]
+    return NetworkData(
+        interface_name=target.name, hardware_address=target.mac, ips=(lease.address,) if lease else configured
     )
-    return DeviceStatus(conditions=(ready,), network_data=data)
 
 
-def build_statuses(
-    held: Sequence[HeldClaim], attached: frozenset[str], problems: Mapping[str, str], leases: Mapping[str, Lease]
-) -> tuple[ClaimDeviceStatus, ...]:
-    """The status of the interfaces of all claims that are prepared.
-
-    By keys of steps: those that are in a pod, or why not, and what DHCP gave them.
-    """
+def build_statuses(held: Sequence[HeldClaim], state: PodState) -> tuple[ClaimDeviceStatus, ...]:
+    """The status of the devices of all claims that are prepared."""
     return tuple(
-        ClaimDeviceStatus(
-            claim_uid=one.claim.uid,
-            device=step.device,
-            share_id=step.share_id,
-            status=build_status(
-                step.target,
-                attached=step.key in attached,
-                problem=problems.get(step.key, ""),
-                lease=leases.get(step.key),
-            ),
-        )
+        ClaimDeviceStatus(claim_uid=one.claim.uid, device=device.device, share_id=device.share_id, status=status)
         for one in held
         if one.completed and not one.left_over
-        for step in list_interfaces((one,))
+        for device in one.claim.devices
+        if (status := build_status(one.claim, device, state))
     )

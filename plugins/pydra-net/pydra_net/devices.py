@@ -21,10 +21,15 @@ def name_device(link: Link, pci_address: str, port: int = 0) -> str:
     """
     if not pci_address:
         return link.name if _LABEL.fullmatch(link.name) else f"net-{_encode(link.name)}"
-    place = re.sub(r"[:.]", "-", f"pci-{pci_address}")
+    place = name_function(pci_address)
     if _REPRESENTOR.fullmatch(link.port):
         return f"{place}-{link.port}"
     return f"{place}-port{port}" if port else place
+
+
+def name_function(pci_address: str) -> str:
+    """Return the name of the device that a PCI function is."""
+    return re.sub(r"[:.]", "-", f"pci-{pci_address}")
 
 
 def _encode(name: str) -> str:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
 from pydra_net.devices import name_device
 from pydra_net.hardware_types import Ethtool, Link, Programs, Reading
 from pydra_net.operations import Kernel, Namespace
+from pydra_net.rdma_devices import OfferedRdma, find_lone_rdma, find_rdma, find_software_rdma
 from pydra_net.settings import Settings, split
 from pydra_net.uplinks import find_needed, find_unmovable
 from pydra_pci import Tree, function_path, read_attribute, read_driver, read_numa_node, read_root
@@ -35,7 +36,6 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     """How many there are now; -1 for a function that cannot have any."""
     most_virtual_functions: int = 0
     is_virtual_function: bool = False
-    rdma_device: str = ""
     vendor_name: str = ""
 
 
@@ -55,6 +55,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     shared: frozenset[str] = frozenset()
     programs: Mapping[int, Programs] = {}
     ethtool: Mapping[str, Ethtool] = {}
+    rdma: Mapping[str, OfferedRdma] = {}
+    """RDMA devices by the name of the device that has, or is, one."""
 
 
 class HardwareReader:
@@ -70,7 +72,7 @@ class HardwareReader:
         """The node as it is now, with the settings of ethtool of these devices. Blocks."""
         reading = self._kernel.read(self._host)
         needed = find_needed(reading, split(self._settings.node_addresses))
-        protected = {**find_unmovable(reading), **needed}
+        protected = {**find_software_rdma(self._tree, reading), **find_unmovable(reading), **needed}
         names = {link.index: self._name(link) for link in reading.links}
         shared = {link.index for link in reading.links if self._is_shared(link, link.index in needed)}
         devices = {
@@ -91,6 +93,7 @@ class HardwareReader:
                 for name in with_ethtool
                 if name in devices
             },
+            rdma=dict(self._find_rdma(reading, devices)),
         )
 
     def find_pci_address(self, link: Link) -> str:
@@ -120,7 +123,6 @@ class HardwareReader:
             virtual_functions=int(count) if count.isdecimal() else -1,
             most_virtual_functions=int(most) if most.isdecimal() else 0,
             is_virtual_function=bool(self._tree.link(function_path(self._tree, address, "physfn"))),
-            rdma_device=next(iter(self._tree.names(function_path(self._tree, address, "infiniband"))), ""),
         )
 
     def has_function(self, address: str) -> bool:
@@ -132,11 +134,22 @@ class HardwareReader:
         port = self._tree.read(self._tree.sys(f"class/net/{link.name}/dev_port"))
         return name_device(link, self.find_pci_address(link), int(port) if port.isdecimal() else 0)
 
+    def _find_rdma(self, reading: Reading, devices: Mapping[str, Link]) -> Iterator[tuple[str, OfferedRdma]]:
+        if not reading.rdma:
+            return
+        yield from find_rdma(self._tree, reading, devices, self.find_pci_address)
+        for name, rdma in find_lone_rdma(self._tree, reading):
+            if self._is_chosen(rdma.device.name, "rdma"):
+                yield name, rdma
+
     def _is_wanted(self, link: Link) -> bool:
+        return self._is_chosen(link.name, link.kind or "device")
+
+    def _is_chosen(self, name: str, kind: str) -> bool:
         settings = self._settings
-        if (link.kind or "device") in split(settings.exclude_types):
+        if kind in split(settings.exclude_types):
             return False
-        return _matches(link.name, settings.interfaces) and not _matches(link.name, settings.exclude)
+        return _matches(name, settings.interfaces) and not _matches(name, settings.exclude)
 
     def _is_shared(self, link: Link, is_needed: bool) -> bool:
         """Whether it is offered in shares. The kernel makes none on a member of a bond or bridge."""

@@ -137,14 +137,31 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return address if bus == "pci" else ""
 
 
+class RdmaDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An RDMA device, whose name no other one of the machine has. `links` are the indexes of its ports' links.
+
+    `active`: one of its ports can be used.
+    """
+
+    index: int
+    name: str
+    links: tuple[int, ...] = ()
+    active: bool = False
+
+
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """One reading of a namespace; addresses, routes and neighbours by the index of their link."""
+    """One reading of a namespace; addresses, routes and neighbours by the index of their link.
+
+    `exclusive_rdma`: an RDMA device is in one namespace only, else all namespaces have those of the node.
+    """
 
     links: tuple[Link, ...] = ()
     addresses: Mapping[int, tuple[Address, ...]] = {}
     routes: Mapping[int, tuple[Route, ...]] = {}
     neighbours: Mapping[int, tuple[Neighbour, ...]] = {}
     rules: tuple[Rule, ...] = ()
+    rdma: tuple[RdmaDevice, ...] = ()
+    exclusive_rdma: bool = False
 
     def find(self, index: int) -> Link | None:
         """The link of this index."""

@@ -18,11 +18,11 @@ from pydra import (
     HeldClaim,
     Inventory,
     RequestPolicy,
-    TaintEffect,
 )
 from pydra_net.hardware_reader import Hardware, Node
 from pydra_net.hardware_types import Interface, Link, Programs
-from pydra_net.held_claims import list_gives
+from pydra_net.health import diagnose, diagnose_rdma
+from pydra_net.held_claims import list_gives, list_rdma
 from pydra_net.link_state import read_interface
 
 MOST_BYTES = 64
@@ -60,35 +60,38 @@ def build_inventory(
         address = find_pci_address(link)
         hardware = read_hardware(address) if address else None
         speed = node.speeds.get(link.index, 0)
+        offered = node.rdma.get(name)
+        rdma = offered.device.name if offered else None
         is_shared = name in node.shared
         found[name] = Device(
             name=name,
             attributes=dict(
-                _build_attributes(interface, hardware, speed, node.programs.get(link.index), is_shared=is_shared)
+                _build_attributes(interface, hardware, speed, node.programs.get(link.index), rdma, is_shared=is_shared)
             ),
             capacity=_build_capacity(speed) if is_shared and speed else {},
             allow_multiple_allocations=is_shared,
-            health=trouble or diagnose(link, is_shared=is_shared),
+            health=trouble or diagnose(link, offered.device if offered else None, is_shared=is_shared),
         )
+    given = {one.device: one.name for one in list_rdma(held)}
     for give in list_gives(held):
         if give.device not in found:
             hardware = read_hardware(give.pci_address) if give.pci_address else None
-            attributes = dict(_build_attributes(give.before, hardware, 0, None))
+            attributes = dict(_build_attributes(give.before, hardware, 0, None, given.get(give.device)))
             found[give.device] = Device(name=give.device, attributes=attributes, health=trouble or Health())
+    for name, one in node.rdma.items():
+        if one.alone and name not in found:
+            found[name] = _build_lone(name, one.device.name, read_hardware(one.pci_address), diagnose_rdma(one.device))
+    for rdma_step in list_rdma(held):
+        if rdma_step.alone and rdma_step.device not in found:
+            hardware = read_hardware(rdma_step.pci_address)
+            found[rdma_step.device] = _build_lone(rdma_step.device, rdma_step.name, hardware, Health())
     return Inventory(devices=tuple(device for _, device in sorted(found.items()) if selects(device)))
 
 
-def diagnose(link: Link, *, is_shared: bool = False) -> Health:
-    """A link that is switched on and has no carrier cannot be used, nor what is made on one that is switched off."""
-    if is_shared and not link.up:
-        message = f"{link.name} is down, so interfaces on it have no network; run: ip link set {link.name} up"
-        return Health(status=HealthStatus.UNHEALTHY, reason="LinkDown", message=message, effect=TaintEffect.NO_SCHEDULE)
-    if link.up and not link.carrier and not link.kind:
-        message = f"{link.name} has no carrier; check its cable and the switch"
-        return Health(
-            status=HealthStatus.UNHEALTHY, reason="NoCarrier", message=message, effect=TaintEffect.NO_SCHEDULE
-        )
-    return Health()
+def _build_lone(name: str, rdma: str, hardware: Hardware, health: Health) -> Device:
+    """An RDMA device without an interface."""
+    attributes = {"rdma": True, "rdmaDevice": rdma, "virtual": False, **_list_hardware(hardware)}
+    return Device(name=name, attributes=dict(_keep_valid(attributes)), health=health)
 
 
 def _build_capacity(speed: int) -> dict[str, Capacity]:
@@ -98,14 +101,24 @@ def _build_capacity(speed: int) -> dict[str, Capacity]:
 
 
 def _build_attributes(
-    interface: Interface, hardware: Hardware | None, speed: int, programs: Programs | None, *, is_shared: bool = False
+    interface: Interface,
+    hardware: Hardware | None,
+    speed: int,
+    programs: Programs | None,
+    rdma: str | None,
+    *,
+    is_shared: bool = False,
 ) -> Iterator[tuple[str, AttributeValue]]:
     yield "shared", is_shared
-    for name, value in _list_attributes(interface, hardware, speed, programs or Programs()):
-        if isinstance(value, str):
-            value = cut(value)  # noqa: PLW2901
+    yield from _keep_valid(dict(_list_attributes(interface, hardware, speed, programs or Programs())))
+    yield from _keep_valid({"rdma": rdma is not None, "rdmaDevice": rdma})
+
+
+def _keep_valid(attributes: Mapping[str, AttributeValue | None]) -> Iterator[tuple[str, AttributeValue]]:
+    """Those that have a value, cut to what the API takes."""
+    for name, value in attributes.items():
         if value not in ("", None):
-            yield name, value
+            yield name, cut(value) if isinstance(value, str) else value
 
 
 def cut(text: str) -> str:
@@ -131,7 +144,6 @@ def _list_attributes(
     yield "ebpf", bool(link.has_xdp or programs.filters or programs.tcx)
     yield "tcFilterNames", ",".join(programs.filters)
     yield "tcxProgramNames", ",".join(programs.tcx)
-    yield "rdma", bool(hardware and hardware.rdma_device)
     yield "linkSpeedMbps", speed or None
     if hardware is not None:
         yield from _list_hardware(hardware).items()
@@ -144,7 +156,6 @@ def _list_hardware(hardware: Hardware) -> Mapping[str, AttributeValue | None]:
         "pciDevice": hardware.device,
         "pciSubsystem": hardware.subsystem,
         "driver": hardware.driver,
-        "rdmaDevice": hardware.rdma_device,
         "numaNode": hardware.numa,
         "resource.kubernetes.io/numaNode": hardware.numa,
         "resource.kubernetes.io/pcieRoot": hardware.root,

@@ -15,7 +15,7 @@ from pydra_net.hardware_types import Link
 from pydra_net.link_state import plan_lease
 from pydra_net.operations import Kernel, Namespace
 from pydra_net.pod_links import find
-from pydra_net.steps import ShareInterface, Step
+from pydra_net.steps import InterfaceStep, ShareInterface, Step
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Leases:
         """The leases that interfaces have, by the keys of their steps."""
         return {key: one.lease for key, one in self._clients.items() if one.lease is not None}
 
-    async def begin(self, step: Step, pod: Namespace) -> None:
+    async def begin(self, step: InterfaceStep, pod: Namespace) -> None:
         """Start the client of an interface that is in the pod, unless it runs there."""
         running = self._clients.get(step.key)
         if running is not None and running.pod.is_same(pod):
@@ -48,7 +48,7 @@ class Leases:
         running = self._clients[step.key] = _Running(self._kernel, step, pod, link, self._changed)
         running.start(found, earlier)
 
-    async def wait(self, steps: Sequence[Step], seconds: float) -> list[Step]:
+    async def wait(self, steps: Sequence[Step], seconds: float) -> list[InterfaceStep]:
         """Wait until these have an address, and return those that have none after that time."""
         waiting = [self._clients[step.key] for step in steps if step.key in self._clients]
         tasks = [asyncio.ensure_future(one.got.wait()) for one in waiting]
@@ -72,7 +72,9 @@ class Leases:
 
 
 class _Running:
-    def __init__(self, kernel: Kernel, step: Step, pod: Namespace, link: Link, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, kernel: Kernel, step: InterfaceStep, pod: Namespace, link: Link, changed: Callable[[], None]
+    ) -> None:
         self.step = step
         self.pod = pod
         self.lease: Lease | None = None

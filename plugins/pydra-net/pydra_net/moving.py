@@ -95,6 +95,10 @@ class Mover:
             for refused in self._kernel.apply(self._host, (Mark(index=link.index, name=step.mark, present=False),)):
                 _log.warning("%s: %s", link.name, refused)
 
+    def is_in(self, step: GiveInterface, pod: Namespace) -> bool:
+        """Whether the interface is there."""
+        return is_in(self._kernel, step, pod)
+
     def _find(self, step: GiveInterface, where: Namespace, index: int = 0) -> Link | None:
         """The interface, if it is there; most often it has the index that it had."""
         link = self._kernel.read_link(where, index or step.before.link.index)

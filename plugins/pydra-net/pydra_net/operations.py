@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from pydra import ClaimError
-from pydra_net.hardware_types import Address, Ethtool, Link, Neighbour, Programs, Reading, Route, Rule
+from pydra_net.hardware_types import Address, Ethtool, Link, Neighbour, Programs, RdmaDevice, Reading, Route, Rule
 
 
 class Namespace(Protocol):
@@ -265,6 +265,14 @@ class Kernel(Protocol):
 
     def open_packets(self, where: Namespace, index: int, address: str) -> Packets:
         """Sockets for DHCP on a link, which uses this address, or none yet. Raises OSError."""
+        ...
+
+    def read_rdma(self, where: Namespace) -> Sequence[RdmaDevice]:
+        """The RDMA devices only."""
+        ...
+
+    def move_rdma(self, where: Namespace, index: int, to: Namespace) -> None:
+        """Move an RDMA device to another namespace. Raises KernelRefused."""
         ...
 
     def move(self, where: Namespace, index: int, to: Namespace, name: str) -> None:

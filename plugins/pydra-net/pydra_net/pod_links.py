@@ -9,7 +9,7 @@ from pydra import ClaimError
 from pydra_net.hardware_types import Link, Reading
 from pydra_net.link_state import plan_changes
 from pydra_net.operations import Kernel, Mark, Namespace, NamespaceGone
-from pydra_net.steps import Step
+from pydra_net.steps import InterfaceStep
 
 
 class AttachFailed(ClaimError):
@@ -18,12 +18,12 @@ class AttachFailed(ClaimError):
     reason = "InterfaceNotAttached"
 
 
-def find(step: Step, reading: Reading) -> Link | None:
+def find(step: InterfaceStep, reading: Reading) -> Link | None:
     """The interface of the step."""
     return next((link for link in reading.links if step.is_of(link)), None)
 
 
-def is_in(kernel: Kernel, step: Step, pod: Namespace) -> bool:
+def is_in(kernel: Kernel, step: InterfaceStep, pod: Namespace) -> bool:
     """Whether the interface is there."""
     try:
         return find(step, kernel.read_links(pod)) is not None
@@ -32,14 +32,14 @@ def is_in(kernel: Kernel, step: Step, pod: Namespace) -> bool:
 
 
 @contextmanager
-def locating(kernel: Kernel, step: Step, pods: Sequence[Namespace]) -> Iterator[tuple[Namespace, Link] | None]:
+def locating(kernel: Kernel, step: InterfaceStep, pods: Sequence[Namespace]) -> Iterator[tuple[Namespace, Link] | None]:
     """Yield where it is: in one of these, or in any other that can be seen."""
     with ExitStack() as stack:
         yield next(_locate(kernel, step, pods, stack), None)
 
 
 def _locate(
-    kernel: Kernel, step: Step, pods: Sequence[Namespace], stack: ExitStack
+    kernel: Kernel, step: InterfaceStep, pods: Sequence[Namespace], stack: ExitStack
 ) -> Iterator[tuple[Namespace, Link]]:
     for pod in pods:
         with suppress(NamespaceGone):
@@ -53,7 +53,7 @@ def _locate(
                 yield other, link
 
 
-def configure(kernel: Kernel, step: Step, pod: Namespace, link: Link, reading: Reading) -> None:
+def configure(kernel: Kernel, step: InterfaceStep, pod: Namespace, link: Link, reading: Reading) -> None:
     """Make it as it should be in the pod. Raises AttachFailed."""
     marks = (Mark(index=link.index, name=step.mark),) if step.mark and step.mark not in link.alternative_names else ()
     refused = kernel.apply(pod, (*marks, *plan_changes(step.target, link, reading)))

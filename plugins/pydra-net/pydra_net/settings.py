@@ -27,6 +27,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The directory with the files of a simulated machine."""
     sys_root: AbsolutePath = "/sys"
     """Where the host's `/sys` is mounted."""
+    dev_root: AbsolutePath = "/dev"
+    """The host's directory of device nodes, of which containers get those of RDMA devices."""
     network_namespace: AbsolutePath = "/proc/self/ns/net"
     """The node's network namespace. The default is that of this process, for an agent with `hostNetwork`; with
     `hostPID` it can be `/proc/1/ns/net`."""

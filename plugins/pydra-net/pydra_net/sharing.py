@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydra import ClaimError, UndoLater
 from pydra_net.hardware_types import Link, Reading
 from pydra_net.operations import Kernel, KernelRefused, Namespace, NewLink, RemoveLink
-from pydra_net.pod_links import AttachFailed, configure, find, locating
+from pydra_net.pod_links import AttachFailed, configure, find, is_in, locating
 from pydra_net.steps import ShareInterface
 
 
@@ -55,6 +55,10 @@ class Sharer:
 
     def unmark(self, _step: ShareInterface) -> None:
         """Nothing of it is on the node."""
+
+    def is_in(self, step: ShareInterface, pod: Namespace) -> bool:
+        """Whether the share is there."""
+        return is_in(self._kernel, step, pod)
 
     def _make(self, step: ShareInterface, pod: Namespace) -> None:
         parent = self._find_parent(step)

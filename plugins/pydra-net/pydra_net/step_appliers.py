@@ -10,19 +10,19 @@ from typing import Any
 
 from pydra_net.moving import Mover
 from pydra_net.operations import Kernel, Namespace
-from pydra_net.pod_links import is_in
+from pydra_net.rdma_moving import RdmaMover
 from pydra_net.sharing import Sharer
-from pydra_net.steps import GiveInterface, ShareInterface, Step
+from pydra_net.steps import GiveInterface, GiveRdma, ShareInterface, Step
 
 
 class StepAppliers:
     """Those of one node. `has_function` says whether a PCI function can have an interface now."""
 
     def __init__(self, kernel: Kernel, host: Namespace, has_function: Callable[[str], bool]) -> None:
-        self._kernel = kernel
         self._appliers: dict[type, Any] = {
             GiveInterface: Mover(kernel, host, has_function),
             ShareInterface: Sharer(kernel, host),
+            GiveRdma: RdmaMover(kernel, host, has_function),
         }
 
     def mark(self, step: Step, pods: Sequence[Namespace]) -> None:
@@ -43,4 +43,5 @@ class StepAppliers:
 
     def is_in(self, step: Step, pod: Namespace) -> bool:
         """Whether the interface is there."""
-        return is_in(self._kernel, step, pod)
+        found: bool = self._appliers[type(step)].is_in(step, pod)
+        return found

@@ -117,12 +117,43 @@ class ShareInterface(msgspec.Struct, frozen=True, kw_only=True, tag_field="step"
         return f"share-interface {self.parent.name}"
 
 
+class GiveRdma(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag="give-rdma", omit_defaults=True):
+    """Let a claim have the RDMA device of its interface, or `alone`, one without an interface.
+
+    Containers get its device nodes, `nodes`. If it `moves`, it is in the pod only, as the interface is; else all
+    namespaces have it, and nothing is done.
+    """
+
+    device: str
+    share_id: str | None = None
+    name: str
+    nodes: tuple[str, ...] = ()
+    pci_address: str = ""
+    moves: bool = False
+    alone: bool = False
+
+    @property
+    def key(self) -> str:
+        """Only one claim has it, or a share of it."""
+        return f"rdma/{self.device}/{self.share_id or ''}"
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """The device."""
+        return (self.device,)
+
+    def __str__(self) -> str:
+        """`give-rdma mlx5_0`, for messages."""
+        return f"give-rdma {self.name}"
+
+
 def _is_same_hardware(known: Link, link: Link) -> bool:
     if link.kind or (known.parent, known.port) != (link.parent, link.port):
         return False
     return not (known.permanent_mac and link.permanent_mac) or known.permanent_mac == link.permanent_mac
 
 
-Step: TypeAlias = GiveInterface | ShareInterface
+InterfaceStep: TypeAlias = GiveInterface | ShareInterface
+Step: TypeAlias = InterfaceStep | GiveRdma
 
-STEP_TYPES = (GiveInterface, ShareInterface)
+STEP_TYPES = (GiveInterface, ShareInterface, GiveRdma)

@@ -8,16 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
 from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 
-from pydra_net.hardware_types import Ethtool, Link, Programs, Reading
+from pydra_net.hardware_types import Ethtool, Link, Programs, RdmaDevice, Reading
 from pydra_net.netlink.changes import apply_change, call
 from pydra_net.netlink.ethtool import read_ethtool
 from pydra_net.netlink.events import LinkEvents
 from pydra_net.netlink.namespaces import OpenNamespace
 from pydra_net.netlink.packets import DhcpPackets, open_packets
 from pydra_net.netlink.programs import read_programs
+from pydra_net.netlink.rdma import move_rdma, read_exclusive, read_rdma
 from pydra_net.netlink.reading import read_all, read_link, read_links
 from pydra_net.operations import (
     AddRule,
@@ -54,7 +56,11 @@ class NetlinkKernel:
 
     def read(self, where: Namespace) -> Reading:
         """Everything in the namespace."""
-        return _ask(where, read_all)
+
+        def read_all_and_rdma(ip: Any) -> Reading:
+            return replace(read_all(ip), rdma=read_rdma(), exclusive_rdma=read_exclusive())
+
+        return _ask(where, read_all_and_rdma)
 
     def read_links(self, where: Namespace) -> Reading:
         """The links only."""
@@ -86,6 +92,18 @@ class NetlinkKernel:
         """Sockets for DHCP on a link, which uses this address, or none yet. Raises OSError."""
         assert isinstance(where, OpenNamespace)
         return where.run(lambda: open_packets(index, address))
+
+    def read_rdma(self, where: Namespace) -> Sequence[RdmaDevice]:
+        """The RDMA devices only."""
+        assert isinstance(where, OpenNamespace)
+        return where.run(read_rdma)
+
+    def move_rdma(self, where: Namespace, index: int, to: Namespace) -> None:
+        """Move an RDMA device to another namespace. Raises KernelRefused."""
+        assert isinstance(where, OpenNamespace)
+        assert isinstance(to, OpenNamespace)
+        file = to.fd
+        where.run(lambda: move_rdma(index, file))
 
     def move(self, where: Namespace, index: int, to: Namespace, name: str) -> None:
         """Move and rename in one message: the link has its own name, or the other one in the other namespace."""

@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from pydra_net.hardware_types import Ethtool, Feature, Link, Programs, Reading
+from pydra_net.hardware_types import Ethtool, Feature, Link, Programs, RdmaDevice, Reading
 from pydra_net.link_parameters import IPV4
 from pydra_net.operations import (
     AddAddress,
@@ -153,7 +153,9 @@ class SimulatedKernel:
 
     def _end(self, path: str) -> None:
         self._ended.discard(path)
-        for link in self.namespaces.pop(path, Reading()).links:
+        ended = self.namespaces.pop(path, Reading())
+        self._put_rdma(HOST, *ended.rdma)
+        for link in ended.links:
             if not link.kind and not link.is_loopback:
                 self._put(HOST, replace(link, name=f"dev{link.index}", up=False))
 
@@ -204,6 +206,24 @@ class SimulatedKernel:
     def open_packets(self, _where: Namespace, _index: int, _address: str) -> SimulatedPackets:
         """Messages to the DHCP server of a test, or to nobody."""
         return SimulatedPackets(self.dhcp)
+
+    def read_rdma(self, where: Namespace) -> Sequence[RdmaDevice]:
+        """The RDMA devices only."""
+        return self.read(where).rdma
+
+    def move_rdma(self, where: Namespace, index: int, to: Namespace) -> None:
+        """Move an RDMA device. Raises KernelRefused."""
+        self.step("move RDMA")
+        with self._lock:
+            source, target = self.read(where), self.read(to)
+            found = next((one for one in source.rdma if one.index == index), None)
+            if found is None:
+                raise KernelRefused(os.strerror(errno.ENODEV))
+            if not self.namespaces[HOST].exclusive_rdma or target is source:
+                raise KernelRefused(os.strerror(errno.EOPNOTSUPP))
+            self.namespaces[where.path] = replace(source, rdma=tuple(one for one in source.rdma if one != found))
+            self._put_rdma(to.path, found)
+        self.step("moved RDMA")
 
     def move(self, where: Namespace, index: int, to: Namespace, name: str) -> None:
         """Move a link. Raises KernelRefused."""
@@ -279,6 +299,12 @@ class SimulatedKernel:
         self.namespaces[path] = replace(reading, links=(*reading.links, arrived))
         self._save()
 
+    def _put_rdma(self, path: str, *devices: RdmaDevice) -> None:
+        reading = self.namespaces[path]
+        both = sorted((*reading.rdma, *devices), key=lambda one: one.name)
+        self.namespaces[path] = replace(reading, rdma=tuple(both))
+        self._save()
+
     def _save(self) -> None:
         if self._file is not None:
             draft = self._file.with_suffix(".draft")
@@ -337,12 +363,12 @@ def _add(reading: Reading, link: Link, operation: AddAddress | RemoveAddress | A
 
 
 def _remove(reading: Reading, index: int) -> Reading:
-    return Reading(
+    return replace(
+        reading,
         links=tuple(one for one in reading.links if one.index != index),
         addresses=_without(reading.addresses, index),
         routes=_without(reading.routes, index),
         neighbours=_without(reading.neighbours, index),
-        rules=reading.rules,
     )
 
 

@@ -7,17 +7,18 @@ from pathlib import Path
 
 import msgspec
 
-from pydra_net.hardware_types import Address, Link, Reading, Route
+from pydra_net.hardware_types import Address, Link, RdmaDevice, Reading, Route
 from pydra_net.simulation.kernel import LOOPBACK
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
-    """An interface of hardware: its PCI address, NUMA node and RDMA device."""
+    """A network card: its PCI address, NUMA node and RDMA device, which can be `alone`, without an interface."""
 
     name: str
     address: str
     numa: int = 0
     rdma: str = ""
+    alone: bool = False
 
 
 UPLINK = Card(name="eth0", address="0000:01:00.0")
@@ -28,14 +29,22 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     cards: tuple[Card, ...] = ()
     links: tuple[Link, ...] = ()
+    exclusive_rdma: bool = False
 
     def build(self) -> Reading:
         """What its kernel has: each card has an address and a route, `eth0` the default route."""
-        hardware = tuple(_build_link(index, card) for index, card in enumerate((UPLINK, *self.cards), 2))
+        cards = enumerate((UPLINK, *self.cards), 2)
+        hardware = tuple(_build_link(index, card) for index, card in cards if not card.alone)
         return Reading(
             links=(LOOPBACK, *hardware, *self.links),
             addresses={link.index: (Address(address=f"10.0.{link.index}.1/24"),) for link in hardware},
             routes={link.index: (_build_route(link.index),) for link in hardware},
+            rdma=tuple(
+                RdmaDevice(index=number, name=card.rdma, links=() if card.alone else (number + 2,), active=True)
+                for number, card in enumerate((UPLINK, *self.cards))
+                if card.rdma
+            ),
+            exclusive_rdma=self.exclusive_rdma,
         )
 
     def write(self, root: Path) -> None:
@@ -47,13 +56,35 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
             place = f"devices/pci{card.address[:7]}/{card.address}"
             real = root / "sys" / place
             real.mkdir(parents=True)
-            files = {"vendor": "0x15b3", "device": "0x101d", "class": "0x020000", "numa_node": str(card.numa)}
+            files = {
+                "vendor": "0x15b3",
+                "device": "0x101d",
+                "class": "0x020700" if card.alone else "0x020000",
+                "numa_node": str(card.numa),
+            }
             for name, text in files.items():
                 (real / name).write_text(f"{text}\n")
             (real / "driver").symlink_to("../../../bus/pci/drivers/mlx5_core")
             if card.rdma:
                 (real / "infiniband" / card.rdma).mkdir(parents=True)
+                _write_rdma(root, card.rdma, f"{place}/infiniband/{card.rdma}")
             (root / f"sys/bus/pci/devices/{card.address}").symlink_to(f"../../../{place}")
+
+
+def _write_rdma(root: Path, name: str, place: str) -> None:
+    """Write what the kernel has of an RDMA device; links to /dev/null stand for device nodes."""
+    classes, nodes = root / "sys/class", root / "dev/infiniband"
+    (classes / "infiniband").mkdir(parents=True, exist_ok=True)
+    (classes / "misc/rdma_cm").mkdir(parents=True, exist_ok=True)
+    nodes.mkdir(parents=True, exist_ok=True)
+    number = len(list((classes / "infiniband").iterdir()))
+    (classes / f"infiniband/{name}").symlink_to(f"../../{place}")
+    for kind, node in (("infiniband_verbs", f"uverbs{number}"), ("infiniband_mad", f"umad{number}")):
+        (classes / kind / node).mkdir(parents=True)
+        (classes / kind / node / "ibdev").write_text(f"{name}\n")
+        (nodes / node).symlink_to("/dev/null")
+    if not number:
+        (nodes / "rdma_cm").symlink_to("/dev/null")
 
 
 def _build_route(index: int) -> Route:

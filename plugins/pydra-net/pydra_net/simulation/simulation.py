@@ -31,7 +31,12 @@ async def open_simulation(settings: Settings) -> AsyncIterator[tuple[Settings, S
     with tempfile.TemporaryDirectory(prefix="pydra-net-") as place:
         socket = f"{place}/nri.sock"
         async with FakeRuntime().serve(socket):
-            yield replace(settings, sys_root=f"{root}/sys", network_namespace=HOST, nri_socket=socket), kernel
+            yield (
+                replace(
+                    settings, sys_root=f"{root}/sys", dev_root=f"{root}/dev", network_namespace=HOST, nri_socket=socket
+                ),
+                kernel,
+            )
 
 
 def _make_files(settings: Settings) -> tuple[Path, Machine]:

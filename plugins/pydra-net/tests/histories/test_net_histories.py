@@ -9,16 +9,20 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pydra import ClaimError, UndoLater
 from pydra_net.simulation.kernel import HOST
-from pydra_net.simulation.machine import MACHINE_TYPES
+from pydra_net.simulation.machine import MACHINE_TYPES, Card
+from pydra_net.steps import GiveRdma
 from pydra_nri import Container, PodSandbox
 from pydra_nri.simulation.runtime import OperationFailed
 from simulated_node import Killed, SimulatedNode
 
 PODS = ("a", "b", "c")
-DEVICES = tuple(f"pci-0000-{number}0-00-0" for number in range(1, 5))
+SERVER = MACHINE_TYPES["server"]
+MACHINE = replace(SERVER, cards=(*SERVER.cards, Card(name="", address="0000:50:00.0", rdma="mlx5_5", alone=True)))
+DEVICES = tuple(f"pci-0000-{number}0-00-0" for number in range(1, 6))
 
 SHARED = DEVICES[3]
 
@@ -39,8 +43,8 @@ ACTIONS = st.lists(
 class History:
     """A node and its pods. Errors are what users would read; the kubelet tries again, or not."""
 
-    def __init__(self, root: Path) -> None:
-        self.node = SimulatedNode(MACHINE_TYPES["server"], root, shared="eth4")
+    def __init__(self, root: Path, *, exclusive_rdma: bool) -> None:
+        self.node = SimulatedNode(replace(MACHINE, exclusive_rdma=exclusive_rdma), root, shared="eth4")
         self.sandboxes: dict[str, PodSandbox] = {}
         self._numbers = 0
         self._process = AsyncExitStack()
@@ -57,14 +61,18 @@ class History:
         node, agent = self.node, self.node.agent
         match action:
             case "claim" if pod not in agent.held:
-                device = DEVICES[number % 4]
+                device = DEVICES[number % 5]
                 await agent.prepare(pod, f"{device}/{pod}" if device == SHARED else device, pod=pod)
             case "begin" if pod in agent.held:
                 await self.begin(pod)
             case "container" if sandbox := self.sandboxes.get(pod):
                 await agent.runtime.create_container(Container(id=sandbox.id, pod_sandbox_id=sandbox.id))
-                names = [one.step.target.name for one in agent.held[pod].claim.steps] if pod in agent.held else []
-                assert set(names) <= set(node.names_in(sandbox)), "a container runs without its interface"
+                steps = [one.step for one in agent.held[pod].claim.steps] if pod in agent.held else []
+                rdma = node.kernel.namespaces[sandbox.network_namespace].rdma
+                found = {*node.names_in(sandbox), *(one.name for one in rdma)}
+                for step in steps:
+                    needed = step.moves and step.name if isinstance(step, GiveRdma) else step.target.name
+                    assert not needed or needed in found, "a container runs without what the claim has"
             case "stop" if sandbox := self.sandboxes.pop(pod, None):
                 await self.stop(sandbox)
             case "die" if sandbox := self.sandboxes.pop(pod, None):
@@ -114,10 +122,10 @@ class History:
 
 
 @settings(max_examples=MOST, deadline=None)
-@given(actions=ACTIONS)
-async def test_no_history_loses_an_interface(actions: list[Action]) -> None:
+@given(actions=ACTIONS, exclusive_rdma=st.booleans())
+async def test_no_history_loses_an_interface(actions: list[Action], exclusive_rdma: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="net", ignore_cleanup_errors=True) as root:
-        history = History(Path(root))
+        history = History(Path(root), exclusive_rdma=exclusive_rdma)
         await history.start()
         for action in actions:
             try:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from pydra import ClaimError
 from pydra_net.simulation.machine import MACHINE_TYPES
 from pydra_nri import Container
 from pydra_nri.simulation.runtime import OperationFailed
 from simulated_node import Killed, SimulatedNode
 
+# Each RDMA device is in one namespace, so it is moved, too.
+SERVER = replace(MACHINE_TYPES["server"], exclusive_rdma=True)
 HARDWARE, VIRTUAL, SHARE = "pci-0000-10-00-0", "dummy0", "pci-0000-20-00-0/1"
 
 
@@ -26,12 +30,13 @@ async def live(node: SimulatedNode) -> None:
 
 
 async def test_no_interface_is_lost_wherever_the_backend_is_killed(tmp_path: Path) -> None:
-    whole = SimulatedNode(MACHINE_TYPES["server"], tmp_path / "whole", shared="eth2")
+    whole = SimulatedNode(SERVER, tmp_path / "whole", shared="eth2")
     await live(whole)
     assert whole.is_as_before()
-    assert {"move", "moved", "make", "made", "set name eth2", "remove the interface"} <= set(whole.steps)
+    expected = {"move", "moved", "move RDMA", "moved RDMA", "make", "made", "set name eth2", "remove the interface"}
+    assert expected <= set(whole.steps)
     for place in range(len(whole.steps)):
-        node = SimulatedNode(MACHINE_TYPES["server"], tmp_path / str(place), shared="eth2")
+        node = SimulatedNode(SERVER, tmp_path / str(place), shared="eth2")
         node.kill_at = place
         await live(node)
         node.kill_at = -1
@@ -44,7 +49,7 @@ async def test_no_interface_is_lost_wherever_the_backend_is_killed(tmp_path: Pat
 
 async def test_a_pod_that_goes_on_has_its_interfaces_wherever_the_backend_was_killed(tmp_path: Path) -> None:
     for place in range(100):
-        node = SimulatedNode(MACHINE_TYPES["server"], tmp_path / str(place), shared="eth2")
+        node = SimulatedNode(SERVER, tmp_path / str(place), shared="eth2")
         sandbox = node.begin_pod("trainer")
         async with node.run() as agent:
             await agent.prepare("claim", HARDWARE, VIRTUAL, SHARE, pod="trainer")

@@ -28,7 +28,13 @@ class SimulatedNode:
         self.before = machine.build()
         self.kernel = SimulatedKernel({HOST: self.before}, step=self._step)
         self.agent = NetAgent(
-            Settings(sys_root=f"{root}/sys", network_namespace=HOST, nri_socket=f"{root}/nri.sock", **settings),
+            Settings(
+                sys_root=f"{root}/sys",
+                dev_root=f"{root}/dev",
+                network_namespace=HOST,
+                nri_socket=f"{root}/nri.sock",
+                **settings,
+            ),
             self.kernel,
         )
         self.steps: list[str] = []
@@ -73,4 +79,4 @@ def _sort(reading: Reading) -> object:
     names = {link.index: link.name for link in reading.links}
     addresses = {names[index]: found for index, found in reading.addresses.items()}
     routes = {names[index]: found for index, found in reading.routes.items()}
-    return links, addresses, routes
+    return links, addresses, routes, reading.rdma

@@ -1,0 +1,29 @@
+"""From a reading to the health of devices. No I/O."""
+
+from __future__ import annotations
+
+from pydra import Health, HealthStatus, TaintEffect
+from pydra_net.hardware_types import Link, RdmaDevice
+
+
+def diagnose(link: Link, rdma: RdmaDevice | None = None, *, is_shared: bool = False) -> Health:
+    """A link that is switched on and has no carrier cannot be used, nor what is made on one that is switched off."""
+    if is_shared and not link.up:
+        message = f"{link.name} is down, so interfaces on it have no network; run: ip link set {link.name} up"
+        return _warn("LinkDown", message)
+    if link.up and not link.carrier and not link.kind:
+        return _warn("NoCarrier", f"{link.name} has no carrier; check its cable and the switch")
+    return diagnose_rdma(rdma) if rdma and link.up and link.carrier else Health()
+
+
+def diagnose_rdma(rdma: RdmaDevice) -> Health:
+    """An RDMA device without an active port reaches nobody."""
+    if rdma.active:
+        return Health()
+    message = f"no port of the RDMA device {rdma.name} is active; run: rdma link show {rdma.name}/1"
+    return _warn("RdmaPortDown", message)
+
+
+def _warn(reason: str, message: str) -> Health:
+    """Not for further claims; those that have it go on."""
+    return Health(status=HealthStatus.UNHEALTHY, reason=reason, message=message, effect=TaintEffect.NO_SCHEDULE)

@@ -1,0 +1,92 @@
+"""Moves RDMA devices into pods and back, where the kernel has each in one namespace only. Blocks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+from pydra import ClaimError, UndoLater
+from pydra_net.hardware_types import RdmaDevice
+from pydra_net.operations import Kernel, KernelRefused, Namespace, NamespaceGone
+from pydra_net.pod_links import AttachFailed
+from pydra_net.steps import GiveRdma
+
+_log = logging.getLogger(__name__)
+
+
+class RdmaMover:
+    """Moves the RDMA devices of one node. What all namespaces have stays where it is."""
+
+    def __init__(self, kernel: Kernel, host: Namespace, has_function: Callable[[str], bool]) -> None:
+        self._kernel = kernel
+        self._host = host
+        self._has_function = has_function
+
+    def mark(self, step: GiveRdma, pods: Sequence[Namespace]) -> None:
+        """Check that it is there: its name, which the kernel gives once, is its mark. Raises ClaimError."""
+        if self._find(step, self._host) is None and not any(self.is_in(step, pod) for pod in pods):
+            raise ClaimError(f"the RDMA device {step.name} ({step.device}) was removed just now; try again")
+
+    def give(self, step: GiveRdma, pod: Namespace, others: Sequence[Namespace] = ()) -> None:
+        """Move it into the pod; it may still be in an earlier sandbox, of `others`. Raises AttachFailed."""
+        if self._find(step, self._host) is None and not self.is_in(step, pod):
+            self._bring_back(step, others)
+        if device := self._find(step, self._host):
+            try:
+                self._kernel.move_rdma(self._host, device.index, pod)
+            except KernelRefused as error:
+                raise AttachFailed(
+                    f"the RDMA device {step.name} ({step.device}) cannot be moved into the pod: {error}; if its "
+                    "driver does not support that, let all namespaces have it: rdma system set netns shared"
+                ) from error
+        elif not self.is_in(step, pod):
+            raise AttachFailed(f"the RDMA device {step.name} ({step.device}) is not on the node any more")
+
+    def take_back(self, step: GiveRdma, pods: Sequence[Namespace]) -> None:
+        """Move it back, wherever it is. Raises UndoLater: it cannot be found now."""
+        if not step.moves or self._find(step, self._host) or self._bring_back(step, pods):
+            return
+        if self._find(step, self._host) is None:  # else the kernel returned it just now
+            if not step.pci_address or not self._has_function(step.pci_address):
+                _log.warning("the RDMA device %s (%s) is gone: its driver is", step.name, step.device)
+                return
+            raise UndoLater(
+                f"the RDMA device {step.name} ({step.device}) is in a network namespace that cannot be seen; the "
+                "kernel returns it when the last process of the pod has ended"
+            )
+
+    def unmark(self, _step: GiveRdma) -> None:
+        """Nothing of the claim is on the node."""
+
+    def is_in(self, step: GiveRdma, pod: Namespace) -> bool:
+        """Whether the pod has it for itself."""
+        with suppress(NamespaceGone):
+            return step.moves and self._find(step, pod) is not None
+        return False
+
+    def _find(self, step: GiveRdma, where: Namespace) -> RdmaDevice | None:
+        return next((one for one in self._kernel.read_rdma(where) if one.name == step.name), None)
+
+    def _bring_back(self, step: GiveRdma, pods: Sequence[Namespace]) -> bool:
+        for pod in self._list_places(pods):
+            with suppress(NamespaceGone):
+                if device := self._find(step, pod):
+                    try:
+                        self._kernel.move_rdma(pod, device.index, self._host)
+                    except KernelRefused as error:
+                        raise UndoLater(
+                            f"the RDMA device {step.name} ({step.device}) cannot be moved back: {error}"
+                        ) from error
+                    return True
+        return False
+
+    def _list_places(self, pods: Sequence[Namespace]) -> Iterator[Namespace]:
+        yield from pods
+        for path in self._kernel.list_paths():
+            with suppress(NamespaceGone):
+                other = self._kernel.open(path)
+                try:
+                    yield other
+                finally:
+                    other.close()
