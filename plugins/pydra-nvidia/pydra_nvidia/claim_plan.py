@@ -16,12 +16,13 @@ from msgspec.structs import replace
 from pydra import Claim, ClaimError, DeviceInUse, InvalidConfig, TerminalError
 from pydra_nvidia.claim_config import GpuConfig, MigDeviceConfig, TimeSlicingConfig, VfioDeviceConfig
 from pydra_nvidia.devices import MigName, Partition, Passthrough, Target, VfioName, WholeGpu, parse_name
+from pydra_nvidia.fabric.plan_fabric import plan_fabric
 from pydra_nvidia.hardware_types import Gpu, Placement, Reading
 from pydra_nvidia.held_claims import Entry, Hold
 from pydra_nvidia.mig.plan_partitions import plan_partitions
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.plan_sharing import plan_sharing
-from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOff, MigModeOn, SetTimeSlice, StartMps, Step
+from pydra_nvidia.steps import ActivateFabric, BindVfio, CreateMig, MigModeOff, MigModeOn, SetTimeSlice, StartMps, Step
 from pydra_nvidia.vfio.plan_passthrough import plan_passthrough
 
 _KINDS: Mapping[type, tuple[type, str]] = {
@@ -39,7 +40,7 @@ def plan_claim(
     entries: Sequence[Entry],
     settings: Settings,
 ) -> tuple[tuple[Hold, ...], tuple[Step, ...]]:
-    """What the claim has, and its steps: modes and partitions first, then how they are shared, passthrough last.
+    """What the claim has, and its steps: modes and partitions, the fabric, how they are shared, passthrough last.
 
     `entries` is what the other claims have, and must be older than `reading`. Raises ClaimError, DeviceInUse,
     InvalidConfig, TerminalError.
@@ -51,6 +52,7 @@ def plan_claim(
         raise InvalidConfig(problems)
     steps = (
         *plan_partitions(targets, reading, owned=find_owned(entries, reading), settings=settings),
+        *plan_fabric(targets, reading),
         *plan_sharing(claim.uid, targets, settings=settings),
         *plan_passthrough(
             targets, reading, begun=[step for other in entries for step in other.begun], settings=settings
@@ -68,7 +70,9 @@ def _is_for(step: Step, target: Target) -> bool:
     if target.allocated.admin_access:
         return False
     if isinstance(target, Passthrough):
-        return isinstance(step, BindVfio) and step.address == target.function.address
+        return (isinstance(step, BindVfio) and step.address == target.function.address) or (
+            isinstance(step, ActivateFabric) and target.function.address in step.gpus
+        )
     gpu, place = target.gpu.uuid, target.placement if isinstance(target, Partition) else None
     match step:
         case CreateMig():
@@ -76,6 +80,8 @@ def _is_for(step: Step, target: Target) -> bool:
         case StartMps():
             uuid = target.uuid if isinstance(target, Partition) else gpu
             return uuid in step.devices or (place is not None and step.partition == (gpu, place))
+        case ActivateFabric():
+            return place is None and target.gpu.pci in step.gpus
         case MigModeOn() | MigModeOff() | SetTimeSlice():
             return step.gpu == gpu
     return False

@@ -12,6 +12,7 @@ from pydra import ClaimError
 from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
+from pydra_nvidia.fabric.apply_fabric import ActivateFabricApplier
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.health.incidents import FILE, IncidentStore
 from pydra_nvidia.health.monitor import HealthMonitor
@@ -21,6 +22,8 @@ from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
 from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.machine_access import MachineAccess
 from pydra_nvidia.mig.apply_partitions import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
+from pydra_nvidia.nvfm import FabricManager
+from pydra_nvidia.nvml.persistence import PersistenceMode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.nvml.telemetry import FILE as TELEMETRY_FILE
 from pydra_nvidia.nvml.telemetry import Telemetry
@@ -30,7 +33,7 @@ from pydra_nvidia.sharing.mps import MpsWatch, StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
 from pydra_nvidia.sharing.time_slicing import SetTimeSliceApplier
 from pydra_nvidia.step_appliers import StepAppliers
-from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOff, MigModeOn, SetTimeSlice, StartMps
+from pydra_nvidia.steps import ActivateFabric, BindVfio, CreateMig, MigModeOff, MigModeOn, SetTimeSlice, StartMps
 from pydra_nvidia.takeover.takeover import VendorTakeover
 from pydra_nvidia.vfio.apply_passthrough import BindVfioApplier
 from pydra_pci import Tree, run_beside
@@ -43,14 +46,20 @@ async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
     """The backend, with a session to NVML that begins when it is first needed and ends with the block."""
     settings, tree, gate = machine.settings, machine.tree, machine.gate
     session = NvmlSession(machine.load, gate)
+    fabric = FabricManager(machine.load_fabric, tree.here(settings.fabric_manager_socket))
     hardware = HardwareReader(
-        session, tree, settings=settings, baseboard=Baseboard(os.path.join(settings.state, BASEBOARD_FILE))
+        session,
+        tree,
+        settings=settings,
+        baseboard=Baseboard(os.path.join(settings.state, BASEBOARD_FILE)),
+        fabric_manager=fabric if settings.fabric_partitions else None,
     )
     health = HealthMonitor(session, IncidentStore(os.path.join(settings.state, FILE)), settings=settings)
 
     def find_root() -> DriverRoot:
         return find_driver_root(tree, settings)
 
+    persistenced = Persistenced(tree, find_root)
     daemons = MpsDaemons(settings, tree, find_root)
     start_mps = StartMpsApplier(session, settings, daemons, hardware.reread)
     appliers = StepAppliers(
@@ -58,6 +67,7 @@ async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
             MigModeOn: MigModeOnApplier(session, tree),
             MigModeOff: MigModeOffApplier(session, tree),
             CreateMig: CreateMigApplier(session, tree),
+            ActivateFabric: ActivateFabricApplier(fabric, session, PersistenceMode(session, persistenced)),
             SetTimeSlice: SetTimeSliceApplier(session, find_root),
             StartMps: start_mps,
             BindVfio: BindVfioApplier(tree, settings, session),
@@ -70,7 +80,7 @@ async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
         session=session,
         gate=gate,
         hardware=hardware,
-        prior_state=PriorState(session, tree, Persistenced(tree, find_root)),
+        prior_state=PriorState(session, tree, persistenced),
         appliers=appliers,
         edits=edits,
         health=health,

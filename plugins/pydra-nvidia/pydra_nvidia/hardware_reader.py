@@ -15,12 +15,14 @@ from msgspec.structs import replace
 
 from pydra_nvidia.deadlines import in_thread, turn
 from pydra_nvidia.devices import gpu_name
-from pydra_nvidia.hardware_types import Driver, Gpu, LostGpu, Mig, Reading
+from pydra_nvidia.fabric.plan_fabric import match_members
+from pydra_nvidia.hardware_types import Driver, Gpu, LostGpu, Mig, Reading, SharedFabric
 from pydra_nvidia.health.lost_gpus import find_lost
 from pydra_nvidia.host.baseboard import Baseboard
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
-from pydra_nvidia.host.kernel_driver import is_excluded, list_instances, read_module_version
+from pydra_nvidia.host.kernel_driver import has_switches, is_excluded, list_bridges, list_instances, read_module_version
 from pydra_nvidia.host.pci import DRIVER, PciIds, find_gpus
+from pydra_nvidia.nvfm import FabricManager, FabricManagerError
 from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
 from pydra_nvidia.nvml.gpus import read_condition, read_driver, read_facts, read_monitored, read_persistence
 from pydra_nvidia.nvml.library import Nvml, address_of
@@ -68,7 +70,7 @@ class HardwareReader:
     """The node's NVIDIA hardware; `session` is used by nobody else while a reading is made.
 
     What the driver withholds that is wanted is logged once. `baseboard` keeps what NVML told of functions for
-    passthrough.
+    passthrough; without a `fabric_manager` its partitions are not read.
     """
 
     def __init__(
@@ -78,11 +80,14 @@ class HardwareReader:
         *,
         settings: Settings,
         baseboard: Baseboard | None = None,
+        fabric_manager: FabricManager | None = None,
     ) -> None:
         self._session = session
         self._tree = tree
         self._settings = settings
         self._baseboard = baseboard
+        self._fabric_manager = fabric_manager
+        self._switches: tuple[object, bool] | None = None
         self._said: list[str] = []
         self._partly: set[str] = set()
         self._bus = find_gpus(tree)
@@ -140,13 +145,34 @@ class HardwareReader:
 
     def _locked(self, work: Callable[..., Reading], *arguments: Any) -> Reading:
         with turn(self._lock, "reading the hardware"):
-            reading = work(*arguments)
-            if self._baseboard is not None and self._settings.vfio:
-                reading = replace(reading, modules=self._baseboard.update(reading.gpus))
-            self._last = reading
-            return reading
+            self._last = work(*arguments)
+            return self._last
 
     def _read(self) -> Reading:
+        reading = self._read_hardware()
+        if self._baseboard is not None and (self._settings.vfio or self._settings.fabric_partitions):
+            reading = replace(reading, modules=self._baseboard.update(reading.gpus))
+        return replace(reading, fabric=self._read_fabric(reading))
+
+    def _read_fabric(self, reading: Reading) -> SharedFabric | None:
+        """Fabric Manager's partitions; as they were while it does not answer, so that devices stay published alike."""
+        if self._fabric_manager is None or not self._has_switches():
+            return None
+        try:
+            groups = self._fabric_manager.list_groups()
+        except (FabricManagerError, DriverMissing) as error:
+            last = self._last.fabric if self._last is not None else None
+            return SharedFabric(partitions=last.partitions if last is not None else (), problem=str(error))
+        return SharedFabric(partitions=match_members(groups, reading.gpus, reading.modules))
+
+    def _has_switches(self) -> bool:
+        """Looked at again when there are other devices: reading what a bridge is takes long."""
+        names = list_bridges(self._tree)
+        if self._switches is None or self._switches[0] != names:
+            self._switches = names, has_switches(self._tree)
+        return self._switches[1]
+
+    def _read_hardware(self) -> Reading:
         functions = self._functions()
         vfio = read_vfio_host(self._tree)
         if not _managed(functions):
@@ -356,7 +382,9 @@ class HardwareReader:
 
     def _reread(self, wanted: frozenset[int | str]) -> Reading:
         last = self._last
-        if last is None or not wanted <= {name for gpu in last.gpus for name in (gpu.minor, gpu.uuid)}:
+        if last is None or (last.fabric is not None and last.fabric.problem):
+            return self._read()
+        if not wanted <= {name for gpu in last.gpus for name in (gpu.minor, gpu.uuid)}:
             return self._read()
         drivers = {address: driver for address, _, driver in self._bus.drivers()}
         if drivers != {address: one.driver for address, one in last.functions.items()}:
@@ -376,7 +404,8 @@ class HardwareReader:
 
     def _reread_gpus(self, nvml: Nvml, last: Reading, wanted: frozenset[int | str]) -> Reading:
         if self._generation != self._session.generation:
-            return replace(self._read_gpus(nvml, last.functions), vfio=last.vfio)
+            reading = self._read_gpus(nvml, last.functions)
+            return replace(reading, vfio=last.vfio, modules=last.modules, fabric=last.fabric)
         gpus: list[Gpu] = []
         lost = list(last.lost)
         for gpu in last.gpus:

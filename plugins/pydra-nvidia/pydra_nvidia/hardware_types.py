@@ -184,12 +184,26 @@ class LostGpu(msgspec.Struct, frozen=True, kw_only=True):
     pci: str = ""
 
 
+class FabricPartition(msgspec.Struct, frozen=True, kw_only=True):
+    """GPUs, by PCI address, that Fabric Manager connects by NVLink while the partition is active, sorted."""
+
+    id: int
+    gpus: tuple[str, ...]
+
+
+class SharedFabric(msgspec.Struct, frozen=True, kw_only=True):
+    """Fabric Manager's partitions. `problem` says why they could not be read this time: they are of the time before."""
+
+    partitions: tuple[FabricPartition, ...] = ()
+    problem: str = ""
+
+
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """All of the node's NVIDIA hardware at one moment. `functions` are PCI functions by address, sorted.
 
     A GPU that is bound to vfio-pci is in `functions` only. `driver` is None where no NVIDIA driver is needed: the node
     has no NVIDIA hardware, or all of it is passed through. `modules` are positions on the baseboard by PCI address,
-    also of GPUs that NVML told of earlier.
+    also of GPUs that NVML told of earlier. `fabric` is None where GPUs need no partition of Fabric Manager.
     """
 
     driver: Driver | None = None
@@ -198,6 +212,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     functions: Mapping[str, PciFunction] = {}
     modules: Mapping[str, int] = {}
     vfio: VfioHost = VfioHost()
+    fabric: SharedFabric | None = None
 
     def gpu(self, uuid: str) -> Gpu | None:
         """The GPU of this UUID."""

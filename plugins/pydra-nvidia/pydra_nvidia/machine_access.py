@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from pydra_nvidia.host.driver_root import find_driver_root
+from pydra_nvidia.nvfm import load_nvfm
 from pydra_nvidia.nvml.library import load_pynvml
 from pydra_nvidia.nvml.maintenance_gate import Gate
 from pydra_nvidia.settings import PREFIX, Settings, parse_settings
@@ -16,11 +17,12 @@ from pydra_pci import Roots, Tree, needs_simulation
 
 
 class MachineAccess(NamedTuple):
-    """A machine to serve: its settings, its files, how NVML is loaded there, and whether it may be."""
+    """A machine to serve: its settings and files, how libraries are loaded there, and whether NVML may be."""
 
     settings: Settings
     tree: Tree
     load: Callable[[], ModuleType]
+    load_fabric: Callable[[], Any]
     gate: Gate
 
 
@@ -39,10 +41,14 @@ def find_machine(environ: Mapping[str, str], settings: Settings | None = None) -
         simulation = open_simulation(settings.scenario, state)
         own = {name: value for name, value in environ.items() if name != f"{PREFIX}STATE"}
         settings = replace(parse_settings(own, simulation.settings), **_differing(settings))
-        return MachineAccess(settings, simulation.tree, simulation.load, Gate(settings.state))
+        return MachineAccess(settings, simulation.tree, simulation.load, simulation.load_fabric, Gate(settings.state))
     tree = Tree(Roots(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root))
     return MachineAccess(
-        settings, tree, lambda: load_pynvml(find_driver_root(tree, settings).nvml_library), Gate(settings.state)
+        settings,
+        tree,
+        lambda: load_pynvml(find_driver_root(tree, settings).nvml_library),
+        lambda: load_nvfm(find_driver_root(tree, settings)),
+        Gate(settings.state),
     )
 
 

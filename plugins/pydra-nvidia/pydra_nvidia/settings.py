@@ -109,6 +109,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How several claims may share one GPU: by memory, without limit, or up to this number of claims."""
     vfio: bool = False
     """Offer GPUs for passthrough to virtual machines (see [passthrough](passthrough.md))."""
+    fabric_partitions: bool = False
+    """On machines with NVSwitches whose Fabric Manager runs with `FABRIC_MODE=1`: publish its partitions, and activate
+    the one of a claim's GPUs (see [Fabric Manager](fabric-manager.md)). Other machines are not affected."""
+    fabric_manager_socket: AbsolutePath = "/run/nvidia-fabricmanager/socket"
+    """Fabric Manager's socket on the host, its `FM_CMD_UNIX_SOCKET_PATH`."""
 
     health: bool = True
     """Whether to monitor the health of GPUs (see [health](health.md)). Off: all devices always count as healthy."""

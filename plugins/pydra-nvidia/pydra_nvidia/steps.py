@@ -119,6 +119,21 @@ class StartMps(_Step, frozen=True, tag="start-mps"):
         return f"start-mps {self.id}"
 
 
+class ActivateFabric(_Step, frozen=True, tag="activate-fabric"):
+    """Let Fabric Manager connect these GPUs (PCI addresses), which are its partition. Undone by deactivating it."""
+
+    partition: int
+    gpus: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """The partition's ID."""
+        return str(self.partition)
+
+    def __str__(self) -> str:
+        return f"activate-fabric {self.partition} of {', '.join(self.gpus)}"
+
+
 class BindVfio(pydra_pci.BindVfio, frozen=True, kw_only=True, tag="bind-vfio"):
     """Passthrough of a GPU. `persistence`: it gets its persistence mode back with its driver."""
 
@@ -134,8 +149,8 @@ class BindVfio(pydra_pci.BindVfio, frozen=True, kw_only=True, tag="bind-vfio"):
         return f"bind-vfio {self.address} to {self.target}"
 
 
-Step: TypeAlias = MigModeOn | MigModeOff | CreateMig | SetTimeSlice | StartMps | BindVfio
-STEP_TYPES: Sequence[type] = (MigModeOn, MigModeOff, CreateMig, SetTimeSlice, StartMps, BindVfio)
+Step: TypeAlias = MigModeOn | MigModeOff | CreateMig | ActivateFabric | SetTimeSlice | StartMps | BindVfio
+STEP_TYPES: Sequence[type] = (MigModeOn, MigModeOff, CreateMig, ActivateFabric, SetTimeSlice, StartMps, BindVfio)
 
 
 class StepApplier(Protocol):

@@ -20,6 +20,7 @@ from pydra_nvidia.host.filesystem import below
 from pydra_pci import Tree, function_path
 
 CAPABILITIES = "driver/nvidia/capabilities"
+_VPD_BYTES = 1 << 15
 _VERSION = re.compile(r"\b\d{3}\.\d+(?:\.\d+)?\b")
 
 
@@ -31,6 +32,21 @@ def read_module_version(tree: Tree) -> str:
     text = tree.read(tree.proc("driver/nvidia/version"))
     found = _VERSION.search(text.partition("\n")[0])
     return found[0] if found else ""
+
+
+def has_switches(tree: Tree) -> bool:
+    """Whether Fabric Manager has NVSwitches to manage: as PCI devices, or (from Blackwell on) behind a bridge.
+
+    Source: NVIDIA/gpu-driver-container, which starts Fabric Manager for the same.
+    """
+    switches, bridges = list_bridges(tree)
+    paths = (tree.sys(f"class/infiniband/{name}/device/vpd") for name in bridges)
+    return bool(switches) or any(b"SW_MNG" in tree.read_bytes(path, _VPD_BYTES) for path in paths)
+
+
+def list_bridges(tree: Tree) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """NVSwitches on the PCI bus, and what may be a bridge to others: InfiniBand devices."""
+    return tree.names(tree.proc("driver/nvidia-nvswitch/devices")), tree.names(tree.sys("class/infiniband"))
 
 
 def is_excluded(tree: Tree, address: str) -> bool:

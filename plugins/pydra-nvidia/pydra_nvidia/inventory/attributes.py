@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from pydra import AttributeValue, Capacity, CapacityRange, Quantity, RequestPolicy, Version
-from pydra_nvidia.hardware_types import Architecture, Gpu, Profile, Reading
+from pydra_nvidia.hardware_types import Architecture, Gpu, Profile, Reading, SharedFabric
 from pydra_nvidia.settings import Shares
 from pydra_pci import PciFunction
 
@@ -91,6 +91,13 @@ def describe_partition(
     """A partition. It has a `uuid` only if it exists independently of claims: one for a claim gets its own later."""
     own: dict[str, AttributeValue] = {"uuid": uuid} if uuid else {}
     return {"type": "mig", "parentUUID": gpu.uuid, "profile": clip(profile_name), **hardware, **own}
+
+
+def describe_fabric(address: str, fabric: SharedFabric | None) -> dict[str, AttributeValue]:
+    """`partition2`: the ID of Fabric Manager's partition of two GPUs that has this one. Two of one size say nothing."""
+    mine = [one for one in fabric.partitions if address in one.gpus] if fabric is not None else []
+    sizes = Counter(len(one.gpus) for one in mine)
+    return {f"partition{size}": one.id for one in mine if sizes[size := len(one.gpus)] == 1}
 
 
 def describe_function(function: PciFunction, *, iommufd: bool, module: int | None) -> dict[str, AttributeValue]:

@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pydra import AttributeValue, Capacity, CounterConsumption, CounterSet, Device, Inventory
 from pydra_nvidia.devices import counter_set_name, gpu_name, mig_name, passthrough_candidates, vfio_name
-from pydra_nvidia.hardware_types import Gpu, LostGpu, Placement, Profile, Reading
+from pydra_nvidia.hardware_types import Gpu, LostGpu, Placement, Profile, Reading, SharedFabric
 from pydra_nvidia.health.diagnosis import WELL, Diagnosis, join_assessments
 from pydra_nvidia.inventory.attributes import (
     build_capacities,
     build_quantity,
+    describe_fabric,
     describe_function,
     describe_gpu,
     describe_hardware,
@@ -63,7 +64,7 @@ def build_inventory(
             gpu,
             offering,
             hardware=describe_hardware(gpu, reading),
-            links=links.get(gpu.uuid, {}),
+            links=links.get(gpu.uuid, {}) | describe_fabric(gpu.pci, reading.fabric),
             shares=settings.consumable_shares,
             diagnosis=diagnosis,
         )
@@ -72,7 +73,7 @@ def build_inventory(
     return Inventory(
         devices=tuple(devices),
         counter_sets=tuple(counter_sets),
-        unreadable=(*_list_unreadable(reading.lost, gpus), *_list_unseen(gpus)),
+        unreadable=(*_list_unreadable(reading.lost, gpus), *_list_unseen(gpus), *_list_unknown(reading.fabric)),
     )
 
 
@@ -100,6 +101,11 @@ def _list_unseen(gpus: Iterable[Gpu]) -> Iterator[str]:
             yield f"not all partitions of {gpu_name(gpu.minor)} can be read: {gpu.mig.unseen}"
 
 
+def _list_unknown(fabric: SharedFabric | None) -> Iterator[str]:
+    if fabric is not None and fabric.problem:
+        yield f"Fabric Manager's partitions cannot be read: {fabric.problem}"
+
+
 def build_functions(
     reading: Reading, offerings: Mapping[str, tuple[Gpu, Offering]], diagnosis: Diagnosis
 ) -> Iterator[Device]:
@@ -119,9 +125,12 @@ def build_functions(
         )
         yield Device(
             name=vfio_name(index),
-            attributes=describe_function(
-                function, iommufd=reading.vfio.iommufd, module=reading.modules.get(function.address)
-            ),
+            attributes={
+                **describe_function(
+                    function, iommufd=reading.vfio.iommufd, module=reading.modules.get(function.address)
+                ),
+                **describe_fabric(function.address, reading.fabric),
+            },
             capacity={"addressableMemory": Capacity(build_quantity(round_up(function.addressable)))},
             consumes_counters=draw_all(gpu, offering) if gpu and offering else (),
             health=assessment.health,

@@ -324,6 +324,7 @@ def reboot(view: View) -> None:
     """The machine starts anew: every GPU that is plugged is back with the NVIDIA driver."""
     reload_driver(view)
     view.state.boot += 1
+    view.state.fabric.clear()
     for uuid, board in view.boards.items():
         gpu = view.state.gpus[uuid]
         gpu.lost = False

@@ -14,6 +14,7 @@ from typing import Any
 from pydra import PydraError
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.library import use_library
+from pydra_nvidia.simulation.fabric_manager import FabricLibrary
 from pydra_nvidia.simulation.inject import InjectionError, Injector
 from pydra_nvidia.simulation.library.library import Library
 from pydra_nvidia.simulation.machine import Machine, noted_scenario
@@ -57,6 +58,10 @@ class Simulation:
             raise NvmlError(Code.LIBRARY_NOT_FOUND, "dlopen libnvidia-ml.so.1")
         use_library(pynvml, Library(self.machine))
         return pynvml
+
+    def load_fabric(self) -> FabricLibrary:
+        """Fabric Manager's library."""
+        return FabricLibrary(self.machine)
 
 
 def default_state() -> str:

@@ -119,6 +119,7 @@ class State(msgspec.Struct, kw_only=True):
 
     `boot` counts reboots, `loaded` how often the driver was loaded: handles are of no use after either. `driver` is as
     in the scenario; `version` empty: the scenario's. `made` counts what was ever created, `happened` the events.
+    `fabric` are Fabric Manager's active partitions.
     """
 
     boot: int = 1
@@ -129,3 +130,4 @@ class State(msgspec.Struct, kw_only=True):
     happened: int = 0
     gpus: dict[str, GpuState] = {}
     events: list[Event] = []
+    fabric: list[int] = []

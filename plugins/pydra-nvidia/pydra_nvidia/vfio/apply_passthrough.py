@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
@@ -12,9 +11,8 @@ from pydra import Claim, ClaimError
 from pydra_nvidia.deadlines import left
 from pydra_nvidia.host.driver_root import find_driver_root
 from pydra_nvidia.host.kernel_driver import read_gpu_information
-from pydra_nvidia.host.persistenced import Persistenced, PersistenceFailed
-from pydra_nvidia.nvml.errors import STALE, NvmlError
-from pydra_nvidia.nvml.gpus import Use, read_use, set_persistence
+from pydra_nvidia.host.persistenced import Persistenced
+from pydra_nvidia.nvml.persistence import PersistenceMode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import BindVfio
@@ -34,8 +32,6 @@ DEADLINE = "PYDRA_NVIDIA_VFIO_IDLE_DEADLINE"
 _PERSISTENCED = "nvidia-persiste"
 """What the kernel keeps of its name."""
 
-_log = logging.getLogger(__name__)
-
 
 class BindVfioApplier:
     """`load` loads kernel modules; without one, the node's own modprobe does. `kernel` limits what it waits for."""
@@ -52,7 +48,7 @@ class BindVfioApplier:
         self._deadline = settings.vfio_idle_deadline
         self._session = session
         self._binder = VfioBinder(tree, variable=DEADLINE, left=left, load=load, kernel=kernel, advise=_advise)
-        self._persistenced = Persistenced(tree, partial(find_driver_root, tree, settings))
+        self._persistence = PersistenceMode(session, Persistenced(tree, partial(find_driver_root, tree, settings)))
 
     async def apply(self, step: BindVfio, _result: Any, claim: Claim, /) -> bool:
         """Bind the function. Raises ClaimError with nothing changed; LeftBehind when some of it is, or was before."""
@@ -66,20 +62,16 @@ class BindVfioApplier:
             return
         await self._binder.undo(step, self._session.run_closed, deadline=left(self._deadline))
         if step.persistence:
-            await self._keep_persistent(step.address)
+            await self._persistence.restore(step.address)
 
     async def _take(self, step: BindVfio, found: FunctionState, driver: str) -> None:
-        use = await self._read_use(step.address) if found.driver else None
+        use = await self._persistence.read_use(step.address) if found.driver else None
         if use is not None and use.partitioned:
             raise ClaimError(f"{step.address}: the GPU is in MIG mode, or will be; it is passed through without only")
         minor = await asyncio.to_thread(self._read_minor, step.address) if use is None else use.minor
         nodes = () if minor is None or not found.driver else (f"/dev/nvidia{minor}",)
-        persistent = use is not None and use.persistent
+        persistent = bool(found.driver) and await self._persistence.release(step.address)
         try:
-            if bool(found.driver) and await asyncio.to_thread(self._release, step.address):
-                persistent = True
-            if use is not None and use.persistent:
-                await self._session.run(lambda nvml: set_persistence(nvml, step.address, on=False))
             await self._binder.bind(
                 step,
                 driver,
@@ -92,12 +84,12 @@ class BindVfioApplier:
             raise  # another call to the driver of this GPU would wait as long
         except BaseException:
             if persistent:
-                await self._keep_persistent(step.address)
+                await self._persistence.restore(step.address)
             raise
 
     async def _find_others(self, address: str, nodes: Collection[str]) -> Mapping[int, str]:
         """Who uses the GPU beside this process."""
-        use = await self._read_use(address) if nodes else None
+        use = await self._persistence.read_use(address) if nodes else None
         users = await asyncio.to_thread(find_users, self._tree, nodes)
         pids = use.processes if use is not None else ()
         return await asyncio.to_thread(self._add, users, pids)
@@ -107,27 +99,6 @@ class BindVfioApplier:
             users.setdefault(pid, read_command(self._tree, pid))
         users.pop(own_pid(self._tree) or 0, None)
         return users
-
-    async def _read_use(self, address: str) -> Use | None:
-        """None where NVML cannot tell, for want of a driver or its library."""
-        try:
-            return await self._session.run(lambda nvml: read_use(nvml, address))
-        except NvmlError as error:
-            if error.code in STALE:
-                return None
-            raise
-
-    def _release(self, address: str) -> bool:
-        """Have nvidia-persistenced release the GPU; whether it kept it."""
-        return self._persistenced.keeps(address) and self._persistenced.keep(address, on=False)
-
-    async def _keep_persistent(self, address: str) -> None:
-        """By the daemon where one runs. A GPU that is given back without the mode is given back all the same."""
-        try:
-            if not await asyncio.to_thread(self._persistenced.keep, address, on=True):
-                await self._session.run(lambda nvml: set_persistence(nvml, address, on=True))
-        except (NvmlError, PersistenceFailed) as error:
-            _log.warning("the persistence mode of GPU %s stays off: %s", address, error)
 
     def _read_minor(self, address: str) -> int | None:
         """For a GPU that the driver has and NVML cannot see."""

@@ -285,6 +285,7 @@ class Scene:
         run = root / "hardware" / "run"
         return {
             "gpus": gpus,
+            "fabric": view.state.fabric,
             "daemons": sorted(path.name for path in (run / "mps").glob("*/")),
             "cdi": sorted(path.name for path in Path(self.node.cdi_directory).iterdir()),
             "records": sorted(

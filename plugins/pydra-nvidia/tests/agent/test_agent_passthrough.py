@@ -130,3 +130,22 @@ async def test_mig_mode_that_cannot_be_left_now_leaves_the_function_where_it_is(
         scene.inject.end_process(0, 4711)
         await scene.running("guest")
         await scene.leave("guest")
+
+
+async def test_gpus_of_one_partition_of_fabric_manager_are_connected_for_a_claim(stage: Stage, ask_for: Ask) -> None:
+    scenario = {"driver": {"fabricMode": 1}}
+    gpus = [{"model": "h100-80gb", "count": 4}]
+    async with stage(gpus, scenario=scenario, vfio=True, fabric_partitions=True) as scene:
+        await scene.published("gpu-3", "gpu-vfio-3")
+        for kind, name in (("gpu", "pods"), ("vfio", "guests")):
+            pair = [{"requests": ["it"], "matchAttribute": "gpu.nvidia.com/partition2"}]
+            given = await scene.run(name, ask_for(kind, count=2), constraints=pair)
+            attributes = [(await scene.devices())[device]["attributes"] for device in given]
+            (partition,) = {one["partition2"]["int"] for one in attributes}
+            assert partition in scene.machine.read().state.fabric
+        assert len(scene.machine.read().state.fabric) == 2
+        await scene.leave("guests", "pods")
+        await scene.ask("torn", ask_for("gpu", count=3))
+        await scene.event("torn", "ClaimFailedTerminally", r"not a partition of Fabric Manager.*partition3")
+        await scene.leave("torn")
+        await scene.undone()

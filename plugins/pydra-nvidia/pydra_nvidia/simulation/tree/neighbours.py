@@ -51,7 +51,8 @@ def neighbour_files(boards: Iterable[Board], *, iommu: bool, driver: bool) -> Fi
             taken.add(function.slot.address)
             group = next((one for one in groups if one not in used), None) if groups is not None else None
             files |= function_files(msgspec.structs.replace(function, group=group))
-    return files | _display_files()
+    switches = {address for board in boards for address in _switches(board)} if driver else ()
+    return files | _display_files() | {f"proc/driver/nvidia-nvswitch/devices/{one}": text("") for one in switches}
 
 
 def has_switches(boards: Iterable[Board]) -> bool:

@@ -1,0 +1,67 @@
+"""Applies and undoes the step of Fabric Manager's partitions.
+
+Fabric Manager resets the links of GPUs whose partition it changes, so nothing may keep them initialised meanwhile: not
+their persistence mode, which they get back afterwards, and not this process's session with NVML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from pydra import Claim, ClaimError, UndoLater
+from pydra_nvidia.deadlines import in_thread
+from pydra_nvidia.nvfm import AWAY, FabricManager, FabricManagerError, Group
+from pydra_nvidia.nvml.persistence import PersistenceMode
+from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.steps import ActivateFabric
+
+
+class FabricChanged(ClaimError):
+    """Fabric Manager has other partitions by now than when the claim was planned."""
+
+    reason = "FabricPartitionsChanged"
+
+
+class ActivateFabricApplier:
+    """Both are idempotent: Fabric Manager says what is active."""
+
+    def __init__(self, manager: FabricManager, session: NvmlSession, persistence: PersistenceMode) -> None:
+        self._manager = manager
+        self._session = session
+        self._persistence = persistence
+
+    async def apply(self, step: ActivateFabric, _result: Any, _claim: Claim, /) -> bool:
+        """Raises FabricManagerError, FabricChanged, NvmlError, PersistenceFailed with nothing changed."""
+        found = await self._find(step)
+        if found is None or len(found.members) != len(step.gpus):
+            raise FabricChanged(f"Fabric Manager no longer has partition {step.partition} of {', '.join(step.gpus)}")
+        if not found.active:
+            await self._change(step, partial(self._manager.activate, step.partition))
+        return True
+
+    async def undo(self, step: ActivateFabric, _result: Any, _claim: Claim, /) -> None:
+        """Raises UndoLater while Fabric Manager is away; FabricManagerError."""
+        try:
+            found = await self._find(step)
+            if found is not None and found.active:
+                await self._change(step, partial(self._manager.deactivate, step.partition))
+        except FabricManagerError as error:
+            if error.code not in AWAY:
+                raise
+            raise UndoLater(str(error)) from error
+
+    async def _find(self, step: ActivateFabric) -> Group | None:
+        groups = await in_thread(self._manager.list_groups)
+        return next((one for one in groups if one.id == step.partition), None)
+
+    async def _change(self, step: ActivateFabric, work: Callable[[], None]) -> None:
+        kept: list[str] = []
+        try:
+            for address in step.gpus:
+                kept += [address] if await self._persistence.release(address) else []
+            await self._session.run_closed(work)
+        finally:
+            for address in kept:
+                await self._persistence.restore(address)

@@ -1,0 +1,83 @@
+"""Which partition of Fabric Manager a claim's GPUs are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from pydra import ClaimError, TerminalError
+from pydra_nvidia.devices import Passthrough, Target, WholeGpu
+from pydra_nvidia.hardware_types import FabricPartition, Gpu, Reading
+from pydra_nvidia.nvfm import Group, Member
+from pydra_nvidia.nvml.gpus import parse_bus_id
+from pydra_nvidia.steps import ActivateFabric
+
+_NO_BUS_ID = "0000:00:00.0"
+
+
+def match_members(
+    groups: Sequence[Group], gpus: Iterable[Gpu], modules: Mapping[str, int]
+) -> tuple[FabricPartition, ...]:
+    """The partitions whose GPUs all are known, with their PCI addresses. `modules` are positions by address.
+
+    Where Fabric Manager identifies GPUs anywhere, only that counts: on A100 its numbers are not NVML's module IDs.
+    """
+    by_uuid = {gpu.uuid: gpu.pci for gpu in gpus}
+    by_module = {module: address for address, module in modules.items()}
+    identified = any(_identify(member) for group in groups for member in group.members)
+
+    def find(member: Member) -> str | None:
+        if not identified:
+            return by_module.get(member.module)
+        return by_uuid.get(member.uuid) or (_bus_address(member) or None)
+
+    found = ((group.id, [find(member) for member in group.members]) for group in groups)
+    return tuple(
+        FabricPartition(id=id_, gpus=tuple(sorted(one for one in gpus if one is not None)))
+        for id_, gpus in found
+        if gpus and None not in gpus
+    )
+
+
+def _identify(member: Member) -> str:
+    return member.uuid or _bus_address(member)
+
+
+def _bus_address(member: Member) -> str:
+    address = parse_bus_id(member.bus_id) if member.bus_id else _NO_BUS_ID
+    return "" if address == _NO_BUS_ID else address
+
+
+def plan_fabric(targets: Sequence[Target], reading: Reading) -> tuple[ActivateFabric, ...]:
+    """The step that activates the partition of the claim's whole GPUs and functions; none where there are none.
+
+    Raises:
+        TerminalError: they are not the members of one partition.
+        ClaimError: the partitions are not known.
+    """
+    wanted = tuple(sorted({_address(one) for one in _find_users(targets)}))
+    if reading.fabric is None or not wanted:
+        return ()
+    if not reading.fabric.partitions:
+        raise ClaimError(f"Fabric Manager's partitions are not known: {reading.fabric.problem or 'it reports none'}")
+    for partition in reading.fabric.partitions:
+        if partition.gpus == wanted:
+            return (ActivateFabric(partition=partition.id, gpus=wanted),)
+    size = len(wanted)
+    offered = "; ".join(
+        f"{one.id} has {', '.join(one.gpus)}" for one in reading.fabric.partitions if len(one.gpus) == size
+    )
+    raise TerminalError(
+        f"the GPUs of the claim ({', '.join(wanted)}) are not a partition of Fabric Manager, which connects"
+        f" {f'of {size} GPUs only these: {offered}' if offered else f'no {size} GPUs'}; request all GPUs of a partition"
+        f" in one claim: a count of {size} with the constraint matchAttribute: gpu.nvidia.com/partition{size}"
+    )
+
+
+def _find_users(targets: Iterable[Target]) -> Iterator[WholeGpu | Passthrough]:
+    for target in targets:
+        if isinstance(target, WholeGpu | Passthrough) and not target.allocated.admin_access:
+            yield target
+
+
+def _address(target: WholeGpu | Passthrough) -> str:
+    return target.gpu.pci if isinstance(target, WholeGpu) else target.function.address

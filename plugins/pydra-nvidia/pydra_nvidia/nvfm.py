@@ -1,0 +1,218 @@
+"""Fabric Manager's client library, libnvfm: which groups of GPUs its NVSwitches can connect, and connecting one.
+
+Each piece of work has a connection of its own, so that a restarted Fabric Manager is found again. Everything blocks.
+Source: NVIDIA Fabric Manager User Guide, "Fabric Manager SDK"; nv_fm_types.h in NVIDIA/go-nvfm.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from pydra import ClaimError
+from pydra_nvidia.deadlines import turn
+from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_library
+
+LIBRARY = "libnvfm.so"
+MOST_PARTITIONS, MOST_GPUS, LONGEST_ADDRESS = 64, 16, 256
+CONNECT_MS = 5000
+
+SUCCESS, NOT_SUPPORTED, UNINITIALIZED, TIMEOUT, VERSION_MISMATCH = 0, -3, -4, -5, -6
+IN_USE, NOT_CONFIGURED, CONNECTION_NOT_VALID = -7, -8, -9
+NAMES = {
+    -1: "BADPARAM",
+    -2: "GENERIC_ERROR",
+    NOT_SUPPORTED: "NOT_SUPPORTED",
+    UNINITIALIZED: "UNINITIALIZED",
+    TIMEOUT: "TIMEOUT",
+    VERSION_MISMATCH: "VERSION_MISMATCH",
+    IN_USE: "IN_USE",
+    NOT_CONFIGURED: "NOT_CONFIGURED",
+    CONNECTION_NOT_VALID: "CONNECTION_NOT_VALID",
+    -10: "NVLINK_ERROR",
+}
+AWAY = frozenset({TIMEOUT, VERSION_MISMATCH, NOT_CONFIGURED, CONNECTION_NOT_VALID})
+"""Fabric Manager does not run, is starting, or is of another version than the library."""
+
+_ADVICE = {
+    NOT_SUPPORTED: "Fabric Manager must run with FABRIC_MODE=1 (fabricmanager.cfg)",
+    VERSION_MISMATCH: f"{LIBRARY} and Fabric Manager must be of the driver's version",
+    IN_USE: "GPUs of the partition are in another one that is active, or still in use",
+    NOT_CONFIGURED: "Fabric Manager is starting",
+    CONNECTION_NOT_VALID: "Fabric Manager must run, with FM_CMD_UNIX_SOCKET_PATH set to the path that"
+    " PYDRA_NVIDIA_FABRIC_MANAGER_SOCKET names",
+}
+
+
+def load_nvfm(root: DriverRoot) -> Any:
+    """The library of this installation of the driver. Raises DriverMissing."""
+    path = find_library(root.here, LIBRARY) or find_library(root.here, f"{LIBRARY}.1")
+    if path is None:
+        raise DriverMissing(
+            f"the driver's installation at {root.host_path} has no {LIBRARY}; the package nvidia-fabricmanager-dev(el)"
+            " of the driver's version has it"
+        )
+    try:
+        return ctypes.CDLL(root.path_here(path))
+    except OSError as error:
+        raise DriverMissing(f"{LIBRARY} cannot be loaded: {error}") from error
+
+
+class GpuStruct(ctypes.Structure):
+    """fmFabricPartitionGpuInfo_t."""
+
+    _fields_ = (
+        ("physicalId", ctypes.c_uint),
+        ("uuid", ctypes.c_char * 80),
+        ("pciBusId", ctypes.c_char * 32),
+        ("numNvLinksAvailable", ctypes.c_uint),
+        ("maxNumNvLinks", ctypes.c_uint),
+        ("nvlinkLineRateMBps", ctypes.c_uint),
+    )
+
+
+class PartitionStruct(ctypes.Structure):
+    """fmFabricPartitionInfo_t."""
+
+    _fields_ = (
+        ("partitionId", ctypes.c_uint),
+        ("isActive", ctypes.c_uint),
+        ("numGpus", ctypes.c_uint),
+        ("gpuInfo", GpuStruct * MOST_GPUS),
+    )
+
+
+class ListStruct(ctypes.Structure):
+    """fmFabricPartitionList_v2, whose version is 1."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("numPartitions", ctypes.c_uint),
+        ("maxNumPartitions", ctypes.c_uint),
+        ("partitionInfo", PartitionStruct * MOST_PARTITIONS),
+    )
+
+
+class ConnectStruct(ctypes.Structure):
+    """fmConnectParams_v2; without its last field fmConnectParams_v1, which older libraries know alone."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("addressInfo", ctypes.c_char * LONGEST_ADDRESS),
+        ("timeoutMs", ctypes.c_uint),
+        ("addressIsUnixSocket", ctypes.c_uint),
+        ("addressType", ctypes.c_uint),
+    )
+
+
+LIST_VERSION = ctypes.sizeof(ListStruct) | 1 << 24
+CONNECT_VERSIONS = ConnectStruct.addressType.offset | 1 << 24, ctypes.sizeof(ConnectStruct) | 2 << 24
+_UNIX = 2
+
+
+class FabricManagerError(ClaimError):
+    """Fabric Manager refused `call`, or does not answer."""
+
+    reason = "FabricManagerError"
+
+    def __init__(self, code: int, call: str) -> None:
+        self.code = code
+        advice = f": {_ADVICE[code]}" if code in _ADVICE else ""
+        super().__init__(f"{call} failed with FM_ST_{NAMES.get(code, 'UNKNOWN')} ({code}){advice}")
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU of a partition. From Hopper on, `uuid` and `bus_id` say nothing, and `module` is NVML's module ID."""
+
+    module: int
+    uuid: str = ""
+    bus_id: str = ""
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition: GPUs that reach each other, and no others, while it is active."""
+
+    id: int
+    active: bool
+    members: tuple[Member, ...]
+
+
+class FabricManager:
+    """`load` returns the library; `socket` is Fabric Manager's, as this process sees it."""
+
+    def __init__(self, load: Callable[[], Any], socket: str) -> None:
+        self._load = load
+        self._socket = socket
+        self._lock = threading.Lock()
+
+    def list_groups(self) -> tuple[Group, ...]:
+        """All that the machine can have, by ID. Raises FabricManagerError, DriverMissing."""
+        found = ListStruct(version=LIST_VERSION)
+        with self._connected() as (library, handle):
+            _check(library, "fmGetSupportedFabricPartitions", handle, ctypes.byref(found))
+        counts = (found.numPartitions, *(one.numGpus for one in found.partitionInfo))
+        if counts[0] > MOST_PARTITIONS or max(counts[1:]) > MOST_GPUS:
+            raise FabricManagerError(VERSION_MISMATCH, "fmGetSupportedFabricPartitions")
+        groups = (_parse(one) for one in found.partitionInfo[: found.numPartitions])
+        return tuple(sorted(groups, key=lambda one: one.id))
+
+    def activate(self, group: int) -> None:
+        """Connect the GPUs of the partition. Raises FabricManagerError, IN_USE while another one overlaps it."""
+        with self._connected() as (library, handle):
+            _check(library, "fmActivateFabricPartition", handle, group)
+
+    def deactivate(self, group: int) -> None:
+        """Disconnect them; one that is not active is fine. Raises FabricManagerError."""
+        with self._connected() as (library, handle):
+            try:
+                _check(library, "fmDeactivateFabricPartition", handle, group)
+            except FabricManagerError as error:
+                if error.code != UNINITIALIZED:
+                    raise
+
+    @contextmanager
+    def _connected(self) -> Iterator[tuple[Any, ctypes.c_void_p]]:
+        with turn(self._lock, "Fabric Manager"):
+            library = self._load()
+            if (code := library.fmLibInit()) not in (SUCCESS, IN_USE):  # IN_USE: it is initialised already
+                raise FabricManagerError(code, "fmLibInit")
+            handle = ctypes.c_void_p()
+            self._connect(library, handle)
+            try:
+                yield library, handle
+            finally:
+                library.fmDisconnect(handle)
+
+    def _connect(self, library: Any, handle: ctypes.c_void_p) -> None:
+        params = ConnectStruct(
+            addressInfo=self._socket.encode(), timeoutMs=CONNECT_MS, addressIsUnixSocket=1, addressType=_UNIX
+        )
+        for version in CONNECT_VERSIONS:
+            params.version = version
+            code = library.fmConnect(ctypes.byref(params), ctypes.byref(handle))
+            if code != VERSION_MISMATCH:
+                break
+        if code != SUCCESS:
+            raise FabricManagerError(code, "fmConnect")
+
+
+def _check(library: Any, call: str, *arguments: Any) -> None:
+    if (code := getattr(library, call)(*arguments)) != SUCCESS:
+        raise FabricManagerError(code, call)
+
+
+def _parse(found: PartitionStruct) -> Group:
+    members = (
+        Member(module=one.physicalId, uuid=_text(one.uuid), bus_id=_text(one.pciBusId))
+        for one in found.gpuInfo[: found.numGpus]
+    )
+    return Group(id=found.partitionId, active=bool(found.isActive), members=tuple(members))
+
+
+def _text(told: bytes) -> str:
+    return told.decode("ascii", "replace")

@@ -1,0 +1,56 @@
+"""The persistence mode of a GPU, by nvidia-persistenced where one runs, else by NVML: let go of, and restored."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from pydra_nvidia.host.persistenced import Persistenced, PersistenceFailed
+from pydra_nvidia.nvml.errors import STALE, NvmlError
+from pydra_nvidia.nvml.gpus import Use, read_use, set_persistence
+from pydra_nvidia.nvml.session import NvmlSession
+
+_log = logging.getLogger(__name__)
+
+
+class PersistenceMode:
+    """GPUs are named by their PCI addresses."""
+
+    def __init__(self, session: NvmlSession, persistenced: Persistenced) -> None:
+        self._session = session
+        self._persistenced = persistenced
+
+    async def read_use(self, address: str) -> Use | None:
+        """How the GPU is used; None where NVML cannot tell, for want of a driver or its library."""
+        try:
+            return await self._session.run(lambda nvml: read_use(nvml, address))
+        except NvmlError as error:
+            if error.code in STALE:
+                return None
+            raise
+
+    async def release(self, address: str) -> bool:
+        """Let nothing keep the GPU ready; whether something did. Raises NvmlError, PersistenceFailed."""
+        use = await self.read_use(address)
+        kept = use is not None and use.persistent
+        try:
+            kept = await asyncio.to_thread(self._tell_daemon, address) or kept
+            if use is not None and use.persistent:
+                await self._session.run(lambda nvml: set_persistence(nvml, address, on=False))
+        except BaseException:
+            if kept:
+                await self.restore(address)
+            raise
+        return kept
+
+    async def restore(self, address: str) -> None:
+        """Keep the GPU ready again. One that cannot be is given back all the same."""
+        try:
+            if not await asyncio.to_thread(self._persistenced.keep, address, on=True):
+                await self._session.run(lambda nvml: set_persistence(nvml, address, on=True))
+        except (NvmlError, PersistenceFailed) as error:
+            _log.warning("the persistence mode of GPU %s stays off: %s", address, error)
+
+    def _tell_daemon(self, address: str) -> bool:
+        """Have nvidia-persistenced release the GPU; whether it kept it."""
+        return self._persistenced.keeps(address) and self._persistenced.keep(address, on=False)

@@ -1,0 +1,214 @@
+"""Fabric Manager's partitions: read through the C structures, planned for a claim, activated and given back."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gpu_values import gpu
+from pydra import AllocatedDevice, ClaimError, TerminalError, UndoLater
+from pydra_nvidia.devices import Passthrough, WholeGpu
+from pydra_nvidia.fabric.apply_fabric import ActivateFabricApplier, FabricChanged
+from pydra_nvidia.fabric.plan_fabric import match_members, plan_fabric
+from pydra_nvidia.hardware_reader import HardwareReader
+from pydra_nvidia.hardware_types import FabricPartition, Gpu, Reading, SharedFabric
+from pydra_nvidia.host.baseboard import Baseboard
+from pydra_nvidia.host.driver_root import find_driver_root
+from pydra_nvidia.host.persistenced import Persistenced
+from pydra_nvidia.inventory.attributes import describe_fabric
+from pydra_nvidia.nvfm import (
+    CONNECT_VERSIONS,
+    LIST_VERSION,
+    ConnectStruct,
+    FabricManager,
+    FabricManagerError,
+    Group,
+    ListStruct,
+    Member,
+    PartitionStruct,
+)
+from pydra_nvidia.nvml.persistence import PersistenceMode
+from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.settings import parse_settings
+from pydra_nvidia.simulation.simulation import open_simulation
+from pydra_nvidia.steps import ActivateFabric
+from pydra_pci import PciFunction
+from step_agent import build_claim
+
+ONE, TWO, THREE = (f"0000:1{number}:00.0" for number in (1, 2, 3))
+PAIR = FabricPartition(id=4, gpus=(ONE, TWO))
+SINGLE = FabricPartition(id=8, gpus=(ONE,))
+FABRIC = SharedFabric(partitions=(PAIR, SINGLE))
+
+
+def target(address: str, *, guest: bool = False, admin: bool = False) -> Any:
+    allocated = AllocatedDevice(request="r", pool="n", device="gpu-0", admin_access=admin)
+    if guest:
+        function = PciFunction(address=address, vendor="0x10de", device="0x2330", pci_class="0x030200", driver="nvidia")
+        return Passthrough(allocated=allocated, function=function)
+    return WholeGpu(allocated=allocated, gpu=gpu(0, "a", address))
+
+
+def test_the_structures_have_the_sizes_and_versions_of_the_vendors_header() -> None:
+    assert ctypes.sizeof(PartitionStruct) == 2060
+    assert (ctypes.sizeof(ListStruct), LIST_VERSION) == (131852, 0x0102030C)
+    assert (ctypes.sizeof(ConnectStruct), CONNECT_VERSIONS) == (272, (0x0100010C, 0x02000110))
+
+
+@pytest.mark.parametrize(
+    ("members", "gpus"),
+    [
+        pytest.param([Member(module=1), Member(module=2)], (ONE, TWO), id="by module ID"),
+        pytest.param([Member(module=9, uuid="GPU-b"), Member(module=8, uuid="GPU-a")], (ONE, TWO), id="by UUID"),
+        pytest.param([Member(module=1, uuid="GPU-a"), Member(module=2)], None, id="a number beside UUIDs says nothing"),
+        pytest.param([Member(module=1, bus_id="00000000:13:00.0")], (THREE,), id="by PCI address, though in a guest"),
+        pytest.param([Member(module=1), Member(module=7)], None, id="a GPU that is not known"),
+        pytest.param([], None, id="no GPU"),
+    ],
+)
+def test_members_are_known_by_their_identity_or_else_by_their_position(
+    members: list[Member], gpus: tuple[str, ...] | None
+) -> None:
+    known = (gpu(0, "a", ONE), gpu(1, "b", TWO))
+    found = match_members([Group(id=4, active=False, members=tuple(members))], known, {ONE: 1, TWO: 2})
+    assert found == ((FabricPartition(id=4, gpus=gpus),) if gpus else ())
+
+
+@pytest.mark.parametrize(
+    ("targets", "fabric", "outcome"),
+    [
+        ([target(TWO), target(ONE)], FABRIC, 4),
+        ([target(TWO), target(ONE, guest=True)], FABRIC, 4),
+        ([target(ONE), target(TWO, admin=True)], FABRIC, 8),
+        ([target(ONE)], SharedFabric(partitions=FABRIC.partitions, problem="away"), 8),
+        ([target(ONE)], None, None),
+        ([target(ONE, admin=True)], FABRIC, None),
+        ([target(TWO)], FABRIC, (TerminalError, r"1 GPUs only these: 8 has .*matchAttribute: .*/partition1")),
+        ([target(TWO), target(ONE), target(THREE)], FABRIC, (TerminalError, "connects no 3 GPUs")),
+        ([target(ONE)], SharedFabric(problem="does not run"), (ClaimError, "not known: does not run")),
+    ],
+)
+def test_the_gpus_of_a_claim_are_one_partition_or_are_refused(targets: list[Any], fabric: Any, outcome: Any) -> None:
+    if isinstance(outcome, tuple):
+        with pytest.raises(ClaimError, match=outcome[1]) as caught:
+            plan_fabric(targets, Reading(fabric=fabric))
+        assert type(caught.value) is outcome[0]
+    else:
+        found = [step.partition for step in plan_fabric(targets, Reading(fabric=fabric))]
+        assert found == ([] if outcome is None else [outcome])
+
+
+def test_a_gpu_has_the_partition_of_each_size_unless_there_are_two() -> None:
+    other = SharedFabric(partitions=(*FABRIC.partitions, FabricPartition(id=5, gpus=(ONE, THREE))))
+    assert describe_fabric(ONE, FABRIC) == {"partition1": 8, "partition2": 4}
+    assert (describe_fabric(ONE, other), describe_fabric(TWO, other)) == ({"partition1": 8}, {"partition2": 4})
+    assert describe_fabric(THREE, FABRIC) == describe_fabric(ONE, None) == {}
+
+
+class Machine:
+    """Eight GPUs of a model, whose Fabric Manager runs in this mode; all are in persistence mode."""
+
+    def __init__(self, path: Path, model: str = "h100-80gb") -> None:
+        self._path = path / "scenario.yaml"
+        self._model = model
+        self.set_mode(1)
+        simulation = open_simulation(str(self._path), str(path / "state"))
+        self.machine = simulation.machine
+        self.tree = simulation.tree
+        self.settings = parse_settings({}, simulation.settings)
+        self.manager = FabricManager(simulation.load_fabric, "/run/socket")
+        self.session = NvmlSession(simulation.load)
+
+        persistenced = Persistenced(simulation.tree, lambda: find_driver_root(simulation.tree, self.settings))
+        self.applier = ActivateFabricApplier(self.manager, self.session, PersistenceMode(self.session, persistenced))
+
+    def set_mode(self, mode: int | None) -> None:
+        told = "null" if mode is None else mode
+        self._path.write_text(f"driver: {{fabricMode: {told}}}\ngpus:\n- {{model: {self._model}, count: 8}}\n")
+
+    @property
+    def active(self) -> list[int]:
+        return self.machine.read().state.fabric
+
+    def persistent(self) -> set[bool]:
+        return {one.persistence for one in self.machine.read().state.gpus.values()}
+
+    def step(self, first: int, last: int) -> ActivateFabric:
+        """For the GPUs at these positions of the baseboard."""
+        boards = {board.module: board.address for board in self.machine.read().boards.values()}
+        gpus = tuple(boards[module] for module in range(first, last + 1))
+        return next(
+            ActivateFabric(partition=one.id, gpus=gpus)
+            for one in match_members(self.manager.list_groups(), self.gpus(), {v: k for k, v in boards.items()})
+            if one.gpus == gpus
+        )
+
+    def gpus(self) -> list[Gpu]:
+        boards = self.machine.read().boards.values()
+        return [replace(gpu(0, "a", board.address), uuid=board.uuid) for board in boards]
+
+
+@pytest.mark.parametrize("model", ["h100-80gb", "a100-40gb"])
+async def test_a_partition_is_activated_while_nothing_has_its_gpus_open_and_given_back(
+    tmp_path: Path, model: str
+) -> None:
+    machine = Machine(tmp_path, model)
+    await machine.session.run(lambda nvml: nvml.call("nvmlDeviceGetCount"))
+    pair, other = machine.step(1, 2), machine.step(3, 4)
+    claim = build_claim("c1", pair)
+    for step in (pair, pair, other):  # a step that is done already is fine
+        assert await machine.applier.apply(step, None, claim)
+    assert (machine.active, machine.persistent()) == ([pair.partition, other.partition], {True})
+    with pytest.raises(FabricManagerError, match=r"FM_ST_IN_USE .*another one that is active"):
+        await machine.applier.apply(machine.step(1, 4), None, claim)
+    assert machine.persistent() == {True}
+    for step in (pair, pair):
+        await machine.applier.undo(step, True, claim)
+    assert (machine.active, machine.persistent()) == ([other.partition], {True})
+
+
+async def test_a_partition_waits_for_a_fabric_manager_that_is_away(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    step = machine.step(1, 8)
+    claim = build_claim("c1", step)
+    await machine.applier.apply(step, None, claim)
+    machine.set_mode(None)
+    with pytest.raises(FabricManagerError, match=r"fmConnect failed .*FM_CMD_UNIX_SOCKET_PATH"):
+        await machine.applier.apply(step, None, claim)
+    with pytest.raises(UndoLater, match="CONNECTION_NOT_VALID"):
+        await machine.applier.undo(step, True, claim)
+    machine.set_mode(0)
+    with pytest.raises(FabricManagerError, match="FABRIC_MODE=1"):
+        await machine.applier.undo(step, True, claim)
+    machine.set_mode(1)
+    with pytest.raises(FabricChanged):
+        await machine.applier.apply(replace(step, gpus=step.gpus[:2]), None, claim)
+    await machine.applier.undo(step, True, claim)
+    assert machine.active == []
+
+
+async def test_devices_keep_their_partitions_while_fabric_manager_is_away(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    baseboard = Baseboard(str(tmp_path / "baseboard.json"))
+    reader = HardwareReader(
+        machine.session,
+        machine.tree,
+        settings=replace(machine.settings, fabric_partitions=True),
+        baseboard=baseboard,
+        fabric_manager=machine.manager,
+    )
+    first = (await reader.read()).fabric
+    machine.set_mode(None)
+    away = (await reader.read()).fabric
+    machine.set_mode(1)
+    back = (await reader.reread([0])).fabric
+    assert first is not None
+    assert sorted(len(one.gpus) for one in first.partitions) == [1] * 8 + [2] * 4 + [4] * 2 + [8]
+    assert (first.problem, away and away.partitions, back) == ("", first.partitions, first)
+    assert away is not None
+    assert "FM_CMD_UNIX_SOCKET_PATH" in away.problem
+    machine.session.close()
