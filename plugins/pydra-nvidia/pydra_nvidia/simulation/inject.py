@@ -95,7 +95,7 @@ class Injector:
     def recovery_action(self, minor: int, action: int) -> None:
         """NVML's field 230: 1 GPU reset, 2 reboot, ...; an event too, where the GPU has it."""
         with self._gpu(minor) as (view, board, gpu):
-            gpu.recovery, gpu.reset_required = action, action == 1
+            gpu.recovery = action
             if board.model.events & RECOVERY_ACTION:
                 self._machine.record(view.state, board.uuid, RECOVERY_ACTION, action)
 

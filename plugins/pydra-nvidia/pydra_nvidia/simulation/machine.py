@@ -221,7 +221,6 @@ def new_gpu(board: Board) -> GpuState:
         persistence=board.persistence,
         lost=condition.lost,
         recovery=condition.recovery,
-        reset_required=condition.reset_required,
         counters=msgspec.convert(condition, Counters, from_attributes=True),
     )
 
@@ -297,11 +296,9 @@ def reset_gpu(gpu: GpuState) -> None:
     gpu.instances.clear()
     gpu.processes.clear()
     gpu.compute_mode = gpu.time_slice = gpu.recovery = 0
-    gpu.reset_required = False
     counters = gpu.counters
     counters.ecc_corrected_volatile = counters.ecc_uncorrected_volatile = 0
     counters.remap_pending = counters.retirement_pending = False
-    counters.channel_repair_pending = counters.tpc_repair_pending = False
 
 
 def release_gpu(board: Board, gpu: GpuState) -> None:

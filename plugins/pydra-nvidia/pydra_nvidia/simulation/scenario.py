@@ -116,7 +116,6 @@ class ConditionPart(_Part, frozen=True, kw_only=True):
 
     lost: bool = False
     recovery: Natural = 0
-    reset_required: bool = False
     ecc_corrected: Natural = 0
     ecc_uncorrected: Natural = 0
     ecc_corrected_volatile: Natural = 0

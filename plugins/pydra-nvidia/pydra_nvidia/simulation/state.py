@@ -58,8 +58,6 @@ class Counters(msgspec.Struct, kw_only=True):
     retired_single: int = 0
     retired_double: int = 0
     retirement_pending: bool = False
-    channel_repair_pending: bool = False
-    tpc_repair_pending: bool = False
     pcie_replays: int = 0
     nvlink_replays: int = 0
     nvlink_recoveries: int = 0
@@ -96,7 +94,6 @@ class GpuState(msgspec.Struct, kw_only=True):
     time_slice: int = 0
     persistence: bool = True
     recovery: int = 0
-    reset_required: bool = False
     processes: list[Process] = []
     links_down: list[int] = []
     counters: Counters = msgspec.field(default_factory=Counters)

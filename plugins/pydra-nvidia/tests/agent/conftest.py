@@ -275,7 +275,7 @@ class Scene:
     def traces(self) -> dict[str, Any]:
         """All that a claim can leave: the machine's state, CDI specs, daemons, the agent's record."""
         root, view = Path(self.node.root), self.machine.read()
-        own = ("processes", "counters", "gauges", "recovery", "reset_required", "lost", "epoch")
+        own = ("processes", "counters", "gauges", "recovery", "lost", "epoch")
         gpus = {
             board.minor: {
                 name: value for name, value in msgspec.to_builtins(view.state.gpus[uuid]).items() if name not in own

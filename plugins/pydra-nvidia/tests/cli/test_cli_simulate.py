@@ -56,7 +56,7 @@ def test_where_there_is_no_machine_it_is_said(command: Run, tmp_path: Path) -> N
     [
         (("lose", "99"), 1, "no GPU has the minor number 99"),
         (("mig-create", "3", "1g.10gb", "0"), 1, "GPU 3 has no 1g.10gb at 0 now"),
-        (("count", "3", "nonsense=1"), 1, "there is no nonsense; there are channel_repair_pending, ecc_corrected"),
+        (("count", "3", "nonsense=1"), 1, "there is no nonsense; there are ecc_corrected"),
         (("count", "3", "remap_pending=7"), 1, "Expected `bool`"),
         (("count", "3", "remap_pending=yes"), 1, "'remap_pending=yes' is not NAME=NUMBER"),
         (("lose", "gpu-x"), 2, "'gpu-x' is not a GPU: give its minor number, as 3 or gpu-3"),

@@ -233,7 +233,6 @@ def test_a_model_can_lack_what_its_generation_has(simulate: Simulate) -> None:
         ("nvmlDeviceSetMigMode", (1,)),
         ("nvmlDeviceSetComputeMode", (3,)),
         ("nvmlDeviceSetPersistenceMode", (0,)),
-        ("nvmlDeviceCreateGpuInstance", (19,)),
     ],
 )
 def test_who_is_not_root_changes_nothing(simulate: Simulate, call: str, arguments: tuple[object, ...]) -> None:

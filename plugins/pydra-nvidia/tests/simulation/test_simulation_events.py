@@ -80,21 +80,6 @@ def test_a_wait_ends_with_an_event_of_another_process(simulate: Simulate) -> Non
     nvml.nvmlShutdown()
 
 
-def test_other_calls_go_on_while_one_waits(simulate: Simulate) -> None:
-    rig = simulate(TWO)
-    nvml, gpu = rig.opened()
-    event_set = register(nvml, gpu)
-    found: list[Any] = []
-    waiter = threading.Thread(target=lambda: found.append(nvml.nvmlEventSetWait_v2(event_set, LONG)))
-    waiter.start()
-    assert [nvml.nvmlDeviceGetMinorNumber(gpu) for _ in range(100)] == [1] * 100
-    assert not found
-    rig.inject.xid(1, 13)
-    waiter.join(30)
-    assert [one.eventData for one in found] == [13]
-    nvml.nvmlShutdown()
-
-
 def test_a_lost_gpu_ends_the_wait_after_its_last_event(simulate: Simulate) -> None:
     rig = simulate(TWO)
     nvml, gpu = rig.opened()

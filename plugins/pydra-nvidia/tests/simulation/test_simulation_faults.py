@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -152,15 +151,6 @@ def test_a_call_that_holds_the_gil_stops_every_thread(simulate: Simulate) -> Non
     assert done.stdout.strip() == "True", done.stderr
 
 
-def test_a_delay_hands_out_the_answer_late(simulate: Simulate) -> None:
-    rig = simulate(two({"op": GET_MINOR, "do": "delay", "seconds": 0.05}))
-    nvml, gpu = rig.opened()
-    started = time.monotonic()
-    assert nvml.nvmlDeviceGetMinorNumber(gpu) == 1
-    assert time.monotonic() - started >= 0.05
-    nvml.nvmlShutdown()
-
-
 def test_threads_share_the_count(simulate: Simulate) -> None:
     rig = simulate(two({"op": GET_MINOR, "do": "raise", "code": "TIMEOUT", "count": 40}))
     nvml, gpu = rig.opened()
@@ -176,8 +166,3 @@ def test_threads_share_the_count(simulate: Simulate) -> None:
         thread.join()
     assert (codes.count(Code.TIMEOUT), codes.count(Code.SUCCESS)) == (40, 40)
     nvml.nvmlShutdown()
-
-
-def test_equal_faults_share_a_count_and_others_do_not() -> None:
-    assert Fault(op="nvmlInit", do="hang").key() == Fault(op="nvmlInit", do="hang").key()
-    assert Fault(op="nvmlInit", do="hang").key() != Fault(op="nvmlInit", do="hang", after=1).key()

@@ -28,7 +28,8 @@ def test_what_a_killed_process_made_is_there(simulate: Simulate) -> None:
     rig = simulate(H100)
     done = rig.elsewhere(
         "import os, signal\n"
-        "nvml.nvmlDeviceCreateGpuInstance(h, 14)\n"
+        "place = nvml.c_nvmlGpuInstancePlacement_t(0, 2)\n"
+        "nvml.nvmlDeviceCreateGpuInstanceWithPlacement(h, 14, ctypes.byref(place))\n"
         "nvml.nvmlDeviceSetPersistenceMode(h, 0)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -42,14 +43,15 @@ def test_what_a_killed_process_made_is_there(simulate: Simulate) -> None:
 def test_processes_that_race_for_places_get_each_once(simulate: Simulate) -> None:
     rig = simulate(H100)
     code = (
-        "import sys\n"
+        "import ctypes, sys\n"
         "from pydra_nvidia.simulation.simulation import open_simulation\n"
         "nvml = open_simulation(sys.argv[1], sys.argv[2]).load()\n"
         "nvml.nvmlInit()\n"
         "h = nvml.nvmlDeviceGetHandleByIndex(0)\n"
         "got = 0\n"
-        "for _ in range(7):\n"
-        "    try: nvml.nvmlDeviceCreateGpuInstance(h, 19); got += 1\n"
+        "for start in range(7):\n"
+        "    place = ctypes.byref(nvml.c_nvmlGpuInstancePlacement_t(start, 1))\n"
+        "    try: nvml.nvmlDeviceCreateGpuInstanceWithPlacement(h, 19, place); got += 1\n"
         "    except nvml.NVMLError as error: assert error.value == 23, error\n"
         "print(got)\n"
     )

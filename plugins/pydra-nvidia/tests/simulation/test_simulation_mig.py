@@ -30,17 +30,8 @@ def test_an_instance_is_created_at_its_place_and_found_again(simulate: Simulate,
     found = nvml.nvmlComputeInstanceGetInfo(compute)
     uuid = nvml.nvmlDeviceGetUUID(found.device)
     assert uuid.startswith("MIG-")
-    device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)
-    assert nvml.nvmlDeviceGetUUID(device) == uuid
-    assert nvml.nvmlDeviceIsMigDeviceHandle(device).value == 1
-    assert nvml.nvmlDeviceGetGpuInstanceId(device) == info.id
-    assert nvml.nvmlDeviceGetComputeInstanceId(device) == found.id == 0
-    assert nvml.nvmlDeviceGetName(device) == "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
-    attributes = nvml.nvmlDeviceGetAttributes(device)
-    assert (attributes.memorySizeMB, attributes.multiprocessorCount, attributes.gpuInstanceSliceCount) == (9984, 16, 1)
-    assert nvml.nvmlDeviceGetMemoryInfo(device).total == 9984 << 20
-    parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvml.nvmlDeviceGetHandleByUUID(uuid))
-    assert nvml.nvmlDeviceGetMinorNumber(parent) == 5
+    assert nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByUUID(uuid)) == uuid
+    assert nvml.nvmlDeviceGetMemoryInfo(found.device).total == 9984 << 20
     nvml.nvmlShutdown()
 
 
@@ -126,16 +117,6 @@ def test_compute_slices_run_out_before_memory_slices_do(simulate: Simulate, crea
         create(nvml, gpu, 14, start, 2)
     create(nvml, gpu, 15, 6, 2)
     assert rig.code(create, nvml, gpu, 19, 6, 1) == Code.INSUFFICIENT_RESOURCES
-    assert nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(gpu, 19) == 0
-    nvml.nvmlShutdown()
-
-
-def test_the_balanced_layout_fills_the_gpu(simulate: Simulate, create: Create) -> None:
-    nvml, gpu = simulate(H100).opened()
-    assert nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(gpu, 19) == 7
-    for profile, start, size in ((9, 4, 4), (14, 0, 2), (19, 2, 1), (19, 3, 1)):
-        create(nvml, gpu, profile, start, size)
-    assert nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(gpu, 19) == 0
     nvml.nvmlShutdown()
 
 
@@ -170,7 +151,6 @@ def test_handles_of_what_was_destroyed_are_of_no_use_although_its_ids_are_used_a
     nvml.nvmlGpuInstanceDestroy(instance)
     create(nvml, gpu, 19, 0, 1)
     assert rig.code(nvml.nvmlGpuInstanceGetInfo, instance) == Code.NOT_FOUND
-    assert rig.code(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, 0) == Code.NOT_FOUND
     nvml.nvmlShutdown()
 
 
@@ -182,7 +162,7 @@ def test_an_instance_in_use_is_not_destroyed(simulate: Simulate, create: Create)
     assert rig.code(nvml.nvmlGpuInstanceDestroy, instance) == Code.IN_USE
     rig.inject.start_process(5, Process(pid=4711, gi=1, ci=0))
     assert rig.code(nvml.nvmlComputeInstanceDestroy, compute) == Code.IN_USE
-    device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)
+    device = nvml.nvmlComputeInstanceGetInfo(compute).device
     (process,) = nvml.nvmlDeviceGetComputeRunningProcesses(device)
     assert (process.pid, process.gpuInstanceId, process.computeInstanceId) == (4711, 1, 0)
     rig.inject.end_process(5, 4711)
@@ -200,14 +180,9 @@ def test_compute_instances_share_a_gpu_instance(simulate: Simulate, create: Crea
     assert nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, 2, 0).name == "MIG 3g.40gb"
     assert rig.code(nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo, instance, 4, 0) == Code.NOT_SUPPORTED
     nvml.nvmlGpuInstanceCreateComputeInstance(instance, 1)
-    assert nvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(instance, 0) == 1
-    place = nvml.c_nvmlComputeInstancePlacement_t(2, 1)
-    nvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement(instance, 0, ctypes.byref(place))
+    nvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
     assert rig.code(nvml.nvmlGpuInstanceCreateComputeInstance, instance, 0) == Code.INSUFFICIENT_RESOURCES
     assert rig.code(nvml.nvmlGpuInstanceCreateComputeInstance, instance, 4) == Code.INVALID_ARGUMENT
-    devices = [nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index) for index in range(2)]
-    assert [nvml.nvmlDeviceGetAttributes(one).computeInstanceSliceCount for one in devices] == [2, 1]
-    assert nvml.nvmlDeviceGetName(devices[1]).endswith("MIG 1c.3g.40gb")
     count, array = ctypes.c_uint(0), (nvml.c_nvmlComputeInstance_t * 3)()
     nvml.nvmlGpuInstanceGetComputeInstances(instance, 0, array, ctypes.byref(count))
     assert [nvml.nvmlComputeInstanceGetInfo(one).id for one in array[: count.value]] == [1]
@@ -215,18 +190,11 @@ def test_compute_instances_share_a_gpu_instance(simulate: Simulate, create: Crea
     nvml.nvmlShutdown()
 
 
-@pytest.mark.parametrize(
-    ("call", "arguments"),
-    [
-        ("nvmlDeviceCreateGpuInstance", (19,)),
-        ("nvmlDeviceGetGpuInstanceById", (1,)),
-        ("nvmlDeviceGetGpuInstanceRemainingCapacity", (19,)),
-    ],
-)
-def test_with_the_mode_off_there_is_no_instance(simulate: Simulate, call: str, arguments: tuple[object, ...]) -> None:
+def test_with_the_mode_off_there_is_no_instance(simulate: Simulate, create: Create) -> None:
     rig = simulate(OFF)
     nvml, gpu = rig.opened()
-    assert rig.code(getattr(nvml, call), gpu, *arguments) == Code.NOT_SUPPORTED
+    assert rig.code(create, nvml, gpu, 19, 0, 1) == Code.NOT_SUPPORTED
+    assert rig.code(nvml.nvmlDeviceGetGpuInstanceById, gpu, 1) == Code.NOT_SUPPORTED
     assert nvml.nvmlDeviceGetMaxMigDeviceCount(gpu) == 0
     nvml.nvmlShutdown()
 
@@ -334,7 +302,7 @@ def test_what_somebody_else_makes_is_there(simulate: Simulate, create: Create) -
     rig = simulate(H100)
     nvml, gpu = rig.opened()
     uuid = rig.inject.create_mig(5, "2g.20gb", 2)
-    assert nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)) == uuid
+    assert nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByUUID(uuid)) == uuid
     assert rig.code(create, nvml, gpu, 19, 3, 1) == Code.INSUFFICIENT_RESOURCES
     rig.inject.destroy_mig(5, 2)
     assert rig.code(nvml.nvmlDeviceGetHandleByUUID, uuid) == Code.NOT_FOUND

@@ -9,7 +9,7 @@ import pytest
 
 from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.mig_state import derive_name, read_offer
-from pydra_nvidia.simulation.scenario_file import bundled_model, bundled_scenarios
+from pydra_nvidia.simulation.scenario_file import bundled_model
 
 Simulate = Callable[..., Any]
 
@@ -74,17 +74,3 @@ def test_the_profiles_are_told_through_nvml(
         nvml.nvmlShutdown()
     told = {profile.name: profile.memory_mib for profile in offer.profiles}
     assert expected.items() <= told.items()
-
-
-@pytest.mark.parametrize("name", bundled_scenarios())
-def test_every_gpu_of_a_bundled_scenario_says_what_it_is(simulate: Simulate, name: str) -> None:
-    nvml: Any = simulate(name).init()
-    try:
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            assert nvml.nvmlDeviceGetUUID(handle).startswith("GPU-")
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-            assert memory.total == memory.used + memory.free + memory.reserved
-            assert nvml.nvmlDeviceGetPciInfo(handle).pciDeviceId & 0xFFFF == 0x10DE
-    finally:
-        nvml.nvmlShutdown()

@@ -37,7 +37,7 @@ class Node:
         return self.machine.read().state.gpus[self.uuid]
 
     def smi(self, *arguments: str) -> tuple[int, str]:
-        return self.run("nvidia-smi", *arguments)
+        return self.run("nvidia-smi", *[self.uuid if one == "UUID" else one for one in arguments])
 
     def run(self, name: str, *arguments: str, text: str = "") -> tuple[int, str]:
         """Its status, and what it said."""
@@ -108,91 +108,59 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("n")
 
 
-def test_nvidia_smi_sets_modes_and_slices_of_the_machine(node: Callable[..., Node]) -> None:
+SLICE = "compute-policy", "-i", "UUID", "--set-timeslice"
+
+
+def test_nvidia_smi_sets_time_slices_and_lists_what_there_is(node: Callable[..., Node]) -> None:
     here = node()
-    for arguments, said in (
-        (("-i", here.uuid, "-c", "EXCLUSIVE_PROCESS"), "Set compute mode to EXCLUSIVE_PROCESS"),
-        (("-i", "0", "--compute-mode=3"), "Compute mode is already set to EXCLUSIVE_PROCESS"),
-        (("compute-policy", "-i", here.uuid, "--set-timeslice", "2"), "timeslice to Medium"),
-        (("-i", "0000:0F:00.0", "-pm", "0"), "Disabled persistence mode"),
-    ):
-        status, words = here.smi(*arguments)
-        assert (status, said in words, words.endswith("All done.\n")) == (0, True, True), words
-    assert (here.gpu.compute_mode, here.gpu.time_slice, here.gpu.persistence) == (3, 2, False)
-    assert here.smi("compute-policy", "-l") == (0, "GPU 00000000:0F:00.0: Timeslice: Medium\nAll done.\n")
-
-
-def test_nvidia_smi_tells_versions_and_what_there_is(node: Callable[..., Node]) -> None:
-    here = node(driver={"version": "580.95.05", "cuda": 13010})
-    assert here.smi("--version") == (
-        0,
-        "NVIDIA-SMI version  : 580.95.05\nNVML version        : 580.95\n"
-        "DRIVER version      : 580.95.05\nCUDA Version        : 13.1\n",
-    )
+    status, words = here.smi(*SLICE, "2")
+    assert (status, "timeslice to Medium" in words, here.gpu.time_slice) == (0, True, 2), words
     here.inject.set_mig_mode(0, True, force=True)
     uuid = here.inject.create_mig(0, "1g.10gb", 0)
     status, words = here.smi("-L")
-    assert status == 0
     first, second = words.splitlines()
-    assert first == f"GPU 0: NVIDIA H100 80GB HBM3 (UUID: {here.uuid})"
+    assert (status, first) == (0, f"GPU 0: NVIDIA H100 80GB HBM3 (UUID: {here.uuid})")
     assert second.split() == ["MIG", "1g.10gb", "Device", "0:", "(UUID:", f"{uuid})"]
 
 
+def lose(node: Node) -> None:
+    node.inject.lose(0)
+
+
+def unload(node: Node) -> None:
+    node.inject.unload_driver(force=True)
+
+
+FAULT = {"op": "nvidia_smi", "do": "raise", "code": "NOT_SUPPORTED"}
+
+
 @pytest.mark.parametrize(
-    ("arguments", "status", "words"),
+    ("scenario", "happens", "arguments", "status", "words"),
     [
-        (("-i", "GPU-none", "-c", "DEFAULT"), 6, "No devices were found"),
-        (("-i", "7", "-c", "DEFAULT"), 6, "No devices were found"),
-        (("-c", "SOMETIMES"), 2, "Invalid"),
-        (("compute-policy", "--set-timeslice", "4"), 2, "Invalid timeslice"),
-        (("--frobnicate",), 2, "Invalid"),
-        (("-c",), 2, "Invalid"),
+        ({}, None, ("compute-policy", "-i", "GPU-none", "--set-timeslice", "1"), 6, "No devices were found"),
+        ({}, None, (*SLICE, "4"), 2, "Invalid timeslice"),
+        ({}, None, ("--frobnicate",), 2, "Invalid"),
+        ({}, lose, (*SLICE, "1"), 15, "GPU is lost"),
+        ({}, unload, (*SLICE, "1"), 9, "couldn't communicate with the NVIDIA driver"),
+        ({"driver": {"privileged": False}}, None, (*SLICE, "1"), 4, "Insufficient Permissions"),
+        ({"faults": [FAULT]}, None, (*SLICE, "1"), 3, "Not Supported"),
+        ({"faults": [{"op": "nvidia_smi", "do": "exit", "status": 42}]}, None, (*SLICE, "1"), 42, ""),
+        ({"faults": [{**FAULT, "device": 5}]}, None, (*SLICE, "0"), 0, "All done."),
     ],
 )
-def test_nvidia_smi_refuses_what_makes_no_sense(
-    node: Callable[..., Node], arguments: tuple[str, ...], status: int, words: str
+def test_nvidia_smi_refuses_as_the_real_one_does(
+    node: Callable[..., Node],
+    scenario: Mapping[str, Any],
+    happens: Callable[[Node], None] | None,
+    arguments: tuple[str, ...],
+    status: int,
+    words: str,
 ) -> None:
-    ended, said = node().smi(*arguments)
-    assert (ended, words in said) == (status, True), said
-
-
-@pytest.mark.parametrize(
-    ("happens", "status", "words"),
-    [
-        (lambda node: node.inject.lose(0), 15, "GPU is lost"),
-        (lambda node: node.inject.unload_driver(force=True), 9, "couldn't communicate with the NVIDIA driver"),
-        (lambda node: node.inject.set_mig_mode(0, True, force=True), 3, "Not Supported"),
-    ],
-    ids=["lost", "no driver", "partitioned"],
-)
-def test_nvidia_smi_fails_as_nvml_does(
-    node: Callable[..., Node], happens: Callable[[Node], None], status: int, words: str
-) -> None:
-    here = node()
-    happens(here)
-    ended, said = here.smi("-i", here.uuid, "-c", "EXCLUSIVE_PROCESS")
-    assert (ended, words in said, here.gpu.compute_mode) == (status, True, 0), said
-
-
-@pytest.mark.parametrize("arguments", [("-c", "3"), ("-pm", "0"), ("compute-policy", "--set-timeslice", "1")])
-def test_nvidia_smi_needs_root(node: Callable[..., Node], arguments: tuple[str, ...]) -> None:
-    here = node(driver={"privileged": False})
-    status, words = here.smi(*arguments)
-    assert (status, "Insufficient Permissions" in words) == (4, True)
-    assert (here.gpu.compute_mode, here.gpu.time_slice, here.gpu.persistence) == (0, 0, True)
-
-
-@pytest.mark.parametrize(
-    ("fault", "status"),
-    [
-        ({"op": "nvidia_smi", "do": "raise", "code": "NOT_SUPPORTED"}, 3),
-        ({"op": "nvidia_smi", "do": "exit", "status": 42}, 42),
-        ({"op": "nvmlDeviceSetComputeMode", "do": "raise", "code": "NO_PERMISSION"}, 4),
-        ({"op": "nvidia_smi", "do": "exit", "device": 5}, 0),
-    ],
-)
-def test_faults_strike_nvidia_smi(node: Callable[..., Node], fault: Mapping[str, object], status: int) -> None:
-    assert node(faults=[fault]).smi("-c", "3")[0] == status
+    here = node(**scenario)
+    if happens is not None:
+        happens(here)
+    ended, said = here.smi(*arguments)
+    assert (ended, words in said, here.gpu.time_slice) == (status, True, 0), said
 
 
 def test_an_mps_daemon_serves_until_told_to_quit(node: Callable[..., Node]) -> None:
@@ -204,7 +172,7 @@ def test_an_mps_daemon_serves_until_told_to_quit(node: Callable[..., Node]) -> N
     assert Path(f"/proc/{pid}/comm").read_text() == "nvidia-cuda-mps\n"
     assert here.uuid.encode() in Path(f"/proc/{pid}/environ").read_bytes()
     assert here.run("nvidia-cuda-mps-control", "-d") == (1, "An instance of this daemon is already running\n")
-    assert here.mps("get_default_active_thread_percentage", "get_server_list") == (0, "100.0\n")
+    assert here.mps("get_default_active_thread_percentage") == (0, "100.0\n")
     answers = here.mps(
         "set_default_active_thread_percentage 40",
         f"set_default_device_pinned_mem_limit {here.uuid} 512M",
@@ -227,7 +195,6 @@ def test_an_mps_daemon_serves_until_told_to_quit(node: Callable[..., Node]) -> N
         ("set_default_active_thread_percentage 101", "Invalid active thread percentage: 101"),
         ("set_default_active_thread_percentage", "Invalid arguments for set_default_active_thread_percentage: none"),
         ("set_default_device_pinned_mem_limit 0 lots", "Invalid pinned memory limit: lots"),
-        ("shutdown_server 1", "Server 1 not found"),
     ],
 )
 def test_an_mps_daemon_only_tells_of_commands_that_make_no_sense(
@@ -245,34 +212,10 @@ def test_a_killed_mps_daemon_is_noticed_and_another_takes_its_place(node: Callab
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: is_gone(pid))
-    assert here.mps("get_server_list") == (1, "Cannot find MPS control daemon process\n")
+    assert here.mps("quit") == (1, "Cannot find MPS control daemon process\n")
     assert here.run("nvidia-cuda-mps-control", "-d") == (0, "")
     assert here.mps_pid() != pid
     assert here.mps("get_default_active_thread_percentage") == (0, "100.0\n")
-
-
-def test_servers_use_the_daemons_devices_and_end_with_it(node: Callable[..., Node]) -> None:
-    here = node()
-    here.run("nvidia-cuda-mps-control", "-d")
-    status, words = here.mps("start_server -uid 1000", "start_server -uid 1001", "get_server_list")
-    pids = [int(word) for word in words.split()]
-    assert (status, len(pids)) == (0, 2)
-    assert sorted((one.pid, one.kind) for one in here.gpu.processes) == [(pid, "mps") for pid in pids]
-    assert (here.root / f"proc/{pids[0]}/fd/10").is_symlink()
-    here.mps(f"shutdown_server {pids[0]}")
-    assert [one.pid for one in here.gpu.processes] == pids[1:]
-    daemon = here.mps_pid()
-    assert daemon is not None
-    os.kill(daemon, signal.SIGKILL)
-    wait_for(lambda: here.gpu.processes == [] and is_gone(pids[1]))
-
-
-def test_a_server_for_a_device_that_is_gone_does_not_start(node: Callable[..., Node]) -> None:
-    here = node()
-    here.run("nvidia-cuda-mps-control", "-d")
-    here.inject.unplug(0)
-    assert here.mps("start_server -uid 0") == (0, f"Failed to start MPS server: no such device: {here.uuid}\n")
-    assert here.mps("get_server_list") == (0, "")
 
 
 def test_a_daemon_ends_when_it_is_terminated(node: Callable[..., Node]) -> None:
@@ -299,7 +242,7 @@ def test_an_mps_daemon_may_die_when_it_is_told_something(node: Callable[..., Nod
     assert here.mps("get_default_active_thread_percentage") == (0, "100.0\n")
     status, words = here.mps("set_default_active_thread_percentage 50")
     assert (status, "Lost the connection" in words) == (1, True)
-    assert here.mps("get_server_list")[0] == 1
+    assert here.mps("quit")[0] == 1
 
 
 def test_an_mps_daemon_may_refuse_a_command(node: Callable[..., Node]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.boards import Board
-from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put, put_handle, put_text, text
+from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, put, put_handle, put_text, text
 from pydra_nvidia.simulation.library.symbols import Call, Target, device, gpu, gpu_target, system
 from pydra_nvidia.simulation.machine import View
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pydra_nvidia.simulation.library.library import Library
 
 ADDRESSING_VERSION = 0x1000008
-PCI_EXT_VERSION = 0x1000040
-BRANCH_VERSION = 0x1000054
 _ADDRESS = re.compile(r"(?:([0-9A-Fa-f]{1,8}):)?([0-9A-Fa-f]{1,2}):([0-9A-Fa-f]{1,2})(?:\.[0-7])?")
 EXCLUSIVE_THREAD, MOST_COMPUTE_MODE = 1, 3
 
@@ -24,11 +22,6 @@ EXCLUSIVE_THREAD, MOST_COMPUTE_MODE = 1, 3
 @system("nvmlInitWithFlags", session=False)
 def _init_with_flags(call: Call, flags: Any) -> None:
     call.library.open(call.view, number(flags))
-
-
-@system("nvmlInit_v2", "nvmlInit", session=False)
-def _init(call: Call) -> None:
-    call.library.open(call.view, 0)
 
 
 @system("nvmlShutdown", session=False)
@@ -41,7 +34,7 @@ def _driver_version(call: Call, buffer: Any, size: Any) -> None:
     put_text(buffer, size, call.view.driver_version())
 
 
-@system("nvmlSystemGetCudaDriverVersion", "nvmlSystemGetCudaDriverVersion_v2", session=False)
+@system("nvmlSystemGetCudaDriverVersion", session=False)
 def _cuda_version(call: Call, reference: Any) -> None:
     put(reference, call.view.scenario.driver.cuda)
 
@@ -71,11 +64,6 @@ def _by_uuid(library: Library, view: View, arguments: tuple[Any, ...]) -> str | 
         if uuid == wanted or any(ci.uuid == wanted for gi in view.state.gpus[uuid].instances for ci in gi.compute):
             return uuid
     return None
-
-
-def _by_serial(library: Library, view: View, arguments: tuple[Any, ...]) -> str | None:
-    wanted = text(arguments[0])
-    return next((uuid for uuid in library.check(view).uuids if view.boards[uuid].serial == wanted), None)
 
 
 def _by_address(library: Library, view: View, arguments: tuple[Any, ...]) -> str | None:
@@ -125,13 +113,7 @@ def _uuid_of(call: Call, buffer: Any, size: Any) -> None:
 
 @device("nvmlDeviceGetName")
 def _name_of(call: Call, buffer: Any, size: Any) -> None:
-    name = call.board.model.name
-    if call.instance is not None and call.compute is not None and call.board.model.mig is not None:
-        profile = call.board.model.mig.profile(call.instance.profile)
-        assert profile is not None
-        part = profile.name if call.compute.slices == profile.slices else f"{call.compute.slices}c.{profile.name}"
-        name = f"{name} MIG {part}"
-    put_text(buffer, size, name)
+    put_text(buffer, size, call.board.model.name)
 
 
 @device("nvmlDeviceGetMinorNumber")
@@ -237,10 +219,3 @@ def _numbers(board: Board) -> tuple[int, int, int]:
 
 def _pair(high: str, low: str) -> int:
     return int(high, 16) << 16 | int(low, 16)
-
-
-def node_mask(reference: Any, size: Any, members: range) -> None:
-    """A set of numbers as NVML's array of 64-bit words."""
-    words = pointed(reference)
-    for word in range(number(size)):
-        words[word] = sum(1 << bit for bit in range(64) if word * 64 + bit in members)

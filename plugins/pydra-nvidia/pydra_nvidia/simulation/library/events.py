@@ -72,7 +72,7 @@ def _register_events(call: Call, types: Any, event_set: Any) -> None:
         registered.seen[uuid] = call.view.state.happened
 
 
-@system("nvmlEventSetWait_v2", "nvmlEventSetWait")
+@system("nvmlEventSetWait_v2")
 def _wait(call: Call, event_set: Any, reference: Any, timeout: Any) -> None:
     """Events that happened come before the news that their GPU is lost, which every later wait answers at once."""
     registered = _find(call, event_set)

@@ -8,13 +8,10 @@ from typing import Any, TypeAlias
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, number, pointed
-from pydra_nvidia.simulation.library.nvlink import active_links
-from pydra_nvidia.simulation.library.sensors import ecc_errors
 from pydra_nvidia.simulation.library.symbols import Call, gpu
-from pydra_nvidia.simulation.model import MigModel, NvLinkModel
+from pydra_nvidia.simulation.model import MigModel
 
 UNSIGNED_INT, UNSIGNED_LONG_LONG = 1, 3
-RESET_STATUS_DEPRECATED = 570
 Reader: TypeAlias = Callable[[Call, int], int]
 
 
@@ -53,47 +50,14 @@ def _mig(call: Call) -> MigModel:
     return call.board.model.mig
 
 
-def _nvlink(call: Call, scope: int = 0) -> NvLinkModel:
-    nvlink = call.board.model.nvlink
-    if nvlink is None or scope >= nvlink.links:
-        raise Refusal(Code.NOT_SUPPORTED)
-    return nvlink
-
-
-def _total(count: str) -> Reader:
-    """A counter of all links together."""
-
-    def read(call: Call, _scope: int) -> int:
-        _nvlink(call)
-        return int(getattr(call.gpu.counters, count))
-
-    return read
-
-
 def _link(count: str) -> Reader:
     """A counter of the link `scope`; those of a simulated GPU are all of link 0."""
 
     def read(call: Call, scope: int) -> int:
-        _nvlink(call, scope)
+        nvlink = call.board.model.nvlink
+        if nvlink is None or scope >= nvlink.links:
+            raise Refusal(Code.NOT_SUPPORTED)
         return int(getattr(call.gpu.counters, count)) if scope == 0 else 0
-
-    return read
-
-
-def _remapped(count: str) -> Reader:
-    def read(call: Call, _scope: int) -> int:
-        if not call.board.model.row_remapping:
-            raise Refusal(Code.NOT_SUPPORTED)
-        return int(getattr(call.gpu.counters, count))
-
-    return read
-
-
-def _retired(count: str) -> Reader:
-    def read(call: Call, _scope: int) -> int:
-        if not call.board.model.page_retirement:
-            raise Refusal(Code.NOT_SUPPORTED)
-        return int(getattr(call.gpu.counters, count))
 
     return read
 
@@ -104,56 +68,13 @@ def _recovery(call: Call, _scope: int) -> int:
     return call.gpu.recovery
 
 
-def _reset_status(call: Call, _scope: int) -> int:
-    """The recovery action took its place: R570 calls it deprecated."""
-    if int(call.view.driver_version().partition(".")[0]) >= RESET_STATUS_DEPRECATED:
-        raise Refusal(Code.DEPRECATED)
-    return int(call.gpu.reset_required)
-
-
-def _link_state(call: Call, scope: int) -> int:
-    _nvlink(call, scope)
-    return int(scope in active_links(call))
-
-
-def _link_version(call: Call, scope: int) -> int:
-    return _nvlink(call, scope).version
-
-
 _NARROW: Mapping[int, Reader] = {
-    31: _retired("retirement_pending"),
-    91: lambda call, _scope: _nvlink(call).links,
-    94: lambda call, _scope: call.gpu.counters.pcie_replays,
-    142: _remapped("remapped_corrected"),
-    143: _remapped("remapped_uncorrected"),
-    144: _remapped("remap_pending"),
-    145: _remapped("remap_failed"),
-    165: _link_state,
-    166: _link_version,
     184: lambda call, _scope: int(_mig(call).resetless),
-    185: lambda call, _scope: call.gpu.gauges.power,
-    186: lambda call, _scope: call.gpu.gauges.power,
-    188: lambda call, _scope: call.board.model.power_limit * 1000,
-    189: lambda call, _scope: call.board.model.power_limit * 1000,
-    190: lambda call, _scope: call.board.model.power_limit * 1000,
-    199: lambda call, _scope: int(_mig(call).tells_profiles_when_off),
-    226: _reset_status,
     230: _recovery,
 }
-"""Field ids of NVML_FI_DEV_*, those that are 32 bits wide."""
+"""Field ids of NVML_FI_DEV_* that backends read, those that are 32 bits wide."""
 
 _WIDE: Mapping[int, Reader] = {
-    3: lambda call, _scope: ecc_errors(call, uncorrected=False, aggregate=False),
-    4: lambda call, _scope: ecc_errors(call, uncorrected=True, aggregate=False),
-    5: lambda call, _scope: ecc_errors(call, uncorrected=False, aggregate=True),
-    6: lambda call, _scope: ecc_errors(call, uncorrected=True, aggregate=True),
-    29: _retired("retired_single"),
-    30: _retired("retired_double"),
-    38: _total("nvlink_crc"),
-    45: _total("nvlink_crc"),
-    52: _total("nvlink_replays"),
-    59: _total("nvlink_recoveries"),
-    83: lambda call, _scope: call.gpu.gauges.power * 60,
     161: _link("nvlink_replays"),
     162: _link("nvlink_recoveries"),
     163: _link("nvlink_crc"),

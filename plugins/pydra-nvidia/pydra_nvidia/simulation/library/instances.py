@@ -6,7 +6,7 @@ from typing import Any
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.boards import derive_mig_uuid
-from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put, put_handle, put_handles
+from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put_handle, put_handles
 from pydra_nvidia.simulation.library.mig import mig_model, profile_of
 from pydra_nvidia.simulation.library.symbols import Call, Target, compute, gpu, gpu_target, instance
 from pydra_nvidia.simulation.machine import lowest_instance_id
@@ -22,24 +22,20 @@ def _create_instance_at(call: Call, profile: Any, placement: Any, reference: Any
     wanted, place = profile_of(call, profile), pointed(placement)
     if place.size != wanted.size or place.start not in wanted.starts:
         raise Refusal(Code.INVALID_ARGUMENT)
-    _create(call, wanted, [place.start], reference)
-
-
-@gpu("nvmlDeviceCreateGpuInstance", root=True)
-def _create_instance(call: Call, profile: Any, reference: Any) -> None:
-    _needs_mode(call)
-    wanted = profile_of(call, profile)
-    _create(call, wanted, wanted.starts, reference)
-
-
-@gpu("nvmlDeviceGetGpuInstanceRemainingCapacity", root=True)
-def _remaining_capacity(call: Call, profile: Any, reference: Any) -> None:
-    _needs_mode(call)
-    model, wanted = mig_model(call), profile_of(call, profile)
-    trial = GpuState(instances=list(call.gpu.instances))
-    while (start := next((one for one in wanted.starts if _fits(model, trial, wanted, one)), None)) is not None:
-        trial.instances.append(InstanceState(id=-1, profile=wanted.id, start=start, size=wanted.size, serial=0))
-    put(reference, len(trial.instances) - len(call.gpu.instances))
+    model = mig_model(call)
+    with call.changing():
+        _needs_mode(call)
+        if not _fits(model, call.gpu, wanted, place.start):
+            raise Refusal(Code.INSUFFICIENT_RESOURCES)
+        made = InstanceState(
+            id=lowest_instance_id(call.gpu.instances, whole=wanted.size == model.memory_slices),
+            profile=wanted.id,
+            start=place.start,
+            size=wanted.size,
+            serial=call.library.machine.new_number(call.view.state),
+        )
+        call.gpu.instances.append(made)
+    put_handle(reference, _instance_address(call, made))
 
 
 @gpu("nvmlDeviceGetGpuInstances", root=True)
@@ -89,34 +85,26 @@ def _compute_profile_info_v(call: Call, profile: Any, engine: Any, info: Any) ->
     fill(info, COMPUTE_INFO_V2, name=name.encode(), **_figures(found))
 
 
-@instance("nvmlGpuInstanceGetComputeInstancePossiblePlacements")
-def _compute_placements(call: Call, profile: Any, placements: Any, count: Any) -> None:
-    found = _compute_profile(call, profile)
-    if placements is not None:
-        array = pointed(placements)
-        for position, start in enumerate(found.starts):
-            array[position].start, array[position].size = start, found.slices
-    put(count, len(found.starts))
-
-
-@instance("nvmlGpuInstanceGetComputeInstanceRemainingCapacity", root=True)
-def _compute_remaining(call: Call, profile: Any, reference: Any) -> None:
-    found = _compute_profile(call, profile)
-    put(reference, sum(1 for start in found.starts if _is_free(call, start, found.slices)))
-
-
 @instance("nvmlGpuInstanceCreateComputeInstance", root=True)
 def _create_compute(call: Call, profile: Any, reference: Any) -> None:
     found = _compute_profile(call, profile)
-    _make_compute(call, found, found.starts, reference)
-
-
-@instance("nvmlGpuInstanceCreateComputeInstanceWithPlacement", root=True)
-def _create_compute_at(call: Call, profile: Any, placement: Any, reference: Any) -> None:
-    found, place = _compute_profile(call, profile), pointed(placement)
-    if place.size != found.slices or place.start not in found.starts:
-        raise Refusal(Code.INVALID_ARGUMENT)
-    _make_compute(call, found, (place.start,), reference)
+    with call.changing():
+        assert call.instance is not None
+        start = next((one for one in found.starts if _is_free(call, one, found.slices)), None)
+        if start is None or sum(1 for one in call.instance.compute if one.profile == found.id) >= found.most:
+            raise Refusal(Code.INSUFFICIENT_RESOURCES)
+        used = {one.id for one in call.instance.compute}
+        id_ = next(one for one in range(8) if one not in used)
+        made = ComputeState(
+            id=id_,
+            profile=found.id,
+            start=start,
+            slices=found.slices,
+            uuid=derive_mig_uuid(call.board.uuid, call.instance.id, id_),
+        )
+        call.instance.compute.append(made)
+        call.instance.compute.sort(key=lambda one: one.id)
+        put_handle(reference, _compute_address(call, call.instance, made))
 
 
 @instance("nvmlGpuInstanceGetComputeInstances", root=True)
@@ -154,44 +142,6 @@ def _destroy_compute(call: Call) -> None:
         if any((one.gi, one.ci) == (gi.id, ci.id) for one in call.gpu.processes):
             raise Refusal(Code.IN_USE)
         gi.compute.remove(ci)
-
-
-def _create(call: Call, profile: GpuProfile, starts: Any, reference: Any) -> None:
-    model = mig_model(call)
-    with call.changing():
-        _needs_mode(call)
-        start = next((one for one in starts if _fits(model, call.gpu, profile, one)), None)
-        if start is None:
-            raise Refusal(Code.INSUFFICIENT_RESOURCES)
-        made = InstanceState(
-            id=lowest_instance_id(call.gpu.instances, whole=profile.size == model.memory_slices),
-            profile=profile.id,
-            start=start,
-            size=profile.size,
-            serial=call.library.machine.new_number(call.view.state),
-        )
-        call.gpu.instances.append(made)
-    put_handle(reference, _instance_address(call, made))
-
-
-def _make_compute(call: Call, profile: ComputeProfile, starts: tuple[int, ...], reference: Any) -> None:
-    with call.changing():
-        assert call.instance is not None
-        start = next((one for one in starts if _is_free(call, one, profile.slices)), None)
-        if start is None or sum(1 for one in call.instance.compute if one.profile == profile.id) >= profile.most:
-            raise Refusal(Code.INSUFFICIENT_RESOURCES)
-        used = {one.id for one in call.instance.compute}
-        id_ = next(one for one in range(8) if one not in used)
-        made = ComputeState(
-            id=id_,
-            profile=profile.id,
-            start=start,
-            slices=profile.slices,
-            uuid=derive_mig_uuid(call.board.uuid, call.instance.id, id_),
-        )
-        call.instance.compute.append(made)
-        call.instance.compute.sort(key=lambda one: one.id)
-        put_handle(reference, _compute_address(call, call.instance, made))
 
 
 def _fits(model: MigModel, state: GpuState, profile: GpuProfile, start: int) -> bool:

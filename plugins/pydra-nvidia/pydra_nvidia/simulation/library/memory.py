@@ -10,7 +10,6 @@ from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, poi
 from pydra_nvidia.simulation.library.symbols import Call, device
 from pydra_nvidia.simulation.state import Process, ProcessKind
 
-MEMORY_V2 = 0x02000028
 MIB = 1 << 20
 
 
@@ -20,30 +19,17 @@ def _memory_info(call: Call, info: Any) -> None:
     fill(info, total=total, free=total - reserved - used, used=used + reserved)
 
 
-@device("nvmlDeviceGetMemoryInfo_v2")
-def _memory_info_v2(call: Call, info: Any) -> None:
-    total, reserved, used = _memory(call)
-    fill(info, MEMORY_V2, total=total, reserved=reserved, free=total - reserved - used, used=used)
-
-
-@device("nvmlDeviceGetBAR1MemoryInfo")
-def _bar1_info(call: Call, info: Any) -> None:
-    total = call.board.model.bar1 * MIB
-    used = min(total, (1 + len(_processes(call))) * MIB)
-    fill(info, bar1Total=total, bar1Free=total - used, bar1Used=used)
-
-
-@device("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
+@device("nvmlDeviceGetComputeRunningProcesses_v3")
 def _compute_processes(call: Call, count: Any, array: Any) -> None:
     _list(call, "compute", count, array)
 
 
-@device("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2")
+@device("nvmlDeviceGetGraphicsRunningProcesses_v3")
 def _graphics_processes(call: Call, count: Any, array: Any) -> None:
     _list(call, "graphics", count, array)
 
 
-@device("nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2")
+@device("nvmlDeviceGetMPSComputeRunningProcesses_v3")
 def _mps_processes(call: Call, count: Any, array: Any) -> None:
     _list(call, "mps", count, array)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pydra_nvidia.nvml.errors import Code
-from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put, put_handle
-from pydra_nvidia.simulation.library.symbols import Call, Target, device, gpu, gpu_target
+from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put
+from pydra_nvidia.simulation.library.symbols import Call, gpu
 from pydra_nvidia.simulation.machine import switch_mode
 from pydra_nvidia.simulation.model import GpuProfile, MigModel
 
@@ -57,12 +57,6 @@ def _profile_info_v(call: Call, profile: Any, info: Any) -> None:
     fill(info, PROFILE_INFO_V2, name=f"MIG {found.name}".encode(), **_figures(found))
 
 
-@gpu("nvmlDeviceGetGpuInstanceProfileInfoByIdV")
-def _profile_info_by_id(call: Call, profile: Any, info: Any) -> None:
-    found = profile_of(call, profile)
-    fill(info, PROFILE_INFO_V2, name=f"MIG {found.name}".encode(), **_figures(found))
-
-
 @gpu("nvmlDeviceGetGpuInstancePossiblePlacements_v2", "nvmlDeviceGetGpuInstancePossiblePlacements", root=True)
 def _possible_placements(call: Call, profile: Any, placements: Any, count: Any) -> None:
     found = profile_of(call, profile)
@@ -77,61 +71,6 @@ def _possible_placements(call: Call, profile: Any, placements: Any, count: Any) 
 def _most_mig_devices(call: Call, reference: Any) -> None:
     model = call.board.model.mig
     put(reference, model.most_devices if model is not None and call.gpu.mig else 0)
-
-
-@gpu("nvmlDeviceGetMigDeviceHandleByIndex")
-def _mig_device_by_index(call: Call, index: Any, reference: Any) -> None:
-    if number(index) >= mig_model(call).most_devices:
-        raise Refusal(Code.INVALID_ARGUMENT)
-    parts = [
-        Target("mig", call.board.uuid, gi.serial, ci.uuid)
-        for gi in sorted(call.gpu.instances, key=lambda one: one.id)
-        for ci in gi.compute
-    ]
-    if number(index) >= len(parts):
-        raise Refusal(Code.NOT_FOUND)
-    put_handle(reference, call.library.address(parts[number(index)]))
-
-
-@device("nvmlDeviceIsMigDeviceHandle")
-def _is_mig_device(call: Call, reference: Any) -> None:
-    put(reference, int(call.compute is not None))
-
-
-@device("nvmlDeviceGetGpuInstanceId")
-def _gpu_instance_id(call: Call, reference: Any) -> None:
-    put(reference, call.part()[0].id)
-
-
-@device("nvmlDeviceGetComputeInstanceId")
-def _compute_instance_id(call: Call, reference: Any) -> None:
-    put(reference, call.part()[1].id)
-
-
-@device("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
-def _parent_of(call: Call, reference: Any) -> None:
-    call.part()
-    put_handle(reference, call.library.address(gpu_target(call.view, call.board.uuid)))
-
-
-@device("nvmlDeviceGetAttributes_v2")
-def _attributes(call: Call, info: Any) -> None:
-    gi, ci = call.part()
-    profile = mig_model(call).profile(gi.profile)
-    assert profile is not None
-    kind = next(one for one in profile.compute_profiles() if one.id == ci.profile)
-    fill(
-        info,
-        multiprocessorCount=kind.multiprocessors,
-        sharedCopyEngineCount=kind.copy_engines,
-        sharedDecoderCount=kind.decoders,
-        sharedEncoderCount=kind.encoders,
-        sharedJpegCount=kind.jpeg_engines,
-        sharedOfaCount=kind.ofa_engines,
-        gpuInstanceSliceCount=profile.slices,
-        computeInstanceSliceCount=ci.slices,
-        memorySizeMB=profile.memory,
-    )
 
 
 def mig_model(call: Call) -> MigModel:

@@ -13,9 +13,6 @@ from pydra_nvidia.simulation.scenario import LinkPart
 MOST_LINKS = 36
 FABRIC_V2, FABRIC_V3 = 0x02000024, 0x3000028
 HOPPER = 9
-SINGLE, MULTIPLE, HOST_BRIDGE, NODE, SYSTEM = 10, 20, 30, 40, 50
-P2P_OK, P2P_NOT_SUPPORTED = 0, 5
-P2P_NVLINK, P2P_MOST = 2, 4
 
 
 @gpu("nvmlDeviceGetNvLinkState")

@@ -8,14 +8,7 @@ from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put
 from pydra_nvidia.simulation.library.symbols import Call, gpu
 
-TEMPERATURE_VERSION = 0x100000C
-MARGIN_VERSION = 0x1000008
-REPAIR_VERSION = 0x100000C
-SLOWDOWN = 90
 UNCORRECTED, AGGREGATE = 1, 1
-DRAM = 2
-EVENT_REASON_IDLE = 1
-SAMPLING_MICROSECONDS = 167000
 CLOCKS = ("graphics", "sm", "memory", "video")
 
 
@@ -31,7 +24,7 @@ def _power_usage(call: Call, reference: Any) -> None:
     put(reference, call.gpu.gauges.power)
 
 
-@gpu("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetPowerManagementDefaultLimit")
+@gpu("nvmlDeviceGetEnforcedPowerLimit")
 def _power_limit(call: Call, reference: Any) -> None:
     put(reference, call.board.model.power_limit * 1000)
 
@@ -41,7 +34,7 @@ def _energy(call: Call, reference: Any) -> None:
     put(reference, call.gpu.gauges.power * 60)
 
 
-@gpu("nvmlDeviceGetClockInfo", "nvmlDeviceGetMaxClockInfo")
+@gpu("nvmlDeviceGetClockInfo")
 def _clock(call: Call, kind: Any, reference: Any) -> None:
     if number(kind) >= len(CLOCKS):
         raise Refusal(Code.INVALID_ARGUMENT)
@@ -50,7 +43,7 @@ def _clock(call: Call, kind: Any, reference: Any) -> None:
 
 @gpu("nvmlDeviceGetUtilizationRates")
 def _utilization(call: Call, info: Any) -> None:
-    _not_with_mig(call)
+    _needs(not call.gpu.mig)  # the counters are of the whole GPU, which in MIG mode nobody has
     fill(info, gpu=call.gpu.gauges.utilization, memory=call.gpu.gauges.memory_utilization)
 
 
@@ -59,14 +52,12 @@ def _pcie_replays(call: Call, reference: Any) -> None:
     put(reference, call.gpu.counters.pcie_replays)
 
 
-@gpu(
-    "nvmlDeviceGetCurrPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetGpuMaxPcieLinkGeneration"
-)
+@gpu("nvmlDeviceGetCurrPcieLinkGeneration")
 def _pcie_generation(call: Call, reference: Any) -> None:
     put(reference, call.board.model.pci.generation)
 
 
-@gpu("nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMaxPcieLinkWidth")
+@gpu("nvmlDeviceGetCurrPcieLinkWidth")
 def _pcie_width(call: Call, reference: Any) -> None:
     put(reference, call.board.model.pci.width)
 
@@ -95,8 +86,8 @@ def _remapped_rows(call: Call, corrected: Any, uncorrected: Any, pending: Any, f
     put(failed, int(counters.remap_failed))
 
 
-@gpu("nvmlDeviceGetRetiredPages", "nvmlDeviceGetRetiredPages_v2")
-def _retired_pages(call: Call, cause: Any, count: Any, pages: Any, times: Any = None) -> None:
+@gpu("nvmlDeviceGetRetiredPages")
+def _retired_pages(call: Call, cause: Any, count: Any, pages: Any) -> None:
     _needs(call.board.model.page_retirement)
     counters = call.gpu.counters
     found = counters.retired_double if number(cause) else counters.retired_single
@@ -108,8 +99,6 @@ def _retired_pages(call: Call, cause: Any, count: Any, pages: Any, times: Any = 
         return
     for position in range(found):
         pages[position] = 0x1000 * (position + 1)
-        if times is not None:
-            times[position] = 0
 
 
 @gpu("nvmlDeviceGetRetiredPagesPendingStatus")
@@ -121,8 +110,3 @@ def _retirement_pending(call: Call, reference: Any) -> None:
 def _needs(present: bool) -> None:
     if not present:
         raise Refusal(Code.NOT_SUPPORTED)
-
-
-def _not_with_mig(call: Call) -> None:
-    """The counters are of the whole GPU, which in MIG mode nobody has."""
-    _needs(not call.gpu.mig)

@@ -1,11 +1,12 @@
 """nvidia-cuda-mps-control: the control daemon of MPS, and what talks to it. Standard library only, to start quickly.
 
     nvidia-cuda-mps-control -d                        # a daemon in the background; -f in the foreground
-    echo get_server_list | nvidia-cuda-mps-control
+    echo get_default_active_thread_percentage | nvidia-cuda-mps-control
 
 Faults of the scenario strike `nvidia_cuda_mps_control` when a daemon is started, `nvidia_cuda_mps_control_serve` in
 it before it serves, and `nvidia_cuda_mps_control_<command>` when it is told something: raise, delay, hang, exit.
-Source: NVIDIA's guide to MPS, "nvidia-cuda-mps-control" and "Logging"; how client and daemon speak is our own.
+It starts no servers. Source: NVIDIA's guide to MPS, "nvidia-cuda-mps-control" and "Logging"; how client and daemon
+speak is our own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -54,74 +55,13 @@ class Place:
             file.write(f"[{now} {who:>7} {os.getpid():>5}] {words}\n")
 
 
-class Servers:
-    """The servers of a daemon, by process id: each is a process, and uses the daemon's devices while it lives."""
-
-    def __init__(self, place: Place, devices: Sequence[str], facts: Mapping[str, Any]) -> None:
-        self._place = place
-        self._devices = devices
-        self._facts = facts
-        self._alive: dict[int, int] = {}
-
-    def pids(self) -> list[int]:
-        """Those that run."""
-        for pid in list(self._alive):
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                os.close(self._alive.pop(pid))
-        return sorted(self._alive)
-
-    def start(self, user: int) -> int:
-        """One more, for a user; raises Refused when the devices cannot be used."""
-        ready, tell = os.pipe()
-        stay, hold = os.pipe()  # the server lives as long as somebody holds this
-        pid = os.fork()
-        if pid == 0:
-            for descriptor in (ready, hold, *self._alive.values()):
-                os.close(descriptor)
-            self._serve(user, tell, stay)
-        os.close(tell)
-        os.close(stay)
-        self._alive[pid] = hold
-        with open(ready, "rb") as file:
-            problem = file.read().decode()
-        if problem:
-            self.stop(pid)
-            raise Refused(f"Failed to start MPS server: {problem}")
-        return pid
-
-    def stop(self, pid: int) -> None:
-        """End it."""
-        os.close(self._alive.pop(pid))
-        os.waitpid(pid, 0)
-
-    def _serve(self, user: int, tell: int, stay: int) -> NoReturn:
-        """A server, in its own process: it uses the devices until its daemon lets it go, or ends."""
-        from pydra_nvidia.simulation.programs.mps_server import occupy, release  # noqa: PLC0415 - rare, and a lot
-
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        problem = occupy(self._devices, self._facts)
-        where = ", ".join(self._devices) or "all devices"
-        self._place.write_log("Server", problem or f"New server for user {user} on {where}")
-        os.write(tell, problem.encode())
-        os.close(tell)
-        os.read(stay, 1)
-        release(self._facts)
-        os._exit(0)
-
-
 class Daemon:
     """What the control daemon knows, and how it answers."""
 
-    def __init__(self, place: Place, servers: Servers) -> None:
-        self._place = place
-        self._servers = servers
+    def __init__(self) -> None:
         self._percentage = 100.0
         self._limits: dict[str, str] = {}
         self._commands: Mapping[str, tuple[Callable[..., str], range]] = {
-            "get_server_list": (self._list_servers, range(1)),
-            "start_server": (self._start_server, range(2, 3)),
-            "shutdown_server": (self._shut_server, range(1, 3)),
-            "get_client_list": (self._list_clients, range(1, 2)),
             "get_default_active_thread_percentage": (self._get_percentage, range(1)),
             "set_default_active_thread_percentage": (self._set_percentage, range(1, 2)),
             "get_default_device_pinned_mem_limit": (self._get_limit, range(1, 2)),
@@ -138,25 +78,6 @@ class Daemon:
         if len(words) not in counts:
             raise Refused(f"Invalid arguments for {name}: {' '.join(words) or 'none'}")
         return command(*words)
-
-    def _list_servers(self) -> str:
-        return "\n".join(str(pid) for pid in self._servers.pids())
-
-    def _start_server(self, option: str, user: str) -> str:
-        if option != "-uid" or not user.isdecimal():
-            raise Refused("start_server needs -uid <user id>")
-        pid = self._servers.start(int(user))
-        self._place.write_log("Control", f"Starting new server {pid} for user {user}")
-        return ""
-
-    def _shut_server(self, pid: str, *_options: str) -> str:
-        if not pid.isdecimal() or int(pid) not in self._servers.pids():
-            raise Refused(f"Server {pid} not found")
-        self._servers.stop(int(pid))
-        return ""
-
-    def _list_clients(self, _pid: str) -> str:
-        return ""
 
     def _get_percentage(self) -> str:
         return f"{self._percentage:.1f}"
@@ -180,9 +101,8 @@ class Daemon:
         self._limits[device] = value
         return ""
 
-    def _quit(self, *_options: str) -> str:
-        for pid in self._servers.pids():
-            self._servers.stop(pid)
+    @staticmethod
+    def _quit(*_options: str) -> str:
         return ""
 
 
@@ -196,7 +116,7 @@ def serve(place: Place, listener: socket.socket, facts: Mapping[str, Any]) -> No
     place.write_log("Control", f"Devices: {', '.join(devices) or 'all'}")
     with contextlib.suppress(Refused):
         _strike(f"{OP}_serve", facts)
-    daemon = Daemon(place, Servers(place, devices, facts))
+    daemon = Daemon()
     while True:
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError):
