@@ -38,7 +38,6 @@ from pydra_nvidia.nvml.maintenance_gate import Gate, InMaintenance, Request
 from pydra_nvidia.nvml.samples import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.nvml.telemetry import Telemetry
-from pydra_nvidia.old_plans import is_needed, undo_old_plan
 from pydra_nvidia.prior_state import PriorState
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import MpsWatch
@@ -145,8 +144,6 @@ class NvidiaBackend:
 
     async def undo(self, step: Step, result: Any, claim: Claim, /) -> None:
         """Undo one step. Raises UndoLater if the driver cannot be called now, or the GPU is lost."""
-        if is_needed(step, held_claims(), besides=claim.uid):
-            return
         with self._working(), call_time():
             await self._appliers.undo(step, result, claim)
 
@@ -154,10 +151,6 @@ class NvidiaBackend:
         """What containers get, from the hardware as the steps have made it."""
         with self._working(), call_time():
             return await in_thread(self._describe, claim)
-
-    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
-        """Undo what was done before the agent carried out the steps."""
-        await undo_old_plan(claim, prepared, held_claims(), self.undo)
 
     async def wait_changed(self) -> None:
         """Return on an event of a GPU, or when something outside changed: functions, drivers, partitions."""

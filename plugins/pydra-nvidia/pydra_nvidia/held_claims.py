@@ -11,7 +11,6 @@ import msgspec
 from pydra import Claim, HeldClaim, Sample, StepStage
 from pydra_nvidia.devices import GpuName, MigName, VfioName, parse_name
 from pydra_nvidia.hardware_types import Placement
-from pydra_nvidia.old_plans import parse_old_steps
 from pydra_nvidia.steps import STEP_TYPES, Step
 
 
@@ -63,13 +62,8 @@ def read_entries(held: Iterable[HeldClaim], besides: str = "") -> tuple[Entry, .
     return tuple([_read(one) for one in held if one.claim.uid != besides])
 
 
-def find_results(claim: Claim, kind: type) -> list[tuple[Any, Any]]:
-    """The claim's steps of this kind that are done, each with its result."""
-    return [(one.step, one.result) for one in claim.steps if isinstance(one.step, kind) and one.result is not None]
-
-
 def find_addresses(claim: Claim) -> frozenset[str]:
-    """The PCI addresses of what the claim has; none where its plan is of before, or of a later version."""
+    """The PCI addresses of what the claim has; none where its plan is of a later version."""
     try:
         return frozenset([hold.hardware for hold in msgspec.convert(claim.plan or {}, _Data).holds])
     except msgspec.ValidationError:
@@ -99,11 +93,8 @@ def count_devices(held: Sequence[HeldClaim]) -> tuple[Sample, ...]:
 
 def _read(held: HeldClaim) -> Entry:
     claim = held.claim
-    old = parse_old_steps(claim)
     known = [one for one in claim.steps if isinstance(one.step, tuple(STEP_TYPES))]
-    steps: list[Step] = [one.step for one in known]
-    begun: list[Step] = [one.step for one in known if one.stage is not StepStage.PLANNED]
-    unread = claim.plan is None or old is None or len(steps) < len(claim.steps)
+    unread = claim.plan is None or len(known) < len(claim.steps)
     try:
         data = msgspec.convert(claim.plan or {}, _Data)
     except msgspec.ValidationError:
@@ -113,8 +104,8 @@ def _read(held: HeldClaim) -> Entry:
         uid=claim.uid,
         name=f"{claim.namespace}/{claim.name}",
         holds=tuple([hold for hold in data.holds if hold.device in names]),
-        steps=(*steps, *(old or ())),
-        begun=(*begun, *(old or ())),
+        steps=tuple([one.step for one in known]),
+        begun=tuple([one.step for one in known if one.stage is not StepStage.PLANNED]),
         completed=held.completed,
         left_over=held.left_over,
         unread=unread,

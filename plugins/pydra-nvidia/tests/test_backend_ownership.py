@@ -8,9 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from msgspec.structs import replace
 
 from pydra import AllocatedDevice, Claim, ClaimError, HeldClaim, StepStage
 from pydra_nvidia.composition import open_backend
@@ -212,26 +210,3 @@ async def test_a_partition_that_appears_between_the_plan_and_its_step_is_not_tak
         with pytest.raises(ClaimError, match="made outside of this driver a moment ago"):
             await agent.carry_out(planned)
         assert [one.uuid for part in node.gpu().instances for one in part.compute] == [theirs]
-
-
-@pytest.mark.parametrize("has_shared", [False, True])
-async def test_a_claim_whose_plan_lists_its_steps_is_undone_by_them(node: Node, has_shared: bool) -> None:
-    agent = SmallAgent()
-    async with node.backend(dynamic_mig="true") as backend:
-        await agent.start(backend)
-        (device,) = await agent.prepare(claim("one", PART))
-        now = agent.records["one"].claim
-        steps = [msgspec.to_builtins(one.step) for one in now.steps]
-        uuid = {"steps": [{**steps[-1], "uuid": now.steps[-1].result}]}
-        old = replace(now, plan={**now.plan, "steps": steps}, steps=())
-        agent.records["one"] = HeldClaim(claim=old, prepared=(replace(device, state=uuid),), completed=True)
-        if has_shared:
-            await agent.prepare(claim("two", PART))
-    async with node.backend(dynamic_mig="true", orphans="remove") as backend:
-        await agent.start(backend)
-        assert [one.start for one in node.gpu().instances] == [0]
-        await agent.unprepare("one")
-        assert [one.start for one in node.gpu().instances] == ([0] if has_shared else [])
-        await agent.unprepare("two")
-        assert node.gpu().instances == []
-        assert not node.gpu().mig
