@@ -15,35 +15,73 @@ if TYPE_CHECKING:
 
 
 class Event(NamedTuple):
-    """What may happen: its arguments, how it is done, and what is said of it."""
+    """What may happen: its arguments, what is said of it, and how it is done.
+
+    `act` is a method of the injector that has the arguments as parameters; empty: the one of the event's name.
+    """
 
     name: str
     help: str
     arguments: tuple[tuple[str, dict[str, Any]], ...]
-    act: Callable[[Injector, argparse.Namespace], object]
     says: str
+    act: str | Callable[[Injector, argparse.Namespace], object] = ""
+
+    def happen(self, inject: Injector, given: argparse.Namespace) -> None:
+        """Let it happen; raises InjectionError."""
+        if callable(self.act):
+            self.act(inject, given)
+            return
+        values = {name.lstrip("-"): getattr(given, name.lstrip("-")) for name, _ in self.arguments}
+        getattr(inject, self.act or self.name.replace("-", "_"))(**values)
 
 
 def _argument(name: str, **options: Any) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-GPU = _argument("gpu", metavar="GPU", type=minor, help="its minor number, as 3 or gpu-3")
+GPU = _argument("minor", metavar="GPU", type=minor, help="its minor number, as 3 or gpu-3")
 PID = _argument("pid", metavar="PID", type=int)
+CODE = _argument("code", metavar="CODE", type=int)
+ACTION = _argument("action", metavar="ACTION", type=int, help="0 none, 1 GPU reset, 2 node reboot, ...")
+LINKS = _argument("links", metavar="LINK", type=int, nargs="*")
+MODE = _argument("mode", choices=("on", "off"))
+PROFILE = _argument("profile", metavar="PROFILE", help="such as 1g.10gb")
 START = _argument("start", metavar="START", type=int, help="first memory slice")
+VERSION = _argument("version", metavar="VERSION", nargs="?", default="")
 GI = _argument("--gi", type=int, metavar="N", help="of this GPU instance")
 CI = _argument("--ci", type=int, metavar="N", help="of this compute instance in it")
 FORCE = _argument(
     "--force", action="store_true", help="although processes have the GPU open, which no tool can: from outside"
 )
 VALUES = _argument("values", metavar="NAME=NUMBER", nargs="+", help="such as remap_pending=1; an unknown one lists all")
+PROCESS = (
+    _argument("--name", metavar="NAME", default="python3"),
+    _argument("--memory", metavar="MIB", type=int, default=512),
+    _argument("--kind", choices=("compute", "graphics", "mps"), default="compute"),
+)
 
 
 def _start_process(inject: Injector, given: argparse.Namespace) -> None:
     from pydra_nvidia.simulation.simulation import Process  # noqa: PLC0415
 
     process = Process(pid=given.pid, name=given.name, memory=given.memory, kind=given.kind, gi=given.gi, ci=given.ci)
-    inject.start_process(given.gpu, process)
+    inject.start_process(given.minor, process)
+
+
+def _count(inject: Injector, given: argparse.Namespace) -> None:
+    inject.count(given.minor, **_numbers(given.values))
+
+
+def _measure(inject: Injector, given: argparse.Namespace) -> None:
+    inject.measure(given.minor, **_numbers(given.values))
+
+
+def _links_down(inject: Injector, given: argparse.Namespace) -> None:
+    inject.links_down(given.minor, *given.links)
+
+
+def _set_mig_mode(inject: Injector, given: argparse.Namespace) -> None:
+    inject.set_mig_mode(given.minor, given.mode == "on", force=given.force)
 
 
 def _numbers(pairs: list[str]) -> dict[str, int]:
@@ -59,140 +97,62 @@ def _numbers(pairs: list[str]) -> dict[str, int]:
 
 
 EVENTS = (
+    Event("xid", "the driver reports an XID", (GPU, CODE, GI, CI), "gpu-{minor}: XID {code}"),
+    Event("lose", "the GPU falls off the bus", (GPU,), "gpu-{minor} is lost"),
+    Event("answer", "the lost GPU answers again, without a reset", (GPU,), "gpu-{minor} answers again"),
     Event(
-        "xid",
-        "the driver reports an XID",
-        (GPU, _argument("code", metavar="CODE", type=int), GI, CI),
-        lambda inject, given: inject.xid(given.gpu, given.code, gi=given.gi, ci=given.ci),
-        "gpu-{gpu}: XID {code}",
-    ),
-    Event(
-        "lose",
-        "the GPU falls off the bus",
-        (GPU,),
-        lambda inject, given: inject.lose(given.gpu),
-        "gpu-{gpu} is lost",
-    ),
-    Event(
-        "answer",
-        "the lost GPU answers again, without a reset",
-        (GPU,),
-        lambda inject, given: inject.answer(given.gpu),
-        "gpu-{gpu} answers again",
-    ),
-    Event(
-        "reset",
-        "somebody resets the GPU: it is well again, a pending MIG mode comes into effect",
-        (GPU, FORCE),
-        lambda inject, given: inject.reset(given.gpu, force=given.force),
-        "gpu-{gpu} was reset",
+        "reset", "somebody resets the GPU: a pending MIG mode comes into effect", (GPU, FORCE), "gpu-{minor} was reset"
     ),
     Event(
         "recovery",
         "the driver asks for a recovery action",
-        (GPU, _argument("action", metavar="ACTION", type=int, help="0 none, 1 GPU reset, 2 node reboot, ...")),
-        lambda inject, given: inject.recovery_action(given.gpu, given.action),
-        "gpu-{gpu} wants the recovery action {action}",
+        (GPU, ACTION),
+        "gpu-{minor} wants the recovery action {action}",
+        "recovery_action",
     ),
-    Event(
-        "count",
-        "errors are counted",
-        (GPU, VALUES),
-        lambda inject, given: inject.count(given.gpu, **_numbers(given.values)),
-        "gpu-{gpu} has counted {values}",
-    ),
-    Event(
-        "measure",
-        "temperature, power, utilization or memory in use change",
-        (GPU, VALUES),
-        lambda inject, given: inject.measure(given.gpu, **_numbers(given.values)),
-        "gpu-{gpu} measures {values}",
-    ),
+    Event("count", "errors are counted", (GPU, VALUES), "gpu-{minor} has counted {values}", _count),
+    Event("measure", "temperature, power or use change", (GPU, VALUES), "gpu-{minor} measures {values}", _measure),
     Event(
         "links-down",
         "these NVLinks go down, all others up",
-        (GPU, _argument("links", metavar="LINK", type=int, nargs="*")),
-        lambda inject, given: inject.links_down(given.gpu, *given.links),
-        "gpu-{gpu}: links {links} are down",
+        (GPU, LINKS),
+        "gpu-{minor}: links {links} are down",
+        _links_down,
     ),
     Event(
         "process",
         "a process uses the GPU",
-        (
-            GPU,
-            PID,
-            _argument("--name", metavar="NAME", default="python3"),
-            _argument("--memory", metavar="MIB", type=int, default=512),
-            _argument("--kind", choices=("compute", "graphics", "mps"), default="compute"),
-            GI,
-            CI,
-        ),
+        (GPU, PID, *PROCESS, GI, CI),
+        "process {pid} uses gpu-{minor}",
         _start_process,
-        "process {pid} uses gpu-{gpu}",
     ),
-    Event(
-        "process-end",
-        "the process ends",
-        (GPU, PID),
-        lambda inject, given: inject.end_process(given.gpu, given.pid),
-        "process {pid} no longer uses gpu-{gpu}",
-    ),
+    Event("process-end", "the process ends", (GPU, PID), "process {pid} no longer uses gpu-{minor}", "end_process"),
     Event(
         "mig-mode",
         "somebody switches the MIG mode, with all that it takes",
-        (GPU, _argument("mode", choices=("on", "off")), FORCE),
-        lambda inject, given: inject.set_mig_mode(given.gpu, given.mode == "on", force=given.force),
-        "gpu-{gpu} has its MIG mode {mode}",
+        (GPU, MODE, FORCE),
+        "gpu-{minor} has its MIG mode {mode}",
+        _set_mig_mode,
     ),
     Event(
         "mig-create",
         "somebody else makes a partition",
-        (GPU, _argument("profile", metavar="PROFILE", help="such as 1g.10gb"), START),
-        lambda inject, given: inject.create_mig(given.gpu, given.profile, given.start),
-        "gpu-{gpu} has {profile} at {start}",
+        (GPU, PROFILE, START),
+        "gpu-{minor} has {profile} at {start}",
+        "create_mig",
     ),
     Event(
         "mig-destroy",
         "somebody else destroys a partition",
         (GPU, START),
-        lambda inject, given: inject.destroy_mig(given.gpu, given.start),
-        "gpu-{gpu} has nothing at {start} any more",
+        "gpu-{minor} has nothing at {start} any more",
+        "destroy_mig",
     ),
-    Event(
-        "plug",
-        "the GPU is put in",
-        (GPU,),
-        lambda inject, given: inject.plug(given.gpu),
-        "gpu-{gpu} is plugged in",
-    ),
-    Event(
-        "unplug",
-        "the GPU is taken out",
-        (GPU,),
-        lambda inject, given: inject.unplug(given.gpu),
-        "gpu-{gpu} is taken out",
-    ),
-    Event(
-        "unload-driver",
-        "rmmod nvidia",
-        (FORCE,),
-        lambda inject, given: inject.unload_driver(force=given.force),
-        "the driver is unloaded",
-    ),
-    Event(
-        "load-driver",
-        "modprobe nvidia; with a version, the driver was replaced by that",
-        (_argument("version", metavar="VERSION", nargs="?", default=""), FORCE),
-        lambda inject, given: inject.load_driver(given.version, force=given.force),
-        "the driver {version} is loaded",
-    ),
-    Event(
-        "reboot",
-        "the machine starts anew: all that is volatile is gone",
-        (),
-        lambda inject, _given: inject.reboot(),
-        "the machine was rebooted",
-    ),
+    Event("plug", "the GPU is put in", (GPU,), "gpu-{minor} is plugged in"),
+    Event("unplug", "the GPU is taken out", (GPU,), "gpu-{minor} is taken out"),
+    Event("unload-driver", "rmmod nvidia", (FORCE,), "the driver is unloaded"),
+    Event("load-driver", "modprobe nvidia, of another version", (VERSION, FORCE), "the driver {version} is loaded"),
+    Event("reboot", "the machine starts anew: all that is volatile is gone", (), "the machine was rebooted"),
 )
 
 
@@ -224,7 +184,7 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     state = parsed.state or environ.get(f"{PREFIX}STATE") or default_state()
     event: Event = parsed.event
-    event.act(reopen_simulation(state).inject, parsed)
+    event.happen(reopen_simulation(state).inject, parsed)
     print(" ".join(event.says.format_map(_words(parsed)).split()))
     return 0
 
