@@ -95,7 +95,8 @@ class StepAgent:
     async def unprepare(self, uid: str) -> None:
         """Have the backend unprepare the claim, and undo its steps."""
         if (held := self.records.get(uid)) is not None:
-            await self.backend.unprepare(held.claim, held.prepared)
+            if hasattr(self.backend, "unprepare"):
+                await self.backend.unprepare(held.claim, held.prepared)
             await self.undo(uid)
 
     async def undo(self, uid: str) -> None:
