@@ -22,13 +22,13 @@ from msgspec.structs import replace
 from benchmarks.report import Report
 from benchmarks.stats import Timing
 from benchmarks.world import MEMORY
-from pydra import AllocatedDevice, Claim, HeldClaim, PreparedDevice
+from pydra import AllocatedDevice, Claim, HeldClaim, Plan, StepStage, describe_step
 from pydra.backends.child.calls import CallThreads
 from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.composition import open_backend
 from pydra_nvidia.host.driver_root import SETTLED_SECONDS as SETTLED
 from pydra_nvidia.machine_access import find_machine
-from pydra_nvidia.nvml.library import use_library
+from pydra_nvidia.nvml.library import Nvml, use_library
 from pydra_nvidia.simulation.tree.sync import TreeSync
 
 SCENARIO = "hgx-h100"
@@ -51,20 +51,19 @@ class Stopwatch:
     """Seconds so far: in NVML, of these in its simulation, and in the keeping of the simulated kernel's files."""
 
     def __init__(self) -> None:
+        self.nvml = 0.0
+        self.calls = 0
         self.simulated = 0.0
         self.files = 0.0
-        self._session: Any = None
 
-    def take_over(self, backend: NvidiaBackend) -> None:
-        """Look below the backend that has an open session."""
-        self._session = backend._session  # noqa: SLF001 - whoever measures looks inside
+    def take_over(self) -> None:
+        """Look below the backend, which has an open session."""
         pynvml = importlib.import_module("pynvml")
         use_library(pynvml, _TimedLibrary(pynvml.nvmlLib, self))
 
     def read(self) -> tuple[float, float, float, int]:
         """NVML, simulated, files; and how many calls of NVML."""
-        meter = self._session.meter
-        return meter.seconds, self.simulated, self.files, meter.calls
+        return self.nvml, self.simulated, self.files, self.calls
 
 
 class _TimedLibrary:
@@ -92,18 +91,28 @@ class _TimedLibrary:
 
 @contextmanager
 def _watch_simulation() -> Iterator[Stopwatch]:
-    stopwatch, refresh = Stopwatch(), TreeSync.refresh
+    stopwatch, refresh, call = Stopwatch(), TreeSync.refresh, Nvml.call
 
-    def timed(sync: TreeSync) -> None:
+    def timed_refresh(sync: TreeSync) -> None:
         begin = time.perf_counter()
         refresh(sync)
         stopwatch.files += time.perf_counter() - begin
 
-    setattr(TreeSync, "refresh", timed)  # noqa: B010 - a plain assignment is none to mypy
+    def timed_call(nvml: Nvml, *arguments: Any, **options: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return call(nvml, *arguments, **options)
+        finally:
+            stopwatch.nvml += time.perf_counter() - begin
+            stopwatch.calls += 1
+
+    setattr(TreeSync, "refresh", timed_refresh)  # noqa: B010 - a plain assignment is none to mypy
+    setattr(Nvml, "call", timed_call)  # noqa: B010
     try:
         yield stopwatch
     finally:
-        TreeSync.refresh = refresh  # type: ignore[method-assign]
+        setattr(TreeSync, "refresh", refresh)  # noqa: B010
+        setattr(Nvml, "call", call)  # noqa: B010
 
 
 class _Measured:
@@ -145,7 +154,7 @@ async def _measure(report: Report, state: str, stopwatch: Stopwatch, rounds: int
         inventory = await backend.discover()
         report.figure("first discover, pynvml and all facts included", (time.perf_counter() - begin) * 1000, "ms")
         assert len(inventory.devices) == DEVICES, len(inventory.devices)
-        stopwatch.take_over(backend)
+        stopwatch.take_over()
         await _measure_claim(report, backend, stopwatch, "at once, 1g", [SMALL], 1)
         await asyncio.sleep(
             SETTLED + 0.2
@@ -173,14 +182,32 @@ async def _hold(backend: NvidiaBackend, claims: Sequence[Claim]) -> list[HeldCla
     """Prepare the claims, as the agent does."""
     held: list[HeldClaim] = []
     for claim in claims:
-        planned = replace(claim, plan=await backend.plan(claim, held))
-        held.append(HeldClaim(claim=planned, prepared=tuple(await backend.prepare(planned)), completed=True))
+        planned = _with_plan(claim, await backend.plan(claim, held))
+        done = await _apply(backend, planned)
+        held.append(HeldClaim(claim=done, prepared=tuple(await backend.prepare(done)), completed=True))
     return held
 
 
 async def _release(backend: NvidiaBackend, held: Sequence[HeldClaim]) -> None:
     for one in held:
-        await backend.unprepare(one.claim, one.prepared)
+        await _undo(backend, one.claim)
+
+
+def _with_plan(claim: Claim, plan: Plan) -> Claim:
+    return replace(claim, plan=plan.data, steps=tuple(describe_step(step) for step in plan.steps))
+
+
+async def _apply(backend: NvidiaBackend, claim: Claim) -> Claim:
+    """The claim with all its steps done."""
+    done = [
+        replace(one, result=await backend.apply(one.step, None, claim), stage=StepStage.DONE) for one in claim.steps
+    ]
+    return replace(claim, steps=tuple(done))
+
+
+async def _undo(backend: NvidiaBackend, claim: Claim) -> None:
+    for one in reversed(claim.steps):
+        await backend.undo(one.step, one.result, claim)
 
 
 async def _measure_claim(
@@ -192,16 +219,16 @@ async def _measure_claim(
     rounds: int,
     held: Sequence[HeldClaim] = (),
 ) -> None:
-    plan, prepare, again, unprepare = (
-        _Measured(f"{what}, {name}", stopwatch) for what in ("plan", "prepare", "prepare again", "unprepare")
+    plan, apply, prepare, undo = (
+        _Measured(f"{what}, {name}", stopwatch) for what in ("plan", "apply", "prepare", "undo")
     )
     for number in range(1, rounds + 1):
         claim = _claim(number, devices)
-        claim = replace(claim, plan=await plan.round(lambda: backend.plan(claim, held)))  # noqa: B023
-        prepared: Sequence[PreparedDevice] = await prepare.round(lambda: backend.prepare(claim))  # noqa: B023
-        await again.round(lambda: backend.prepare(claim))  # noqa: B023 - called at once
-        await unprepare.round(lambda: backend.unprepare(claim, prepared))  # noqa: B023
-    for one in (plan, prepare, again, unprepare):
+        claim = _with_plan(claim, await plan.round(lambda: backend.plan(claim, held)))  # noqa: B023 - called at once
+        claim = await apply.round(lambda: _apply(backend, claim))  # noqa: B023
+        await prepare.round(lambda: backend.prepare(claim))  # noqa: B023
+        await undo.round(lambda: _undo(backend, claim))  # noqa: B023
+    for one in (plan, apply, prepare, undo):
         one.tell(report)
 
 

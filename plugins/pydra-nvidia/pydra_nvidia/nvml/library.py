@@ -1,13 +1,12 @@
 """The vendor's library: which one pynvml speaks to, and every call of it.
 
-Errors become ours, and the time that NVML takes is counted apart. One thread at a time, which `nvml.session` sees to;
+Errors become ours. One thread at a time, which `nvml.session` sees to;
 waiting for events is the exception that NVML allows.
 """
 
 from __future__ import annotations
 
 import ctypes
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from ctypes import CDLL
@@ -24,21 +23,8 @@ _UNION = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """The member of the union for each value type, by nvmlValueType_t."""
 
 
-class Meter:
-    """What the vendor's code took, apart from ours. Not of events: waiting for them is not work."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.calls = 0
-
-    def add(self, seconds: float) -> None:
-        """One more call."""
-        self.seconds += seconds
-        self.calls += 1
-
-
 class Nvml:
-    """An initialised NVML. `pynvml` is the vendor's module; what is spent in it is added to `meter`.
+    """An initialised NVML. `pynvml` is the vendor's module.
 
     `handles` are those of GPUs and MIG devices by UUID, as they were last come by: to look one up by its UUID, NVML
     walks the MIG devices of all GPUs. `epochs` counts for each GPU how often its MIG mode was changed since the session
@@ -48,13 +34,11 @@ class Nvml:
     def __init__(
         self,
         pynvml: ModuleType,
-        meter: Meter | None = None,
         switched: Callable[[Nvml, str], object] = lambda _nvml, _gpu: None,
     ) -> None:
         self.pynvml = pynvml
         self.handles: dict[str, Any] = {}
         self.epochs: Counter[str] = Counter()
-        self._meter = meter or Meter()
         self._tell = switched
 
     def call(self, name: str, *arguments: Any, subject: str = "", **options: Any) -> Any:
@@ -63,16 +47,12 @@ class Nvml:
         if function is None:  # of a pynvml newer than the installed one
             raise NvmlError(Code.FUNCTION_NOT_FOUND, name, subject)
         set_status(f"{name} of {subject}" if subject else name)  # a driver in trouble hangs
-        started = time.perf_counter()
         try:
             return function(*arguments, **options)
         except self.pynvml.NVMLError as error:
             raise NvmlError(int(error.value), name, subject) from error
         except UnicodeDecodeError as error:  # a text that the hardware garbled
             raise NvmlError(Code.UNKNOWN, name, subject) from error
-        finally:
-            self._meter.seconds += time.perf_counter() - started
-            self._meter.calls += 1
 
     def has(self, symbol: str) -> bool:
         """Whether the driver's library has the C function."""

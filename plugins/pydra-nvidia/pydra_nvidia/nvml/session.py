@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TypeVar
 
 from pydra_nvidia.deadlines import in_thread, turn
 from pydra_nvidia.nvml.errors import STALE, NvmlError
-from pydra_nvidia.nvml.library import Meter, Nvml
+from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.maintenance_gate import Gate
 
 T = TypeVar("T")
@@ -29,8 +28,7 @@ INIT_NO_GPUS = 1
 class NvmlSession:
     """`load` returns the vendor's module, with its library chosen but not initialised; it may raise NvmlError.
 
-    `meter` has what loading, beginning, ending and every call took, of all sessions so far. While the `gate` is closed
-    no session begins; it is for others to end one then.
+    While the `gate` is closed no session begins; it is for others to end one then.
     """
 
     def __init__(self, load: Callable[[], ModuleType], gate: Gate | None = None) -> None:
@@ -41,7 +39,6 @@ class NvmlSession:
         self._before_close: list[Callable[[], None]] = []
         self._when_switched: list[Callable[[Nvml, str], None]] = []
         self.generation = 0
-        self.meter = Meter()
 
     def before_close(self, stop: Callable[[], None]) -> None:
         """Call `stop` before each end of the session: it returns when its own use of NVML has ended."""
@@ -103,20 +100,12 @@ class NvmlSession:
                 if self._gate is not None:
                     self._gate.enter()
                     otherwise.callback(self._gate.leave)
-                self._nvml = self._begin()
+                nvml = Nvml(self._load(), self._tell_switched)
+                nvml.call("nvmlInitWithFlags", INIT_NO_GPUS)
+                self._nvml = nvml
                 self.generation += 1
                 otherwise.pop_all()
         return self._nvml
-
-    def _begin(self) -> Nvml:
-        started = time.perf_counter()
-        try:
-            pynvml = self._load()
-        finally:
-            self.meter.add(time.perf_counter() - started)
-        nvml = Nvml(pynvml, self.meter, self._tell_switched)
-        nvml.call("nvmlInitWithFlags", INIT_NO_GPUS)
-        return nvml
 
     def _tell_switched(self, nvml: Nvml, gpu: str) -> None:
         for tell in self._when_switched:

@@ -4,17 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from pydra import Sample
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Reading
+from pydra_nvidia.nvml.library import use_library
 from pydra_nvidia.nvml.samples import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.nvml.telemetry import Telemetry
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
+
+
+class _Counted:
+    """A library that tells of each call."""
+
+    def __init__(self, library: Any, tell: Callable[[], None]) -> None:
+        self._library = library
+        self._tell = tell
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(self._library, name)
+
+        def call(*arguments: Any) -> Any:
+            self._tell()
+            return function(*arguments)
+
+        return function if name == "nvmlErrorString" else call
 
 
 class Node:
@@ -23,9 +43,19 @@ class Node:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.inject = simulation.inject
-        self.session = NvmlSession(simulation.load)
+        self.calls = 0
+        self.session = NvmlSession(self._load)
         self.settings = Settings(**simulation.settings)
         self.hardware = HardwareReader(self.session, simulation.tree, settings=self.settings)
+
+    def _load(self) -> ModuleType:
+        """With the calls of its library counted."""
+        pynvml = self.simulation.load()
+        use_library(pynvml, _Counted(pynvml.nvmlLib, self._count))
+        return pynvml
+
+    def _count(self) -> None:
+        self.calls += 1
 
     async def samples(self, reading: Reading) -> tuple[Sample, ...]:
         return await self.session.run(lambda nvml: read_samples(nvml, reading, Telemetry("/nowhere/telemetry.json")))
