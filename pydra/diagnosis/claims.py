@@ -265,7 +265,22 @@ def _judge_allocation(body: JsonObject) -> list[Finding]:
         found = "since " + body["metadata"]["deletionTimestamp"]
         advice = "it ends when its pods have, and the agent of its node has unprepared it"
         findings.append(Finding(subject="being deleted", level=Level.NOTE, found=found, advice=advice))
-    return findings
+    return [*findings, *_judge_statuses(body)]
+
+
+def _judge_statuses(body: JsonObject) -> Iterator[Finding]:
+    """Say what drivers have written of the devices, such as where an interface is now."""
+    for one in body["status"].get("devices") or ():
+        conditions = one.get("conditions") or ()
+        network = one.get("networkData") or {}
+        found = f"{one['device']} of {one['driver']}"
+        if network.get("interfaceName"):
+            addresses = ", ".join(network.get("ips") or ())
+            found += f": interface {network['interfaceName']} of the pod{f' with {addresses}' if addresses else ''}"
+        said = [f"{each['type']} is {each['status']}: {each.get('message') or each['reason']}" for each in conditions]
+        wrong = [text for text, each in zip(said, conditions, strict=True) if each["status"] != "True"]
+        level = Level.NOTE if wrong else Level.OK
+        yield Finding(subject="device status", level=level, found="; ".join((found, *wrong)))
 
 
 def _judge_pending(pods: Sequence[JsonObject], node: str) -> Iterator[Finding]:

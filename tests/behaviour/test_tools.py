@@ -81,6 +81,21 @@ def test_a_claim_is_explained_from_its_allocation_to_its_file(quiet: Node, tool:
     quiet.kubelet.release(claim)
 
 
+def test_what_drivers_say_of_the_devices_of_a_claim_is_shown(quiet: Node, tool: Tool) -> None:
+    device = quiet.board.device()
+    claim = quiet.api.create_claim(device)
+    path = f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{claim.name}"
+    body = quiet.api.request("GET", path)
+    place = {"driver": DRIVER, "pool": NODE, "device": device}
+    waiting = {"type": "Ready", "status": "False", "reason": "Waiting", "message": "no server has answered"}
+    since = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+    network = {"interfaceName": "net1", "ips": ["10.0.0.5/24"]}
+    body["status"]["devices"] = [{**place, "networkData": network, "conditions": [{**waiting, **since}]}]
+    quiet.api.request("PUT", f"{path}/status", body)
+    _, printed = tool.run("explain", "claim", claim.name)
+    assert f"of {DRIVER}: interface net1 of the pod with 10.0.0.5/24; Ready is False: no server has answered" in printed
+
+
 def test_a_claim_that_fails_is_explained_with_its_last_error(quiet: Node, tool: Tool) -> None:
     claim = quiet.api.create_claim(quiet.board.device())
     quiet.board.order("prepare", claim.name, "refuse")

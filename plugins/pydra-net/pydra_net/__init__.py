@@ -5,7 +5,7 @@ This module is what the entry point names. Nothing of the node is read at import
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,13 @@ from pydra_net.settings import Settings
 from pydra_net.steps import STEP_TYPES
 
 if TYPE_CHECKING:
+    from pydra import HeldClaim
     from pydra_net.backend import NetBackend
 
 SETTINGS_TYPE = Settings
 ONE_POD = True
 
-__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "ONE_POD", "SETTINGS_TYPE", "STEP_TYPES", "connect"]
+__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "ONE_POD", "SETTINGS_TYPE", "STEP_TYPES", "connect", "examine"]
 
 DEVICE_CLASSES: Mapping[str, Mapping[str, Any]] = {
     DRIVER: {"selectors": [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]},
@@ -36,3 +37,10 @@ async def connect(settings: Settings) -> AsyncIterator[NetBackend]:
 
     async with open_backend(settings) as backend:
         yield backend
+
+
+def examine(settings: Settings, held: Sequence[HeldClaim]) -> Iterator[str]:
+    """Yield which interfaces are not where claims say, or not as they say. Raises NamespaceGone."""
+    from pydra_net.composition import examine_node  # noqa: PLC0415
+
+    return examine_node(settings, held)

@@ -280,7 +280,9 @@ class NetBackend:
             try:
                 await self._give(sandbox, step)
             except PydraError as error:
-                _log.error("pod %s runs without %s: %s", sandbox.name, step.name, error)
+                text = f"pod {sandbox.name} runs without {step.name}: {error}"
+                _log.error("%s", text)
+                self._note_failed((step,), text)
 
     async def _give(self, sandbox: Sandbox, step: Step) -> None:
         async with self._locks[step.key]:

@@ -61,7 +61,7 @@ def _plan_device(
         check_parameters(config, share.parent)
         return share
     link = find_link(device.device, node)
-    interface = read_interface(node.reading, link)
+    interface = replace(read_interface(node.reading, link), speed=node.speeds.get(link.index, 0))
     ethtool = None
     if config.ethtool is not None:
         found = node.ethtool.get(device.device, Ethtool())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from pydra import HeldClaim, held_claims
 from pydra_net.backend import NetBackend
 from pydra_net.devices import DRIVER
+from pydra_net.examination import examine_interfaces
 from pydra_net.operations import Kernel
 from pydra_net.settings import Settings
 from pydra_nri import Handlers, connect
@@ -31,11 +32,7 @@ async def open_backend(
                 from pydra_net.simulation.simulation import open_simulation  # noqa: PLC0415
 
             settings, kernel = await stack.enter_async_context(open_simulation(settings))
-        if kernel is None:
-            # A fifth of a second: pyroute2 has hundreds of modules.
-            from pydra_net.netlink.kernel import NetlinkKernel  # noqa: PLC0415
-
-            kernel = NetlinkKernel((settings.pod_namespaces,))
+        kernel = kernel or _open_kernel(settings)
         host = kernel.open(settings.network_namespace)
         stack.callback(host.close)
         backend = NetBackend(settings, Tree(Roots(sys=settings.sys_root, dev=settings.dev_root)), kernel, host, held)
@@ -51,3 +48,22 @@ async def open_backend(
             connect(DRIVER, index=NRI_INDEX, handlers=handlers, socket=settings.nri_socket)
         )
         yield backend
+
+
+def examine_node(settings: Settings, held: Sequence[HeldClaim]) -> Iterator[str]:
+    """What is wrong with the interfaces of claims. Raises NamespaceGone."""
+    if settings.scenario:
+        return
+    kernel = _open_kernel(settings)
+    host = kernel.open(settings.network_namespace)
+    try:
+        yield from examine_interfaces(kernel, host, held)
+    finally:
+        host.close()
+
+
+def _open_kernel(settings: Settings) -> Kernel:
+    # A fifth of a second: pyroute2 has hundreds of modules.
+    from pydra_net.netlink.kernel import NetlinkKernel  # noqa: PLC0415
+
+    return NetlinkKernel((settings.pod_namespaces,))

@@ -185,3 +185,5 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     features: Mapping[str, bool] = {}
     """Those of ethtool that a claim changes, as they are; so `private_flags`."""
     private_flags: Mapping[str, bool] = {}
+    speed: int = 0
+    """In Mbit/s, if it is known. An interface in a pod is published with it."""

@@ -68,7 +68,7 @@ def build_inventory(
             attributes=dict(
                 _build_attributes(interface, hardware, speed, node.programs.get(link.index), rdma, is_shared=is_shared)
             ),
-            capacity=_build_capacity(speed) if is_shared and speed else {},
+            capacity=_build_capacity(speed, is_shared=is_shared),
             allow_multiple_allocations=is_shared,
             health=trouble or diagnose(link, offered.device if offered else None, is_shared=is_shared),
         )
@@ -76,8 +76,13 @@ def build_inventory(
     for give in list_gives(held):
         if give.device not in found:
             hardware = read_hardware(give.pci_address) if give.pci_address else None
-            attributes = dict(_build_attributes(give.before, hardware, 0, None, given.get(give.device)))
-            found[give.device] = Device(name=give.device, attributes=attributes, health=trouble or Health())
+            speed = give.before.speed
+            found[give.device] = Device(
+                name=give.device,
+                attributes=dict(_build_attributes(give.before, hardware, speed, None, given.get(give.device))),
+                capacity=_build_capacity(speed),
+                health=trouble or Health(),
+            )
     for name, one in node.rdma.items():
         if one.alone and name not in found:
             found[name] = _build_lone(name, one.device.name, read_hardware(one.pci_address), diagnose_rdma(one.device))
@@ -94,10 +99,13 @@ def _build_lone(name: str, rdma: str, hardware: Hardware, health: Health) -> Dev
     return Device(name=name, attributes=dict(_keep_valid(attributes)), health=health)
 
 
-def _build_capacity(speed: int) -> dict[str, Capacity]:
-    """What shares can have of a link's speed. It is counted, not enforced; who asks for none has what others leave."""
-    policy = RequestPolicy(default="0", valid_range=CapacityRange(min="0"))
-    return {"bandwidth": Capacity(f"{speed}M", policy)}
+def _build_capacity(speed: int, *, is_shared: bool = False) -> dict[str, Capacity]:
+    """What a claim can have of a link's speed, if it is known: all, or with others a share that it asks for.
+
+    It is counted, not enforced; who asks for none has what others leave.
+    """
+    policy = RequestPolicy(default="0", valid_range=CapacityRange(min="0")) if is_shared else None
+    return {"bandwidth": Capacity(f"{speed}M", policy)} if speed else {}
 
 
 def _build_attributes(

@@ -15,10 +15,15 @@ _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 
 
 class LinkEvents:
-    """Events of a namespace. What they say is not read: whoever waits looks at everything again."""
+    """Events of a namespace. What they say is not read: whoever waits looks at everything again.
 
-    def __init__(self, where: OpenNamespace) -> None:
+    The kernel keeps as many as fit into `buffer` bytes, or into its default.
+    """
+
+    def __init__(self, where: OpenNamespace, *, buffer: int = 0) -> None:
         self._socket = where.run(_open)
+        if buffer:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
 
     async def wait(self) -> None:
         """Return when something has changed since the last call. Events that were lost count, too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,8 @@ from namespaces import TestNamespace, TestNode, find_problem, make_node
 from net_agent import NetAgent, build_sandbox
 from pydra import ClaimError, UndoLater
 from pydra_net.claim_config import InterfaceConfig, NetworkConfig
+from pydra_net.netlink.events import LinkEvents
+from pydra_net.netlink.namespaces import OpenNamespace
 from pydra_net.settings import Settings
 from pydra_nri import Container, PodSandbox
 from pydra_nri.simulation.runtime import OperationFailed
@@ -232,6 +235,32 @@ async def test_an_interface_with_another_name_in_the_pod_is_back_when_its_own_wa
         node.host.run("ip link add nic0 type veth peer name nic9")
         with pytest.raises(UndoLater, match=r"nic0 is back as net1, since another interface has its name nic0"):
             await agent.unprepare("claim")
+
+
+async def test_no_file_stays_open_after_pods_have_come_and_gone(node: TestNode) -> None:
+    """Not so in DRANET #180. An open namespace would not end."""
+    counts = []
+    agent = build_agent(node)
+    async with serve(agent):
+        for number in range(3):
+            pod = node.begin_pod(f"trainer-{number}")
+            sandbox = build_sandbox("trainer", pod.path, number=number)
+            await agent.prepare("claim", "nic0", pod="trainer")
+            await agent.runtime.run_pod(sandbox)
+            await agent.runtime.stop_pod(sandbox)
+            await agent.unprepare("claim")
+            counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts[1] == counts[2]
+
+
+async def test_events_that_the_kernel_dropped_are_a_reason_to_look_again(node: TestNode) -> None:
+    events = LinkEvents(OpenNamespace(node.host.path), buffer=1)
+    for _ in range(2):
+        node.host.run(
+            "for one in 1 2 3 4 5 6 7 8; do ip link set nic0 mtu $((1400 + one)); done; ip link set nic0 mtu 1400"
+        )
+        await events.wait()
+    events.close()
 
 
 async def test_changes_of_the_nodes_network_are_noticed_without_polling(node: TestNode) -> None:

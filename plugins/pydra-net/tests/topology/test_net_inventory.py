@@ -123,6 +123,7 @@ def test_shares_of_an_interface_are_counted_by_the_bandwidth_that_they_ask_for(t
     (tmp_path / "sys/class/net/eth2").mkdir(parents=True)
     (tmp_path / "sys/class/net/eth2/speed").write_text("25000\n")
     capacity = publish(tmp_path, shared="eth2,eth3")["pci-0000-20-00-0"].capacity["bandwidth"]
+    assert capacity == replace(publish(tmp_path)["pci-0000-20-00-0"].capacity["bandwidth"], policy=capacity.policy)
     assert capacity.value == "25000M"
     assert capacity.policy is not None
     assert capacity.policy.default == "0", "who asks for none can still have a share"

@@ -1,0 +1,86 @@
+"""Which pod has which interface, over restarts, names that come again and interfaces that go: defects of DRANET."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from net_agent import build_sandbox
+from pydra import UnknownDevice
+from pydra_net.examination import examine_interfaces
+from pydra_net.operations import SetLink
+from pydra_net.simulation.kernel import HOST
+from pydra_net.simulation.machine import MACHINE_TYPES
+from simulated_node import SimulatedNode
+
+ETH1, ETH2 = "pci-0000-10-00-0", "pci-0000-20-00-0"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> SimulatedNode:
+    return SimulatedNode(MACHINE_TYPES["server"], tmp_path)
+
+
+async def test_a_claim_that_was_prepared_before_a_restart_is_for_the_pod_that_begins_afterwards(
+    node: SimulatedNode,
+) -> None:
+    """Not so in DRANET #232: what the runtime did not list then was forgotten."""
+    async with node.run() as agent:
+        await agent.prepare("claim", ETH1, pod="trainer")
+    sandbox = node.begin_pod("trainer")
+    async with node.run() as agent:
+        await agent.runtime.run_pod(sandbox)
+        assert node.names_in(sandbox) == ["eth1"]
+
+
+async def test_a_pod_of_the_same_name_has_nothing_of_the_claims_of_an_earlier_one(node: SimulatedNode) -> None:
+    """A StatefulSet's pods have the same name, and so do their claims."""
+    earlier, later = node.begin_pod("trainer"), node.begin_pod("trainer", number=2)
+    later = build_sandbox("trainer", later.network_namespace, number=2, uid="another")
+    async with node.run() as agent:
+        await agent.prepare("claim", ETH1, pod="trainer")
+        await agent.runtime.run_pod(earlier)
+        await agent.runtime.run_pod(later)
+        assert (node.names_in(earlier), node.names_in(later)) == (["eth1"], [])
+        await agent.runtime.stop_pod(later)
+        assert node.names_in(earlier) == ["eth1"]
+
+
+async def test_an_interface_that_has_gone_is_not_offered_and_its_claim_says_so(node: SimulatedNode) -> None:
+    """Not so in DRANET's google/dranet#155: it stayed in the slice, and claims for it failed for ever."""
+    async with node.run() as agent:
+        links = node.kernel.namespaces[HOST].links
+        gone = replace(node.before, links=tuple(one for one in links if one.name != "eth1"))
+        node.kernel.namespaces[HOST] = gone
+        assert ETH1 not in [device.name for device in (await agent.backend.discover()).devices]
+        with pytest.raises(UnknownDevice, match=r"no interface pci-0000-10-00-0 now; delete the pod to get another"):
+            await agent.prepare("claim", ETH1)
+
+
+async def test_the_doctor_says_where_interfaces_are_and_what_they_lack(node: SimulatedNode) -> None:
+    sandbox = node.begin_pod("trainer")
+    host, path = node.kernel.open(HOST), sandbox.network_namespace
+
+    def examine() -> list[str]:
+        return list(examine_interfaces(node.kernel, host, tuple(agent.held.values())))
+
+    async with node.run() as agent:
+        await agent.prepare("claim", ETH1, pod="trainer")
+        assert examine() == [], "it waits for its pod"
+        await agent.runtime.run_pod(sandbox)
+        assert examine() == []
+        inside = node.kernel.open(path)
+        index = next(link.index for link in node.kernel.read(inside).links if link.name == "eth1")
+        node.kernel.apply(inside, [SetLink(index=index, mtu=1280)])
+        (found,) = examine()
+        text = "of claim team/claim is in the network namespace /pods/trainer-1 as eth1, and is not as it should be: "
+        assert f"eth1 ({ETH1}) {text}set mtu 9000; delete the pod" == found
+        agent.held["claim"] = replace(agent.held["claim"], left_over=True)
+        assert "which has ended, is still in the network namespace /pods/trainer-1" in examine()[0]
+        node.kernel.move(inside, index, host, "pydra7")
+        (found,) = examine()
+        assert "is on the node as pydra7, and is not as it should be: set name eth1, set mtu 9000, " in found
+        node.kernel.namespaces[HOST] = replace(node.before, links=())
+        assert "is in no network namespace that can be seen here" in examine()[0]
