@@ -72,6 +72,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     new.add_argument("name", metavar="NAME", help="the backend's name, such as npu: the plugin is pydra-NAME")
     new.add_argument("--directory", default="", metavar="DIR", help="where to write it [pydra-NAME]")
+    text = "what the module begins with: partitions, config or health, or several with commas"
+    new.add_argument("--with", default="", dest="features", metavar="FEATURES", help=text)
     new.set_defaults(command=_new)
 
     check = commands.add_parser("check", help="say what the agent would refuse about a backend, all problems at once")
@@ -181,10 +183,10 @@ def _new(parsed: argparse.Namespace) -> int:
         from pydra_dev.new import write_plugin  # noqa: PLC0415
     except ModuleNotFoundError as error:
         return _needs_dev("new", error)
-    written = write_plugin(parsed.name, parsed.directory)
+    features = tuple(filter(None, map(str.strip, parsed.features.split(","))))
+    place, written = write_plugin(parsed.name, parsed.directory, features)
     for path in written:
         print(path)
-    place = written[0].parent
     print(f"\ntry it: cd {place} && pip install -e . && pydra dev --backend {parsed.name}")
     return 0
 

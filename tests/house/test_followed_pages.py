@@ -104,6 +104,7 @@ def make_environment(path: Path) -> Path:
         copy = path / "bin" / name
         copy.write_text(f"#!{path}/bin/python\n{program.partition(chr(10))[2]}")
         copy.chmod(0o755)
+    (path / "bin" / "ruff").symlink_to(Path(sys.executable).with_name("ruff"))  # no script of Python
     return path
 
 

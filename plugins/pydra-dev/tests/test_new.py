@@ -7,12 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 import pydra
-from pydra_dev.new import TEMPLATE
+from pydra_dev.new import FEATURES, TEMPLATE, write_plugin
 
 RUFF = shutil.which("ruff", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])) or "ruff"
 TOOL = (sys.executable, "-m", "pydra")
@@ -42,13 +43,24 @@ def test_a_new_plugin_is_installed_checked_and_run_at_once(tmp_path: Path) -> No
     assert "2 passed" in tests
 
 
+def test_a_new_plugin_with_all_features_has_them_and_passes_its_own_checks(tmp_path: Path) -> None:
+    run(*TOOL, "new", "npu", "--with", "config, health,partitions", where=tmp_path)
+    plugin = tmp_path / "pydra-npu"
+    assert "5 passed" in run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", where=plugin)
+    run(sys.executable, "-m", "mypy", "--cache-dir", os.devnull, where=plugin)
+    told = run(*TOOL, "dev", "--backend", "./pydra_npu.py", "-f", "manifests", "--once", where=plugin)
+    assert "NPU_0_SLOTS_0_1_MHZ=300" in told
+
+
 @pytest.mark.parametrize("name", ["a", "npu", "a-name-of-20-letters"])
-def test_what_is_written_passes_the_linter_with_every_name(name: str, tmp_path: Path) -> None:
-    run(*TOOL, "new", name, "--directory", "here", where=tmp_path)
-    run(RUFF, "check", "--no-cache", ".", where=tmp_path / "here")
-    run(RUFF, "format", "--no-cache", "--check", ".", where=tmp_path / "here")
-    texts = [file.read_text() for file in (tmp_path / "here").rglob("*") if file.is_file()]
-    assert not re.search("fpga", "".join(texts), re.IGNORECASE)
+def test_what_is_written_passes_the_linter_with_every_name_and_feature(name: str, tmp_path: Path) -> None:
+    for count in range(len(FEATURES) + 1):
+        for features in combinations(FEATURES, count):
+            write_plugin(name, str(tmp_path / "-".join(["with", *features])), features)
+    run(RUFF, "check", "--no-cache", ".", where=tmp_path)
+    run(RUFF, "format", "--no-cache", "--check", ".", where=tmp_path)
+    texts = [file.read_text() for file in tmp_path.rglob("*") if file.is_file()]
+    assert not re.search("fpga|# with|# end", "".join(texts), re.IGNORECASE)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +69,7 @@ def test_what_is_written_passes_the_linter_with_every_name(name: str, tmp_path: 
         (("NPU",), "'NPU' is not a name for a backend; it must be at most 20 lower-case letters"),
         (("sim",), "the name sim is taken: pydra-sim provides it; choose another"),
         (("dev",), "the name dev is taken: the module pydra_dev is installed"),
+        (("npu", "--with", "config,helth"), "--with: 'helth' must be one of partitions, config, health (did you mean"),
         (("npu", "--directory", "full"), "full is there already; name another directory, or one that is empty"),
         (("npu", "--directory", "full/file/x"), "cannot be written: Not a directory"),
     ],
