@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,18 @@ from tests.e2e.cluster import KUBELET_ROOT, Cluster
 
 
 class Agent:
-    """The agent's process; what it logs is in `log` from byte `began` on."""
+    """The agent's process; what it logs is in `log` from byte `began` on. It serves so many drivers."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path, began: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, began: int, *, drivers: int) -> None:
         self.process = process
         self.log = log
         self._began = began
+        self._drivers = drivers
 
     async def wait_serving(self, cluster: Cluster) -> None:
         """Wait until its devices are published, not only an earlier agent's, and the kubelet knows it."""
-        await self.wait_said(cluster, "is published")
-        await self.wait_said(cluster, "the kubelet has registered")
+        await self.wait_said(cluster, "is published", times=self._drivers)
+        await self.wait_said(cluster, "the kubelet has registered", times=self._drivers)
 
     async def wait_said(self, cluster: Cluster, text: str, *, times: int = 1) -> None:
         """Wait until its log has the text so often."""
@@ -49,12 +50,13 @@ def run_agent(
     *,
     backend: str = "sim",
     scenario: str = "",
+    beside: Mapping[str, str] = {},
     pod_uid: str = "",
     flags: tuple[str, ...] = (),
 ) -> Iterator[Agent]:
     """The agent with simulated hardware, whose state is `scratch`/hardware, on the real kubelet's directories.
 
-    `scenario` is a name, or the YAML text of a file.
+    `scenario` is a name, or the YAML text of a file. `beside` has the scenarios of further backends, by name.
     """
     prefix = f"PYDRA_{backend.upper().replace('-', '_')}_"
     environ = {**os.environ, f"{prefix}STATE": str(scratch / "hardware")}
@@ -65,6 +67,9 @@ def run_agent(
         environ[f"{prefix}SCENARIO"] = str(scratch / "scenario.yaml")
     elif scenario:
         environ[f"{prefix}SCENARIO"] = scenario
+    for other, named in beside.items():
+        environ |= {f"PYDRA_{other.upper()}_STATE": str(scratch / other), f"PYDRA_{other.upper()}_SCENARIO": named}
+    more = [flag for other in beside for flag in ("--backend", other)]
     log = scratch / f"agent{pod_uid}.log"
     with log.open("ab") as output:
         began = output.tell()
@@ -72,6 +77,7 @@ def run_agent(
             [
                 *(sys.executable, "-m", "pydra.cli.agent", "--backend", backend, "--node-name", node),
                 *("--kubelet-root", str(KUBELET_ROOT), "--http-address", "", "--log-level", "debug"),
+                *more,
                 *(("--pod-uid", pod_uid) if pod_uid else ()),
                 *flags,
             ],
@@ -79,7 +85,7 @@ def run_agent(
             stdout=output,
             stderr=output,
         )
-    agent = Agent(process, log, began)
+    agent = Agent(process, log, began, drivers=1 + len(beside))
     try:
         yield agent
     finally:

@@ -25,6 +25,7 @@ PROBES: Mapping[str, tuple[Resource, JsonObject]] = {
     "DRAPartitionableDevices": _build_slice(
         consumesCounters=[{"counterSet": "one", "counters": {"memory": {"value": "1"}}}]
     ),
+    "DRAListTypeAttributes": _build_slice(attributes={"example.com/probe": {"strings": ["one"]}}),
     "DRAExtendedResource": (DEVICE_CLASSES, {"extendedResourceName": "example.com/probe"}),
     "DRADeviceTaintRules": (TAINT_RULES, {"deviceSelector": {"driver": "probe.example.com"}, "taint": _TAINT}),
     "DRAPrioritizedList": (

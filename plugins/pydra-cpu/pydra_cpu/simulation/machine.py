@@ -1,4 +1,8 @@
-"""Writes the files that the kernel has below /sys for the CPUs of a machine."""
+"""Writes the files that the kernel has below /sys for the CPUs of a machine.
+
+Each NUMA node has two PCIe roots; below the first are the devices of the node in the simulations of pydra-sim and
+pydra-net.
+"""
 
 from __future__ import annotations
 
@@ -61,15 +65,15 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         for node in nodes:
             path = f"sys/devices/system/node/node{node}"
             own = [cpu for cpu in online if cpu % all_cores // of_node == node]
-            bus = f"0000:{node * 64:02x}"
             files |= {
                 f"{path}/cpulist": format_cpu_list(own),
                 f"{path}/distance": " ".join("10" if other == node else "21" for other in nodes),
                 f"{path}/meminfo": f"Node {node} MemTotal:    {self.memory >> 10} kB",
                 f"{path}/hugepages/hugepages-2048kB/nr_hugepages": "512",
                 f"{path}/hugepages/hugepages-1048576kB/nr_hugepages": "0",
-                f"sys/devices/pci{bus}/pci_bus/{bus}/cpulistaffinity": format_cpu_list(own),
             }
+            for bus in (f"0000:{node:02x}", f"0000:{node + 128:02x}"):
+                files[f"sys/devices/pci{bus}/pci_bus/{bus}/cpulistaffinity"] = format_cpu_list(own)
         return files
 
 

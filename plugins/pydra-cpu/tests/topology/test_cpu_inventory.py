@@ -51,7 +51,7 @@ def test_a_numa_node_says_where_it_is_and_how_much_memory_it_has(tmp_path: Path)
         "coreType": "standard",
         "smtEnabled": True,
         "numCPUs": 16,
-        "resource.kubernetes.io/pcieRoot": "pci0000:c0",
+        "resource.kubernetes.io/pcieRoot": ("pci0000:03", "pci0000:83"),
     }
     assert {name: one.value for name, one in device.capacity.items()} == {
         "dra.cpu/cpu": 16,
@@ -75,7 +75,12 @@ def test_with_the_setting_each_capacity_is_counted_as_what_the_node_has(tmp_path
 
 def test_a_socket_near_several_pcie_roots_names_them_all(tmp_path: Path) -> None:
     device = publish(SERVER, tmp_path, group_by=GroupBy.SOCKET)["cpudevsocket001"]
-    assert device.attributes["resource.kubernetes.io/pcieRoot"] == ("pci0000:80", "pci0000:c0")
+    assert device.attributes["resource.kubernetes.io/pcieRoot"] == (
+        "pci0000:02",
+        "pci0000:03",
+        "pci0000:82",
+        "pci0000:83",
+    )
     assert "resource.kubernetes.io/numaNode" not in device.attributes
 
 

@@ -53,7 +53,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         driver.mkdir(parents=True)
         (root / "sys/bus/pci/devices").mkdir()
         for card in (UPLINK, *self.cards):
-            place = f"devices/pci{card.address[:7]}/{card.address}"
+            place = f"devices/pci0000:{card.numa:02x}/{card.address}"  # a PCIe root in each NUMA node
             real = root / "sys" / place
             real.mkdir(parents=True)
             files = {

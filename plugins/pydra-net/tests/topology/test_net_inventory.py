@@ -62,7 +62,7 @@ def test_devices_have_the_names_and_attributes_of_dranet(tmp_path: Path) -> None
         "sriov": False,
         "shared": False,
         "resource.kubernetes.io/numaNode": 1,
-        "resource.kubernetes.io/pcieRoot": "pci0000:30",
+        "resource.kubernetes.io/pcieRoot": "pci0000:01",
         "resource.kubernetes.io/pciBusID": "0000:30:00.0",
     }
     assert devices["dummy0"].attributes["virtual"] is True
