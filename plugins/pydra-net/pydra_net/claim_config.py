@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from pydra_net.link_parameters import IPV4, SIZES
+from pydra_net.link_parameters import IPV4, IPV6, SIZES
 
 ParsedT = TypeVar("ParsedT")
 
@@ -26,6 +26,8 @@ Cidr = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Fa-f:.]{2,45}/[0-9]{1,3}$")]
 Ip = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Fa-f:.]{2,45}$")]
 Mac = Annotated[str, msgspec.Meta(pattern=r"^([0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}$")]
 Table = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=3600)]
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=524280)]
 
@@ -45,8 +47,8 @@ class MacvlanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class IpvlanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """An ipvlan interface; on one interface all have the same mode."""
 
-    mode: Literal["l2", "l3", "l3s"] = "l2"
-    flag: Literal["bridge"] = "bridge"
+    mode: Literal["l2", "l3", "l3s", "L2"] = "l2"
+    flag: Literal["bridge", "Bridge"] = "bridge"
 
 
 class VlanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -80,7 +82,7 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     name: Name | None = None
     """Its name in the pod; without one, as on the node."""
-    type: Literal["passthrough", "macvlan", "ipvlan", "vlan"] | None = None
+    type: Literal["passthrough", "macvlan", "ipvlan", "vlan", "Passthrough", "IPVLAN"] | None = None
     """The interface itself (passthrough), or one that is made on it; without one, macvlan for a share."""
     macvlan: MacvlanConfig | None = None
     """For type macvlan."""
@@ -88,10 +90,12 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """For type ipvlan."""
     vlan: VlanConfig | None = None
     """For type vlan."""
+    addressing: Literal["Static", "DHCP", "Unnumbered"] | None = None
+    """Where its addresses come from: the configuration or the node, a DHCP server, or nowhere (for virtual ones)."""
     addresses: Annotated[tuple[Cidr, ...], msgspec.Meta(max_length=64)] = ()
     """Its addresses in the pod, instead of those that it has on the node."""
     dhcp: bool | None = None
-    """Whether it gets an IPv4 address from a DHCP server of its network, and keeps it."""
+    """The same as addressing DHCP: it gets an IPv4 address from a DHCP server of its network, and keeps it."""
     mtu: Annotated[int, msgspec.Meta(ge=68, le=65535)] | None = None
     """Its MTU in the pod."""
     hardware_addr: Mac | None = None
@@ -105,11 +109,23 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     gro_ipv4_max_size: Size | None = msgspec.field(default=None, name="groIPv4MaxSize")
     """The same for IPv4, if it is larger than 64 KiB."""
     forwarding: bool | None = None
-    """Whether IPv4 packets that arrive by it are forwarded."""
+    """Whether packets that arrive by it are forwarded: of IPv4, and of IPv6 if it has such an address."""
     arp_ignore: Literal[0, 1, 2, 3, 8] | None = None
     """Which ARP requests it answers, as the sysctl says it."""
     arp_announce: Literal[0, 1, 2] | None = None
     """Which of its addresses ARP requests announce, as the sysctl says it."""
+    accept_ra: Literal[0, 1, 2] | None = msgspec.field(default=None, name="acceptRA")
+    """Whether it takes addresses and routes from router advertisements of IPv6, as the sysctl says it."""
+    dad_transmits: Count | None = msgspec.field(default=None, name="dadTransmits")
+    """How often it asks whether somebody has its IPv6 address."""
+    router_solicitation_delay: Count | None = None
+    """Seconds until it asks for routers."""
+    router_solicitation_interval: Annotated[int, msgspec.Meta(ge=1, le=3600)] | None = None
+    """Seconds until it asks for them again."""
+    disable_ipv6: bool | None = msgspec.field(default=None, name="disableIPv6")
+    """Whether it has no IPv6."""
+    addr_gen_mode: Literal[0, 1, 3] | None = None
+    """How its IPv6 addresses are made, as the sysctl says it."""
     disable_ebpf_programs: bool | None = None
     """Whether eBPF programs (tc, tcx, XDP) are detached from it."""
     vrf: VrfConfig | None = None
@@ -118,31 +134,45 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def __post_init__(self) -> None:
         """Refuse names, types and addresses that the kernel would refuse."""
         for kind in ("macvlan", "ipvlan", "vlan"):
-            if getattr(self, kind) is not None and self.type != kind:
+            if getattr(self, kind) is not None and self.kind != kind:
                 raise ValueError(f"{kind}: needs type {kind}")
-        if self.type == "vlan" and self.vlan is None:
+        if self.kind == "vlan" and self.vlan is None:
             raise ValueError("vlan: is required with type vlan, such as {id: 100}")
-        if self.type == "ipvlan" and self.hardware_addr is not None:
+        if self.kind == "ipvlan" and self.hardware_addr is not None:
             raise ValueError("hardwareAddr: cannot be set with type ipvlan, which has that of the node's interface")
         if self.name in (".", ".."):
             raise ValueError("name: must not be . or ..")
         if self.vrf is not None and self.vrf.name == self.name:
             raise ValueError(f"vrf.name: found {self.name}, which is the name of the interface itself")
-        if self.dhcp and self.addresses:
-            raise ValueError("dhcp: excludes addresses; remove one of both")
+        if self.dhcp and self.addressing not in (None, "DHCP"):
+            raise ValueError(f"dhcp: excludes addressing {self.addressing}; remove one of both")
+        if self.addresses and (self.uses_dhcp or self.addressing == "Unnumbered"):
+            raise ValueError(f"addresses: excludes {'dhcp' if self.dhcp else f'addressing {self.addressing}'}")
         if self.hardware_addr is not None and not _MAC.fullmatch(self.hardware_addr.lower()):
             raise ValueError(f'hardwareAddr: found "{self.hardware_addr}", which is a multicast address')
         for place, address in enumerate(self.addresses):
-            parsed = _check(f"addresses[{place}]", address, ipaddress.ip_interface)
-            if self.forwarding and parsed.version == 6:
-                raise ValueError(
-                    f"forwarding: can be set for IPv4 only, and addresses[{place}] is {address}; remove it, and set "
-                    "the sysctls net.ipv4.ip_forward and net.ipv6.conf.all.forwarding in the pod's securityContext"
-                )
+            _check(f"addresses[{place}]", address, ipaddress.ip_interface)
+
+    @property
+    def kind(self) -> str:
+        """Its type as the kernel calls it; empty if there is none."""
+        return (self.type or "").lower()
+
+    @property
+    def uses_dhcp(self) -> bool:
+        """Whether its address comes from a DHCP server."""
+        return bool(self.dhcp) or self.addressing == "DHCP"
 
     def list_parameters(self) -> dict[str, int]:
         """Those of `link_parameters` that are configured."""
-        found = {name: getattr(self, name, None) for name in (*SIZES, *IPV4)}
+        return self._list_numbers((*SIZES, *IPV4))
+
+    def list_sysctls(self) -> dict[str, int]:
+        """Those of IPv6 that are configured, by their names."""
+        return self._list_numbers(IPV6)
+
+    def _list_numbers(self, names: Iterable[str]) -> dict[str, int]:
+        found = {name: getattr(self, name, None) for name in names}
         return {name: int(value) for name, value in found.items() if value is not None}
 
 
@@ -215,13 +245,9 @@ class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         """Refuse what excludes each other."""
-        if self.interface.vrf is not None:
-            if self.rules:
-                raise ValueError("rules: cannot be set with interface.vrf, which chooses the table")
-            table = self.interface.vrf.number
-            if other := [one.table for one in self.routes if one.table not in (0, table)]:
-                raise ValueError(f"routes: found table {other[0]}, but all are in that of interface.vrf ({table})")
-        if self.ethtool is not None and self.interface.type not in (None, "passthrough"):
+        if self.interface.vrf is not None and self.rules:
+            raise ValueError("rules: cannot be set with interface.vrf, which chooses the table")
+        if self.ethtool is not None and self.interface.kind not in ("", "passthrough"):
             raise ValueError(f"ethtool: cannot be set with interface.type {self.interface.type}, which has no hardware")
 
 

@@ -61,6 +61,8 @@ def _plan_device(
         check_parameters(config, share.parent)
         return share
     link = find_link(device.device, node)
+    if config.interface.addressing == "Unnumbered":
+        raise TerminalError("interface.addressing: found Unnumbered, which is for virtual interfaces; set a type")
     interface = replace(read_interface(node.reading, link), speed=node.speeds.get(link.index, 0))
     ethtool = None
     if config.ethtool is not None:

@@ -8,11 +8,20 @@ from contextlib import ExitStack, suppress
 from pydra import HeldClaim
 from pydra_net.held_claims import list_interfaces
 from pydra_net.link_state import find_state_before, plan_changes
-from pydra_net.operations import DetachPrograms, JoinVrf, Kernel, Namespace, NamespaceGone, Operation, SetEthtool
+from pydra_net.operations import (
+    DetachPrograms,
+    JoinVrf,
+    Kernel,
+    Namespace,
+    NamespaceGone,
+    Operation,
+    SetEthtool,
+    SetSysctls,
+)
 from pydra_net.pod_links import find
 from pydra_net.steps import GiveInterface, InterfaceStep
 
-_UNSEEN = (SetEthtool, DetachPrograms, JoinVrf)
+_UNSEEN = (SetEthtool, SetSysctls, DetachPrograms, JoinVrf)
 """What a reading does not tell: it is planned whenever it is wanted."""
 
 

@@ -1,6 +1,6 @@
 """The numbers of a link that can be read and set: sizes of segments, and how it treats IPv4. No I/O.
 
-Names are those of iproute2 and of /proc/sys/net/ipv4/conf, which is not used: it is read-only in containers.
+Names are those of iproute2 and of /proc/sys/net.
 Source: linux/if_link.h, linux/ip.h.
 """
 
@@ -12,6 +12,15 @@ SIZES = {"gso_max_size": 41, "gro_max_size": 58, "gso_ipv4_max_size": 63, "gro_i
 """Attributes of a link, which it keeps when it is moved."""
 IPV4 = {"forwarding": 1, "proxy_arp": 3, "rp_filter": 8, "arp_announce": 18, "arp_ignore": 19}
 """What a link gets anew, from the defaults of the namespace, whenever it is moved."""
+IPV6 = (
+    "disable_ipv6",
+    "addr_gen_mode",
+    "accept_ra",
+    "dad_transmits",
+    "router_solicitation_delay",
+    "router_solicitation_interval",
+)
+"""Of net/ipv6/conf, for which the kernel has no messages; in the order in which they are set."""
 
 
 def list_changes(wanted: Mapping[str, int], present: Mapping[str, int]) -> Iterator[tuple[str, int]]:

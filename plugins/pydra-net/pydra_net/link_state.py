@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from pydra_net.claim_config import EthtoolConfig, NetworkConfig, RouteConfig, RuleConfig
+from pydra_net.claim_config import EthtoolConfig, InterfaceConfig, NetworkConfig, RouteConfig, RuleConfig
 from pydra_net.dhcp.messages import Lease
 from pydra_net.hardware_types import Address, Interface, Link, Neighbour, Reading, Route, Rule
 from pydra_net.link_parameters import list_changes
@@ -24,6 +24,7 @@ from pydra_net.operations import (
     SetEthtool,
     SetLink,
     SetParameter,
+    SetSysctls,
 )
 
 _LINK_SCOPE = 253
@@ -56,6 +57,8 @@ class LinkState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     vrf_table: int = 0
     without_programs: bool = False
     dhcp: bool = False
+    sysctls: Mapping[str, int] = {}
+    """Of IPv6: a link gets them anew whenever it is moved."""
 
     @property
     def leased_routes(self) -> tuple[Route, ...]:
@@ -123,9 +126,9 @@ def find_state_in_pod(interface: Interface, config: NetworkConfig, ethtool: Etht
     Addresses, or DHCP, replace those of the node, and with these the routes, which may need them.
     """
     wanted = config.interface
-    keeps = not wanted.addresses and not wanted.dhcp
+    keeps = not wanted.addresses and not wanted.uses_dhcp
     table = wanted.vrf.number if wanted.vrf else 0
-    addresses = interface.addresses if keeps else map(_build_address, wanted.addresses)
+    addresses = interface.addresses if keeps else tuple(map(_build_address, wanted.addresses))
     routes = (*(interface.routes if keeps else ()), *map(_build_route, config.routes))
     if table:
         routes = tuple(replace(one, table=table) for one in routes)
@@ -147,8 +150,17 @@ def find_state_in_pod(interface: Interface, config: NetworkConfig, ethtool: Etht
         vrf=wanted.vrf.name if wanted.vrf else "",
         vrf_table=table,
         without_programs=bool(wanted.disable_ebpf_programs),
-        dhcp=bool(wanted.dhcp),
+        dhcp=wanted.uses_dhcp,
+        sysctls=_list_sysctls(wanted, addresses),
     )
+
+
+def _list_sysctls(wanted: InterfaceConfig, addresses: Sequence[Address]) -> dict[str, int]:
+    """Those of IPv6. To forward is set for a link that uses IPv6, since the kernel may have none."""
+    found = wanted.list_sysctls()
+    if wanted.forwarding is not None and (found or any(one.family == 6 for one in addresses)):
+        found["forwarding"] = int(wanted.forwarding)
+    return found
 
 
 def _without_detection(address: Address) -> Address:
@@ -215,6 +227,8 @@ def _plan_link(wanted: LinkState, link: Link, reading: Reading) -> Iterator[Oper
         yield SetLink(index=index, alias=wanted.alias)
     for name, value in list_changes(wanted.parameters, link.parameters):
         yield SetParameter(index=index, name=name, value=value)
+    if wanted.sysctls:
+        yield SetSysctls(index=index, values=wanted.sysctls)
     if wanted.without_programs:
         yield DetachPrograms(index=index)
     if wanted.features or wanted.private_flags:

@@ -80,6 +80,16 @@ class SetParameter(msgspec.Struct, frozen=True, kw_only=True):
         return f"set {self.name} {self.value}"
 
 
+class SetSysctls(msgspec.Struct, frozen=True, kw_only=True):
+    """Set sysctls of net/ipv6/conf for a link."""
+
+    index: int
+    values: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return "set " + ", ".join(f"{name} {value}" for name, value in self.values.items())
+
+
 class SetEthtool(msgspec.Struct, frozen=True, kw_only=True):
     """Set features and private flags of a link, by the kernel's names."""
 
@@ -185,6 +195,7 @@ class RemoveLink(msgspec.Struct, frozen=True, kw_only=True):
 Operation: TypeAlias = (
     SetLink
     | SetParameter
+    | SetSysctls
     | SetEthtool
     | DetachPrograms
     | JoinVrf

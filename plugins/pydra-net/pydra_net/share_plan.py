@@ -16,14 +16,14 @@ def is_virtual(device: AllocatedDevice, config: NetworkConfig, *, is_shared: boo
 
     A cluster without the gate for shares gives one that is offered so to one claim, which has no share then.
     """
-    kind = config.interface.type
+    kind = config.interface.kind
     is_share = is_shared or device.share_id is not None
     if is_share and kind == "passthrough":
         raise TerminalError(
             f"interface.type: found passthrough, but {device.device} is offered in shares; remove it, or request an "
             "interface with the attribute shared: false"
         )
-    return is_share or kind not in (None, "passthrough")
+    return is_share or kind not in ("", "passthrough")
 
 
 def plan_share(uid: str, device: AllocatedDevice, config: NetworkConfig, parent: Link) -> ShareInterface:
@@ -32,7 +32,7 @@ def plan_share(uid: str, device: AllocatedDevice, config: NetworkConfig, parent:
     Raises TerminalError.
     """
     wanted = config.interface
-    kind = wanted.type or "macvlan"
+    kind = wanted.kind or "macvlan"
     if config.ethtool is not None:
         raise TerminalError(
             f"ethtool: cannot be set, since {parent.name} ({device.device}) stays on the node; request an interface "
@@ -63,5 +63,5 @@ def _find_mode(kind: str, wanted: InterfaceConfig) -> str:
     if kind == "macvlan":
         return (wanted.macvlan or MacvlanConfig()).mode
     if kind == "ipvlan":
-        return wanted.ipvlan.mode if wanted.ipvlan else "l2"
+        return wanted.ipvlan.mode.lower() if wanted.ipvlan else "l2"
     return ""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import ipaddress
-import logging
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from pyroute2.netlink.exceptions import NetlinkError
@@ -15,6 +16,7 @@ from pydra_net.hardware_types import FOREVER
 from pydra_net.netlink.ethtool import set_ethtool
 from pydra_net.netlink.parameters import set_parameter
 from pydra_net.netlink.programs import detach_programs
+from pydra_net.netlink.sysctls import set_sysctl
 from pydra_net.operations import (
     AddAddress,
     AddNeighbour,
@@ -30,13 +32,12 @@ from pydra_net.operations import (
     SetEthtool,
     SetLink,
     SetParameter,
+    SetSysctls,
 )
 
 _FAMILIES = {4: 2, 6: 10}
 _ANY_VRF = ("tcp_l3mdev_accept", "udp_l3mdev_accept")
 """Let servers that listen on all addresses be reached in each VRF."""
-
-_log = logging.getLogger(__name__)
 
 
 def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
@@ -55,6 +56,8 @@ def apply_change(ip: Any, operation: Operation) -> None:
             call(ip.link, "set", **_build_link(operation))
         case SetParameter(index=index, name=name, value=value):
             call(set_parameter, ip, index, name, value)
+        case SetSysctls(index=index, values=values):
+            _set_sysctls(socket.if_indextoname(index), values)
         case SetEthtool():
             set_ethtool(operation)
         case DetachPrograms(index=index):
@@ -148,11 +151,17 @@ def _join_vrf(ip: Any, index: int, name: str, table: int) -> None:
     call(ip.link, "set", index=found["index"], state="up")
     call(ip.link, "set", index=index, master=found["index"])
     for sysctl in _ANY_VRF:
+        with suppress(FileNotFoundError):
+            set_sysctl(f"net/ipv4/{sysctl}", 1)
+
+
+def _set_sysctls(link: str, values: Mapping[str, int]) -> None:
+    """Set those of IPv6. Raises KernelRefused."""
+    for name, value in values.items():
         try:
-            with open(f"/proc/sys/net/ipv4/{sysctl}", "w") as file:
-                file.write("1")
-        except OSError as error:  # a container that is not privileged
-            _log.info("net.ipv4.%s is not set in the pod: %s", sysctl, error.strerror)
+            set_sysctl(f"net/ipv6/conf/{link}/{name}", value)
+        except OSError as error:
+            raise KernelRefused(f"net.ipv6.conf.{link}.{name} = {value}: {error.strerror}") from error
 
 
 def _build_link(wanted: SetLink) -> dict[str, Any]:

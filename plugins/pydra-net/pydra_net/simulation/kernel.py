@@ -37,6 +37,7 @@ from pydra_net.operations import (
     SetEthtool,
     SetLink,
     SetParameter,
+    SetSysctls,
 )
 
 ValueT = TypeVar("ValueT")
@@ -340,7 +341,7 @@ def _apply(reading: Reading, operation: Operation) -> Reading:
         case Mark(name=name, present=present):
             others = tuple(one for one in link.alternative_names if one != name)
             return _exchange(reading, replace(link, alternative_names=(*others, name) if present else others))
-        case SetEthtool() | DetachPrograms():
+        case SetEthtool() | SetSysctls() | DetachPrograms():
             return reading
         case JoinVrf(name=name):
             return _join(reading, link, name)

@@ -69,6 +69,7 @@ async def test_no_container_starts_before_a_server_has_answered(node: SimulatedN
     """The runtime would go on without the backend if that waited for a server that is slow."""
     server = DhcpServer()
     server.silent = True
+    node.agent.runtime.request_timeout = 1.0
     node.kernel.dhcp = server.answer
     sandbox = node.begin_pod("trainer")
     async with node.run() as agent:
@@ -79,7 +80,9 @@ async def test_no_container_starts_before_a_server_has_answered(node: SimulatedN
         assert read_status(await agent.backend.discover()) == ("WaitingForAddress", ())
         assert "closed dra.net" not in agent.runtime.log
         server.silent = False
-        await agent.backend.wait_changed()
+        async with asyncio.timeout(30):
+            while read_status(await agent.backend.discover())[0] == "WaitingForAddress":
+                await agent.backend.wait_changed()
         await agent.runtime.create_container(container(sandbox))
         assert read_status(await agent.backend.discover())[0] == "NetworkDeviceReady"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -85,6 +86,26 @@ async def test_what_the_hardware_does_not_have_is_refused_before_the_pod_starts(
     async with serve(node) as agent:
         with pytest.raises(TerminalError, match=message):
             await agent.prepare("claim", "nic0", configs=config(ethtool=ethtool))
+
+
+async def test_sysctls_of_ipv6_are_set_in_the_pod_also_where_proc_is_read_only(node: TestNode) -> None:
+    """As it is in a container that is not privileged."""
+    pod = node.begin_pod("trainer")
+    names = ("accept_ra", "dad_transmits", "forwarding")
+    async with serve(node) as agent:
+        wanted = {"addresses": ["fd01::5/64"], "acceptRA": 2, "dadTransmits": 0, "forwarding": True}
+        await agent.prepare("claim", "nic0", pod="trainer", configs=config(interface=wanted))
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        assert pod.run(f"cat {' '.join(f'/proc/sys/net/ipv6/conf/nic0/{one}' for one in names)}").split() == list("201")
+        await agent.unprepare("claim")
+    code = 'from pydra_net.netlink.sysctls import set_sysctl; set_sysctl("net/ipv6/conf/lo/accept_ra", 2)'
+    (script := node.pods.parent / "script").write_text(
+        "mount --bind /proc/sys /proc/sys; mount -o remount,ro,bind /proc/sys\n"
+        "! echo 2 >/proc/sys/net/ipv6/conf/lo/accept_ra\n"
+        f"{sys.executable} -c '{code}'\n"
+    )
+    pod.run(f"unshare --mount sh -e {script}")
+    assert pod.run("cat /proc/sys/net/ipv6/conf/lo/accept_ra") == "2\n"
 
 
 async def test_ebpf_programs_are_told_and_detached_in_the_pod(node: TestNode) -> None:
