@@ -22,10 +22,10 @@ from pydra_cpu.hardware_faults import FaultMonitor, Faults
 from pydra_cpu.hardware_reader import read_topology
 from pydra_cpu.hardware_types import Topology
 from pydra_cpu.inventory import build_inventory
-from pydra_cpu.kubelet_policy import read_cpu_policy
+from pydra_cpu.kubelet_policy import find_static_manager
 from pydra_cpu.pinning import Container, Pin, PinRefused, build_variable, find_occupied, find_pins, find_pool
 from pydra_cpu.samples import CpuTimes, build_samples
-from pydra_cpu.settings import Settings
+from pydra_cpu.settings import KubeletManagers, Settings
 from pydra_nri import Container as RuntimeContainer
 from pydra_nri import (
     ContainerAdjustment,
@@ -63,6 +63,7 @@ class CpuBackend:
         self._inventory = Inventory()
         self._containers: dict[str, Container] = {}
         self._restored = asyncio.Event()
+        self._told = ""
 
     async def discover(self) -> Inventory:
         """All CPUs that are online and not reserved."""
@@ -175,7 +176,8 @@ class CpuBackend:
         topology, faults = await asyncio.to_thread(self._read_hardware)
         held = self._held()
         inventory = build_inventory(topology, self._settings, held, problem, faults)
-        return topology, replace(inventory, claim_statuses=tuple(build_statuses(held, self._containers.values())))
+        statuses = build_statuses(held, self._containers.values(), frozenset(cpu.id for cpu in topology.cpus))
+        return topology, replace(inventory, claim_statuses=tuple(statuses))
 
     def _read_hardware(self) -> tuple[Topology, Faults]:
         topology = read_topology(self._tree)
@@ -183,12 +185,13 @@ class CpuBackend:
 
     async def _check_node(self) -> None:
         """Raise ClaimError if containers cannot be restricted to CPUs here, now or at all."""
-        policy = read_cpu_policy(self._tree, self._settings.kubelet_root)
-        if policy not in ("", "none"):
-            raise ClaimError(
-                f"the kubelet of this node has the CPU manager policy {policy}, which would give CPUs of claims to "
-                "other containers; an admin must set cpuManagerPolicy: none"
-            )
+        if manager := find_static_manager(self._tree, self._settings.kubelet_root):
+            text = f"the kubelet of this node has the {manager}"
+            if self._settings.kubelet_managers is KubeletManagers.REFUSE:
+                raise ClaimError(text)
+            if text != self._told:
+                _log.warning("%s; claims get CPUs all the same, as the setting kubeletManagers has it", text)
+                self._told = text
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
                 await self.runtime.wait_synchronized()

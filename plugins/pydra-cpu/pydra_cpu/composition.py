@@ -11,7 +11,7 @@ from pydra_cpu.container_check import find_differences
 from pydra_cpu.container_reader import read_containers
 from pydra_cpu.devices import DRIVER
 from pydra_cpu.hardware_reader import read_topology
-from pydra_cpu.kubelet_policy import read_cpu_policy
+from pydra_cpu.kubelet_policy import find_static_manager
 from pydra_cpu.settings import Settings
 from pydra_nri import Handlers, connect
 from pydra_pci import Roots, Tree, needs_simulation
@@ -56,9 +56,9 @@ def compare_containers(settings: Settings, held: Sequence[HeldClaim]) -> Iterato
         return  # a simulated runtime has no containers
     tree = _build_tree(settings)
     online = frozenset(cpu.id for cpu in read_topology(tree).cpus)
-    policy = read_cpu_policy(tree, settings.kubelet_root)
+    manager = find_static_manager(tree, settings.kubelet_root)
     offered = online - settings.reserved
-    yield from find_differences(read_containers(tree), held, offered=offered, online=online, policy=policy)
+    yield from find_differences(read_containers(tree), held, offered=offered, online=online, manager=manager)
 
 
 def _build_tree(settings: Settings) -> Tree:

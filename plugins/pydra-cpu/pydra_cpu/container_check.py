@@ -16,24 +16,24 @@ def find_differences(
     *,
     offered: frozenset[int],
     online: frozenset[int],
-    policy: str = "",
+    manager: str = "",
 ) -> Iterator[str]:
-    """Yield a sentence for each container that differs; `policy` is that of the kubelet's own CPU manager."""
+    """Yield a sentence for each container that differs; `manager` says which of the kubelet's own restricts them."""
     pins = find_pins([one.container for one in running], held, offered)
     for one in running:
         pin = pins[one.container.id]
         if isinstance(pin, PinRefused):
             yield str(pin)
         else:
-            yield from _compare(one, pin, online, policy)
+            yield from _compare(one, pin, online, manager)
 
 
-def _compare(one: Running, pin: Pin, online: frozenset[int], policy: str) -> Iterator[str]:
+def _compare(one: Running, pin: Pin, online: frozenset[int], manager: str) -> Iterator[str]:
     whose = "its claims give it" if one.container.variables else "claims leave to it"
     found = one.container.cpus or online
     if found & online != pin.cpus & online:
         text = f"{one.container} may run on CPU {format_cpu_list(found)}, and {whose} {format_cpu_list(pin.cpus)}"
-        yield f"{text}: {_explain(one, pin, policy)}"
+        yield f"{text}: {_explain(one, pin, manager)}"
     elif lost := pin.cpus - (one.effective or found):
         yield f"{one.container} cannot run on CPU {format_cpu_list(lost)}, which {whose}: {_explain_lost(lost, online)}"
     if pin.memory and one.memory != pin.memory:
@@ -44,12 +44,9 @@ def _compare(one: Running, pin: Pin, online: frozenset[int], policy: str) -> Ite
         )
 
 
-def _explain(one: Running, pin: Pin, policy: str) -> str:
-    if policy not in ("", "none"):
-        return (
-            f"the kubelet's CPU manager has the policy {policy}, and restricts containers, too; set cpuManagerPolicy: "
-            "none"
-        )
+def _explain(one: Running, pin: Pin, manager: str) -> str:
+    if manager:
+        return f"the kubelet has the {manager}"
     if one.created_with == pin.cpus:
         return "it was created with them, and something else has changed it since; delete the pod"
     if one.container.variables and not one.created_with:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from pydra import ClaimDeviceStatus, DeviceStatus, HeldClaim
 from pydra_cpu.claim_plan import Share, read_shares
+from pydra_cpu.cpu_list import format_cpu_list, parse_cpu_list
 from pydra_cpu.pinning import Container, build_variable
 
 
@@ -14,22 +15,35 @@ def build_status(share: Share) -> DeviceStatus:
     return DeviceStatus(data={"cpus": share.cpus, **({"numaNodes": share.memory} if share.memory else {})})
 
 
-def build_statuses(held: Sequence[HeldClaim], containers: Collection[Container]) -> Iterator[ClaimDeviceStatus]:
-    """Yield the status of devices of which a container is throttled on CPUs of its own."""
+def build_statuses(
+    held: Sequence[HeldClaim], containers: Collection[Container], online: frozenset[int]
+) -> Iterator[ClaimDeviceStatus]:
+    """Yield the status of devices of which CPUs are off-line, or a container is throttled on CPUs of its own."""
     for one in held:
         claim, shares = one.claim, read_shares(one.plan)
         for device, share in zip(claim.devices, shares, strict=False):
             if share is None:
                 continue
             variable = "=".join(build_variable(claim, shares, device.request))
-            if slow := [found for found in containers if variable in found.env and _is_throttled(found)]:
+            slow = [found for found in containers if variable in found.env and _is_throttled(found)]
+            warnings = sorted(map(_explain, slow))
+            if lost := parse_cpu_list(share.taken) - online:
+                warnings.insert(0, _explain_lost(lost))
+            if warnings:
                 yield ClaimDeviceStatus(
                     claim_uid=claim.uid,
                     device=device.device,
                     share_id=device.share_id,
                     status=build_status(share),
-                    warning="; ".join(sorted(map(_explain, slow))),
+                    warning="; ".join(warnings),
                 )
+
+
+def _explain_lost(cpus: Collection[int]) -> str:
+    return (
+        f"CPU {format_cpu_list(cpus)} of the claim is off-line, and its containers have the rest; bring it back, or "
+        "delete the claim's pods, whose next claim has CPUs that are online"
+    )
 
 
 def _is_throttled(container: Container) -> bool:

@@ -36,6 +36,15 @@ class GroupBy(Enum):
     """Each CPU is a device of its own."""
 
 
+class KubeletManagers(Enum):
+    """What happens while the kubelet's own CPU or memory manager restricts containers, too."""
+
+    REFUSE = "refuse"
+    """Claims fail, and devices are unhealthy."""
+    IGNORE = "ignore"
+    """Claims get CPUs all the same: the admin sees to it that the kubelet restricts no container beside them."""
+
+
 class Signal(Enum):
     """What can be wrong with a CPU; its value is the taint's name below `dra.cpu/`."""
 
@@ -63,7 +72,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host_root: AbsolutePath = msgspec.field(default_factory=lambda: os.environ.get("PYDRA_HOST_ROOT", "/"))
     """Where the host's `/` is mounted. Default: `PYDRA_HOST_ROOT`, if that is set."""
     kubelet_root: AbsolutePath = "/var/lib/kubelet"
-    """The kubelet's directory on the host, which says whether its CPU manager pins containers, too."""
+    """The kubelet's directory on the host, which says whether its CPU and memory managers restrict containers, too."""
+    kubelet_managers: KubeletManagers = KubeletManagers.REFUSE
+    """What happens while the kubelet's CPU manager has the policy `static`, or its memory manager `Static`."""
     nri_socket: AbsolutePath = "/var/run/nri/nri.sock"
     """The socket of the container runtime's NRI."""
     poll_period: Annotated[float, msgspec.Meta(gt=0)] = 10.0

@@ -120,7 +120,13 @@ def build_pod(name: str, claims: dict[str, str], *, counted: int = 0, **pod: Any
     return {"metadata": {"name": name}, "spec": {**pod, "containers": containers, "resourceClaims": uses}}
 
 
-TEN, FOUR = ({"capacity": {"requests": {CAPACITY: amount}}} for amount in ("10", "4"))
+def ask(**fields: Any) -> dict[str, Any]:
+    """A request for devices of the driver's class."""
+    return {"deviceClassName": "dra.cpu", **fields}
+
+
+LARGE, TEN, FOUR = (ask(capacity={"requests": {CAPACITY: amount}}) for amount in ("100", "10", "4"))
+FIRST = {"firstAvailable": [{"name": "large", **LARGE}, {"name": "small", **FOUR}]}
 EXACT = {"apiVersion": "v1alpha1", "cpuConfig": {"cpuset": "2-5"}}
 BOTH = {"container1-claim": "first", "container2-claim": "second"}
 
@@ -130,22 +136,29 @@ BOTH = {"container1-claim": "first", "container2-claim": "second"}
     [
         (
             "numaNode",
-            (TEN,),
+            ({"exactly": TEN},),
             (),
             build_pod("pod-cpu-dra-claim", {"pod-cpu-claim-ref": "first"}, counted=10),
             ["0-9", "10-15"],
         ),
         (
             "numaNode",
-            (TEN, FOUR),
+            ({"exactly": TEN}, {"exactly": FOUR}),
             (),
             build_pod("pod-with-pod-level-resources", BOTH, resources={"requests": {"cpu": "16"}}),
             ["0-9", "10-13", "14-15"],
         ),
-        ("cpu", ({"count": 4}, {"count": 6}), (), build_pod("my-app-with-dra-cpu", BOTH), ["0-3", "4-9", "10-15"]),
-        ("machine", (FOUR,), (EXACT,), build_pod("exclusive-cores", {"cpus": "first"}), ["2-5", "0-1,6-15"]),
+        (
+            "cpu",
+            ({"exactly": ask(count=4)}, {"exactly": ask(count=6)}),
+            (),
+            build_pod("my-app-with-dra-cpu", BOTH),
+            ["0-3", "4-9", "10-15"],
+        ),
+        ("machine", ({"exactly": FOUR},), (EXACT,), build_pod("exact", {"cpus": "first"}), ["2-5", "0-1,6-15"]),
+        ("socket", (FIRST,), (), build_pod("first-available", {"cpus": "first"}), ["0-3", "4-15"]),
     ],
-    ids=["grouped", "pod-level-resources", "individual", "exact-cpus-of-a-machine"],
+    ids=["grouped", "pod-level-resources", "individual", "exact-cpus-of-a-machine", "first-available"],
 )
 async def test_claims_and_pods_of_kubernetes_own_driver_run_unchanged(
     group_by: str,
@@ -155,9 +168,9 @@ async def test_claims_and_pods_of_kubernetes_own_driver_run_unchanged(
     cpus: list[str],
 ) -> None:
     async with serve(cores=16) as node, node.run_agent("agent", PYDRA_CPU_GROUP_BY=group_by):
-        for name, exactly in zip(("first", "second"), requests, strict=False):
+        for name, request in zip(("first", "second"), requests, strict=False):
             devices: dict[str, Any] = {
-                "requests": [{"name": "req-cpu-slice", "exactly": {"deviceClassName": "dra.cpu", **exactly}}],
+                "requests": [{"name": "req-cpu-slice", **request}],
                 "config": [
                     {"requests": ["req-cpu-slice"], "opaque": {"driver": DRIVER, "parameters": one}} for one in config
                 ],

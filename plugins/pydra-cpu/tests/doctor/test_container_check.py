@@ -37,9 +37,9 @@ def run(cpus: str, *, created: str = "", memory: str = "0", effective: str | Non
     )
 
 
-def compare(*running: Running, policy: str = "none", online: str = "0-7") -> list[str]:
+def compare(*running: Running, manager: str = "", online: str = "0-7") -> list[str]:
     found = parse_cpu_list(online)
-    return list(find_differences(running, HELD, offered=found, online=found, policy=policy))
+    return list(find_differences(running, HELD, offered=found, online=found, manager=manager))
 
 
 SHARED = replace(run("", env=""), container=replace(run("", env="").container, id="shared", name="shared"))
@@ -52,18 +52,18 @@ def test_nothing_is_said_of_containers_that_have_what_claims_give_them() -> None
 
 
 @pytest.mark.parametrize(
-    ("running", "policy", "says"),
+    ("running", "manager", "says"),
     [
-        (run("0-7", created="2-3"), "none", "it was created with them, and something else has changed it since"),
-        (run("0-7"), "none", "it was created while the agent was not connected to the container runtime"),
-        (run("0-1", created="4-5"), "none", "the runtime has not carried out the last change"),
-        (run("0-7", created="2-3"), "static", "the kubelet's CPU manager has the policy static"),
-        (run("0-7", env=f"DRA_CPUSET_{UID}=0-7"), "none", "which is not what claim team/fast has"),
+        (run("0-7", created="2-3"), "", "it was created with them, and something else has changed it since"),
+        (run("0-7"), "", "it was created while the agent was not connected to the container runtime"),
+        (run("0-1", created="4-5"), "", "the runtime has not carried out the last change"),
+        (run("0-7", created="2-3"), "CPU manager policy static", "the kubelet has the CPU manager policy static"),
+        (run("0-7", env=f"DRA_CPUSET_{UID}=0-7"), "", "which is not what claim team/fast has"),
     ],
     ids=["changed-later", "created-without-the-agent", "not-updated", "static", "forged"],
 )
-def test_a_container_on_other_cpus_is_named_with_the_reason(running: Running, policy: str, says: str) -> None:
-    (text,) = compare(running, policy=policy)
+def test_a_container_on_other_cpus_is_named_with_the_reason(running: Running, manager: str, says: str) -> None:
+    (text,) = compare(running, manager=manager)
     assert text.startswith("container main of pod team/pod ")
     assert says in text
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from cpu_agent import Agent
 from pydra import ClaimError, Health, PreparedDevice, Taint, TaintEffect
 from pydra.cdi.spec import build_spec
 from pydra_cpu.composition import open_backend
-from pydra_cpu.settings import Settings
+from pydra_cpu.settings import KubeletManagers, Settings
 from pydra_cpu.simulation.machine import Machine
 from pydra_nri import Container, LinuxContainer, LinuxCPU, LinuxResources, PodSandbox, RuntimeUnavailable
 from pydra_nri.simulation.runtime import FakeRuntime, OperationFailed
@@ -43,20 +44,24 @@ class Node(Agent):
 
 
 @asynccontextmanager
-async def serve(tmp_path: Path, *, policy: str = "none", node: Node | None = None) -> AsyncIterator[Node]:
+async def serve(
+    tmp_path: Path, *, cpu: str = "none", memory: str = "None", node: Node | None = None, **settings: Any
+) -> AsyncIterator[Node]:
     Machine(cores=8).write(tmp_path)
-    state = tmp_path / "var/lib/kubelet/cpu_manager_state"
-    state.parent.mkdir(parents=True, exist_ok=True)
-    state.write_text(f'{{"policyName": "{policy}"}}')
+    for name, policy in (("cpu", cpu), ("memory", memory)):
+        state = tmp_path / f"var/lib/kubelet/{name}_manager_state"
+        state.parent.mkdir(parents=True, exist_ok=True)
+        state.write_text(f'{{"policyName": "{policy}"}}')
     node = node or Node(FakeRuntime())
-    settings = Settings(
+    found = Settings(
         sys_root=f"{tmp_path}/sys",
         proc_root=f"{tmp_path}/proc",
         host_root=str(tmp_path),
         nri_socket=f"{tmp_path}/nri.sock",
         poll_period=0.01,
+        **settings,
     )
-    async with node.runtime.serve(settings.nri_socket), node.connect(settings):
+    async with node.runtime.serve(found.nri_socket), node.connect(found):
         await node.runtime.run_pod(POD)
         yield node
 
@@ -183,14 +188,25 @@ async def test_the_cdi_spec_of_a_claim_needs_no_newer_runtime_than_its_edits_do(
         assert json.loads(content)["cdiVersion"] == "0.3.0"
 
 
-async def test_devices_are_unhealthy_and_claims_fail_while_the_kubelets_own_cpu_manager_pins_containers(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("policies", "says"),
+    [
+        ({"cpu": "static"}, "the CPU manager policy static, which would give CPUs of claims"),
+        ({"memory": "Static"}, "the memory manager policy Static, which would give containers with a claim the memory"),
+    ],
+    ids=["cpu", "memory"],
+)
+async def test_devices_are_unhealthy_and_claims_fail_while_a_manager_of_the_kubelet_restricts_containers(
+    policies: dict[str, str], says: str, tmp_path: Path
 ) -> None:
-    async with serve(tmp_path, policy="static") as node:
+    async with serve(tmp_path, **policies) as node:
         (device,) = (await node.backend.discover()).devices
-        assert "the CPU manager policy static" in device.health.message
-        with pytest.raises(ClaimError, match="the CPU manager policy static, which would give CPUs of claims"):
+        assert says in device.health.message
+        with pytest.raises(ClaimError, match=says):
             await node.prepare("claim", 1)
+    async with serve(tmp_path, **policies, kubelet_managers=KubeletManagers.IGNORE) as node:
+        assert (await node.backend.discover()).devices[0].health == Health()
+        assert await node.create("fast", await node.prepare("claim", 1)) == "0"
 
 
 async def test_a_device_is_unhealthy_while_a_cpu_of_a_claim_is_off_line(tmp_path: Path) -> None:
@@ -200,7 +216,9 @@ async def test_a_device_is_unhealthy_while_a_cpu_of_a_claim_is_off_line(tmp_path
         online = tmp_path / "sys/devices/system/cpu/online"
         online.write_text("0,2-7")
         await node.backend.wait_changed()
-        (device,) = (await node.backend.discover()).devices
+        inventory = await node.backend.discover()
+        (device,), (status,) = inventory.devices, inventory.claim_statuses
+        assert status.warning.startswith("CPU 1 of the claim is off-line, and its containers have the rest")
         text = "CPU 1 of claim team/claim is off-line; bring it back, or delete the claim's pods"
         assert device.health.message == text
         assert device.capacity["dra.cpu/cpu"].value == 7
