@@ -331,6 +331,18 @@ async def test_the_problem_is_named_while_no_runtime_listens(socket: str) -> Non
         await wait_for_problem(plugin, "NRI is disabled in its configuration")
 
 
+async def test_the_problem_is_named_while_a_runtime_listens_and_does_not_answer(socket: str) -> None:
+    async def read_only(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with (
+        await asyncio.start_unix_server(read_only, socket),
+        connect("pinning", index=50, handlers=Pinning().handlers, socket=socket, pauses=FAST) as plugin,
+    ):
+        await wait_for_problem(plugin, "waits for the container runtime to register it")
+
+
 @pytest.mark.parametrize(
     ("failures", "reached", "pause"),
     [(0, True, 0.2), (1, True, 0.4), (5, False, 5.0), (5, True, 6.4), (9, True, 60.0), (10_000, True, 60.0)],
