@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from pydra import Claim, ClaimError, HeldClaim, TerminalError
 from pydra_net.claim_config import NetworkConfig, get_field_name
@@ -11,6 +12,8 @@ from pydra_net.hardware_types import Link, Reading
 from pydra_net.held_claims import list_holders
 from pydra_net.link_state import LinkState
 from pydra_net.steps import InterfaceStep, ShareInterface
+
+Ip: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 POD_INTERFACE = "eth0"
 """The name that container runtimes give to the interface of the pod network."""
@@ -50,6 +53,14 @@ def check_gateways(config: NetworkConfig, target: LinkState) -> None:
             )
 
 
+def check_addresses(target: LinkState, reading: Reading, index: int = 0) -> None:
+    """Raise TerminalError for an address that the node itself has, on another link than that of this index."""
+    elsewhere = [one for link, found in reading.addresses.items() if link != index for one in found]
+    own = {ipaddress.ip_interface(one.address).ip for one in elsewhere}
+    if taken := sorted(map(str, _list_ips(target) & own)):
+        raise TerminalError(f"interface.addresses: the node itself has {taken[0]}; give the pod an address of its own")
+
+
 def check_share(share: ShareInterface, reading: Reading, others: Sequence[tuple[InterfaceStep, str]]) -> None:
     """Check what a share may not have beside the node's interface and other shares.
 
@@ -61,10 +72,7 @@ def check_share(share: ShareInterface, reading: Reading, others: Sequence[tuple[
     parent, target = share.parent, share.target
     if target.mtu > parent.mtu:
         raise TerminalError(f"interface.mtu: found {target.mtu}, but {parent.name} has {parent.mtu}")
-    own = {ipaddress.ip_interface(one.address).ip for found in reading.addresses.values() for one in found}
-    mine = {ipaddress.ip_interface(one.address).ip for one in target.addresses}
-    if taken := sorted(map(str, mine & own)):
-        raise TerminalError(f"interface.addresses: the node itself has {taken[0]}; give the pod an address of its own")
+    check_addresses(target, reading)
     for other, holder in others:
         if not isinstance(other, ShareInterface) or other.device != share.device or other.key == share.key:
             continue
@@ -78,6 +86,7 @@ def check_pod(claim: Claim, steps: Sequence[InterfaceStep], held: Sequence[HeldC
     of_pod = [one for one in held if one.claim.pod == claim.pod and not one.left_over]
     names = {POD_INTERFACE: "the interface of the pod network"}
     vrfs: dict[str, int] = {}
+    addresses: dict[tuple[str, Ip], str] = {}
     for step, holder in list_holders(of_pod, steps):
         target = step.target
         if target.name in names:
@@ -90,6 +99,10 @@ def check_pod(claim: Claim, steps: Sequence[InterfaceStep], held: Sequence[HeldC
                 f"{step.device} would be in the VRF {target.vrf} with table {target.vrf_table}, which has table "
                 f"{vrfs[target.vrf]} for another interface of the pod; set the same interface.vrf.table in both"
             )
+        for one in _list_ips(target):
+            if taken := addresses.get((target.vrf, one)):
+                raise TerminalError(f"interface.addresses: {step.device} would have {one} in the pod, as {taken}")
+            addresses[target.vrf, one] = step.device if holder == "the same claim" else f"{step.device} of {holder}"
         names[target.name] = f"{step.device} of {holder}" if holder == "the same claim" else f"an interface of {holder}"
     if both := sorted(names.keys() & vrfs.keys()):
         raise TerminalError(f"interface.vrf.name: found {both[0]}, but {names[both[0]]} has this name in the pod")
@@ -101,9 +114,11 @@ def _find_conflict(share: ShareInterface, other: ShareInterface) -> str:
         return f"has VLAN {share.vlan} for {{holder}} already; it is free when that has ended"
     if share.kind != other.kind and {share.kind, other.kind} <= _EXCLUSIVE:
         return f"has {other.kind} interfaces, for {{holder}}, so the kernel makes no {share.kind} interface on it"
-    mine, theirs = (
-        {ipaddress.ip_interface(one.address).ip for one in each.target.addresses} for each in (share, other)
-    )
+    mine, theirs = _list_ips(share.target), _list_ips(other.target)
     if mine & theirs and share.vlan == other.vlan:
         return f"has a share with the address {min(map(str, mine & theirs))} for {{holder}} already"
     return ""
+
+
+def _list_ips(target: LinkState) -> set[Ip]:
+    return {ipaddress.ip_interface(one.address).ip for one in target.addresses}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from pydra import AllocatedDevice, Claim, ClaimError, HeldClaim, Plan, TerminalError, UnknownDevice
-from pydra_net.claim_checks import check_gateways, check_parameters, check_pod, check_share
+from pydra_net.claim_checks import check_addresses, check_gateways, check_parameters, check_pod, check_share
 from pydra_net.claim_config import NetworkConfig
 from pydra_net.ethtool import list_present, resolve_ethtool
 from pydra_net.hardware_reader import Node
@@ -71,6 +71,7 @@ def _plan_device(
         features, flags = list_present(ethtool, found)
         interface = replace(interface, features=features, private_flags=flags)
     target = find_state_in_pod(interface, config, ethtool)
+    check_addresses(target, node.reading, link.index)
     check_gateways(config, target)
     check_parameters(config, link)
     return GiveInterface(device=device.device, before=interface, target=target, pci_address=find_pci_address(link))

@@ -216,15 +216,15 @@ def _is_new(wanted: LinkState, link: Link) -> bool:
 
 def _plan_link(wanted: LinkState, link: Link, reading: Reading) -> Iterator[Operation]:
     index = link.index
-    if _is_new(wanted, link):
+    mac = wanted.mac if _is_new(wanted, link) else None
+    if mac and link.up:
         yield SetLink(index=index, up=False)
-        yield SetLink(index=index, mac=wanted.mac)
     if wanted.name != link.name:
         yield SetLink(index=index, name=wanted.name)
-    if wanted.mtu and wanted.mtu != link.mtu:
-        yield SetLink(index=index, mtu=wanted.mtu)
-    if wanted.alias != link.alias:
-        yield SetLink(index=index, alias=wanted.alias)
+    mtu = wanted.mtu if wanted.mtu and wanted.mtu != link.mtu else None
+    alias = wanted.alias if wanted.alias != link.alias else None
+    if (mac, mtu, alias) != (None, None, None):
+        yield SetLink(index=index, mac=mac, mtu=mtu, alias=alias)
     for name, value in list_changes(wanted.parameters, link.parameters):
         yield SetParameter(index=index, name=name, value=value)
     if wanted.sysctls:

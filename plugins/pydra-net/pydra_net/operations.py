@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -65,8 +65,15 @@ class SetLink(msgspec.Struct, frozen=True, kw_only=True):
     master: int | None = None
 
     def __str__(self) -> str:
+        return "set " + ", ".join(f"{name} {value}" for name, value in self._list_changes().items())
+
+    def split(self) -> list[SetLink]:
+        """The same, as one change each."""
+        return [SetLink(index=self.index, **{name: value}) for name, value in self._list_changes().items()]
+
+    def _list_changes(self) -> dict[str, Any]:
         changes = {name: getattr(self, name) for name in self.__struct_fields__[1:]}
-        return "set " + ", ".join(f"{name} {value}" for name, value in changes.items() if value is not None)
+        return {name: value for name, value in changes.items() if value is not None}
 
 
 class SetParameter(msgspec.Struct, frozen=True, kw_only=True):
@@ -286,10 +293,10 @@ class Kernel(Protocol):
         """Move an RDMA device to another namespace. Raises KernelRefused."""
         ...
 
-    def move(self, where: Namespace, index: int, to: Namespace, name: str) -> None:
+    def move(self, where: Namespace, index: int, to: Namespace, name: str) -> int:
         """Move a link to another namespace, with another name. It arrives down and without addresses.
 
-        Raises KernelRefused.
+        Returns its index there. Raises KernelRefused.
         """
         ...
 

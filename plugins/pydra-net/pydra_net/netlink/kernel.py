@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -28,6 +30,7 @@ from pydra_net.operations import (
     Namespace,
     NewLink,
     Operation,
+    SetLink,
 )
 
 T = TypeVar("T")
@@ -105,10 +108,14 @@ class NetlinkKernel:
         file = to.fd
         where.run(lambda: move_rdma(index, file))
 
-    def move(self, where: Namespace, index: int, to: Namespace, name: str) -> None:
+    def move(self, where: Namespace, index: int, to: Namespace, name: str) -> int:
         """Move and rename in one message: the link has its own name, or the other one in the other namespace."""
         assert isinstance(to, OpenNamespace)
         _ask(where, lambda ip: call(ip.link, "set", index=index, net_ns_fd=to.fd, ifname=name))
+        try:
+            return to.run(lambda: socket.if_nametoindex(name))
+        except OSError as error:
+            raise KernelRefused(f"{name} vanished when it had been moved") from error
 
     def make(self, where: Namespace, index: int, link: NewLink, to: Namespace) -> None:
         """Make the link in the other namespace."""
@@ -132,11 +139,15 @@ class NetlinkKernel:
 
         def apply_all(ip: Any) -> list[str]:
             refused = []
-            for operation in operations:
+            waiting = deque(operations)
+            while waiting:
+                operation = waiting.popleft()
                 try:
                     apply_change(ip, operation)
                 except KernelRefused as error:
-                    if not (error.taken and isinstance(operation, AddRule | Mark)):
+                    if isinstance(operation, SetLink) and len(parts := operation.split()) > 1:
+                        waiting.extendleft(reversed(parts))  # to know which
+                    elif not (error.taken and isinstance(operation, AddRule | Mark)):
                         refused.append(f"{operation}: {error}")
             return refused
 

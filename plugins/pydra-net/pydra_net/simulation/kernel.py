@@ -226,7 +226,7 @@ class SimulatedKernel:
             self._put_rdma(to.path, found)
         self.step("moved RDMA")
 
-    def move(self, where: Namespace, index: int, to: Namespace, name: str) -> None:
+    def move(self, where: Namespace, index: int, to: Namespace, name: str) -> int:
         """Move a link. Raises KernelRefused."""
         self.step("move")
         with self._lock:
@@ -237,8 +237,9 @@ class SimulatedKernel:
             if self.read(to).find_name(name):
                 raise KernelRefused(os.strerror(errno.EEXIST), taken=True)
             self.namespaces[where.path] = _remove(source, index)
-            self._put(to.path, replace(link, name=name, up=False, master=0))
+            arrived = self._put(to.path, replace(link, name=name, up=False, master=0))
         self.step("moved")
+        return arrived
 
     def make(self, where: Namespace, index: int, link: NewLink, to: Namespace) -> None:
         """Make a virtual link in the other namespace. Raises KernelRefused."""
@@ -290,7 +291,7 @@ class SimulatedKernel:
                 private_flags={**found.private_flags, **operation.private_flags},
             )
 
-    def _put(self, path: str, link: Link) -> None:
+    def _put(self, path: str, link: Link) -> int:
         reading = self.namespaces[path]
         index = link.index
         while reading.find(index):
@@ -299,6 +300,7 @@ class SimulatedKernel:
         arrived = replace(link, index=index, parameters=parameters)
         self.namespaces[path] = replace(reading, links=(*reading.links, arrived))
         self._save()
+        return index
 
     def _put_rdma(self, path: str, *devices: RdmaDevice) -> None:
         reading = self.namespaces[path]

@@ -145,6 +145,23 @@ async def test_a_gateway_that_cannot_be_reached_is_refused_before_the_pod_starts
 
 
 @pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("10.0.5.1/24", "interface.addresses: the node itself has 10.0.5.1; give the pod an address of its own"),
+        ("10.1.0.5/16", "pci-0000-20-00-0 would have 10.1.0.5 in the pod, as pci-0000-10-00-0 of claim team/first"),
+    ],
+)
+async def test_an_address_in_use_is_refused_before_the_pod_starts(
+    address: str, message: str, node: SimulatedNode
+) -> None:
+    first, second = (config(interface={"addresses": [one]}) for one in ("10.1.0.5/24", address))
+    async with node.run() as agent:
+        await agent.prepare("first", ETH1, pod="trainer", configs=(first,))
+        with pytest.raises(TerminalError, match=message):
+            await agent.prepare("second", ETH2, pod="trainer", configs=(second,))
+
+
+@pytest.mark.parametrize(
     ("name", "holder"),
     [("eth0", "the interface of the pod network"), ("net1", "an interface of claim team/first")],
 )
