@@ -40,6 +40,7 @@ from pydra_amd.host.amdgpu import is_asleep
 from pydra_amd.host.driver_module import DriverModule
 from pydra_amd.host.sensors import read_bad_pages, read_errors, read_sensors
 from pydra_amd.inventory.build import build_inventory
+from pydra_amd.models import CLASSES, VENDOR
 from pydra_amd.modes.compute_mode import GpuGone
 from pydra_amd.old_plans import is_in_old_plan, list_undoable
 from pydra_amd.samples import build_samples
@@ -50,7 +51,7 @@ from pydra_amd.steps import Hold, Step
 from pydra_amd.takeover import inherit_claims
 from pydra_amd.vfio.apply_passthrough import Passthrough
 from pydra_amd.vfio.plan_passthrough import read_policy
-from pydra_pci import Assessment, Tree
+from pydra_pci import Assessment, PciBus, Tree
 
 _log = logging.getLogger(__name__)
 
@@ -71,12 +72,16 @@ class AmdBackend:
         self._changing = Counter[str]()
         self._appliers = StepAppliers(tree, driver, Passthrough(tree, settings.vfio_idle_deadline))
         self._kept: str | None = None
+        self._has_hinted = False
         chooses_memory = settings.partitioning is Partitioning.MEMORY
         self._poll_period = min(settings.poll_period, _MEMORY_POLL_SECONDS if chooses_memory else math.inf)
 
     async def discover(self) -> Inventory:
         """Whole GPUs and partitions, with their health."""
         reading = await self._hardware.read_to_publish(self._changing.keys())
+        if not (reading.gpus or self._settings.vfio or self._has_hinted):
+            self._has_hinted = True
+            await asyncio.to_thread(self._hint_at_functions)
         assessments = await asyncio.to_thread(self._diagnose, reading)
         self._kept = kept = self._find_kept_memory()
         memory = {gpu.address: kept or gpu.mode.memory for gpu in reading.known if gpu.mode and kept is not None}
@@ -154,6 +159,11 @@ class AmdBackend:
         finally:
             self._changing -= Counter(step.gpus)
             self._health.wake()
+
+    def _hint_at_functions(self) -> None:
+        """Say what would be offered with another setting, where nothing is."""
+        if count := sum(one.is_virtual for one in PciBus(self._tree, VENDOR, CLASSES).functions().values()):
+            _log.info("%d virtual functions are not offered; with PYDRA_AMD_VFIO=true they are, to guests", count)
 
     def _find_kept_memory(self) -> str | None:
         """The memory mode that the GPUs must have for the claims that there are.

@@ -19,6 +19,8 @@ from pydra.errors import SettingsError, suggest
 TEMPLATE = Path(__file__).parent / "template"
 WITH_FEATURES = Path(__file__).parent / "features"
 FEATURES = ("partitions", "config", "health")
+OWN = ("amd", "cpu", "dev", "net", "nri", "nvidia", "nvidia-compute-domain", "pci", "sim", "tpu")
+"""Names of pydra's own distributions and backends, installed or not."""
 _BACKEND = re.compile(r"[a-z]([a-z0-9-]{0,18}[a-z0-9])?")
 """The chart takes names of at most 20 bytes."""
 _WORD = re.compile("my_fpga|fpga|FPGA")
@@ -41,6 +43,8 @@ def write_plugin(name: str, directory: str = "", features: Collection[str] = ())
         hint = suggest(unknown[0], FEATURES)
         raise SettingsError([f"--with: {unknown[0]!r} must be one of {', '.join(FEATURES)}{hint}"])
     taken = [f"{one.distribution} provides it" for one in list_backends() if one.name == name]
+    if name in OWN and not taken:
+        taken = ["pydra itself has a package of this name"]
     module = f"pydra_{name.replace('-', '_')}"
     if not taken and find_spec(module) is not None:
         taken = [f"the module {module} is installed"]

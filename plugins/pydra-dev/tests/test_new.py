@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import pydra
-from pydra_dev.new import FEATURES, TEMPLATE, write_plugin
+from pydra.backends.discovery import list_backends
+from pydra_dev.new import FEATURES, OWN, TEMPLATE, write_plugin
 
 RUFF = shutil.which("ruff", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])) or "ruff"
 TOOL = (sys.executable, "-m", "pydra")
@@ -68,7 +69,7 @@ def test_what_is_written_passes_the_linter_with_every_name_and_feature(name: str
     [
         (("NPU",), "'NPU' is not a name for a backend; it must be at most 20 lower-case letters"),
         (("sim",), "the name sim is taken: pydra-sim provides it; choose another"),
-        (("dev",), "the name dev is taken: the module pydra_dev is installed"),
+        (("dev",), "the name dev is taken: pydra itself has a package of this name; choose another"),
         (("npu", "--with", "config,helth"), "--with: 'helth' must be one of partitions, config, health (did you mean"),
         (("npu", "--directory", "full"), "full is there already; name another directory, or one that is empty"),
         (("npu", "--directory", "full/file/x"), "cannot be written: Not a directory"),
@@ -79,6 +80,17 @@ def test_what_cannot_be_written_is_told(arguments: tuple[str, ...], words: str, 
     (tmp_path / "full" / "file").touch()
     assert words in run(*TOOL, "new", *arguments, where=tmp_path, code=2)
     assert [one.name for one in tmp_path.rglob("*")] == ["full", "file"]
+
+
+def test_a_module_that_is_installed_is_not_shadowed(tmp_path: Path) -> None:
+    (tmp_path / "pydra_mine.py").touch()
+    assert "the name mine is taken: the module pydra_mine is" in run(*TOOL, "new", "mine", where=tmp_path, code=2)
+
+
+def test_pydras_own_names_are_taken_where_they_are_not_installed() -> None:
+    plugins = {path.name.removeprefix("pydra-") for path in Path(__file__).parents[2].glob("pydra-*")}
+    own = {one.name for one in list_backends() if one.distribution.removeprefix("pydra-") in plugins}
+    assert set(OWN) == plugins | own
 
 
 def test_the_image_of_a_new_plugin_is_based_on_this_version() -> None:

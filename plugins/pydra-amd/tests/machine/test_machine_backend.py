@@ -370,6 +370,15 @@ async def test_a_gpu_that_sleeps_is_published_and_not_woken_to_ask_how_it_is(tmp
         assert await backend.measure() == []
 
 
+async def test_virtual_functions_that_the_settings_do_not_offer_are_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with machine(tmp_path, scenario="mi300x-2-sriov") as backend:
+        assert (await backend.discover()).devices == (await backend.discover()).devices == ()
+    assert caplog.text.count("2 virtual functions are not offered; with PYDRA_AMD_VFIO=true they are") == 1
+
+
 async def test_a_machine_without_the_driver_has_no_devices(tmp_path: Path) -> None:
     async with machine(tmp_path) as backend:
         shutil.rmtree(tmp_path / "tree" / "sys" / "bus")
