@@ -28,6 +28,7 @@ import aiohttp
 import anyio
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.domain import measure_domain
 from pydra import Capacity, Device, Taint, Version
 from pydra.devices import Pool
 from pydra.errors import Conflict, KubeError
@@ -374,7 +375,14 @@ def main() -> int:
     parser.add_argument("--devices", type=int, default=10, help="of each node (10)")
     parser.add_argument("--spread", type=float, default=60, metavar="SECONDS", help="of a start that is spread (60)")
     parser.add_argument("--rest", type=float, default=30, metavar="SECONDS", help="how long nothing is done (30)")
+    text = "instead, a ComputeDomain of so many nodes on an embedded API server: needs no cluster"
+    parser.add_argument("--domain", type=int, default=0, metavar="NODES", help=text)
     options = parser.parse_args()
+    if options.domain:
+        logging.disable()
+        with tempfile.TemporaryDirectory(prefix="pydra-fleet-") as directory:
+            asyncio.run(measure_domain(options.domain, Path(directory)))
+        return 0
     if not os.environ.get("KUBECONFIG"):
         print("fleet: KUBECONFIG names no cluster; take one that nobody else uses", file=sys.stderr)
         return 2

@@ -49,6 +49,8 @@ class Informer:
     part of it by an equal value, to have that in memory once, and change nothing else. `resource_version` is the newest
     that was seen. `lists_begun` and `list_shown` count lists: the cache includes everything that was written before
     list number `list_shown` began.
+    Without `lists` it begins with a watch, which shows first what is there: one request, for a cache that may keep what
+    is deleted while the watch is broken.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Informer:
         namespace: str = "",
         field_selector: str = "",
         label_selector: str = "",
+        lists: bool = True,
         report: Callable[[WatchFailed], None] = lambda _: None,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
@@ -70,6 +73,7 @@ class Informer:
         self._namespace = namespace
         self._field_selector = field_selector
         self._label_selector = label_selector
+        self._lists = lists
         self._report = report
         self._uniform = uniform
         self._objects: dict[Key, JsonObject] = {}
@@ -97,7 +101,7 @@ class Informer:
             error: KubeError | None = None
             began = time.monotonic()
             try:
-                if not self._position:
+                if self._lists and not self._position:
                     await self._relist()
                 await self._follow()
             except KubeError as raised:

@@ -145,6 +145,7 @@ async def test_the_controllers_roles_allow_all_that_a_domain_takes_from_creation
         ("computedomaincliques", "patch"),  # of one with a finalizer of NVIDIA's controller
         ("events", "create"),  # when a domain gets ready too late for the first look
         ("events", "patch"),  # of one that comes again
+        ("nodes", "get"),  # when somebody else labels one at the same time
     }
 
 
@@ -177,6 +178,7 @@ async def test_the_daemons_role_and_policy_allow_the_condition_that_it_writes(
         "POD_NAME": "mine",
         "POD_NAMESPACE": "default",
         "IMEX_DIRECTORY": str(tmp_path),
+        "IMEX_REPORT_SECONDS": "0.1",
     }
     server.requests.clear()
     async with process(server, "daemon", "--ready-port=0", **environ):

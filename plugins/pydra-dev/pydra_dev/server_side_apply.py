@@ -1,8 +1,8 @@
 """Server-side apply: each manager's fields are what it applied last. Pure.
 
 A field goes when the last manager that applied it leaves it out. Another manager's field is changed by force only.
-Of fields that were written otherwise nobody is the manager. Lists whose items have the keys below are joined by them;
-any other list is one value. Source: Kubernetes docs, Server-Side Apply.
+Whoever wrote a field otherwise is its manager too, without a name here. Lists whose items have the keys below are
+joined by them; any other list is one value. Source: Kubernetes docs, Server-Side Apply.
 """
 
 from __future__ import annotations
@@ -37,17 +37,23 @@ def apply(live: JsonObject, applied: JsonObject, before: JsonObject, others: Ite
     return _build_object({**kept, **wanted})
 
 
-def find_conflicts(live: JsonObject, applied: JsonObject, other: JsonObject) -> tuple[str, ...]:
-    """The fields that the other manager applied, and that this would change."""
-    present, theirs = dict(_list_fields(live)), {path for path, _ in _list_fields(other)}
-    changed = (path for path, value in _list_fields(applied) if path in theirs and present.get(path) != value)
-    return tuple(map(_spell, changed))
-
-
-def conflict(manager: str, fields: tuple[str, ...]) -> StatusError:
-    """The refusal of an apply without force."""
-    count = f"{len(fields)} conflict{'s' if len(fields) > 1 else ''}"
-    return StatusError(409, "Conflict", f'Apply failed with {count} with "{manager}": {", ".join(fields)}')
+def find_conflict(
+    live: JsonObject, applied: JsonObject, before: JsonObject, others: Mapping[str, JsonObject]
+) -> StatusError | None:
+    """The refusal of an apply without force that would change fields which are not as the manager applied them last."""
+    present, owned = dict(_list_fields(live)), dict(_list_fields(before))
+    changed = {
+        path: present[path]
+        for path, value in _list_fields(applied)
+        if path in present and present[path] not in (value, owned.get(path))
+    }
+    if not changed:
+        return None
+    theirs = {who: dict(_list_fields(what)) for who, what in others.items()}
+    managers = [who for who, what in theirs.items() if any(what.get(path) == value for path, value in changed.items())]
+    count = f"{len(changed)} conflict{'s' if len(changed) > 1 else ''}"
+    why = f'Apply failed with {count} with "{(managers or ["unknown"])[0]}": {", ".join(map(_spell, changed))}'
+    return StatusError(409, "Conflict", why)
 
 
 def _list_fields(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

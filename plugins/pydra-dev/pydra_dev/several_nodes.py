@@ -90,17 +90,18 @@ def load_definitions(place: str) -> Sequence[JsonObject]:
 
 
 class Member:
-    """One node with its agent, which a task of its own serves until `leaves`; then both `left`."""
+    """One node with its agent, which a task of its own serves until `leaves`."""
 
-    def __init__(self, node: EmbeddedNode, agent: AgentProcess) -> None:
+    def __init__(self, node: EmbeddedNode, agent: AgentProcess, left: anyio.Event) -> None:
         self.node = node
         self.agent = agent
-        self.leaves, self.left = anyio.Event(), anyio.Event()
+        self.leaves = anyio.Event()
+        self._left = left
 
     async def end(self) -> None:
         """End both."""
         self.leaves.set()
-        await self.left.wait()
+        await self._left.wait()
 
 
 class NodesRun:
@@ -156,7 +157,7 @@ class NodesRun:
             self._tasks.start_soon(self._follow_api, name="follow the API")
             with self._scope:
                 code = await self._try(self._show)
-            self._may_end = True
+            self._may_end, self._failed = True, ""
             with anyio.CancelScope(shield=True):
                 if (ended := await self._try(self._end)) or code is not None:
                     code = code or ended
@@ -239,7 +240,7 @@ class NodesRun:
         if any(self._find_conditions()):
             await self._wait("the deletion begins", lambda: not self._is_ready())
         for pod in self._api.list(PODS).items:
-            if full_name(pod) in self._running and full_name(pod) not in self._programs:
+            if not pod["metadata"].get("ownerReferences"):
                 self._delete(PODS, pod)
         for found in self._applied:
             if found["kind"] == RESOURCE_CLAIM_TEMPLATES.kind:
@@ -281,14 +282,17 @@ class NodesRun:
         joined = join_node(
             self._first, self._hear(name), node_name=name, number=number, stop_containers=self._stop_pod, probes=True
         )
-        async with nullcontext(self._first) if number == 1 else joined as node:
-            environment = scenario_environment(options.backend, options.scenario, node.root)
-            flags = (*AGENT_FLAGS, *(("--config", options.config) if options.config else ()))
-            async with run_agent(node, options.backend, environment, flags) as agent:
-                member = Member(node, agent)
-                task_status.started(member)
-                await member.leaves.wait()
-        member.left.set()
+        left = anyio.Event()
+        try:
+            async with nullcontext(self._first) if number == 1 else joined as node:
+                environment = scenario_environment(options.backend, options.scenario, node.root)
+                flags = (*AGENT_FLAGS, *(("--config", options.config) if options.config else ()))
+                async with run_agent(node, options.backend, environment, flags) as agent:
+                    member = Member(node, agent, left)
+                    task_status.started(member)
+                    await member.leaves.wait()
+        finally:
+            left.set()
 
     async def _lose_node(self, name: str) -> None:
         """Its power fails, and the control plane notices that after a while."""
@@ -351,7 +355,8 @@ class NodesRun:
 
     async def _stop_pod(self, pod: str) -> None:
         for program in self._programs.pop(pod, ()):
-            program.terminate()
+            if program.returncode is None:
+                program.terminate()
             await program.wait()
 
     async def _stop_programs(self) -> None:

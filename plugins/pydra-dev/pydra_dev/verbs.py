@@ -267,9 +267,10 @@ class Api:
         mine = (manager, subresource)
         others = {who: what for who, what in managers.items() if who != mine}
         if live:
-            for (other, _), theirs in others.items():
-                if not force and (fields := server_side_apply.find_conflicts(live, applied, theirs)):
-                    raise server_side_apply.conflict(other, fields)
+            named = {who: what for (who, _), what in others.items()}
+            refused = server_side_apply.find_conflict(live, applied, managers.get(mine, {}), named)
+            if refused is not None and not force:
+                raise refused
             merged = server_side_apply.apply(live, applied, managers.get(mine, {}), others.values())
             done = self.update(kind, name, merged, namespace=namespace, subresource=subresource, dry_run=dry_run)
         managers[mine] = applied

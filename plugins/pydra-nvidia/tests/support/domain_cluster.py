@@ -4,6 +4,7 @@ and the decisions of ours."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from random import Random
 from typing import Any
@@ -29,7 +30,7 @@ from pydra_nvidia.compute_domain.controller.requests import (
 )
 from pydra_nvidia.compute_domain.controller.settings import ControllerSettings
 from pydra_nvidia.compute_domain.controller.views import build_view
-from pydra_nvidia.compute_domain.controller.writer import MANAGER, build_label
+from pydra_nvidia.compute_domain.controller.writer import build_label, name_manager
 from pydra_nvidia.compute_domain.custom_resources import DEFINITIONS
 from pydra_nvidia.compute_domain.names import DOMAIN_LABEL, DRIVER
 
@@ -80,7 +81,8 @@ class Cluster:
 
     def add_node(self, name: str, clique: str) -> None:
         """A node whose agent has published its channel; `clique` is empty outside a fabric."""
-        self.api.create(kinds.NODES, {"metadata": {"name": name}})
+        made = self.api.create(kinds.NODES, {"metadata": {"name": name}})
+        owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": made["metadata"]["uid"], "controller": True}
         attributes = {
             "type": {"string": "channel"},
             "id": {"int": 0},
@@ -89,7 +91,7 @@ class Cluster:
         pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
         devices = [{"name": "channel-0", "attributes": attributes}]
         body = {
-            "metadata": {"name": name},
+            "metadata": {"name": name, "ownerReferences": [owner]},
             "spec": {"driver": DRIVER, "nodeName": name, "pool": pool, "devices": devices},
         }
         self.api.create(kinds.RESOURCE_SLICES, body)
@@ -239,9 +241,9 @@ class Cluster:
     def _send(self, request: Request) -> None:
         api = self.api
         if isinstance(request, LabelNode):
-            node = api.get(kinds.NODES, request.node)
-            if get_label(node) is None:
-                api.apply(kinds.NODES, request.node, build_label(node, request.domain), manager=MANAGER)
+            manager = name_manager(request.domain)
+            with suppress(StatusError):  # somebody else's label stays
+                api.apply(kinds.NODES, request.node, build_label(request), manager=manager)
         elif isinstance(request, UnlabelNode):
             metadata = {"labels": {DOMAIN_LABEL: None}, "resourceVersion": request.version}
             self.patch(NODES, request.node, {"metadata": metadata})

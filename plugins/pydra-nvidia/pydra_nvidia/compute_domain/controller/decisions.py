@@ -186,8 +186,8 @@ def _list_pods(claims: Sequence[ChannelClaim]) -> str:
 def _plan_labels(view: View) -> Iterable[Request]:
     """Nodes with a channel of the domain have its label, those without have not: the DaemonSet selects by it."""
     needed = {claim.node for claim in view.own_claims}
-    for node in sorted(needed - set(view.node_domains)):
-        yield LabelNode(node=node, domain=view.uid)
+    for node in sorted((needed & view.node_uids.keys()) - view.node_domains.keys()):
+        yield LabelNode(node=node, uid=view.node_uids[node], domain=view.uid)
     for node in view.own_nodes:
         if node not in needed:
             yield UnlabelNode(node=node, version=view.node_versions.get(node, ""))

@@ -44,8 +44,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     `node_domains` has the UID in the label of each labelled node and `node_versions` their resource versions;
     `domain_names` has namespace/name of those domains that exist, by UID;
-    `node_cliques` has the clique that each node's slice tells, empty outside a fabric. `updating` names another domain
-    whose daemons are being replaced.
+    `node_cliques` has the clique that each node's slice tells, empty outside a fabric, and `node_uids` its uid there.
+    `updating` names another domain whose daemons are being replaced.
     """
 
     domain: JsonObject
@@ -59,6 +59,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     domain_names: Mapping[str, str] = msgspec.field(default_factory=dict)
     node_versions: Mapping[str, str] = msgspec.field(default_factory=dict)
     node_cliques: Mapping[str, str] = msgspec.field(default_factory=dict)
+    node_uids: Mapping[str, str] = msgspec.field(default_factory=dict)
     updating: str = ""
 
     @property
@@ -207,17 +208,16 @@ def parse_channel_claims(claim: JsonObject) -> Sequence[ChannelClaim]:
     ]
 
 
-def parse_clique(found: JsonObject) -> tuple[str, str] | None:
-    """The node of a slice of this driver and its clique, empty outside a fabric; None if it tells neither."""
+def parse_slice(found: JsonObject) -> tuple[str, str, str] | None:
+    """The node of a slice of this driver, its clique, empty outside a fabric, and its uid; None without a device."""
     spec = found.get("spec") or {}
     node, devices = spec.get("nodeName"), spec.get("devices") or ()
     if not node or not devices:
         return None
-    for device in devices:
-        attribute = (device.get("attributes") or {}).get("cliqueID") or {}
-        if value := attribute.get("string"):
-            return str(node), str(value)
-    return str(node), ""
+    owners = found["metadata"].get("ownerReferences") or ()
+    uid = next((str(one["uid"]) for one in owners if (one.get("kind"), one.get("name")) == ("Node", node)), "")
+    told = (((device.get("attributes") or {}).get("cliqueID") or {}).get("string") for device in devices)
+    return str(node), str(next(filter(None, told), "")), uid
 
 
 def shorten(text: str) -> str:

@@ -43,9 +43,10 @@ class Delete(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LabelNode(msgspec.Struct, frozen=True, kw_only=True):
-    """Give a node, which has no domain, this one: read it first, since no cache has nodes without a label."""
+    """Give a node, which has no domain, this one. No cache has nodes without a label: `uid` is from its slice."""
 
     node: str
+    uid: str
     domain: str
 
 

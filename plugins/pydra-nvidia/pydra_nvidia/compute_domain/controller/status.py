@@ -23,6 +23,7 @@ READY, CREATED, UPDATED, DELETING = "Ready", "ObjectsCreated", "DaemonsUpToDate"
 """The types of conditions."""
 NAMED = 5
 """How many nodes a condition names."""
+_NO_AGENT = f"its slice of {DRIVER}, which tells its clique, does not exist: no agent serves the node"
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,14 +72,15 @@ def _find_wait(
     if domain not in (None, view.uid):
         return f"the node is in the ComputeDomain {view.describe(domain or '')}, and can be in one at a time"
     if pod is None:
-        return "no daemon pod yet" if domain else "the node has no label yet"
+        no_label = "the node has no label yet" if node in view.node_uids else _NO_AGENT
+        return "no daemon pod yet" if domain else no_label
     name = pod["metadata"]["name"]
     if is_deleting(pod):
         return f"its daemon pod {name} is being deleted"
     if reason := find_pod_trouble(pod):
         return f"its daemon pod {name}: {reason}"
     if get_pod_ip(pod) and member is None:
-        return f"its slice of {DRIVER}, which tells its clique, does not exist: no agent serves the node"
+        return _NO_AGENT
     return f"its daemon pod {name} is not ready yet"
 
 

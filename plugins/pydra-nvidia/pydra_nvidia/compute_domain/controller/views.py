@@ -23,7 +23,7 @@ from pydra_nvidia.compute_domain.controller.facts import (
     get_uid,
     is_updating,
     parse_channel_claims,
-    parse_clique,
+    parse_slice,
     template_key,
 )
 from pydra_nvidia.compute_domain.names import daemon_name
@@ -39,7 +39,7 @@ def build_view(uid: str, objects: Mapping[Resource, Sequence[JsonObject]], names
     labels = {get_label(node) for node in nodes}
     sets = objects[DAEMON_SETS]
     claims = [claim for one in objects[RESOURCE_CLAIMS] for claim in parse_channel_claims(one)]
-    cliques = [found for found in map(parse_clique, objects[RESOURCE_SLICES]) if found is not None]
+    slices = [found for found in map(parse_slice, objects[RESOURCE_SLICES]) if found is not None]
     return View(
         domain=domain,
         daemon_set=_find(sets, own),
@@ -53,7 +53,8 @@ def build_view(uid: str, objects: Mapping[Resource, Sequence[JsonObject]], names
             get_uid(one): "/".join(object_key(one)) for one in objects[COMPUTE_DOMAINS] if get_uid(one) in labels
         },
         node_versions={node["metadata"]["name"]: node["metadata"]["resourceVersion"] for node in nodes},
-        node_cliques=dict(cliques),
+        node_cliques={node: clique for node, clique, _ in slices},
+        node_uids={node: uid for node, _, uid in slices if uid},
         updating=next((one["metadata"]["name"] for one in sets if get_label(one) != uid and is_updating(one)), ""),
     )
 

@@ -8,7 +8,7 @@ from itertools import groupby
 
 import anyio
 
-from pydra.controllers import NODES, Cache, JsonObject, KubeClient, NotFound, Resource, object_key
+from pydra.controllers import NODES, Cache, Conflict, JsonObject, KubeClient, NotFound, Resource, object_key
 from pydra_nvidia.compute_domain.controller.facts import get_label
 from pydra_nvidia.compute_domain.controller.requests import (
     Create,
@@ -24,13 +24,16 @@ from pydra_nvidia.compute_domain.names import DOMAIN_LABEL
 log = logging.getLogger(__name__)
 
 AT_ONCE = 16
-MANAGER = "pydra-compute-domain-controller"
-"""The owner of the nodes' label."""
 
 
-def build_label(node: JsonObject, domain: str) -> JsonObject:
+def name_manager(domain: str) -> str:
+    """The owner of the label of a domain's nodes: one for each, so that no domain gets a node that another has."""
+    return f"pydra-compute-domain-{domain}"
+
+
+def build_label(request: LabelNode) -> JsonObject:
     """What is applied to a node: the uid keeps one that is gone from being created."""
-    metadata = {"name": node["metadata"]["name"], "uid": node["metadata"]["uid"], "labels": {DOMAIN_LABEL: domain}}
+    metadata = {"name": request.node, "uid": request.uid, "labels": {DOMAIN_LABEL: request.domain}}
     return {"apiVersion": NODES.api_version, "kind": NODES.kind, "metadata": metadata}
 
 
@@ -104,11 +107,13 @@ class Writer:
         self._remember(request.resource, stored)
 
     async def _label(self, request: LabelNode) -> None:
-        node = await self._client.get(NODES, request.node, deadline=0)
-        if get_label(node) is None:
-            node = await self._client.apply(
-                NODES, request.node, build_label(node, request.domain), manager=MANAGER, force=False
-            )
+        body, manager = build_label(request), name_manager(request.domain)
+        try:
+            node = await self._client.apply(NODES, request.node, body, manager=manager, force=False)
+        except Conflict:  # somebody else labelled it meanwhile, or it is gone
+            node = await self._client.get(NODES, request.node, deadline=0)
+            if get_label(node) is None:
+                raise
         self._remember(NODES, node)
 
     def _remember(self, resource: Resource, stored: JsonObject) -> None:

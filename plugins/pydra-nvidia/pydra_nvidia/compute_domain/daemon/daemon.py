@@ -41,6 +41,7 @@ NOT_READY_PERIOD, READY_PERIOD, DOMAIN_PERIOD = 1.0, 5.0, 30.0
 """Seconds between two questions: until it is ready, afterwards, and about the whole domain."""
 RESTART_PAUSE, RESTART_LIMIT, STABLE_SECONDS = 1.0, 30.0, 60.0
 REPORT_RETRY = 5.0
+IS_READY = True, "nvidia-imex is ready"
 MANAGER = "pydra-compute-domain-daemon"
 """Of the one field that it writes: a patch would replace the conditions of the kubelet, too."""
 
@@ -58,7 +59,8 @@ class Daemon:
         self._changed = anyio.Event()
         self._waits_for = "" if not settings.clique else "the clique has no entry for this node yet"
         self._problems = ""
-        self._reported: tuple[bool, str] | None = None
+        self._reported = IS_READY
+        self._not_ready_since = time.monotonic()
         self._news = anyio.Event()
 
     def missing(self) -> Sequence[str]:
@@ -75,9 +77,8 @@ class Daemon:
             return
         self._write_configuration()
         name = clique_name(self._settings.domain, self._settings.clique)
-        informer = Informer(
-            self._client, CLIQUES, namespace=self._settings.namespace, field_selector=f"metadata.name={name}"
-        )
+        own, selector = self._settings.namespace, f"metadata.name={name}"
+        informer = Informer(self._client, CLIQUES, namespace=own, field_selector=selector, lists=False)
         informer.subscribe(lambda _: self._take(informer, name))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(informer.run, name="clique")
@@ -215,6 +216,8 @@ class Daemon:
     def _say(self, waits_for: str) -> None:
         if waits_for != self._waits_for:
             log.log(logging.WARNING if waits_for else logging.INFO, "%s", waits_for or "nvidia-imex is ready")
+            if not self._waits_for:
+                self._not_ready_since = time.monotonic()
             self._waits_for = waits_for
             self._metrics.ready.set(int(not waits_for))
             self._news.set()
@@ -226,16 +229,20 @@ class Daemon:
             self._news.set()
 
     async def _run_reports(self) -> None:
+        """Report trouble that lasts, and its end: of a start that goes well hundreds of nodes write nothing."""
         while True:
             self._news = anyio.Event()
-            if await self._report():
-                await self._news.wait()
+            early = self._settings.report_seconds - (time.monotonic() - self._not_ready_since)
+            if self._waits_for and early > 0:
+                pause: float | None = early
             else:
-                await anyio.sleep(REPORT_RETRY)
+                pause = None if await self._report() else REPORT_RETRY
+            with anyio.move_on_after(pause):
+                await self._news.wait()
 
     async def _report(self) -> bool:
         """Write the condition of the own pod, if it is another one than before; whether it is written."""
-        ready, text = not self._waits_for, self._waits_for or self._problems or "nvidia-imex is ready"
+        ready, text = not self._waits_for, self._waits_for or self._problems or IS_READY[1]
         if not self._settings.clique:
             text = "the node is outside all cliques, and needs no nvidia-imex"
         if self._reported == (ready, text):

@@ -10,6 +10,7 @@ from pydra import SettingsError
 from pydra_nvidia.compute_domain.names import MAX_NODES
 
 CDI = "COMPUTE_DOMAIN_UUID"
+REPORT_SECONDS = 5.0
 
 
 class DaemonSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +30,8 @@ class DaemonSettings(msgspec.Struct, frozen=True, kw_only=True):
     hosts_file: str = "/etc/hosts"
     program: str = "nvidia-imex"
     control: str = "nvidia-imex-ctl"
+    report_seconds: float = REPORT_SECONDS
+    """How long the node is not ready before its pod's condition says why."""
 
 
 def parse_settings(environ: Mapping[str, str]) -> DaemonSettings:
@@ -44,6 +47,9 @@ def parse_settings(environ: Mapping[str, str]) -> DaemonSettings:
     most = environ.get("MAX_NODES_PER_IMEX_DOMAIN") or str(MAX_NODES)
     if not (most.isdecimal() and 1 <= int(most) <= 9999):
         problems.append(f'MAX_NODES_PER_IMEX_DOMAIN: found "{most}", allowed: 1 to 9999')
+    report = environ.get("IMEX_REPORT_SECONDS") or str(REPORT_SECONDS)
+    if not report.replace(".", "", 1).isdecimal():
+        problems.append(f'IMEX_REPORT_SECONDS: found "{report}", allowed: a number of seconds')
     if problems:
         raise SettingsError(problems)
     optional = {
@@ -63,5 +69,6 @@ def parse_settings(environ: Mapping[str, str]) -> DaemonSettings:
         pod=required["POD_NAME"],
         namespace=required["POD_NAMESPACE"],
         max_nodes=int(most),
+        report_seconds=float(report),
         **{field: environ[name] for field, name in optional.items() if environ.get(name)},
     )
