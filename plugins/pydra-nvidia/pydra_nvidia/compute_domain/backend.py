@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from pydra import (
     Health,
     HealthStatus,
     HeldClaim,
+    Inheritance,
+    InheritedClaim,
     Inventory,
     Mount,
     Plan,
@@ -28,12 +31,14 @@ from pydra_nvidia.compute_domain.claim_plan import plan_claim
 from pydra_nvidia.compute_domain.configuration import (
     ComputeDomainChannelConfig,
     ComputeDomainDaemonConfig,
+    Config,
     Imex,
     Settings,
     find_config,
 )
 from pydra_nvidia.compute_domain.imex import DomainDirectories, DomainNotReady, ImexControl
 from pydra_nvidia.compute_domain.steps import CHANNEL, DAEMON, MakeDomainDirectory
+from pydra_nvidia.compute_domain.takeover import convert_claims
 from pydra_nvidia.deadlines import call_time, doing, in_thread, left
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
 from pydra_nvidia.host.kernel_driver import (
@@ -50,6 +55,8 @@ from pydra_nvidia.machine_access import MachineAccess
 from pydra_nvidia.nvml.maintenance_gate import InMaintenance
 from pydra_nvidia.nvml.nvlink import NodeFabric, find_fabric, read_fabrics
 from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.takeover.takeover import read_left
+from pydra_nvidia.takeover.vendor_checkpoint import FILE
 from pydra_pci import is_vfio
 
 CONFIG_PLACE = "/imexd"
@@ -132,6 +139,26 @@ class ComputeDomainBackend:
         with call_time():
             return [device.prepared(await self._prepare(device, claim.namespace)) for device in claim.devices]
 
+    async def inherit(self, directory: str, /) -> Inheritance:
+        """What NVIDIA's plugin prepared before; it must have ended. Its daemons go on in their directories.
+
+        Raises VendorRuns, and what preparing raises.
+        """
+        checkpoint = await read_left(directory, self._tree, switch="resources.computeDomains")
+        if checkpoint is None:
+            return Inheritance()
+        taken = []
+        for claim in convert_claims(checkpoint):
+            for step in claim.steps:
+                place = os.path.join(directory, "domains", step.step.domain)
+                await in_thread(self._directories.adopt, step.step.domain, place)
+            with call_time():
+                fabric = await in_thread(self._read_fabric)
+                edits = [await in_thread(self._build_edits, find_config(device), fabric) for device in claim.devices]
+            prepared = [device.prepared(one) for device, one in zip(claim.devices, edits, strict=True)]
+            taken.append(InheritedClaim(claim=claim, prepared=tuple(prepared)))
+        return Inheritance(claims=tuple(taken), files=(os.path.join(directory, FILE),))
+
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
         """Remove the directory of a daemon that was prepared before there were steps."""
         for device in claim.devices if not claim.steps else ():
@@ -145,18 +172,14 @@ class ComputeDomainBackend:
         fabric = await in_thread(self._read_fabric)
         if fabric.problem:
             raise FabricNotReady(f"the node cannot be part of a ComputeDomain yet: {fabric.problem}")
-        if isinstance(config, ComputeDomainChannelConfig):
-            return await self._prepare_channels(config, fabric, namespace)
-        return await in_thread(self._prepare_daemon, config, fabric)
+        edits = await in_thread(self._build_edits, config, fabric)
+        if fabric.clique and isinstance(config, ComputeDomainChannelConfig):
+            await self._wait_ready(config, namespace)
+        return edits
 
-    async def _prepare_channels(
-        self, config: ComputeDomainChannelConfig, fabric: NodeFabric, namespace: str
-    ) -> ContainerEdits:
-        if not fabric.clique:
-            return ContainerEdits()
+    async def _wait_ready(self, config: ComputeDomainChannelConfig, namespace: str) -> None:
+        """Until the IMEX daemon is ready. Raises DomainNotReady, OtherNamespace."""
         is_drivers = self._settings.imex is Imex.DRIVER_MANAGED
-        count = count_imex_channels(self._tree) if config.mode == "All" and is_drivers else 1
-        nodes = find_imex_channels(self._tree, max(count, 1))
         set_status("waiting for the IMEX daemon")
         with doing():
             end = time.monotonic() + left(self._settings.ready_deadline)
@@ -168,14 +191,19 @@ class ComputeDomainBackend:
                     await self._imex.check_daemon(configuration)
                 else:
                     await self._imex.check_host(self._settings.imex_socket)
-                break
+                return
             except DomainNotReady:
                 if time.monotonic() + _LOOK_AGAIN > end:
                     raise
             await asyncio.sleep(_LOOK_AGAIN)
-        return capability_edits(nodes)
 
-    def _prepare_daemon(self, config: ComputeDomainDaemonConfig, fabric: NodeFabric) -> ContainerEdits:
+    def _build_edits(self, config: Config, fabric: NodeFabric) -> ContainerEdits:
+        if isinstance(config, ComputeDomainChannelConfig):
+            if not fabric.clique:
+                return ContainerEdits()
+            is_drivers = self._settings.imex is Imex.DRIVER_MANAGED
+            count = count_imex_channels(self._tree) if config.mode == "All" and is_drivers else 1
+            return capability_edits(find_imex_channels(self._tree, max(count, 1)))
         driver = self._edits.build_management(read_module_version(self._tree))
         management = capability_edits([find_imex_management(self._tree)]) if fabric.clique else ContainerEdits()
         own = ContainerEdits(

@@ -78,14 +78,27 @@ class DomainDirectories:
             raise ClaimError(f"the directory of the IMEX daemon, {path}, cannot be made: {error.strerror}") from error
         return path
 
-    def remove(self, domain: str) -> None:
-        """It goes; nothing to remove is success. Raises UndoLater."""
+    def adopt(self, domain: str, place: str) -> None:
+        """The directory is at `place`, where NVIDIA's plugin has made it for a daemon that still runs."""
         try:
-            shutil.rmtree(self.path(domain))
-        except FileNotFoundError:
+            os.makedirs(self._root, mode=0o755, exist_ok=True)
+            os.symlink(place, self.path(domain))
+        except FileExistsError:
             return
         except OSError as error:
-            raise UndoLater(f"{self.path(domain)} cannot be removed: {error.strerror}") from error
+            raise ClaimError(f"{self.path(domain)} cannot be made: {error.strerror}") from error
+
+    def remove(self, domain: str) -> None:
+        """It goes; nothing to remove is success. Raises UndoLater."""
+        path = self.path(domain)
+        try:
+            shutil.rmtree(os.path.realpath(path))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise UndoLater(f"{path} cannot be removed: {error.strerror}") from error
+        if os.path.islink(path):
+            os.unlink(path)
 
     def remove_all_but(self, domains: Collection[str]) -> None:
         """Those of other ComputeDomains go. Raises UndoLater."""

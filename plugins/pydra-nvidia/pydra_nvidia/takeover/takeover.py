@@ -65,16 +65,10 @@ class VendorTakeover:
         """What the plugin directory holds of that driver's. Raises VendorRuns, and what reading the hardware raises."""
         await self._warn_of_device_plugin(directory)
         path = os.path.join(directory, FILE)
-        text = await asyncio.to_thread(_read, path)
-        if text is None:
+        checkpoint = await read_left(directory, self._tree, switch="resources.gpus")
+        if checkpoint is None:
             return Inheritance()
-        if socket := await find_live_socket(directory):
-            raise VendorRuns(
-                f"NVIDIA's own DRA driver still serves on this node ({socket} answers, {FILE} is there); uninstall it, "
-                "or switch off its resources.gpus, and its prepared claims are taken over"
-            )
-        checkpoint = self._parse(path, text)
-        if checkpoint is None or not await asyncio.to_thread(self._is_of_this_boot, path, checkpoint):
+        if not checkpoint.claims:
             return Inheritance(files=(path,))
         reading = await self._hardware.read()
         completed = [vendor for vendor in checkpoint.claims if vendor.completed and vendor.devices]
@@ -106,24 +100,6 @@ class VendorTakeover:
                 " other has given, and nobody notices; keep one of them from this node",
                 socket,
             )
-
-    def _parse(self, path: str, text: bytes) -> VendorCheckpoint | None:
-        try:
-            checkpoint = parse_vendor_checkpoint(text)
-        except NoCheckpoint as error:
-            _log.warning("%s cannot be read, its claims are prepared again: %s", path, error)
-            return None
-        for problem in checkpoint.problems:
-            _log.warning("%s: %s", path, problem)
-        return checkpoint
-
-    def _is_of_this_boot(self, path: str, checkpoint: VendorCheckpoint) -> bool:
-        """Old versions kept no boot id; they are believed, as that driver believes them."""
-        now = self._tree.read(self._tree.proc("sys/kernel/random/boot_id"))
-        if not checkpoint.boot_id or now is None or checkpoint.boot_id == now:
-            return True
-        _log.warning("%s is of another boot, its %d claims are void", path, len(checkpoint.claims))
-        return False
 
     async def _clean(
         self,
@@ -180,6 +156,39 @@ class VendorTakeover:
         )
         claim = replace(converted.claim, plan=build_data(converted.holds), steps=steps)
         return InheritedClaim(claim=claim, prepared=tuple(prepared))
+
+
+async def read_left(directory: str, tree: Tree, *, switch: str) -> VendorCheckpoint | None:
+    """What a plugin of NVIDIA left in its directory; None without a checkpoint. What is void is empty.
+
+    `switch` is the value of its chart that ends it. Raises VendorRuns, and ClaimError for a file that cannot be read.
+    """
+    path = os.path.join(directory, FILE)
+    text = await asyncio.to_thread(_read, path)
+    if text is None:
+        return None
+    if socket := await find_live_socket(directory):
+        raise VendorRuns(
+            f"NVIDIA's own DRA driver still serves on this node ({socket} answers, {FILE} is there); uninstall it, "
+            f"or switch off its {switch}, and its prepared claims are taken over"
+        )
+    return await asyncio.to_thread(_parse, path, text, tree)
+
+
+def _parse(path: str, text: bytes, tree: Tree) -> VendorCheckpoint:
+    """Old versions kept no boot id; they are believed, as that driver believes them."""
+    try:
+        checkpoint = parse_vendor_checkpoint(text)
+    except NoCheckpoint as error:
+        _log.warning("%s cannot be read, its claims are prepared again: %s", path, error)
+        return VendorCheckpoint()
+    for problem in checkpoint.problems:
+        _log.warning("%s: %s", path, problem)
+    now = tree.read(tree.proc("sys/kernel/random/boot_id"))
+    if not checkpoint.boot_id or now is None or checkpoint.boot_id == now:
+        return checkpoint
+    _log.warning("%s is of another boot, its %d claims are void", path, len(checkpoint.claims))
+    return VendorCheckpoint()
 
 
 def _find_result(step: Step, targets: Sequence[Target | None]) -> Any:

@@ -19,7 +19,8 @@ import msgspec
 
 FILE = "checkpoint.json"
 
-_KINDS = frozenset({"gpu", "mig", "vfio"})
+_KINDS = ("gpu", "mig", "vfio", "channel", "daemon")
+"""The last two are those of the driver for ComputeDomains, whose file is of the same form."""
 
 _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}")
 """What a claim's uid may be: it becomes the name of a file."""
@@ -29,7 +30,8 @@ class VendorDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One prepared device: which hardware it is, by `kind`, and how the allocation names it.
 
     `uuid` is that of the GPU or of the MIG device, `address` the PCI address of a passed-through GPU; empty where that
-    version kept none. `time_sliced` is what the claim asked for where that version did not write down what it had set.
+    version kept none; `domain` the UID of a channel's or daemon's ComputeDomain. `time_sliced` is what the claim asked
+    for where that version did not write down what it had set.
     """
 
     kind: str
@@ -40,6 +42,7 @@ class VendorDevice(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     mps: str = ""
     time_sliced: bool = False
+    domain: str = ""
 
 
 class VendorResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -80,6 +83,7 @@ class NoCheckpoint(ValueError):
 class _Config(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     mps_control_daemon_id: str = msgspec.field(name="mpsControlDaemonID", default="")
     time_slice_applied: bool = False
+    domain: str = msgspec.field(name="ComputeDomain", default="")
 
 
 class _Group(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -185,7 +189,7 @@ def _devices(entry: _Entry) -> Iterator[VendorDevice]:
         for kinds in group.devices:
             present = [(kind, value) for kind, value in kinds.items() if kind in _KINDS and value is not None]
             if len(present) != 1:
-                raise ValueError(f"a prepared device is of {len(present)} kinds; it must be one of gpu, mig, vfio")
+                raise ValueError(f"a prepared device is of {len(present)} kinds; it must be one of {', '.join(_KINDS)}")
             kind, value = present[0]
             hardware = msgspec.convert(value, _Hardware)
             asked = _asks_for_time_slices(entry.status.allocation.devices.config, hardware.device.requests[0])
@@ -213,6 +217,7 @@ def _device(kind: str, hardware: _Hardware, group: _Group, *, time_sliced: bool)
         uuid=concrete.uuid or info.uuid,
         address=info.address,
         mps=group.config_state.mps_control_daemon_id,
+        domain=group.config_state.domain,
         time_sliced=kind == "gpu" and time_sliced,
     )
 

@@ -254,7 +254,7 @@ def _finish(view: View, requests: list[Request], status: JsonObject, conditions:
     events = [*_list_changes(view, conditions), *_list_claim_events(view)]
     if status != (view.domain.get("status") or {}):
         namespace, name = object_key(view.domain)
-        body = {"status": status}
+        body = {"status": {"nodes": None, **status}}
         requests.append(
             Patch(resource=COMPUTE_DOMAINS, namespace=namespace, name=name, body=body, subresource="status")
         )

@@ -134,17 +134,21 @@ def _ready(reason: str, message: str, *, ready: bool = False) -> Condition:
 
 
 def build_status(view: View, states: Sequence[NodeState], conditions: Sequence[Condition], now: str) -> JsonObject:
-    """The whole status. A condition keeps the time of its last transition until it changes; `now` is in RFC 3339."""
+    """The whole status, as NVIDIA's without `nodes` when there are none; `now` is in RFC 3339.
+
+    A condition keeps the time of its last transition until it changes.
+    """
     generation = int(view.domain["metadata"].get("generation") or 0)
     ready = next(one for one in conditions if one.type == READY)
     count = sum(not state.waits_for for state in states)
+    nodes = [_build_node(state) for state in states if state.member is not None]
     old = {one.get("type"): one for one in (view.domain.get("status") or {}).get("conditions") or ()}
     return {
         "status": "Ready" if ready.status else "NotReady",
         "summary": f"{count}/{max(len(states), int(view.domain['spec'].get('numNodes') or 0))}",
         "observedGeneration": generation,
         "conditions": [_build_condition(one, old.get(one.type) or {}, generation, now) for one in conditions],
-        "nodes": [_build_node(state) for state in states if state.member is not None],
+        **({"nodes": nodes} if nodes else {}),
     }
 
 
