@@ -13,6 +13,7 @@ from pydra_net.link_state import LinkState
 from pydra_net.steps import GiveRdma
 
 _MOST_ADDRESSES = 16
+_FAILED = "InterfaceNotAttached"
 _WAITING = "the pod gets it when it has a network namespace"
 _NO_ADDRESS = Condition(
     type="Ready",
@@ -52,7 +53,7 @@ def build_status(claim: Claim, device: AllocatedDevice, state: PodState) -> Devi
 
 def _build_condition(name: str, reason: str, problem: str, *, is_ready: bool) -> Condition:
     if problem:
-        return Condition(type=name, status=False, reason="InterfaceNotAttached", message=problem)
+        return Condition(type=name, status=False, reason=_FAILED, message=problem)
     if not is_ready:
         return Condition(type=name, status=False, reason="WaitingForPod", message=_WAITING)
     return Condition(type=name, reason=reason)
@@ -66,9 +67,15 @@ def _build_data(target: LinkState, lease: Lease | None) -> NetworkData:
 
 
 def build_statuses(held: Sequence[HeldClaim], state: PodState) -> tuple[ClaimDeviceStatus, ...]:
-    """The status of the devices of all claims that are prepared."""
+    """The status of the devices of all claims that are prepared; a pod that could not get one is an Event, too."""
     return tuple(
-        ClaimDeviceStatus(claim_uid=one.claim.uid, device=device.device, share_id=device.share_id, status=status)
+        ClaimDeviceStatus(
+            claim_uid=one.claim.uid,
+            device=device.device,
+            share_id=device.share_id,
+            status=status,
+            warning=next((each.message for each in status.conditions if each.reason == _FAILED), ""),
+        )
         for one in held
         if one.completed and not one.left_over
         for device in one.claim.devices

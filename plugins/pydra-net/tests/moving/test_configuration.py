@@ -196,7 +196,9 @@ async def test_the_claims_status_says_whether_the_interface_is_in_the_pod_and_ho
         with pytest.raises(OperationFailed):
             await agent.runtime.run_pod(first)
         await agent.backend.wait_changed()
-        reason, message = read_status(await agent.backend.discover())
+        inventory = await agent.backend.discover()
+        reason, message = read_status(inventory)
+        assert inventory.claim_statuses[0].warning == message, "an Event on the claim"
         assert (reason, message[:33]) == ("InterfaceNotAttached", "the pod has an interface net1 alr")
         await agent.runtime.run_pod(second)
         await agent.backend.wait_changed()
