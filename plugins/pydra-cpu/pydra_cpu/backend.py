@@ -90,11 +90,12 @@ class CpuBackend:
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Shares:
         """The CPUs for each device. A claim that leaves no CPU to the containers without one is refused."""
         await self._check_node()
-        occupied = find_occupied(self._containers.values(), held)
+        before = list_taken(held)
+        occupied = find_occupied(self._containers.values(), held, before)
         shares = plan_claim(claim, held, self._topology, self._settings, occupied)
         taken = {cpu for share in shares if share for cpu in parse_cpu_list(share.taken)}
         others = sum(not one.variables for one in self._containers.values())
-        if others and taken and not self._list_offered() - list_taken(held) - occupied.keys() - taken:
+        if others and taken and not self._list_offered() - before - occupied.keys() - taken:
             raise ClaimError(
                 f"the claim would leave no CPU to the {others} containers without a claim; ask for fewer CPUs"
             )

@@ -94,11 +94,16 @@ def find_pool(containers: Iterable[Container], held: Sequence[HeldClaim], offere
     return _pin_claimed(containers, held, offered)[1]
 
 
-def find_occupied(containers: Iterable[Container], held: Sequence[HeldClaim]) -> dict[int, str]:
-    """Return the CPUs of containers whose variables no claim explains, with the container, such as another driver's."""
+def find_occupied(containers: Iterable[Container], held: Sequence[HeldClaim], taken: frozenset[int]) -> dict[int, str]:
+    """Return the CPUs of containers whose variables no claim explains, with the container, such as another driver's.
+
+    Those of CPUs that claims have `taken` are left out.
+    """
     claims = {one.claim.uid: one for one in held}
     occupied: dict[int, str] = {}
     for container in containers:
+        if container.cpus <= taken:
+            continue
         try:
             for variable in container.variables:
                 _find_shares(container, variable, claims)
