@@ -1,4 +1,4 @@
-"""First-fit allocation, by tables of slices, claims and what is held already."""
+"""What the embedded allocator says, and does beyond the release whose outcomes `test_allocation_outcomes` has."""
 
 from __future__ import annotations
 
@@ -30,10 +30,6 @@ def gpus(count: int, **extra: Any) -> list[JsonObject]:
 
 def request(name: str = "r", **exactly: Any) -> JsonObject:
     return {"name": name, "exactly": {"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1, **exactly}}
-
-
-def sub(name: str, **extra: Any) -> JsonObject:
-    return {"name": name, "deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1, **extra}
 
 
 def a_claim(*requests: JsonObject, name: str = "claim", **devices: Any) -> NamedClaim:
@@ -78,85 +74,7 @@ def picked(allocations: Sequence[schema.Allocation]) -> list[tuple[str, str]]:
     return [(result.request, result.device) for one in allocations for result in one.devices.results]
 
 
-def test_the_first_free_device_is_taken() -> None:
-    assert picked(solve([a_slice(*gpus(3))], a_claim(request()), held=[status_of({"device": "gpu-0"})])) == [
-        ("r", "gpu-1")
-    ]
-
-
-def test_the_claims_of_a_pod_share_no_device() -> None:
-    claims = [a_claim(request(count=2), name="a"), a_claim(request(), name="b")]
-    assert picked(solve([a_slice(*gpus(3))], *claims)) == [("r", "gpu-0"), ("r", "gpu-1"), ("r", "gpu-2")]
-
-
-def test_slices_are_tried_in_the_order_of_their_names() -> None:
-    pool = {**POOL, "resourceSliceCount": 2}
-    slices = [a_slice({"name": "late"}, name="b", pool=pool), a_slice({"name": "early"}, name="a", pool=pool)]
-    assert picked(solve(slices, a_claim(request()))) == [("r", "early")]
-
-
-def test_a_selector_chooses() -> None:
-    devices = [
-        {"name": "a", "attributes": {"model": {"string": "A"}}},
-        {"name": "b", "attributes": {"model": {"string": "B"}}},
-    ]
-    cel = {"cel": {"expression": f'device.attributes["{DRIVER}"].model == "B"'}}
-    assert picked(solve([a_slice(*devices)], a_claim(request(selectors=[cel])))) == [("r", "b")]
-    classes = {"gpu": {"selectors": [cel]}}
-    assert picked(solve([a_slice(*devices)], a_claim(request()), classes=classes)) == [("r", "b")]
-
-
-def test_all_means_every_device_or_nothing() -> None:
-    everything = a_claim(request(allocationMode="All", count=0))
-    assert len(picked(solve([a_slice(*gpus(3))], everything))) == 3
-    with pytest.raises(
-        AllocationError, match=r"wants all devices of class gpu, of 3 that match 2 can be had \(1 in use"
-    ):
-        solve([a_slice(*gpus(3))], everything, held=[status_of({"device": "gpu-1"})])
-    with pytest.raises(AllocationError, match="of 0 that match 0 can be had"):
-        solve([a_slice()], everything)
-
-
-def test_the_first_alternative_that_fits_is_chosen() -> None:
-    either = a_claim({"name": "r", "firstAvailable": [sub("many", count=5), sub("few", count=2)]})
-    assert picked(solve([a_slice(*gpus(3))], either)) == [("r/few", "gpu-0"), ("r/few", "gpu-1")]
-
-
-def test_an_earlier_choice_is_taken_back_when_a_later_request_needs_it() -> None:
-    devices = [
-        {"name": "a", "attributes": {"big": {"bool": True}}},
-        {"name": "b", "attributes": {"big": {"bool": False}}},
-    ]
-    big = {"cel": {"expression": f'device.attributes["{DRIVER}"].big'}}
-    claim = a_claim(request("any"), request("big", selectors=[big]))
-    assert picked(solve([a_slice(*devices)], claim)) == [("any", "b"), ("big", "a")]
-
-
 TAINT = {"key": "example.com/sick", "value": "yes", "effect": "NoSchedule"}
-
-
-@pytest.mark.parametrize(
-    ("toleration", "tolerated"),
-    [
-        pytest.param({"key": "example.com/sick", "operator": "Exists"}, True, id="exists"),
-        pytest.param({"operator": "Exists"}, True, id="everything"),
-        pytest.param({"key": "example.com/sick", "operator": "Equal", "value": "yes"}, True, id="equal"),
-        pytest.param({"key": "example.com/sick", "operator": "Equal", "value": "no"}, False, id="other value"),
-        pytest.param({"key": "other", "operator": "Exists"}, False, id="other key"),
-        pytest.param({"operator": "Exists", "effect": "NoExecute"}, False, id="other effect"),
-    ],
-)
-def test_a_tainted_device_needs_a_toleration(toleration: JsonObject, tolerated: bool) -> None:
-    slices, claim = [a_slice(*gpus(1, taints=[TAINT]))], a_claim(request(tolerations=[toleration]))
-    if tolerated:
-        assert picked(solve(slices, claim)) == [("r", "gpu-0")]
-    else:
-        with pytest.raises(AllocationError, match=r"1 tainted example\.com/sick=yes:NoSchedule"):
-            solve(slices, claim)
-
-
-def test_a_taint_without_effect_keeps_nobody_away() -> None:
-    assert picked(solve([a_slice(*gpus(1, taints=[{**TAINT, "effect": "None"}]))], a_claim(request())))
 
 
 def partitions() -> list[NamedSlice]:
@@ -242,15 +160,6 @@ def test_requests_name_capacities_with_or_without_the_driver_from_1_38_on(
             solve(slices, claim)
 
 
-def test_partitions_draw_from_one_counter() -> None:
-    held = [status_of({"device": "half-1"})]
-    assert picked(solve(partitions(), a_claim(request()), held=held)) == [("r", "half-0")]
-    with pytest.raises(AllocationError, match="3 short of counter gpu-0/memory"):
-        solve(partitions(), a_claim(request()), held=[status_of({"device": "whole"})])
-    two = solve(partitions(), a_claim(request(count=2)))
-    assert picked(two) == [("r", "half-0"), ("r", "half-1")]
-
-
 SHARED = {
     "name": "gpu-0",
     "allowMultipleAllocations": True,
@@ -263,187 +172,140 @@ SHARED = {
 }
 
 
-def test_a_shared_device_is_given_in_shares() -> None:
-    claim = a_claim(request(capacity={"requests": {"memory": "12Gi"}}))
-    (allocation,) = solve([a_slice(SHARED)], claim)
-    (result,) = allocation.devices.results
-    assert (result.share_id, result.consumed_capacity) == ("share-0", {"memory": "15Gi"})
-    (plain,) = solve([a_slice(SHARED)], a_claim(request()))
-    assert plain.devices.results[0].consumed_capacity == {"memory": "10Gi"}
-
-
-def test_a_share_must_fit_in_what_is_left() -> None:
-    held = [status_of({"device": "gpu-0", "shareID": "x", "consumedCapacity": {"memory": "60Gi"}})]
-    assert solve([a_slice(SHARED)], a_claim(request(capacity={"requests": {"memory": "20Gi"}})), held=held)
-    with pytest.raises(AllocationError, match="1 has not enough memory left: 25Gi of 80Gi is asked for"):
-        solve([a_slice(SHARED)], a_claim(request(capacity={"requests": {"memory": "25Gi"}})), held=held)
-    with pytest.raises(AllocationError, match="1 gives at most 70Gi memory to one request, 75Gi is asked for"):
-        solve([a_slice(SHARED)], a_claim(request(capacity={"requests": {"memory": "75Gi"}})))
-    with pytest.raises(AllocationError, match="1 has no capacity cores"):
-        solve([a_slice(SHARED)], a_claim(request(capacity={"requests": {"cores": "1"}})))
-
-
-def test_a_claim_is_given_several_shares_of_a_device_for_as_many_requests() -> None:
-    (allocation,) = solve([a_slice(SHARED)], a_claim(*(request(f"r{index}") for index in range(8))))
-    assert len({result.share_id for result in allocation.devices.results}) == 8
-    with pytest.raises(AllocationError):
-        solve([a_slice(SHARED)], a_claim(*(request(f"r{index}") for index in range(9))))
-    with pytest.raises(AllocationError, match="wants 2 devices"):
-        solve([a_slice(SHARED)], a_claim(request(count=2)))
-
-
-def test_admin_access_takes_what_is_in_use_and_holds_nothing() -> None:
-    admin = a_claim(request(adminAccess=True))
-    (allocation,) = solve([a_slice(*gpus(1))], admin, held=[status_of({"device": "gpu-0"})])
-    assert allocation.devices.results[0].admin_access is True
-    held = [status_of({"device": "gpu-0", "adminAccess": True})]
-    assert picked(solve([a_slice(*gpus(1))], a_claim(request()), held=held)) == [("r", "gpu-0")]
-
-
 def numa(name: str, node: int) -> JsonObject:
     return {"name": name, "attributes": {"numa": {"int": node}}}
 
 
-def test_matching_devices_have_the_attribute_in_common() -> None:
-    devices = [numa("a", 0), numa("b", 1), numa("c", 1), {"name": "d"}]
-    constraint = {"matchAttribute": f"{DRIVER}/numa"}
-    claim = a_claim(request(count=2), constraints=[constraint])
-    assert picked(solve([a_slice(*devices)], claim)) == [("r", "b"), ("r", "c")]
-    with pytest.raises(AllocationError, match="cannot be satisfied together"):
-        solve([a_slice(*devices)], a_claim(request(count=3), constraints=[constraint]))
+def memory(amount: str) -> JsonObject:
+    return {"capacity": {"requests": {"memory": amount}}}
 
 
-def test_distinct_devices_differ_in_the_attribute() -> None:
-    devices = [numa("a", 0), numa("b", 0), numa("c", 1)]
-    claim = a_claim(request("x"), request("y"), constraints=[{"distinctAttribute": f"{DRIVER}/numa"}])
-    assert picked(solve([a_slice(*devices)], claim)) == [("x", "a"), ("y", "c")]
+def cel(expression: str) -> JsonObject:
+    return {"cel": {"expression": expression}}
 
 
-def test_only_the_newest_generation_counts_and_only_whole() -> None:
-    newer = {**POOL, "generation": 2, "resourceSliceCount": 2}
-    with pytest.raises(AllocationError, match=r"pool gpu.example.com/n1 is incomplete: 1 of 2 slices of generation 2"):
-        solve([a_slice(*gpus(1), name="a"), a_slice({"name": "new"}, name="b", pool=newer)], a_claim(request()))
+FOUR = (a_slice(*gpus(4)),)
+EVERY = a_claim(request(allocationMode="All", count=0))
+UNKNOWN_COUNTER = [{"counterSet": "s", "counters": {"c": {"value": "1"}}}]
+NEWER = {**POOL, "generation": 2, "resourceSliceCount": 2}
 
 
 @pytest.mark.parametrize(
-    ("devices", "problem"),
-    [
-        pytest.param([{"name": "a"}, {"name": "a"}], "device a appears more than once", id="device twice"),
-        pytest.param(
-            [{"name": "a", "consumesCounters": [{"counterSet": "s", "counters": {"c": {"value": "1"}}}]}],
-            "device a draws from unknown counter s/c",
-            id="unknown counter",
-        ),
-    ],
-)
-def test_nothing_is_taken_from_an_invalid_pool(devices: list[JsonObject], problem: str) -> None:
-    with pytest.raises(AllocationError, match=problem):
-        solve([a_slice(*devices)], a_claim(request()))
-
-
-@pytest.mark.parametrize(
-    ("spec", "selector"),
+    ("slices", "held", "claim", "why"),
     [
         pytest.param(
-            {},
-            {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]},
-            id="node name",
-        ),
-        pytest.param({"nodeName": None, "allNodes": True}, None, id="all nodes"),
-        pytest.param(
-            {
-                "nodeName": None,
-                "nodeSelector": {
-                    "nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]
-                },
-            },
-            {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]},
-            id="node selector",
-        ),
-    ],
-)
-def test_the_allocation_says_which_nodes_it_is_for(spec: JsonObject, selector: JsonObject | None) -> None:
-    (allocation,) = solve([a_slice(*gpus(1), **spec)], a_claim(request()))
-    assert allocation.node_selector == selector
-
-
-def test_the_devices_of_other_nodes_are_out_of_reach() -> None:
-    elsewhere = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "NotIn", "values": ["a"]}]}]}
-    slices = [
-        a_slice(*gpus(1), name="a", nodeName="n2"),
-        a_slice(*gpus(1), name="b", driver="net.example.com", nodeName=None, nodeSelector=elsewhere),
-    ]
-    with pytest.raises(AllocationError, match="of 0 that match 0 can be had"):
-        solve(slices, a_claim(request()))
-
-
-def test_devices_may_choose_their_nodes_one_by_one() -> None:
-    devices = [{"name": "far", "nodeName": "n2"}, {"name": "near", "nodeName": "n1"}]
-    slices = [a_slice(*devices, nodeName=None, perDeviceNodeSelection=True)]
-    assert picked(solve(slices, a_claim(request()))) == [("r", "near")]
-
-
-def opaque(**parameters: Any) -> JsonObject:
-    return {"opaque": {"driver": DRIVER, "parameters": parameters}}
-
-
-def test_the_class_s_configuration_comes_first_and_the_claim_s_for_what_was_chosen() -> None:
-    claim = a_claim(
-        request("a"),
-        {"name": "b", "firstAvailable": [sub("x", count=9), sub("y")]},
-        config=[
-            {"requests": ["a"], **opaque(only="a")},
-            {"requests": ["b/x"], **opaque(only="not chosen")},
-            {"requests": ["b/y", "b"], **opaque(only="y")},
-            opaque(everything=True),
-        ],
-    )
-    (allocation,) = solve([a_slice(*gpus(2))], claim, classes={"gpu": {"config": [opaque(default=1)]}})
-    told = [(one.source, one.requests, one.opaque and one.opaque.parameters) for one in allocation.devices.config]
-    assert told == [
-        ("FromClass", ("a", "b/y"), {"default": 1}),
-        ("FromClaim", ("a",), {"only": "a"}),
-        ("FromClaim", ("b/y", "b"), {"only": "y"}),
-        ("FromClaim", (), {"everything": True}),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("claim", "why"),
-    [
-        pytest.param(
+            FOUR,
+            (),
             a_claim(request(deviceClassName="none")),
             "claim claim, request r: device class none does not exist",
             id="class",
         ),
         pytest.param(
+            FOUR,
+            (),
             a_claim(request(count=33)),
             "claim claim: number of requested devices 33 exceeds the claim limit of 32",
             id="33",
         ),
         pytest.param(
-            a_claim(request(selectors=[{"cel": {"expression": "device.nonsense"}}])),
+            FOUR,
+            (),
+            a_claim(request(selectors=[cel("device.nonsense")])),
             "selector #0: CEL compile error: compilation failed: ERROR: <input>: undefined field 'nonsense'",
             id="CEL that does not compile",
         ),
         pytest.param(
-            a_claim(request(selectors=[{"cel": {"expression": 'device.attributes["x"].y == 1'}}])),
+            FOUR,
+            (),
+            a_claim(request(selectors=[cel('device.attributes["x"].y == 1')])),
             "claim claim, request r: selector #0: CEL runtime error: no such key: y .device gpu.example.com/n1/gpu-0",
             id="CEL error",
         ),
         pytest.param(
-            a_claim(request(selectors=[{"cel": {"expression": "true"}}, {"cel": {"expression": "1 > 2"}}])),
+            FOUR,
+            (),
+            a_claim(request(selectors=[cel("true"), cel("1 > 2")])),
             r"of 0 that match 0 can be had .4 not selected by the request: 1 > 2",
             id="not selected",
         ),
         pytest.param(
-            a_claim(request(count=5)), r"wants 5 devices of class gpu, of 4 that match 4 can be had", id="too few"
+            FOUR,
+            (),
+            a_claim(request(count=5)),
+            r"wants 5 devices of class gpu, of 4 that match 4 can be had",
+            id="too few",
+        ),
+        pytest.param(
+            FOUR,
+            ({"device": "gpu-1"},),
+            EVERY,
+            r"wants all devices of class gpu, of 4 that match 3 can be had \(1 in use",
+            id="all",
+        ),
+        pytest.param((a_slice(),), (), EVERY, "of 0 that match 0 can be had", id="all of none"),
+        pytest.param(
+            (a_slice(*gpus(1, taints=[TAINT])),),
+            (),
+            a_claim(request()),
+            r"1 tainted example\.com/sick=yes:NoSchedule",
+            id="taint",
+        ),
+        pytest.param(
+            partitions(),
+            ({"device": "whole"},),
+            a_claim(request()),
+            "3 short of counter gpu-0/memory",
+            id="counter",
+        ),
+        pytest.param(
+            (a_slice(SHARED),),
+            ({"device": "gpu-0", "shareID": "x", "consumedCapacity": {"memory": "60Gi"}},),
+            a_claim(request(**memory("25Gi"))),
+            "1 has not enough memory left: 25Gi of 80Gi is asked for",
+            id="share",
+        ),
+        pytest.param(
+            (a_slice(SHARED),),
+            (),
+            a_claim(request(**memory("75Gi"))),
+            "1 gives at most 70Gi memory to one request, 75Gi is asked for",
+            id="largest share",
+        ),
+        pytest.param(
+            (a_slice(SHARED),),
+            (),
+            a_claim(request(capacity={"requests": {"cores": "1"}})),
+            "1 has no capacity cores",
+            id="no capacity",
+        ),
+        pytest.param(
+            (a_slice(*gpus(1), name="a"), a_slice({"name": "new"}, name="b", pool=NEWER)),
+            (),
+            a_claim(request()),
+            "pool gpu.example.com/n1 is incomplete: 1 of 2 slices of generation 2",
+            id="incomplete pool",
+        ),
+        pytest.param(
+            (a_slice({"name": "a"}, {"name": "a"}),),
+            (),
+            a_claim(request()),
+            "device a appears more than once",
+            id="device twice",
+        ),
+        pytest.param(
+            (a_slice({"name": "a", "consumesCounters": UNKNOWN_COUNTER}),),
+            (),
+            a_claim(request()),
+            "device a draws from unknown counter s/c",
+            id="unknown counter",
         ),
     ],
 )
-def test_what_cannot_be_allocated_says_why(claim: NamedClaim, why: str) -> None:
+def test_what_cannot_be_allocated_says_why(
+    slices: Sequence[NamedSlice], held: Sequence[JsonObject], claim: NamedClaim, why: str
+) -> None:
     with pytest.raises(AllocationError, match=why):
-        solve([a_slice(*gpus(4))], claim)
+        solve(slices, claim, held=[status_of(one) for one in held])
 
 
 def test_a_review_says_for_each_device_why_a_request_does_not_have_it() -> None:
