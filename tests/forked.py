@@ -41,8 +41,13 @@ class ForkedAgent:
     async def wait(self) -> int:
         """Wait for its end; how it ended."""
         await anyio.wait_readable(self._process.sentinel)
+        return self.join(0)
+
+    def join(self, seconds: float) -> int:
+        """Wait for its end, and block for so long at most; how it ended."""
+        self._process.join(seconds)
         status = self.returncode
-        assert status is not None
+        assert status is not None, "the agent has not ended"
         return status
 
     def send_signal(self, number: int) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
 from tests.behaviour.node import DEVICES, Agent, Node, run_node
 from tests.behaviour.waiting import wait_for
+
+forkserver.ensure_running()  # before the first test, so that it is no test's leak
 
 
 @pytest.fixture
@@ -28,7 +31,7 @@ def _quiet_agent() -> Iterator[tuple[Node, Agent]]:
 def quiet(_quiet_agent: tuple[Node, Agent]) -> Node:
     """A node with an agent at work, shared by a module's tests: each takes its own devices and ends no agent."""
     node, agent = _quiet_agent
-    assert agent.process.poll() is None, "a test before this one has ended the agent"
+    assert not agent.has_ended(), "a test before this one has ended the agent"
     return node
 
 

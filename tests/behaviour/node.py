@@ -26,6 +26,7 @@ from tests.behaviour.api import Api
 from tests.behaviour.kubelet import Claim, Device, Kubelet
 from tests.behaviour.relay import serve_relay
 from tests.behaviour.waiting import DEADLINE, wait_for
+from tests.forked import ForkedAgent
 
 HERE = Path(__file__).parent
 NODE = "node-1"
@@ -119,7 +120,7 @@ class Board:
 class Agent:
     """An agent that was started."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path, host: str, port: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | ForkedAgent, log: Path, host: str, port: int) -> None:
         self.process = process
         self.log = log
         self.host = host
@@ -163,23 +164,38 @@ class Agent:
 
     def has_ended(self) -> bool:
         """Whether the process is gone."""
-        return self.process.poll() is not None
+        if isinstance(self.process, subprocess.Popen):
+            self.process.poll()
+        return self.process.returncode is not None
+
+    def wait_end(self) -> int:
+        """Return its exit code once it has ended."""
+        if isinstance(self.process, subprocess.Popen):
+            return self.process.wait(timeout=DEADLINE)
+        return self.process.join(DEADLINE)
 
     def stop(self) -> int:
         """SIGTERM, and its exit code."""
         self.process.terminate()
-        return self.process.wait(timeout=DEADLINE)
+        return self.wait_end()
 
     def kill(self) -> None:
         """SIGKILL: it has no chance to clean up."""
         self.process.kill()
-        self.process.wait(timeout=DEADLINE)
+        self.wait_end()
 
 
 class Node:
-    """A node on which agents are started. `server` is the API server, `api` a client of it."""
+    """A node on which agents are started. `server` is the API server, `api` a client of it.
 
-    def __init__(self, root: Path, server: ApiServer, portal: BlockingPortal, stack: ExitStack) -> None:
+    An agent is forked from a process that has imported it, or a new interpreter if its clocks are to be set, which its
+    modules would have imported before: `has_clocks`.
+    """
+
+    def __init__(
+        self, root: Path, server: ApiServer, portal: BlockingPortal, stack: ExitStack, *, has_clocks: bool = False
+    ) -> None:
+        self._has_clocks = has_clocks
         self.root = root
         self.server = server
         self.api = Api(server.url, NODE)
@@ -191,21 +207,24 @@ class Node:
             path.mkdir(parents=True, exist_ok=True)
         (root / "boot_id").write_text("8a9b1d0e-0000-4000-8000-000000000001\n")
         self._ahead = 0.0, 0.0
-        self._set_clocks(*self._ahead)
+        if has_clocks:
+            self._set_clocks(*self._ahead)
         stack.callback(self.kubelet.close)
         stack.callback(self.board.end_processes)
         self._portal = portal
         self._stack = stack
         self._agents = 0
 
-    def start(self, *flags: str, backend: str = "board:", kubeconfig: str = "", **environ: str) -> Agent:
+    def start(
+        self, *flags: str, backend: str = "board:", kubeconfig: str = "", forked: bool = True, **environ: str
+    ) -> Agent:
         """Start an agent; killed at the end."""
         self._agents += 1
         log, port = self.root / f"agent-{self._agents}.log", free_port()
         host = urlsplit(self.server.url).hostname or ""
         endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        command = [
-            *(sys.executable, "-m", "pydra.cli.agent", "--backend", backend, "--node-name", NODE),
+        arguments = [
+            *("--backend", backend, "--node-name", NODE),
             *("--kubeconfig", kubeconfig or str(self.server.kubeconfig)),
             *("--kubelet-root", str(self.root / "kubelet"), "--cdi-dir", str(self.cdi)),
             *("--http-address", endpoint, "--log-format", "json", *flags),
@@ -220,15 +239,22 @@ class Node:
             "PYDRA_RECORDS_DIR": str(self.root / "run"),
             **environ,
         }
+        process: subprocess.Popen[bytes] | ForkedAgent
         with log.open("wb") as output:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
+            if forked and not self._has_clocks:
+                process = ForkedAgent(arguments, environment, output.name)
+            else:
+                command = [sys.executable, "-m", "pydra.cli.agent", *arguments]
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+                )
         agent = Agent(process, log, host, port)
         self._stack.callback(self._end, agent)
         return agent
 
-    def serve(self, *flags: str, **environ: str) -> Agent:
+    def serve(self, *flags: str, forked: bool = True, **environ: str) -> Agent:
         """Start an agent, and register it with the kubelet."""
-        agent = self.start(*flags, **environ)
+        agent = self.start(*flags, forked=forked, **environ)
         self.register(agent)
         return agent
 
@@ -288,6 +314,7 @@ class Node:
         self._set_clocks(self._ahead[0], ahead)
 
     def _set_clocks(self, *ahead: float) -> None:
+        assert self._has_clocks, "this node's agents have the clocks of the machine"
         self._ahead = ahead[0], ahead[1]
         fresh = self.root / "clock.new"
         fresh.write_text("{} {}".format(*ahead))
@@ -358,12 +385,12 @@ class Node:
         self.server.faults.add(Fault(**fields))
 
     def _end(self, agent: Agent) -> None:
-        if agent.process.poll() is None:
+        if not agent.has_ended():
             agent.kill()
 
 
 @contextmanager
-def run_node(**options: Any) -> Iterator[Node]:
+def run_node(*, has_clocks: bool = False, **options: Any) -> Iterator[Node]:
     """A node that lives as long as the block; `options` are those of pydra_dev's `serve_api`."""
     with ExitStack() as stack:
         # Not pytest's own directory: paths of sockets end at 107 bytes.
@@ -372,6 +399,6 @@ def run_node(**options: Any) -> Iterator[Node]:
         server = stack.enter_context(
             portal.wrap_async_context_manager(serve_api(kubeconfig=root / "kubeconfig", **options))
         )
-        node = Node(root, server, portal, stack)
+        node = Node(root, server, portal, stack, has_clocks=has_clocks)
         node.api.create_node()
         yield node

@@ -18,7 +18,7 @@ GRACE = 130
 @pytest.fixture(scope="module")
 def sweeping() -> Iterator[Node]:
     """A node with an agent that looks for leftovers all the time."""
-    with run_node() as node:
+    with run_node(has_clocks=True) as node:
         node.serve("--sweep-period", "0.1")
         yield node
 

@@ -41,7 +41,7 @@ def test_an_agent_of_two_versions_ago_answers_and_ends_what_was_prepared(older: 
     files = [path.read_bytes() for claim in claims for path in node.cdi_files(claim)]
     assert agent.stop() == 0
     path = os.pathsep.join([older, str(Path(__file__).parent / "backends")])
-    agent = node.serve(PYTHONPATH=path, PYTHONSAFEPATH="1")
+    agent = node.serve(forked=False, PYTHONPATH=path, PYTHONSAFEPATH="1")
     assert f"pydra {VERSION} serves board" in agent.messages()
     assert [node.kubelet.prepare_one(claim) for claim in claims] == answered
     assert [path.read_bytes() for claim in claims for path in node.cdi_files(claim)] == files

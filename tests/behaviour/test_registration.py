@@ -57,7 +57,7 @@ def test_an_agent_that_is_told_to_stop_lets_the_call_in_flight_end_and_leaves_no
     assert not call.done()
     node.board.dismiss("prepare", claim.name)
     assert parse_answers(call.result())[claim.uid].error == ""
-    assert agent.process.wait(timeout=45) == 0
+    assert agent.wait_end() == 0
     assert agent.lines()[-1]["message"] == "stopped; what is prepared stays prepared"
     assert node.kubelet.sockets() == []
     assert not os.path.exists(node.kubelet.plugin.endpoint)
@@ -72,7 +72,7 @@ def test_a_second_signal_to_stop_does_not_wait_for_calls(node: Node) -> None:
     agent.process.terminate()
     agent.wait_log("SIGTERM")
     agent.process.terminate()
-    assert agent.process.wait(timeout=45) == 1
+    assert agent.wait_end() == 1
     agent.wait_log("calls in flight are cancelled")
     with pytest.raises(grpc.RpcError):
         call.result()

@@ -162,7 +162,7 @@ def test_an_api_server_that_comes_late_is_waited_for(node: Node) -> None:
         agent = node.start()
         node.kubelet.register()
         wait_for(node.board.discovered, "there is something to publish")
-        assert agent.process.poll() is None
+        assert not agent.has_ended()
     wait_for(node.api.slices, "the slices are published")
 
 
@@ -177,7 +177,7 @@ def test_an_agent_outlives_an_api_server_that_goes_and_comes_back(node: Node) ->
         node.board.set_devices("d0", "d1")
     wait_for(lambda: set(node.api.devices()) == {"d0", "d1"}, "what changed meanwhile is published")
     node.kubelet.prepare_one(fresh)
-    assert agent.process.poll() is None
+    assert not agent.has_ended()
 
 
 def test_a_backend_that_cannot_be_imported_is_told_by_readyz_and_the_agent_goes_on(node: Node) -> None:

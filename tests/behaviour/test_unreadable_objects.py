@@ -20,7 +20,7 @@ GRACE = 130
 @pytest.fixture(scope="module")
 def relayed() -> Iterator[tuple[Node, Agent]]:
     """A node whose agent gets what the API server says with the unreadable bytes in it."""
-    with run_node() as node:
+    with run_node(has_clocks=True) as node:
         node.board.set_devices("d0", "d1")
         agent = node.serve("--sweep-period", "0.1", kubeconfig=node.start_relay())
         yield node, agent
