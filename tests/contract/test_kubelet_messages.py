@@ -14,7 +14,6 @@ import pytest
 from google.protobuf import (  # type: ignore[import-untyped]
     descriptor_pb2,
     descriptor_pool,
-    json_format,
     message_factory,
 )
 from grpclib import GRPCError, Status
@@ -152,49 +151,6 @@ def test_both_codecs_agree_on_every_message(proto: str, reference: Callable[[str
         assert canonical(again) == canonical(theirs)
 
     agree()
-
-
-def test_values_arrive_under_their_own_names(reference: Callable[[str, str], Any]) -> None:
-    ours = dra_v1.NodePrepareResourcesResponse(
-        claims={
-            "uid-1": dra_v1.NodePrepareResourceResponse(
-                devices=[
-                    dra_v1.Device(
-                        request_names=["gpu"],
-                        pool_name="node-1",
-                        device_name="gpu-0",
-                        cdi_device_ids=["vendor.com/claim=x"],
-                        share_id="share",
-                    )
-                ]
-            ),
-            "uid-2": dra_v1.NodePrepareResourceResponse(error="no"),
-        }
-    )
-    theirs = reference("dra_v1", "NodePrepareResourcesResponse").FromString(bytes(ours))
-    assert json_format.MessageToDict(theirs, preserving_proto_field_name=True) == {
-        "claims": {
-            "uid-1": {
-                "devices": [
-                    {
-                        "request_names": ["gpu"],
-                        "pool_name": "node-1",
-                        "device_name": "gpu-0",
-                        "cdi_device_ids": ["vendor.com/claim=x"],
-                        "share_id": "share",
-                    }
-                ]
-            },
-            "uid-2": {"error": "no"},
-        }
-    }
-
-
-def test_an_empty_answer_keeps_its_claim_in_the_map(reference: Callable[[str, str], Any]) -> None:
-    ours = dra_v1.NodeUnprepareResourcesResponse(claims={"uid-1": dra_v1.NodeUnprepareResourceResponse()})
-    theirs = reference("dra_v1", "NodeUnprepareResourcesResponse").FromString(bytes(ours))
-    assert list(theirs.claims) == ["uid-1"]
-    assert theirs.claims["uid-1"].error == ""
 
 
 @pytest.mark.parametrize("share_id", [None, "", "x"])

@@ -7,7 +7,7 @@ from grpclib import GRPCError, Status
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome
+from pydra.claim import ClaimRef
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import ClaimError, PydraError
 from pydra.kubelet import messages
@@ -15,23 +15,11 @@ from pydra.kubelet.grpc_server import MAX_MESSAGE
 from pydra.kubelet.pb import dra_health_v1, dra_v1
 
 GOOD = {"uid": "uid-1", "namespace": "team", "name": "gpu"}
-DEVICE = ContainerDevice(
-    requests=("gpu",), pool="node-1", device="gpu-0", cdi_ids=("example.com/claim=uid-1:gpu:gpu-0",), share_id="s"
-)
 
 
 def parse(*claims: dict[str, str]) -> messages.ClaimCall:
     request = dra_v1.NodePrepareResourcesRequest(claims=[dra_v1.Claim(**claim) for claim in claims])
     return messages.parse_claims(bytes(request))
-
-
-def test_claims_become_references_in_their_order() -> None:
-    call = parse(*({"uid": uid, "namespace": "team", "name": f"claim-{uid}"} for uid in ("b", "a")))
-    assert call.refs == (
-        ClaimRef(uid="b", namespace="team", name="claim-b"),
-        ClaimRef(uid="a", namespace="team", name="claim-a"),
-    )
-    assert call.refused == {}
 
 
 @pytest.mark.parametrize(
@@ -84,37 +72,6 @@ def test_a_call_with_too_many_claims_is_refused_as_a_whole() -> None:
     with pytest.raises(GRPCError, match="4097 claims in one call; at most 4096") as caught:
         parse(*many)
     assert caught.value.status is Status.RESOURCE_EXHAUSTED
-
-
-@pytest.mark.parametrize("share_id", ["s", None], ids=["v1 with its share", "v1beta1 without"])
-def test_the_kubelet_is_told_everything_of_a_device(share_id: str | None) -> None:
-    outcomes: dict[str, PrepareOutcome] = {"uid-1": (DEVICE,), "uid-2": ClaimError("taken"), "uid-3": ()}
-    response = dra_v1.NodePrepareResourcesResponse.parse(
-        messages.build_prepare_response(outcomes, share_ids=share_id is not None)
-    )
-    assert response == dra_v1.NodePrepareResourcesResponse(
-        claims={
-            "uid-1": dra_v1.NodePrepareResourceResponse(
-                devices=[
-                    dra_v1.Device(
-                        request_names=["gpu"],
-                        pool_name="node-1",
-                        device_name="gpu-0",
-                        cdi_device_ids=["example.com/claim=uid-1:gpu:gpu-0"],
-                        share_id=share_id,
-                    )
-                ]
-            ),
-            "uid-2": dra_v1.NodePrepareResourceResponse(error="taken"),
-            "uid-3": dra_v1.NodePrepareResourceResponse(),
-        }
-    )
-
-
-def test_unprepare_answers_with_nothing_or_an_error() -> None:
-    data = messages.build_unprepare_response({"uid-1": None, "uid-2": PydraError("busy")})
-    response = dra_v1.NodeUnprepareResourcesResponse.parse(data)
-    assert {uid: answer.error for uid, answer in response.claims.items()} == {"uid-1": "", "uid-2": "busy"}
 
 
 @pytest.mark.parametrize(
