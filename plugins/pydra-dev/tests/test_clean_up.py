@@ -85,16 +85,21 @@ def read_rest(process: subprocess.Popen[str]) -> str:
     return process.stdout.read()
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_undoes_what_the_backend_has_configured(hardware: Hardware, end: signal.Signals) -> None:
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_undoes_what_the_backend_has_configured_and_ends_the_agent(
+    hardware: Hardware, end: signal.Signals
+) -> None:
     with hardware.start() as process:
-        read_until(process, "The node stays up")
+        found = re.search(r"kill -9 (\d+)", read_until(process, "kill -9"))
+        assert found is not None
         assert hardware.configured == ["one"]
         process.send_signal(end)
         text = read_rest(process)
         assert process.wait() == 0, text
     assert "deleted: pod default/sample" in text
     assert not hardware.configured, text
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(found.group(1)), 0)
 
 
 def test_a_signal_during_prepare_waits_for_it_and_undoes_it(hardware: Hardware) -> None:
@@ -123,13 +128,12 @@ def test_a_closed_pipe_undoes_what_the_backend_has_configured(hardware: Hardware
     assert not hardware.configured
 
 
-@pytest.mark.parametrize("once", [["--once"], []], ids=["once", "staying up"])
 def test_a_pod_that_fails_does_not_keep_the_devices_of_another_one_configured(
-    hardware: Hardware, once: list[str], tmp_path: Path
+    hardware: Hardware, tmp_path: Path
 ) -> None:
     hardware.write(BACKEND.replace("async def prepare(claim):", f"async def prepare(claim):\n    {REFUSED}"))
     (tmp_path / "pods.yaml").write_text(TWO_PODS)
-    with hardware.start("-f", str(tmp_path / "pods.yaml"), *once) as process:
+    with hardware.start("-f", str(tmp_path / "pods.yaml")) as process:
         text = read_rest(process)
         assert process.wait() == 1
     assert "FAILED: pod default/b has failed 3 times" in text
@@ -225,7 +229,7 @@ def test_a_pod_that_cannot_be_scheduled_does_not_end_a_node_that_stays_up(hardwa
     assert not hardware.configured
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_undoes_what_was_prepared_in_this_process(
     hardware: Hardware, end: signal.Signals, tmp_path: Path
 ) -> None:

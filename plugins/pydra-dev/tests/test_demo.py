@@ -137,6 +137,13 @@ async def test_a_pod_that_keeps_failing_ends_the_demo_and_the_reason_is_told_twi
             id="discover fails",
         ),
         pytest.param(
+            BACKEND.replace("DRIVER =", "NAME ="),
+            "",
+            ":=NAME",
+            "the backend cannot be used (BackendNotServed)",
+            id="no driver is named",
+        ),
+        pytest.param(
             BACKEND.replace('"one"', '"ONE"'),
             "",
             "device 'ONE' is not published: name 'ONE' must be a DNS label",
@@ -344,17 +351,6 @@ async def wait_gone(pid: int) -> None:
         while True:
             os.kill(pid, 0)
             await anyio.sleep(0.02)
-
-
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGHUP])
-async def test_an_interrupt_or_a_closed_terminal_ends_the_demo_and_the_agent(end: signal.Signals) -> None:
-    async with await open_demo() as process:
-        text = await read_until(process, lambda text: b"Ctrl-C" in text)
-        process.send_signal(end)
-        with anyio.fail_after(30):
-            assert await process.wait() == 0
-    with pytest.raises(ProcessLookupError):
-        os.kill(find_agent(text), 0)
 
 
 async def test_an_agent_that_is_killed_is_started_again_and_ends_when_the_demo_is_killed(tmp_path: Path) -> None:

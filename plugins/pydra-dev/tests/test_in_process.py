@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pydra.cli.tool import main
+
 BACKEND = """
 from contextlib import asynccontextmanager
 from typing import Annotated
@@ -70,11 +72,18 @@ def test_a_breakpoint_stops_in_the_backend(tmp_path: Path) -> None:
     ],
 )
 def test_what_fails_is_told_without_a_traceback_of_ours(
-    found: str, put: str, code: int, told: str, tmp_path: Path
+    found: str,
+    put: str,
+    code: int,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    backend = tmp_path / "mine.py"
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    backend = tmp_path / f"fails_{abs(hash(put))}.py"  # imported here, so each is another module
     backend.write_text(BACKEND.replace(found, put))
-    done = run(backend)
-    assert done.returncode == code
-    assert told in done.stdout + done.stderr
-    assert "pydra_dev" not in done.stdout + done.stderr
+    assert main(["dev", "--in-process", "--backend", str(backend)]) == code
+    text = "".join(capsys.readouterr())
+    assert told in text
+    assert "pydra_dev" not in text

@@ -20,25 +20,20 @@ RUFF = shutil.which("ruff", path=os.pathsep.join([os.path.dirname(sys.executable
 TOOL = (sys.executable, "-m", "pydra")
 
 
-def run(*command: str, where: Path, path: str = "", code: int = 0) -> str:
+def run(*command: str, where: Path, code: int = 0) -> str:
     """What a command printed; it must end with the code."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYDRA_")}
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [path, environ.get("PYTHONPATH", "")]))
     done = subprocess.run(command, cwd=where, env=environ, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
-def test_a_new_plugin_is_installed_checked_and_run_at_once(tmp_path: Path) -> None:
+def test_a_new_plugin_runs_and_passes_its_tests_at_once(tmp_path: Path) -> None:
+    """Installing one is a step of the tutorial, which a test follows."""
     printed = run(*TOOL, "new", "acme-npu", where=tmp_path)
     plugin = tmp_path / "pydra-acme-npu"
     assert printed.endswith("try it: cd pydra-acme-npu && pip install -e . && pydra dev --backend acme-npu\n")
-    pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index")
-    installed = str(tmp_path / "installed")
-    run(*pip, "--disable-pip-version-check", "--target", installed, ".", where=plugin)
-    told = run(
-        *TOOL, "dev", "--backend", "acme-npu", "-f", "manifests", "--once", where=tmp_path / plugin, path=installed
-    )
+    told = run(*TOOL, "dev", "--backend", "pydra_acme_npu:", "-f", "manifests", "--once", where=plugin)
     assert "ACME_NPU=acme-npu-0" in told
     tests = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", where=plugin)
     assert "2 passed" in tests
