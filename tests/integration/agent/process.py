@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from tests.forked import ForkedAgent
 
 DEADLINE = 60.0
 BACKENDS = Path(__file__).parent / "backends"
+
+forkserver.ensure_running()  # before the first test, so that it is no test's leak
 
 
 class Agent:
@@ -96,11 +99,11 @@ class Agent:
 
 @asynccontextmanager
 async def run_agent(
-    node: EmbeddedNode, *flags: str, environ: Mapping[str, str] = {}, name: str = "agent", forked: bool = False
+    node: EmbeddedNode, *flags: str, environ: Mapping[str, str] = {}, name: str = "agent", forked: bool = True
 ) -> AsyncIterator[Agent]:
     """The agent with these flags on the node; killed at the end if it still runs.
 
-    It is a new interpreter, or `forked` from a process that has imported the agent: for tests of something else.
+    It is `forked` from a process that has imported the agent, or a new interpreter, for tests of how one starts.
     """
     log, port = Path(node.root, f"{name}.log"), free_port()
     arguments = [

@@ -33,7 +33,7 @@ def children(pid: int) -> list[int]:
 async def test_the_agent_raises_its_limit_of_descriptors_and_its_backends_keep_what_it_was_started_with(
     soft_limit: int,
 ) -> None:
-    async with run_node(lambda _: None) as node, run_agent(node, "--backend", "sim") as agent:
+    async with run_node(lambda _: None) as node, run_agent(node, "--backend", "sim", forked=False) as agent:
         await agent.wait_ready()
         soft, hard = resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE)
         assert soft == hard > soft_limit
