@@ -80,7 +80,9 @@ def test_a_claim_that_the_kubelet_still_has_on_its_list_is_not_unprepared_when_i
     sweeping.kubelet.release(kept)
 
 
-def test_at_start_a_cdi_file_without_a_claim_is_removed_and_one_that_is_missing_is_restored(node: Node) -> None:
+def test_a_missing_cdi_file_is_restored_before_the_kubelet_finds_the_agent_and_one_without_a_claim_goes(
+    node: Node,
+) -> None:
     agent = node.serve()
     claim, other = node.api.create_claim("d0"), node.api.create_claim("d1")
     node.kubelet.prepare(claim, other)
@@ -91,26 +93,11 @@ def test_at_start_a_cdi_file_without_a_claim_is_removed_and_one_that_is_missing_
     orphan.write_bytes(b"{}")
     foreign.write_bytes(b"{}")
     file.unlink()
-    node.serve()
-    wait_for(lambda: file.exists() and not orphan.exists(), "the CDI files agree with the claims")
-    assert file.read_bytes() == content
-    assert foreign.exists(), "files of others are left alone"
-
-
-def test_cdi_files_of_prepared_claims_are_there_when_the_kubelet_finds_the_agent(node: Node) -> None:
-    agent = node.serve()
-    claims = [node.api.create_claim(name) for name in ("d0", "d1")]
-    node.kubelet.prepare(*claims)
-    content = {file: file.read_bytes() for claim in claims for file in node.cdi_files(claim)}
-    node.kubelet.release(claims[1])
-    agent.kill()
-    for file in content:
-        file.unlink(missing_ok=True)
     node.start()
     node.kubelet.register()
-    held, ended = content
-    assert held.read_bytes() == content[held], "containers of the claim may start before the kubelet asks for it"
-    assert not ended.exists()
+    assert file.read_bytes() == content, "containers of the claim may start before the kubelet asks for it"
+    wait_for(lambda: not orphan.exists(), "the CDI files agree with the claims")
+    assert foreign.exists(), "files of others are left alone"
 
 
 def damage(content: bytes, uid: bytes) -> dict[str, bytes]:

@@ -225,21 +225,24 @@ def test_a_running_container_finds_new_network_data_in_its_file_with_the_next_ge
     assert not metadata_files(node)
 
 
-@pytest.mark.parametrize("at", ["begin", "effect"])
-def test_a_kill_in_a_call_leaves_no_metadata_files(node: Node, at: str) -> None:
+def test_a_kill_in_a_call_leaves_no_metadata_files(node: Node) -> None:
     agent = node.serve(*ON)
-    claim = node.api.create_claim("d0", name="victim")
-    node.kubelet.prepare_one(claim)
-    node.board.order("unprepare", "victim", "wait", at=at)
-    in_flight = node.kubelet.start_unprepare(claim)
-    node.board.wait_reached("unprepare", "victim", at=at)
+    victims = {at: node.api.create_claim(node.board.device(), name=at) for at in ("begin", "effect")}
+    node.kubelet.prepare(*victims.values())
+    for at in victims:
+        node.board.order("unprepare", at, "wait", at=at)
+    in_flight = [node.kubelet.start_unprepare(claim) for claim in victims.values()]
+    for at in victims:
+        node.board.wait_reached("unprepare", at, at=at)
     agent.kill()
-    with pytest.raises(grpc.RpcError):
-        in_flight.result()
+    for call in in_flight:
+        with pytest.raises(grpc.RpcError):
+            call.result()
     node.board.end_processes()
-    node.board.dismiss("unprepare", "victim", at=at)
+    for at in victims:
+        node.board.dismiss("unprepare", at, at=at)
     node.serve()
-    wait_for(lambda: node.is_clean(claim), "nothing is left of the claim")
+    wait_for(lambda: all(node.is_clean(claim) for claim in victims.values()), "nothing is left of the claims")
 
 
 def test_missing_and_leftover_files_are_put_right_without_the_kubelet(node: Node) -> None:

@@ -104,17 +104,6 @@ def test_two_instances_with_pod_uids_serve_at_once_and_know_of_each_others_claim
     assert new.stop() == 0
 
 
-def test_the_sockets_of_a_killed_instance_are_taken_over_by_the_next(node: Node) -> None:
-    agent = node.serve()
-    sockets = node.kubelet.sockets()
-    agent.kill()
-    assert node.kubelet.sockets() == sockets
-    claim = node.api.create_claim(node.board.device())
-    node.serve()
-    assert node.kubelet.sockets() == sockets
-    node.kubelet.prepare_one(claim)
-
-
 def test_a_registration_socket_that_is_removed_under_the_agent_comes_back(quiet: Node) -> None:
     (socket,) = quiet.kubelet.sockets()
     os.unlink(socket)
@@ -135,17 +124,6 @@ def test_claims_are_prepared_after_the_plugins_directory_was_wiped_under_the_age
     quiet.kubelet.prepare_one(claim)
     quiet.kubelet.release(claim)
     assert quiet.is_clean(claim)
-
-
-def test_the_registration_socket_of_a_killed_instance_is_removed_by_its_successor(node: Node) -> None:
-    agent = node.serve("--pod-uid", "4b0c2d3e-0000-4000-8000-000000000001")
-    (left,) = node.kubelet.sockets()
-    agent.kill()
-    successor = node.start("--pod-uid", "4b0c2d3e-0000-4000-8000-000000000002")
-    node.kubelet.close()
-    node.kubelet.register(not_at=(left,))
-    successor.wait_ready()
-    assert left not in node.kubelet.sockets()
 
 
 def test_an_instance_that_is_told_to_stop_publishes_no_more_beside_its_successor(node: Node) -> None:

@@ -180,13 +180,6 @@ def test_an_agent_outlives_an_api_server_that_goes_and_comes_back(node: Node) ->
     assert not agent.has_ended()
 
 
-def test_a_backend_that_cannot_be_imported_is_told_by_readyz_and_the_agent_goes_on(node: Node) -> None:
-    agent = node.start(backend="no_such_module:")
-    wait_for(lambda: "no_such_module" in agent.get("/readyz")[1], "/readyz names the backend")
-    assert agent.get("/readyz")[0] == 503
-    assert agent.stop() == 0
-
-
 def test_why_a_backend_cannot_start_is_told_by_readyz_as_by_the_log(node: Node) -> None:
     node.board.order("connect", "", "raise")
     agent = node.start()
