@@ -70,7 +70,11 @@ PROOFS = {
     Rule.CALLED: Proof("async def restore(held): pass", records=True),
     Rule.DRIVER: Proof("DRIVER = ''", says="DRIVER is absent"),
     Rule.SETTINGS: Proof(SETTINGS, environ={"PYDRA_PROOF_LEVEL": "high"}, says="high"),
-    Rule.REASONS: Proof("class Odd(ClaimError): reason = 'the board is busy'", says="CamelCase"),
+    Rule.REASONS: Proof(
+        "class Busy(ClaimError): reason = 'BoardBusy'\nclass Odd(ClaimError): reason = 'the board is busy'",
+        says="note  its errors have reasons that Events and metrics can take (BoardBusy)\n"
+        "      - Odd.reason is 'the board is busy'; Events and metrics use pydra's reason instead",
+    ),
     Rule.DISCOVER: Proof(
         "async def discover():\n"
         "    wrong = [Device(name=f'B{n}') for n in range(64)]\n"
