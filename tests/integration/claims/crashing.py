@@ -36,8 +36,8 @@ class Killer:
 def make_node(place: Path, kind: str, *, step: Step = lambda _: None) -> Node:
     """A node whose backend plans, unless it is "volatile"; claims on one that is "planned" have metadata files."""
     steps = kind in ("steps", "durable-steps")
-    durable = kind in ("durable", "durable-steps")
-    node = Node(place, step=step, durable=durable, plans=kind != "volatile", steps=steps, metadata=kind == "planned")
+    durable, metadata = kind == "durable-steps", kind == "planned"
+    node = Node(place, step=step, durable=durable, plans=kind != "volatile", steps=steps, metadata=metadata)
     node.published = set(DEVICES)
     return node
 

@@ -25,7 +25,7 @@ STEPS = {
 Killed = tuple[str, str, list[Path]]
 
 
-@pytest.fixture(scope="module", params=["volatile", "planned", "durable", "steps", "durable-steps"])
+@pytest.fixture(scope="module", params=["volatile", "planned", "steps", "durable-steps"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

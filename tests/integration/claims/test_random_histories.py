@@ -129,7 +129,7 @@ class History:
             assert self.node.traces() == NOTHING
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.lists(events, max_size=6), st.sampled_from(["none", "plan", "steps"]), st.booleans())
 def test_whatever_happens_no_device_has_two_owners_and_nothing_is_left(
     happening: list[Event], plans: str, durable: bool
