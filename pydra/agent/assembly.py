@@ -41,7 +41,7 @@ REQUESTS = {
     EVENTS: ("create", "patch"),
     NODES: ("get",),
 }
-"""What the agent asks of the API server, as its ClusterRole allows it; a migration may also list claims."""
+"""Requests of the agent to the API server, as its ClusterRole allows it; a migration may also list claims."""
 
 
 async def serve(settings: Settings, backends: Sequence[StartedBackend], reread: Callable[[], Settings]) -> None:

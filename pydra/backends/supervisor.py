@@ -513,7 +513,7 @@ class BackendSupervisor:
         self._updates.begin(wanted=facts.reads_held)
         process.restored = Method.RESTORE not in hello.methods
         self._cause = ""
-        self._move(BackendState.READY, "" if process.restored else "has not yet been told what this node holds")
+        self._move(BackendState.READY, "" if process.restored else "does not know yet what this node holds")
         again = " again" if self._starts > 1 else ""
         _log.info("backend %s: ready%s in process %d after %.2f s", source, again, process.pid, process.age)
         if self._starts > 1:

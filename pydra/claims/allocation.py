@@ -93,7 +93,7 @@ def parse_allocation(resource_claim: object, ref: ClaimRef, driver: str, *, one_
         raise ClaimError(f"claim {ref}: the API server's object cannot be read: {error}") from error
     if found.metadata.uid != ref.uid:
         raise Replaced(
-            f"claim {ref} was replaced: the kubelet asks for uid {ref.uid}, the API server has "
+            f"claim {ref} was replaced: the kubelet sent uid {ref.uid}, the API server has "
             f"{_quote(found.metadata.uid)}; pods of the deleted claim cannot start any more, delete them"
         )
     status = found.status or _Status()

@@ -131,7 +131,7 @@ def _explain_claim(parsed: argparse.Namespace) -> int:
         for one in report.devices
     ]
     columns = ("request", "driver", "pool", "device", "slice", "taints", "CDI")
-    reviews = [(one.request, one.node, _list_some(one.devices), one.reason or "can be had") for one in report.reviews]
+    reviews = [(one.request, one.node, _list_some(one.devices), one.reason or "available") for one in report.reviews]
     print_tables(
         Table(columns, devices, "devices:"),
         Table(("request", "node", "devices", "why not"), reviews, "what a scheduler would find now:"),

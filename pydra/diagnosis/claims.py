@@ -60,7 +60,7 @@ class DeviceReview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scheduler says of one device for one request; the reason is empty if it can be had.
+    """What a scheduler says of one device for one request; the reason is empty if it is available.
 
     `values` is what the device has of that which decides.
     """
@@ -446,5 +446,5 @@ def _judge_absence(settings: Settings, body: JsonObject, *, is_known: bool) -> F
         advice = "run the command in the agent's pod there: kubectl -n pydra exec POD -- pydra explain claim ..."
         return Finding(subject="record", level=Level.UNKNOWN, found=found, advice=advice)
     level = Level.NOTE if is_known else Level.UNKNOWN
-    advice = "the kubelet has not asked for it yet, or it failed: see the Events, and pydra doctor"
+    advice = "the kubelet has not prepared it yet, or that failed: see the Events, and pydra doctor"
     return Finding(subject="prepared", level=level, found="no: this node has no record of the claim", advice=advice)

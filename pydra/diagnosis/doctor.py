@@ -230,7 +230,7 @@ def _judge_access(answers: Sequence[tuple[str, bool | None, str]]) -> Iterator[F
     if unknown:
         yield Finding(subject="access", level=Level.UNKNOWN, found=unknown[0])
     elif all(allowed for _, allowed, _ in answers):
-        yield Finding(subject="access", level=Level.OK, found="may do all that the agent asks of the API server")
+        yield Finding(subject="access", level=Level.OK, found="has all permissions that the agent needs")
 
 
 async def _judge_clock(client: KubeClient) -> Finding:

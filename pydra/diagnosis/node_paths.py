@@ -84,7 +84,9 @@ def _judge_call(subject: str, path: str, read: Callable[[], object]) -> Finding:
 def _judge_kubelet(path: str) -> Finding:
     finding = _judge_call("kubelet", path, lambda: read_kubelet_claims(path))
     if finding.level is Level.OK and not os.path.exists(path):
-        return replace(finding, level=Level.NOTE, found=f"{path} is not there: the kubelet has asked for no claim yet")
+        return replace(
+            finding, level=Level.NOTE, found=f"{path} is not there: the kubelet has not prepared any claim yet"
+        )
     return finding
 
 

@@ -177,7 +177,7 @@ def test_what_no_device_has_is_told_with_the_selector_the_values_and_the_count(q
     assert code == 1
     assert "config[0] is for driver baord.example.com, which publishes no device" in printed
     assert '(did you mean "board.example.com"?)' in printed
-    assert "wants 31 devices of class board, of 0 that match 0 can be had" in printed
+    assert "wants 31 devices of class board, of 0 that match 0 are available" in printed
     assert f"not selected by the request: device.attributes['{DRIVER}'].?serail.orValue('') == 'b9' (" in printed
     assert 'no attribute serail (did you mean "serial"?)' in printed
     assert f"pydra slices --node-name {NODE} lists" in printed
@@ -277,7 +277,7 @@ def test_the_doctor_finds_nothing_wrong_with_a_node_that_works(tool: Tool, quiet
     assert said["agent"] == f"ready, and serves {DRIVER}"
     assert said["clock"] == "agrees with the API server's"
     assert said["records"] == str(quiet.root / "run")
-    assert said["access"] == "may do all that the agent asks of the API server"
+    assert said["access"] == "has all permissions that the agent needs"
     gates = {one["found"] for one in report["findings"] if one["subject"] == "gate"}
     assert {
         "DRADeviceTaints is on: unhealthy devices",
@@ -355,7 +355,7 @@ def test_the_doctor_does_not_call_ok_what_is_not_there(quiet: Node, tool: Tool) 
     found = {one["found"]: one["level"] for one in tool.json("doctor")["findings"]}
     checkpoint = quiet.root / "kubelet" / "dra_manager_state"
     assert not checkpoint.exists()
-    assert found[f"{checkpoint} is not there: the kubelet has asked for no claim yet"] == "note"
+    assert found[f"{checkpoint} is not there: the kubelet has not prepared any claim yet"] == "note"
     assert found["/proc/nowhere is not there yet; the agent makes it"] == "note"
 
 

@@ -156,7 +156,7 @@ def _explain_wish(search: Search, wish: Wish) -> str:
         return ""
     amount = "all devices" if everything else f"{wish.count} device{'s' if wish.count > 1 else ''}"
     text = f"request {wish.name}: wants {amount} of class {wish.wanted.device_class_name}, "
-    text += f"of {len(matching)} that match {free} can be had"
+    text += f"of {len(matching)} that match {free} are available"
     listed = _count(obstacle for obstacle in obstacles if obstacle)
     problems = "; ".join(f"pool {p.driver}/{p.name} {p.problem}" for p in search.pools if p.problem)
     return text + (f" ({listed})" if listed else "") + (f"; {problems}" if problems else "")

@@ -70,7 +70,7 @@ def _plan_amount(name: str, capacity: schema.Capacity, asked: str | None) -> Amo
     if policy is not None and (default is None or amount.value != parse_quantity(default)):
         _refuse_violation(name, amount, policy)
     if amount.value > whole:
-        raise CapacityError(f"has {capacity.value} {name}, {amount.text} is asked for")
+        raise CapacityError(f"has {capacity.value} {name}, {amount.text} is requested")
     return amount
 
 
@@ -100,11 +100,11 @@ def _refuse_violation(name: str, amount: Amount, policy: schema.RequestPolicy) -
     valid = policy.valid_range
     if valid is not None:
         if valid.max is not None and amount.value > parse_quantity(valid.max):
-            raise CapacityError(f"gives at most {valid.max} {name} to one request, {amount.text} is asked for")
+            raise CapacityError(f"gives at most {valid.max} {name} to one request, {amount.text} is requested")
         low = ceil(parse_quantity(valid.min)) if valid.min is not None else 0
         if valid.step is not None and (ceil(amount.value) - low) % ceil(parse_quantity(valid.step)):
-            raise CapacityError(f"gives {name} in steps of {valid.step} only, {amount.text} is asked for")
+            raise CapacityError(f"gives {name} in steps of {valid.step} only, {amount.text} is requested")
     elif policy.valid_values and amount.value not in map(parse_quantity, policy.valid_values):
         raise CapacityError(
-            f"gives at most {policy.valid_values[-1]} {name} to one request, {amount.text} is asked for"
+            f"gives at most {policy.valid_values[-1]} {name} to one request, {amount.text} is requested"
         )

@@ -425,7 +425,7 @@ class DemoRun:
         self._say(Paragraph(headline="clean: no CDI spec and no allocated claim is left"))
         self._may_end = True
         if status := await self._agent.stop():
-            raise DemoError(f"the agent ended with status {status} when told to stop")
+            raise DemoError(f"the agent ended with status {status} when it was stopped")
         self._say(Paragraph(headline="stopped: pydra-agent", details=(self._describe_check(),)))
 
     def _describe_check(self) -> str:

@@ -366,7 +366,7 @@ class Books:
             whole = candidate.device.capacity[name].value
             taken = find_amount(used, name, candidate.driver) + taking.get(name, 0)
             if amount.value + taken > parse_quantity(whole):
-                return f"has not enough {name} left: {amount.text} of {whole} is asked for"
+                return f"has not enough {name} left: {amount.text} of {whole} is requested"
         return ""
 
     def find_incompatible(self, candidate: Candidate) -> str:

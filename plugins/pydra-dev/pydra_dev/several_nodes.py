@@ -249,7 +249,7 @@ class NodesRun:
         self._say(Paragraph(headline="clean: no pod, claim, object or label, and no CDI spec on a node is left"))
         for name, member in self._members.items():
             if status := await member.agent.stop():
-                raise DemoError(f"the agent of {name} ended with status {status} when told to stop")
+                raise DemoError(f"the agent of {name} ended with status {status} when it was stopped")
 
     def _find_left(self) -> Sequence[str]:
         """What is left of all that happened, in the API and on the nodes."""

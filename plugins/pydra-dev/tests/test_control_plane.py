@@ -129,7 +129,7 @@ async def test_a_pod_that_finds_no_device_says_why_and_waits_for_one() -> None:
         await world.until(lambda: world.node_of("first"))
         world.add_pod("second")
         await world.until(
-            lambda: "wants 1 device of class gpu, of 1 that match 0 can be had (1 in use)" in world.refusal("second")
+            lambda: "wants 1 device of class gpu, of 1 that match 0 are available (1 in use)" in world.refusal("second")
         )
         await world.until(lambda: any(event["reason"] == "FailedScheduling" for event in world.api.list(EVENTS).items))
         world.finish("first")

@@ -360,4 +360,4 @@ async def test_a_claim_that_nothing_fits_says_why(tmp_path: Path) -> None:
         view = await page.wait_view(lambda view: view["claims"] and view)
         why = await page.get("claim", namespace="default", name=view["claims"][0]["name"])
         assert [one["reason"].endswith(" == 1 (numaNode is 0)") for one in why["refusals"]] == [True]
-        assert "wants 1 device of class sim.pydra.dev, of 0 that match 0 can be had" in why["problem"]
+        assert "wants 1 device of class sim.pydra.dev, of 0 that match 0 are available" in why["problem"]

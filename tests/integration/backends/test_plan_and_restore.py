@@ -77,7 +77,7 @@ async def test_each_new_process_is_told_what_is_held_before_any_other_call(tmp_p
     async with supervised(source=SOURCE, environ=environ(tmp_path), seconds=0.2) as backend:
         await backend.wait_ready()
         await backend.inherit("/plugins/x")
-        with pytest.raises(BackendUnavailable, match="has not yet been told what this node holds") as caught:
+        with pytest.raises(BackendUnavailable, match="does not know yet what this node holds") as caught:
             await backend.prepare(claim("gpu-1"))
         assert not caught.value.reached_backend
         backend.restore_from(holding(HELD, marks=marks))

@@ -89,7 +89,7 @@ def test_a_claim_of_another_uid_is_refused_before_its_allocation_is_looked_at() 
     other = resource_claim()
     other["metadata"]["uid"] = "other"
     del other["status"]
-    with pytest.raises(Replaced, match=f"asks for uid {UID}, the API server has 'other'"):
+    with pytest.raises(Replaced, match=f"sent uid {UID}, the API server has 'other'"):
         parse(other)
 
 

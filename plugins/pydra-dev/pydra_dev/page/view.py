@@ -28,7 +28,7 @@ Use = Literal["free", "held", "shared", "blocked"]
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One device: `shared` has room for more claims, `blocked` can be had only when counters are given back.
+    """One device: `shared` has room for more claims, `blocked` is available only when counters are free again.
 
     `obstacle` is what is blocking it. `broken`: a taint keeps claims from it that do not tolerate that.
     """

@@ -133,7 +133,7 @@ async def test_the_pods_of_the_example_get_what_is_left_and_the_last_is_told_why
         for template, pod in zip(objects[::2], objects[1::2], strict=True):
             await node.apply(template, pod)
         topologies = [(await node.environment(name))["TPU_TOPOLOGY"] for name in ("training", "tuning", "serving")]
-        assert "of 2 that match 0 can be had" in await node.pending("late")
+        assert "of 2 that match 0 are available" in await node.pending("late")
     assert topologies == ["2x2", "1x2", "1x2"]
 
 
