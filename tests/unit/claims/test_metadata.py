@@ -6,12 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from pydra import AllocatedDevice, AttributeValue, Claim, Device, Version
+from pydra import AllocatedDevice, AttributeValue, Claim, Device, DeviceStatus, NetworkData, Version
 from pydra.cdi.metadata_files import MetadataPaths
 from pydra.checkpoint.record import Record, Stage, build_record, parse_record
 from pydra.claims.device_index import PublishedPool
-from pydra.claims.metadata import build_metadata, build_metadata_files
+from pydra.claims.metadata import begin_again, build_metadata, build_metadata_files, renew_metadata
 from pydra.errors import ContractError
 
 
@@ -68,3 +69,28 @@ def test_a_driver_name_that_begins_with_a_digit_gets_a_vendor_that_cdi_accepts()
 def test_more_attributes_than_a_device_may_have_are_the_backends_fault() -> None:
     with pytest.raises(ContractError, match="at most 32"):
         build(make_record(attributes={f"a{number}": number for number in range(31)}))
+
+
+def test_each_change_of_network_data_is_a_generation_and_a_claim_prepared_again_begins_with_what_prepare_said() -> None:
+    def tell(address: str) -> dict[tuple[str, str, str | None], DeviceStatus]:
+        return {("1-2", "gpu-0", None): DeviceStatus(network_data=NetworkData(ips=(address,)))}
+
+    def read(record: Record) -> tuple[int, Any]:
+        document = build(parse_record(build_record(record)))[1]
+        return document["metadata"]["generation"], document["requests"][0]["devices"][0].get("networkData")
+
+    record = make_record()
+    assert read(record) == (1, None)
+    for generation, told, network in (
+        (2, tell("192.0.2.5/24"), {"ips": ["192.0.2.5/24"]}),
+        (3, {}, None),
+        (4, tell("192.0.2.6/24"), {"ips": ["192.0.2.6/24"]}),
+    ):
+        changed = renew_metadata(record, told)
+        assert changed is not None
+        assert renew_metadata(changed, told) is None
+        record = changed
+        assert read(record) == (generation, network)
+    assert record.metadata is not None
+    assert read(replace(record, metadata=begin_again(record.metadata))) == (5, None)
+    assert renew_metadata(replace(record, stage=Stage.STARTED), {}) is None
