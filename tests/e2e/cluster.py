@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -259,14 +259,21 @@ def found_by(pod: JsonObject) -> dict[str, list[str]]:
     return {name: str(one.get("message", "")).splitlines() for name, one in ended.items()}
 
 
-def kill_processes(pods: Iterable[JsonObject], named: bytes) -> None:
-    """Kill the processes of pods of this node whose command line has the name."""
+def find_processes(pods: Iterable[JsonObject], named: bytes) -> Iterator[Path]:
+    """The directories of processes of pods of this node whose command line has the name."""
     uids = [pod["metadata"]["uid"] for pod in pods]
     for path in Path("/proc").glob("[0-9]*/cgroup"):
         with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             groups = path.read_text().replace("_", "-")
             if any(uid in groups for uid in uids) and named in path.with_name("cmdline").read_bytes():
-                os.kill(int(path.parent.name), signal.SIGKILL)
+                yield path.parent
+
+
+def kill_processes(pods: Iterable[JsonObject], named: bytes) -> None:
+    """Kill these processes."""
+    for path in find_processes(pods, named):
+        with suppress(ProcessLookupError):
+            os.kill(int(path.name), signal.SIGKILL)
 
 
 def cdi_files(driver: str = DRIVER) -> list[Path]:

@@ -22,7 +22,7 @@ from pydra.kube.api_resources import NAMESPACES, PODS, JsonObject, Resource
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
 from tests.chart.rendering import CHART, overlay
-from tests.e2e.cluster import KUBELET_ROOT, Cluster, open_cluster
+from tests.e2e.cluster import KUBELET_ROOT, Cluster, kill_processes, open_cluster
 
 IMAGE = os.environ.get("PYDRA_E2E_CHART_IMAGE", "")
 SECONDS = 100
@@ -153,6 +153,16 @@ class Release:
         selector = "app.kubernetes.io/component=agent"
         pods = await self.cluster.client.list(PODS, namespace=self.cluster.namespace, label_selector=selector)
         return [one for one in pods.items if not one["metadata"].get("deletionTimestamp")]
+
+    async def kill_agent(self) -> None:
+        """Kill all processes of the agent, and wait until it serves again."""
+        kill_processes([await self.agent()], b"pydra")
+
+        async def serves() -> bool:
+            status = (await self.agent())["status"]["containerStatuses"][0]
+            return bool(status["restartCount"]) and bool(status["ready"])
+
+        await self.cluster.wait("the agent serves again", serves)
 
     @asynccontextmanager
     async def as_agent(self, scratch: Path) -> AsyncIterator[KubeClient]:

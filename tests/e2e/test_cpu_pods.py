@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 from pathlib import Path
 
+import anyio
 import pytest
 
+from pydra.kube.api_resources import JsonObject
 from pydra_cpu.cpu_list import parse_cpu_list
 from pydra_cpu.devices import DRIVER
-from tests.e2e.cluster import STAY, Cluster, open_cluster
+from tests.e2e.cluster import STAY, Cluster, find_processes, open_cluster
 from tests.e2e.hardware import ask
 from tests.e2e.release import IMAGE, PRIVILEGED, open_release
 
@@ -18,6 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not Path("/var/run/nri/nri.sock").exists(), reason="the container runtime serves no NRI"),
     pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="the node has one CPU: no claim may take it from others"),
 ]
+RUNTIME_RESTART = os.environ.get("PYDRA_E2E_RUNTIME_RESTART", "")
 LOOK = "grep Cpus_allowed_list: /proc/self/status >/dev/termination-log"
 
 
@@ -41,6 +46,41 @@ async def test_a_claim_has_cpus_of_its_own_and_others_have_them_back_when_it_end
         await cluster.delete_pod("stays")
         await cluster.create_pod("alone", LOOK, claims={})
         assert await read_cpus(cluster, "alone") == everything
+
+
+@pytest.mark.gates("DRAConsumableCapacity")
+async def test_containers_keep_their_cpus_when_agent_and_runtime_are_killed_and_others_get_them_afterwards() -> None:
+    everything = parse_cpu_list(Path("/sys/devices/system/cpu/online").read_text().strip())
+    async with (
+        open_cluster(DRIVER, **PRIVILEGED) as cluster,
+        open_release(cluster, {"cpu": {"enabled": True}}) as release,
+    ):
+        await release.install()
+        await cluster.wait("devices are published", cluster.devices)
+        await cluster.create_claim("stays", requests=ask(DRIVER, capacity={"requests": {f"{DRIVER}/cpu": "1"}}))
+        pinned = await cluster.start_pod("stays", STAY, resourceClaimName="stays")
+        neighbour = await cluster.start_pod("neighbour", STAY, claims={})
+        own = read_running(pinned)
+        assert len(own) == 1
+        assert read_running(neighbour) == everything - own
+        await release.kill_agent()
+        if RUNTIME_RESTART:
+            await anyio.to_thread.run_sync(lambda: subprocess.run(RUNTIME_RESTART, shell=True, check=True, timeout=60))
+        later = await cluster.start_pod("later", STAY, claims={})
+
+        async def is_corrected() -> bool:
+            return read_running(later) == everything - own
+
+        await cluster.wait("a new container leaves the claim its CPU", is_corrected)
+        assert (read_running(pinned), read_running(neighbour)) == (own, everything - own)
+        await cluster.delete_pod("stays")
+        assert read_running(neighbour) == everything
+
+
+def read_running(pod: JsonObject) -> frozenset[int]:
+    """The CPUs that the processes of the pod's container, of STAY, may run on now."""
+    found = [(path / "status").read_text() for path in find_processes([pod], b"sleep")]
+    return parse_cpu_list(re.findall(r"^Cpus_allowed_list:\s+(\S+)$", found[0], re.MULTILINE)[0])
 
 
 async def read_cpus(cluster: Cluster, pod: str) -> frozenset[int]:

@@ -14,7 +14,7 @@ import pytest
 
 from pydra.kube.api_resources import RESOURCE_CLAIMS, JsonObject
 from pydra_net.devices import DRIVER
-from tests.e2e.cluster import STAY, Cluster, kill_processes, open_cluster
+from tests.e2e.cluster import STAY, Cluster, open_cluster
 from tests.e2e.release import IMAGE, PRIVILEGED, Release, open_release
 
 RUNTIME_RESTART = os.environ.get("PYDRA_E2E_RUNTIME_RESTART", "")
@@ -60,7 +60,7 @@ async def test_an_interface_comes_back_as_it_was_when_the_agent_is_killed_and_th
         before = describe()
         await cluster.start_pod("stays", STAY, resourceClaimName="nic", host_network=False)
         assert NIC not in list_links()
-        await kill_agent(cluster, release)
+        await release.kill_agent()
         await cluster.force_delete_pod("stays")
         await cluster.wait_unprepared()
         await cluster.wait("the interface is on the node", is_back)
@@ -130,14 +130,3 @@ def describe() -> str:
 
 def run(commands: str) -> str:
     return subprocess.run(["sh", "-ec", commands], check=True, capture_output=True, text=True, timeout=10).stdout
-
-
-async def kill_agent(cluster: Cluster, release: Release) -> None:
-    """Kill all processes of the agent, and wait until it serves again."""
-    kill_processes([await release.agent()], b"pydra")
-
-    async def serves() -> bool:
-        status = (await release.agent())["status"]["containerStatuses"][0]
-        return bool(status["restartCount"]) and status["ready"]
-
-    await cluster.wait("the agent serves again", serves)
