@@ -97,6 +97,7 @@ def _read(held: HeldClaim) -> Entry:
     unread = claim.plan is None or len(known) < len(claim.steps)
     try:
         data = msgspec.convert(claim.plan or {}, _Data)
+        unread = unread or not set(claim.plan or ()) <= {"holds"}
     except msgspec.ValidationError:
         data, unread = _Data(), True
     names = {device.device for device in claim.devices}
