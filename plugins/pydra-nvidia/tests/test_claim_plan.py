@@ -6,28 +6,19 @@ from typing import Any
 
 import pytest
 
+from gpu_values import gpu
 from pydra import AllocatedDevice, Claim, InvalidConfig
 from pydra_nvidia.claim_config import GpuConfig, MigDeviceConfig, VfioDeviceConfig
 from pydra_nvidia.claim_plan import find_owned, plan_claim
 from pydra_nvidia.devices import find_targets
-from pydra_nvidia.hardware_types import ComputeInstance, Gpu, GpuInstance, Mig, Placement, Reading
+from pydra_nvidia.hardware_types import ComputeInstance, GpuInstance, Mig, Placement, Reading
 from pydra_nvidia.held_claims import Entry
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import CreateMig
 
 PLACE = Placement(0, 1)
 PART = CreateMig(gpu="GPU-0", profile=19, profile_name="1g.10gb", placement=PLACE)
-GPU = Gpu(
-    index=0,
-    minor=0,
-    uuid="GPU-0",
-    name="Tesla T4",
-    brand=2,
-    architecture=6,
-    compute=(7, 5),
-    pci="0000:19:00.0",
-    memory=16 << 30,
-)
+GPU = gpu(0, "0", "0000:19:00.0", model="t4")
 
 
 def plan(*configs: Any, explicit: tuple[bool, ...]) -> object:
@@ -55,19 +46,7 @@ def test_a_partition_of_another_profile_where_ours_was_is_not_ours() -> None:
             id=1, profile=profile, placement=PLACE, compute=(ComputeInstance(id=0, uuid="MIG-1", slices=1),)
         )
         mig = Mig(enabled=True, pending=True, resetless=True, profiles=(), instances=(part,))
-        gpu = Gpu(
-            index=0,
-            minor=0,
-            uuid="GPU-0",
-            name="NVIDIA H100",
-            brand=2,
-            architecture=9,
-            compute=(9, 0),
-            pci="0000:0f:00.0",
-            memory=80 << 30,
-            mig=mig,
-        )
-        return Reading(gpus=(gpu,))
+        return Reading(gpus=(gpu(0, "0", mig=mig),))
 
     entries = (Entry(uid="one", name="default/claim", steps=(PART,)),)
     assert find_owned(entries, reading(19)) == find_owned(entries, Reading()) == {("GPU-0", PLACE)}

@@ -5,33 +5,19 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from gpu_values import find_profile, make_instance
 from gpu_values import gpu as h100
 from pydra import AllocatedDevice, PydraError, TerminalError, UnknownDevice
 from pydra_nvidia.devices import Partition, Passthrough, WholeGpu, find_targets
-from pydra_nvidia.hardware_types import ComputeInstance, Gpu, GpuInstance, LostGpu, Mig, Placement, Profile, Reading
+from pydra_nvidia.hardware_types import Gpu, LostGpu, Mig, Placement, Reading
 from pydra_pci import PciFunction
 
-SMALL = Profile(
-    id=19,
-    name="1g.10gb",
-    slices=1,
-    most=7,
-    memory_mib=9984,
-    multiprocessors=16,
-    copy_engines=1,
-    decoders=1,
-    encoders=0,
-    jpeg_engines=1,
-    ofa_engines=0,
-    placements=tuple(Placement(start, 1) for start in range(7)),
-)
-INSTANCE = GpuInstance(
-    id=9, profile=19, placement=Placement(3, 1), compute=(ComputeInstance(id=0, uuid="MIG-1", slices=1),)
-)
+SMALL = find_profile("1g.10gb")
+INSTANCE = replace(make_instance(SMALL, 3), id=9)
 
 
 def gpu(minor: int, mig: Mig | None) -> Gpu:
-    return replace(h100(minor, str(minor), f"0000:{minor:02x}:00.0"), index=7 - minor, mig=mig)
+    return h100(minor, str(minor), f"0000:{minor:02x}:00.0", index=7 - minor, mig=mig)
 
 
 def function(address: str, *, virtual: bool = False) -> PciFunction:
@@ -73,7 +59,7 @@ def test_a_partition_that_exists_brings_its_instance() -> None:
         Placement(3, 1),
         SMALL,
         INSTANCE,
-        "MIG-1",
+        "MIG-1-0",
     )
 
 
@@ -86,7 +72,7 @@ def test_a_partition_that_does_not_exist_has_its_place() -> None:
 def test_a_partition_whose_profile_is_not_told_is_known_by_its_instance() -> None:
     target = find("gpu-4-mig-1g10gb-19-3")
     assert isinstance(target, Partition)
-    assert (target.profile, target.placement, target.uuid) == (None, Placement(3, 1), "MIG-1")
+    assert (target.profile, target.placement, target.uuid) == (None, Placement(3, 1), "MIG-1-0")
 
 
 def test_functions_are_counted_by_address_without_virtual_ones() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_values import gpu as h100
 from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.hardware_types import Condition, Gpu, LostGpu, Placement, Reading
 from pydra_nvidia.health.diagnosis import WELL, combine, diagnose
@@ -21,18 +22,7 @@ DEFAULT = Settings()
 
 
 def gpu(**condition: Any) -> Gpu:
-    return Gpu(
-        index=0,
-        minor=0,
-        uuid="GPU-0",
-        name="NVIDIA H100 80GB HBM3",
-        brand=14,
-        architecture=9,
-        compute=(9, 0),
-        pci="0000:19:00.0",
-        memory=80 << 30,
-        condition=Condition(**condition),
-    )
+    return h100(0, "0", "0000:19:00.0", condition=Condition(**condition))
 
 
 def xid(code: int, *, age: float = 1.0, place: Placement | None = None) -> Incident:

@@ -11,9 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpu_values import gpu
 from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.cli.show import Look, describe, table
-from pydra_nvidia.hardware_types import Driver, Gpu, LostGpu, Mig, NvLinks, Reading
+from pydra_nvidia.hardware_types import Driver, LostGpu, Mig, NvLinks, Reading
 from pydra_nvidia.health.diagnosis import Diagnosis
 from pydra_nvidia.health.incidents import FILE, Incident, IncidentStore
 from pydra_nvidia.settings import Settings
@@ -109,15 +110,12 @@ def test_errors_that_are_remembered_are_shown(command: Run, tmp_path: Path) -> N
     assert "  GPU-1: 1 x XID 79: the GPU has fallen off the bus" in ran.stdout.splitlines()
 
 
-GPU = Gpu(
+GPU = gpu(
+    7,
+    "7",
+    "0000:01:00.0",
     index=0,
-    minor=7,
-    uuid="GPU-7",
     name="X",
-    brand=0,
-    architecture=9,
-    compute=(9, 0),
-    pci="0000:01:00.0",
     memory=None,
     mig=Mig(enabled=True, pending=False, resetless=True),
     links=NvLinks(total=4, up=3, peers=("a", "b")),

@@ -91,7 +91,7 @@ class Scheduler:
 def test_expressions_written_for_nvidias_driver_find_devices(
     boards: Any, class_name: str, selectors: tuple[str, ...], device: str
 ) -> None:
-    gpus = [boards.gpu(), boards.gpu("A100", minor=1), *(boards.gpu("T4", minor=minor) for minor in (2, 3, 4))]
+    gpus = [boards.gpu(), boards.gpu("A100", minor=1), *(boards.gpu("T4", minor=minor, brand=2) for minor in (2, 3, 4))]
     inventory = boards.inventory(boards.reading(*gpus), dynamic_mig=True, vfio=True)
     assert Scheduler(publish(boards, inventory)).give(class_name, *selectors) == [device]
 

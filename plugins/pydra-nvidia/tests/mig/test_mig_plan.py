@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gpu_values import find_kind, find_profiles, make_instance
+from gpu_values import gpu as gpu_of
 from pydra import AllocatedDevice, ClaimError, TerminalError
 from pydra_nvidia.devices import Passthrough, find_targets, mig_name
-from pydra_nvidia.hardware_types import VGPU_GUEST, ComputeInstance, Gpu, GpuInstance, Mig, Placement, Profile, Reading
+from pydra_nvidia.hardware_types import VGPU_GUEST, Gpu, Mig, Placement, Profile, Reading
 from pydra_nvidia.mig.plan_partitions import plan_partitions
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.simulation.scenario_file import bundled_model
 from pydra_nvidia.steps import CreateMig, MigModeOff, MigModeOn, Step
 from pydra_pci import PciFunction
 
@@ -25,43 +26,11 @@ UUID = "GPU-0"
 
 def make_gpu(model: str = "h100-80gb", *, on: bool = True, minor: int = 0, virtualization: int = 0) -> Gpu:
     """A GPU of the model without partitions; one that needs a reset tells no profiles with the mode off."""
-    kind = bundled_model(model, "the tests")
-    assert kind.mig is not None
-    profiles = tuple(
-        Profile(
-            id=one.id,
-            name=one.name,
-            slices=one.slices,
-            most=one.most,
-            memory_mib=one.memory,
-            multiprocessors=one.multiprocessors,
-            copy_engines=one.copy_engines,
-            decoders=one.decoders,
-            encoders=one.encoders,
-            jpeg_engines=one.jpeg_engines,
-            ofa_engines=one.ofa_engines,
-            placements=tuple(Placement(start, one.size) for start in one.starts),
-        )
-        for one in kind.mig.profiles
-    )
-    return Gpu(
-        index=minor,
-        minor=minor,
-        uuid=f"GPU-{minor}",
-        name=kind.name,
-        brand=kind.brand,
-        architecture=kind.architecture,
-        compute=kind.compute,
-        pci=f"0000:0{minor}:00.0",
-        memory=kind.memory << 20,
-        virtualization=virtualization,
-        mig=Mig(
-            enabled=on,
-            pending=on,
-            resetless=kind.mig.resetless,
-            profiles=profiles if on or kind.mig.tells_profiles_when_off else (),
-        ),
-    )
+    kind = find_kind(model).mig
+    assert kind is not None
+    offered = find_profiles(model) if on or kind.tells_profiles_when_off else ()
+    mig = Mig(enabled=on, pending=on, resetless=kind.resetless, profiles=offered)
+    return gpu_of(minor, str(minor), f"0000:0{minor}:00.0", model=model, virtualization=virtualization, mig=mig)
 
 
 def profile_of(gpu: Gpu, name: str) -> Profile:
@@ -74,15 +43,8 @@ def put(gpu: Gpu, name: str, start: int, *compute: int) -> Gpu:
     profile = profile_of(gpu, name)
     assert gpu.mig is not None
     number = len(gpu.mig.instances) + 1
-    sizes = (profile.slices,) if not compute else tuple(one for one in compute if one)
-    instance = GpuInstance(
-        id=number,
-        profile=profile.id,
-        placement=next(one for one in profile.placements if one.start == start),
-        compute=tuple(
-            ComputeInstance(id=id_, uuid=f"MIG-{number}-{id_}", slices=size) for id_, size in enumerate(sizes)
-        ),
-    )
+    sizes = [one for one in compute if one] if compute else None
+    instance = make_instance(profile, start, number=number, compute=sizes)
     return replace(gpu, mig=replace(gpu.mig, instances=(*gpu.mig.instances, instance)))
 
 

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gpu_values import find_profile, gpu, make_instance
 from mps_claims import make_applier
 from pydra import AllocatedDevice, Claim, StepStage
 from pydra_nvidia.devices import Target, find_targets
-from pydra_nvidia.hardware_types import ComputeInstance, Gpu, GpuInstance, Mig, Placement, Profile, Reading
+from pydra_nvidia.hardware_types import Gpu, Mig, Profile, Reading
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
@@ -27,61 +28,20 @@ from pydra_nvidia.sharing.mps_processes import MARK
 from pydra_pci import PciFunction, Roots, Tree
 from step_agent import StepAgent, build_claim
 
-PROFILE = Profile(
-    id=19,
-    name="1g.10gb",
-    slices=1,
-    most=7,
-    memory_mib=9856,
-    multiprocessors=16,
-    copy_engines=1,
-    decoders=1,
-    encoders=0,
-    jpeg_engines=1,
-    ofa_engines=0,
-    placements=tuple(Placement(start, 1) for start in range(7)),
-)
-HALF = Profile(
-    id=9,
-    name="3g.40gb",
-    slices=3,
-    most=2,
-    memory_mib=40192,
-    multiprocessors=60,
-    copy_engines=3,
-    decoders=3,
-    encoders=0,
-    jpeg_engines=3,
-    ofa_engines=0,
-    placements=(Placement(0, 4), Placement(4, 4)),
-)
+PROFILE, HALF = find_profile("1g.10gb"), find_profile("3g.40gb")
 
 
 def make_gpu(minor: int, *, uuid: str = "", compute: tuple[int, int] = (9, 0), mig: Mig | None = None) -> Gpu:
     name = {(6, 1): "Tesla P4", (6, 0): "Tesla P100", (7, 5): "Tesla T4"}.get(compute, "NVIDIA H100 80GB HBM3")
-    return Gpu(
-        index=minor,
-        minor=minor,
-        uuid=uuid or f"GPU-{minor}",
-        name=name,
-        brand=2,
-        architecture=9,
-        compute=compute,
-        pci=f"0000:{0x10 + minor:02x}:00.0",
-        memory=80 << 30,
-        mig=mig,
-    )
+    own = {"uuid": uuid or f"GPU-{minor}", "name": name, "compute": compute, "mig": mig}
+    return gpu(minor, "", f"0000:{0x10 + minor:02x}:00.0", **own)
 
 
 def make_mig(*exists: tuple[Profile, int, str]) -> Mig:
     instances = tuple(
-        GpuInstance(
-            id=number,
-            profile=profile.id,
-            placement=next(one for one in profile.placements if one.start == start),
-            compute=(ComputeInstance(id=0, uuid=uuid, slices=profile.slices),),
-        )
+        replace(one, compute=tuple(replace(part, uuid=uuid) for part in one.compute))
         for number, (profile, start, uuid) in enumerate(exists, 1)
+        for one in [make_instance(profile, start, number=number)]
     )
     return Mig(
         enabled=bool(exists), pending=bool(exists), resetless=True, profiles=(PROFILE, HALF), instances=instances

@@ -6,13 +6,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
+from gpu_values import find_profile, make_instance
 from gpu_values import gpu as h100
 from pydra import AllocatedDevice, ContainerEdits
 from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.devices import Target, find_targets
-from pydra_nvidia.hardware_types import ComputeInstance, Driver, Gpu, GpuInstance, Mig, Placement, Profile, Reading
+from pydra_nvidia.hardware_types import Driver, Gpu, Mig, Reading
 from pydra_nvidia.steps import Step
 from pydra_pci import PciFunction, VfioHost
 
@@ -23,33 +22,13 @@ MIG = "gpu-1-mig-1g10gb-19-3"
 
 
 def gpu(minor: int, mig: Mig | None = None) -> Gpu:
-    return replace(h100(minor, str(minor), f"0000:{minor:02x}:00.0"), mig=mig)
+    return h100(minor, str(minor), f"0000:{minor:02x}:00.0", mig=mig)
 
 
-def partitioned(name: str = "1g.10gb", compute: int = 1) -> Mig:
-    place = Placement(3, 1)
-    profile = Profile(
-        id=19,
-        name=name,
-        slices=1,
-        most=7,
-        memory_mib=9856,
-        multiprocessors=16,
-        copy_engines=1,
-        decoders=1,
-        encoders=0,
-        jpeg_engines=1,
-        ofa_engines=0,
-        placements=(place,),
-    )
-    instances = tuple(ComputeInstance(id=index, uuid=f"MIG-{index}", slices=1) for index in range(compute))
-    return Mig(
-        enabled=True,
-        pending=True,
-        resetless=True,
-        profiles=(profile,),
-        instances=(GpuInstance(id=7, profile=19, placement=place, compute=instances),),
-    )
+def partitioned(compute: int = 1) -> Mig:
+    profile = find_profile("1g.10gb")
+    part = make_instance(profile, 3, number=7, compute=[1] * compute)
+    return Mig(enabled=True, pending=True, resetless=True, profiles=(profile,), instances=(part,))
 
 
 def reading(*gpus: Gpu, version: str = V, iommufd: bool = False, group: str = "11") -> Reading:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gpu_values import gpu
 from pydra import AllocatedDevice, ClaimError, TerminalError
 from pydra_nvidia.devices import Passthrough, WholeGpu
-from pydra_nvidia.hardware_types import VGPU_GUEST, Architecture, Gpu, GpuInstance, LostGpu, Mig, Placement, Reading
+from pydra_nvidia.hardware_types import VGPU_GUEST, Gpu, GpuInstance, LostGpu, Mig, Placement, Reading
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import BindVfio
 from pydra_nvidia.vfio.plan_passthrough import plan_passthrough
@@ -19,18 +20,7 @@ ADDRESS = "0000:53:00.0"
 FUNCTION = PciFunction(
     address=ADDRESS, vendor="0x10de", device="0x2330", pci_class="0x030200", driver="nvidia", group="17"
 )
-GPU = Gpu(
-    index=0,
-    minor=0,
-    uuid="GPU-a",
-    name="NVIDIA H100 80GB HBM3",
-    brand=14,
-    architecture=Architecture.HOPPER,
-    compute=(9, 0),
-    pci=ADDRESS,
-    memory=1 << 36,
-    persistence=True,
-)
+GPU = gpu(0, "a", ADDRESS, persistence=True)
 INSTANCE = GpuInstance(id=1, profile=19, placement=Placement(0, 1))
 
 
