@@ -22,7 +22,7 @@ from msgspec.structs import replace
 import pydra
 from pydra import PydraError
 from pydra_nvidia.hardware_reader import HardwareReader, read_without_driver
-from pydra_nvidia.hardware_types import Gpu, LostGpu, Mig, Reading
+from pydra_nvidia.hardware_types import Gpu, Reading
 from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.nvml.errors import Code, code_name
 from pydra_nvidia.nvml.library import use_library
@@ -38,6 +38,7 @@ _READS = re.compile(
 )
 """NVML's functions that change nothing but the session of this process."""
 _RELEASE = re.compile(r"\d+\.\d+(?:\.\d+)?")
+_UUID = re.compile(r"\b(GPU|MIG)-[0-9a-f]+(?:-[0-9a-f]+)*")
 _NO_CLUSTER = str(uuid.UUID(int=0))
 _DIGITS = 10**13
 
@@ -83,7 +84,7 @@ async def record(settings: Settings, tree: Tree, load: Callable[[], ModuleType],
         pydra=pydra.__version__,
         kernel=release[0] if release else "",
         settings=_select_settings(settings),
-        reading=Names(salt).reading(reading),
+        reading=rename(reading, salt),
         refused=calls.refused(),
         missing=tuple(sorted(calls.missing)),
     )
@@ -148,64 +149,23 @@ def guard(load: Callable[[], ModuleType], calls: CallLog) -> Callable[[], Module
     return load_guarded
 
 
-class Names:
-    """The names in place of the originals; `salt` is the secret."""
+def rename(reading: Reading, salt: bytes) -> Reading:
+    """The reading with other names of GPUs and MIG devices, wherever they are written, of boards and of clusters."""
 
-    def __init__(self, salt: bytes) -> None:
-        self._salt = salt
+    def number(kind: str, original: str) -> int:
+        return int.from_bytes(hmac.digest(salt, f"{kind}\0{original}".encode(), "sha256"))
 
-    def reading(self, reading: Reading) -> Reading:
-        """Return the reading with these names."""
-        return replace(
-            reading, gpus=tuple(map(self._rename_gpu, reading.gpus)), lost=tuple(map(self._rename_lost, reading.lost))
-        )
+    def name(kind: str, original: str) -> str:
+        return str(uuid.UUID(int=number(kind, original) >> 128, version=4))
 
-    def gpu(self, original: str) -> str:
-        """Return the UUID in place of a GPU's."""
-        return f"GPU-{self._uuid('gpu', original)}"
+    def board(gpu: Gpu) -> Gpu:
+        fabric, serial = gpu.fabric, gpu.serial and f"{number('serial', gpu.serial) % _DIGITS:013d}"
+        if fabric is not None and fabric.cluster != _NO_CLUSTER:
+            fabric = replace(fabric, cluster=name("cluster", fabric.cluster))
+        return replace(gpu, serial=serial, fabric=fabric)
 
-    def partition(self, original: str) -> str:
-        """Return the UUID in place of a MIG device's."""
-        return f"MIG-{self._uuid('mig', original)}"
-
-    def serial(self, original: str) -> str:
-        """Return the serial number in place of a board's; empty for none."""
-        return f"{self._number('serial', original) % _DIGITS:013d}" if original else ""
-
-    def cluster(self, original: str) -> str:
-        """Return the UUID in place of a multi-node fabric's; that of no fabric stays."""
-        return original if original == _NO_CLUSTER else self._uuid("cluster", original)
-
-    def _rename_gpu(self, gpu: Gpu) -> Gpu:
-        return replace(
-            gpu,
-            uuid=self.gpu(gpu.uuid),
-            serial=self.serial(gpu.serial),
-            mig=None if gpu.mig is None else self._rename_mig(gpu.mig),
-            unread=self._rename_words(gpu.unread),
-            fabric=None if gpu.fabric is None else replace(gpu.fabric, cluster=self.cluster(gpu.fabric.cluster)),
-        )
-
-    def _rename_mig(self, mig: Mig) -> Mig:
-        return replace(
-            mig,
-            unseen=self._rename_words(mig.unseen),
-            instances=tuple(
-                replace(one, compute=tuple(replace(ci, uuid=self.partition(ci.uuid)) for ci in one.compute))
-                for one in mig.instances
-            ),
-        )
-
-    def _rename_lost(self, lost: LostGpu) -> LostGpu:
-        """What was known of it before belongs to the process, not to the machine."""
-        return replace(lost, message=self._rename_words(lost.message), last=None)
-
-    def _rename_words(self, message: str) -> str:
-        """A message, which may contain the UUID of a GPU."""
-        return " ".join(self.gpu(word) if word.startswith("GPU-") else word for word in message.split(" "))
-
-    def _uuid(self, kind: str, original: str) -> str:
-        return str(uuid.UUID(int=self._number(kind, original) >> 128, version=4))
-
-    def _number(self, kind: str, original: str) -> int:
-        return int.from_bytes(hmac.digest(self._salt, f"{kind}\0{original}".encode(), "sha256"))
+    # What was known of a lost GPU before belongs to the process, not to the machine.
+    lost = tuple(replace(one, last=None) for one in reading.lost)
+    told = msgspec.json.encode(replace(reading, gpus=tuple(map(board, reading.gpus)), lost=lost))
+    text = _UUID.sub(lambda found: f"{found[1]}-{name(found[1], found[0])}", told.decode())
+    return msgspec.json.decode(text, type=Reading)

@@ -12,10 +12,11 @@ from typing import Any
 
 import pynvml
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from pydra_nvidia.recording import CallLog, Names, NotReadOnly, ReadOnlyLibrary
+from gpu_values import find_profile, gpu, make_instance
+from pydra_nvidia.hardware_types import Fabric, LostGpu, Mig, Reading
+from pydra_nvidia.recording import CallLog, NotReadOnly, ReadOnlyLibrary, rename
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 CLUSTER = "0e1d2c3b-4a59-4687-9706-152433425160"
@@ -118,26 +119,32 @@ def test_no_function_that_changes_the_machine_is_let_through(name: str) -> None:
         getattr(ReadOnlyLibrary(pynvml, CallLog()), name)
 
 
-ORIGINALS = st.text(min_size=1)
-
-
-@given(ORIGINALS, ORIGINALS, st.binary(min_size=1), st.binary(min_size=1))
-def test_a_name_follows_from_the_original_and_the_salt_alone(one: str, other: str, salt: bytes, pepper: bytes) -> None:
-    names = Names(salt)
-    for kind in ("gpu", "partition", "serial", "cluster"):
-        name: Callable[[str], str] = getattr(names, kind)
-        assert (name(one) == name(other)) == (one == other)
-        if salt.rstrip(b"\0") != pepper.rstrip(b"\0"):  # a key is filled up with zeros
-            assert name(one) != getattr(Names(pepper), kind)(one)
-
-
-def test_names_have_the_form_of_what_they_stand_for_and_none_stays_none() -> None:
-    names = Names(b"salt")
-    assert uuid.UUID(names.gpu("x").removeprefix("GPU-")).version == 4
-    assert uuid.UUID(names.partition("x").removeprefix("MIG-")).version == 4
-    assert re.fullmatch(r"\d{13}", names.serial("x"))
-    assert names.serial("") == ""
-    assert names.cluster(str(uuid.UUID(int=0))) == str(uuid.UUID(int=0))
+def test_names_follow_from_the_original_and_the_salt_wherever_they_are() -> None:
+    none = str(uuid.UUID(int=0))
+    part = make_instance(find_profile("1g.10gb"), 0)
+    part = replace(part, compute=(replace(part.compute[0], uuid="MIG-12-ab"),))
+    mig = Mig(enabled=True, pending=True, resetless=True, instances=(part,), unseen="GPU-b2: MIG-12-ab is odd")
+    first = gpu(0, "a1", serial="77", fabric=Fabric(cluster=CLUSTER, clique=1), unread="a field of GPU-a1.")
+    second = gpu(1, "b2", serial="", fabric=Fabric(cluster=none, clique=1), mig=mig)
+    lost = LostGpu(index=2, code=15, message="GPU-a1 fell off", last=first)
+    reading = Reading(gpus=(first, second), lost=(lost,))
+    found = rename(reading, b"salt")
+    one, other = found.gpus
+    assert (found, uuid.UUID(one.uuid.removeprefix("GPU-")).version) == (rename(reading, b"salt"), 4)
+    assert (one.unread, found.lost[0].message) == (f"a field of {one.uuid}.", f"{one.uuid} fell off")
+    assert other.mig is not None
+    partition = other.mig.instances[0].compute[0].uuid
+    assert other.mig.unseen == f"{other.uuid}: {partition} is odd"
+    assert uuid.UUID(partition.removeprefix("MIG-")).version == 4
+    assert re.fullmatch(r"\d{13}", one.serial)
+    assert (other.serial, found.lost[0].last) == ("", None)
+    assert one.fabric is not None
+    assert other.fabric is not None
+    assert (one.fabric.cluster != CLUSTER, other.fabric.cluster) == (True, none)
+    again = rename(reading, b"pepper")
+    assert not {one.uuid, other.uuid, partition, one.serial, one.fabric.cluster} & set(
+        re.findall(r"[\w-]+", repr(again))
+    )
 
 
 def _uuids(text: str) -> list[str]:
