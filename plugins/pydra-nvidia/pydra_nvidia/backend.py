@@ -125,11 +125,11 @@ class NvidiaBackend:
         await self._mps.end_orphans(entries)
         try:
             reading = await self._hardware.read()
-            report = await reconcile(self._session, entries, reading, settings=self._settings)
+            lines = await reconcile(self._session, entries, reading, settings=self._settings)
         except PydraError as error:
             _log.warning("the GPUs are not compared with what claims hold until the next start: %s", error)
             return
-        for line in report.lines():
+        for line in lines:
             _log.warning("%s", line)
 
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Plan:

@@ -43,24 +43,6 @@ class Cleanup(msgspec.Struct, frozen=True, kw_only=True):
     vanished: tuple[str, ...] = ()
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done. `left` and `problems` are in words; `modes_off` are UUIDs of GPUs that left MIG mode."""
-
-    removed: tuple[Orphan, ...] = ()
-    left: tuple[str, ...] = ()
-    modes_off: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
-
-    def lines(self) -> tuple[str, ...]:
-        """For the log; empty when all was in order."""
-        return (
-            *(f"removed {one.name}, which no claim has" for one in self.removed),
-            *self.left,
-            *(f"{gpu} left MIG mode: no partition is on it" for gpu in self.modes_off),
-            *self.problems,
-        )
-
-
 def plan_cleanup(
     reading: Reading,
     entries: Sequence[Entry],
@@ -97,30 +79,25 @@ def plan_cleanup(
     )
 
 
-async def reconcile(session: NvmlSession, entries: Sequence[Entry], reading: Reading, *, settings: Settings) -> Report:
-    """Clean up before anything is served; what fails is reported, and tried again at the next start."""
+async def reconcile(
+    session: NvmlSession, entries: Sequence[Entry], reading: Reading, *, settings: Settings
+) -> tuple[str, ...]:
+    """Clean up before anything is served, and tell it for the log; what fails is tried again at the next start."""
     cleanup = plan_cleanup(reading, entries, settings=settings)
-    removed: list[Orphan] = []
-    modes_off: list[str] = []
-    problems = [*cleanup.vanished]
+    said = [*map(_say_left, cleanup.leave), *cleanup.vanished]
     for orphan in cleanup.remove:
         try:
             if await session.run(partial(_remove, orphan=orphan)):
-                removed.append(orphan)
+                said.append(f"removed {orphan.name}, which no claim has")
         except ClaimError as error:
-            problems.append(f"{orphan.name}, which no claim has, could not be removed: {error}")
+            said.append(f"{orphan.name}, which no claim has, could not be removed: {error}")
     for gpu in cleanup.empty:
         try:
             if await session.run(partial(_leave_mode, gpu=gpu)):
-                modes_off.append(gpu.uuid)
+                said.append(f"{gpu.uuid} left MIG mode: no partition is on it")
         except ClaimError as error:
-            problems.append(f"{gpu.uuid} has no partition, and could not leave MIG mode: {error}")
-    return Report(
-        removed=tuple(removed),
-        left=tuple(map(_say_left, cleanup.leave)),
-        modes_off=tuple(modes_off),
-        problems=tuple(problems),
-    )
+            said.append(f"{gpu.uuid} has no partition, and could not leave MIG mode: {error}")
+    return tuple(said)
 
 
 def _has_owner(gpu: tuple[str, str], instance: GpuInstance, entries: Iterable[Entry]) -> bool:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pydra import AllocatedDevice, Claim
 from pydra_nvidia.hardware_types import Placement, Reading
 from pydra_nvidia.held_claims import Hold, build_data, read_entries
-from pydra_nvidia.mig.reconcile_partitions import Report, plan_cleanup, reconcile
+from pydra_nvidia.mig.reconcile_partitions import plan_cleanup, reconcile
 from pydra_nvidia.settings import Orphans, Settings
 from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.steps import MigModeOn
@@ -39,7 +39,7 @@ def hold_claim(uid: str, hold: Hold) -> Claim:
     return replace(build_claim(uid, data=build_data([hold])), devices=(device,))
 
 
-async def clean(node: Node, settings: Settings, reading: Reading | None = None) -> Report:
+async def clean(node: Node, settings: Settings, reading: Reading | None = None) -> tuple[str, ...]:
     """As at a start."""
     reading = reading or node.read()
     node.session.close()
@@ -49,9 +49,8 @@ async def clean(node: Node, settings: Settings, reading: Reading | None = None) 
 async def test_a_node_in_order_has_nothing_to_report(node: MakeNode) -> None:
     one = node({"model": "h100-80gb"}, {"model": "t4", "minors": [1]})
     for settings in (STATIC, ADOPT, REMOVE):
-        report = await clean(one, settings)
-        assert (report, report.lines()) == (Report(), ())
-    assert await reconcile(one.session, (), Reading(), settings=REMOVE) == Report()
+        assert await clean(one, settings) == ()
+    assert await reconcile(one.session, (), Reading(), settings=REMOVE) == ()
 
 
 @pytest.mark.parametrize(
@@ -60,33 +59,31 @@ async def test_a_node_in_order_has_nothing_to_report(node: MakeNode) -> None:
 async def test_partitions_that_nobody_claims_are_left_and_told(node: MakeNode, settings: Settings) -> None:
     one = node(h100(WHOLE, HALF))
     before = one.instances()
-    report = await clean(one, settings)
+    whole, half = await clean(one, settings)
     assert one.instances() == before
     assert one.mode()
-    assert (report.removed, report.modes_off, report.problems) == ((), (), ())
-    whole, half = report.left
     assert whole == "2g.20gb (profile 14) at memory slices 0-1, GPU instance 1, of gpu-0, is adopted: no claim has it"
     assert half.endswith("no claim has it, and without a compute instance nothing can use it")
 
 
 async def test_partitions_that_nobody_claims_are_removed_where_the_admin_chose_so(node: MakeNode) -> None:
     one = node(h100(WHOLE, HALF))
-    report = await clean(one, REMOVE)
+    whole, half, mode = await clean(one, REMOVE)
     assert one.instances() == ()
     assert not one.mode(), "a GPU without partitions leaves MIG mode"
-    assert [orphan.instance.placement for orphan in report.removed] == [Placement(0, 2), Placement(4, 4)]
-    assert report.modes_off == (one.uuids[0],)
-    assert len(report.lines()) == 3
+    assert whole == "removed 2g.20gb (profile 14) at memory slices 0-1, GPU instance 1, of gpu-0, which no claim has"
+    assert "at memory slices 4-7" in half
+    assert mode == f"{one.uuids[0]} left MIG mode: no partition is on it"
 
 
 async def test_a_partition_in_use_is_not_removed(node: MakeNode) -> None:
     one = node(h100(WHOLE, HALF))
     one.inject.start_process(0, Process(pid=7, gi=1, ci=0))
-    report = await clean(one, REMOVE)
+    kept, removed = await clean(one, REMOVE)
     assert one.places() == [(14, 0)]
-    assert len(report.removed) == 1
-    assert "could not be removed" in report.problems[0]
-    assert "IN_USE" in report.problems[0]
+    assert "could not be removed" in kept
+    assert "IN_USE" in kept
+    assert removed.startswith("removed")
     assert one.mode()
 
 
@@ -98,10 +95,9 @@ async def test_what_claims_made_or_have_is_theirs(node: MakeNode, settings: Sett
     static = one.hold(0, "gpu-0-mig-2g20gb-14-0", Placement(0, 2))
     one.agent.note(hold_claim("user", static))
     before = one.instances()
-    report = await clean(one, settings)
+    (vanished,) = await clean(one, settings)
     assert one.instances() == before
-    assert (report.removed, report.left) == ((), ())
-    assert "made for claim default/claim-maker, is not there" in report.problems[0], "it is half made"
+    assert "made for claim default/claim-maker, is not there" in vanished, "it is half made"
 
 
 async def test_while_the_plan_of_one_claim_is_not_known_nothing_is_called_ownerless(node: MakeNode) -> None:
@@ -110,35 +106,33 @@ async def test_while_the_plan_of_one_claim_is_not_known_nothing_is_called_ownerl
     strange = Claim(uid="one", namespace="default", name="claim", devices=(device,), plan={"steps": [{"step": "x"}]})
     for unknown in (strange, replace(strange, plan=None)):
         one.agent.note(unknown, completed=True)
-        report = await clean(one, REMOVE)
+        assert [line.endswith("is adopted: no claim has it") for line in await clean(one, REMOVE)] == [True]
         assert one.places() == [(14, 0)]
         assert one.mode(1)
-        assert report.removed == report.modes_off == ()
     one.agent.records.clear()
-    assert len((await clean(one, REMOVE)).removed) == 1
+    assert (await clean(one, REMOVE))[0].startswith("removed")
 
 
 @pytest.mark.parametrize("settings", [ADOPT, REMOVE], ids=["adopt", "remove"])
 async def test_an_empty_gpu_leaves_mig_mode_unless_a_claim_has_it(node: MakeNode, settings: Settings) -> None:
     one = node(h100(), h100(minors=[1]), {"model": "a100-40gb", "mig": True, "minors": [2]})
     one.agent.note(hold_claim("begun", one.hold(1, "gpu-1-mig-1g10gb-19-0", Placement(0, 1))))
-    report = await clean(one, settings)
-    assert report.modes_off == (one.uuids[0],)
+    (line,) = await clean(one, settings)
+    assert line.startswith(f"{one.uuids[0]} left MIG mode")
     assert [one.mode(minor) for minor in range(3)] == [False, True, True]
 
 
 async def test_a_static_node_keeps_its_mode(node: MakeNode) -> None:
     one = node(h100())
-    assert await clean(one, STATIC) == Report()
+    assert await clean(one, STATIC) == ()
     assert one.mode()
 
 
 async def test_a_mode_that_cannot_be_left_is_told_and_no_failure(node: MakeNode) -> None:
     one = node(h100())
     one.inject.start_process(0, Process(pid=7, name="dcgm"))
-    report = await clean(one, ADOPT)
-    assert report.modes_off == ()
-    assert "could not leave MIG mode" in report.problems[0]
+    (line,) = await clean(one, ADOPT)
+    assert "could not leave MIG mode" in line
 
 
 async def test_a_partition_that_vanished_is_told_and_forgotten_when_its_claim_ends(
@@ -146,10 +140,9 @@ async def test_a_partition_that_vanished_is_told_and_forgotten_when_its_claim_en
 ) -> None:
     one = node({"model": "h100-80gb"})
     await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("2g", 2))
-    assert (await clean(one, ADOPT)).lines() == ()
+    assert await clean(one, ADOPT) == ()
     one.inject.reboot()
-    report = await clean(one, ADOPT)
-    (line,) = report.lines()
+    (line,) = await clean(one, ADOPT)
     assert line.startswith("the partition 2g.20gb at memory slice 2 of gpu-0, made for claim default/claim-one, is not")
     one.session.close()
     await one.agent.undo("one")
@@ -162,15 +155,15 @@ async def test_what_was_replaced_after_the_decision_stays(node: MakeNode) -> Non
     assert len(plan_cleanup(reading, (), settings=REMOVE).remove) == 1
     one.inject.destroy_mig(0, 0)
     one.inject.create_mig(0, "1g.10gb", 0)
-    report = await clean(one, REMOVE, reading)
+    assert await clean(one, REMOVE, reading) == ()
     assert one.places() == [(19, 0)]
-    assert report == Report()
 
 
 async def test_who_has_admin_access_owns_nothing(node: MakeNode) -> None:
     one = node(h100(WHOLE), h100(minors=[1]))
     for minor in (0, 1):
         one.agent.note(hold_claim(f"monitor-{minor}", one.hold(minor, f"gpu-{minor}", admin=True)))
-    report = await clean(one, REMOVE)
+    await clean(one, REMOVE)
     assert one.places() == []
-    assert set(report.modes_off) == set(one.uuids.values())
+    assert not one.mode(0)
+    assert not one.mode(1)
