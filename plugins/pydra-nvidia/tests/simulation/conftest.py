@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,9 @@ def simulate(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
         return Rig(open_simulation(location, str(state)), location, state)
 
     yield make
+    with suppress(pynvml.NVMLError):
+        while pynvml.nvmlLib is not before:  # the sessions that the test left open
+            pynvml.nvmlShutdown()
     use_library(pynvml, before)
 
 

@@ -27,7 +27,6 @@ def test_a_gpu_is_found_by_each_of_its_names(simulate: Simulate) -> None:
         assert nvml.nvmlDeviceGetUUID(found) == uuid
     assert (pci.busId, pci.busIdLegacy, pci.bus) == ("00000000:61:00.0", "0000:61:00.0", 0x61)
     assert pci.pciDeviceId == 0x233010DE
-    nvml.nvmlShutdown()
 
 
 @pytest.mark.parametrize(
@@ -43,7 +42,6 @@ def test_what_is_not_there_is_not_found(simulate: Simulate, call: str, argument:
     rig = simulate("hgx-h100")
     nvml = rig.init()
     assert rig.code(getattr(nvml, call), argument) == code
-    nvml.nvmlShutdown()
 
 
 def test_a_gpu_on_vfio_is_gone_from_the_next_session_and_minors_stay(simulate: Simulate) -> None:
@@ -59,7 +57,6 @@ def test_a_gpu_on_vfio_is_gone_from_the_next_session_and_minors_stay(simulate: S
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     assert [nvml.nvmlDeviceGetMinorNumber(handle) for handle in handles] == [2, 1, 0]
     assert rig.code(nvml.nvmlDeviceGetHandleByUUID, uuid) == Code.NOT_FOUND
-    nvml.nvmlShutdown()
 
 
 def test_without_gpus_a_session_begins_only_when_asked_to(simulate: Simulate) -> None:
@@ -68,7 +65,6 @@ def test_without_gpus_a_session_begins_only_when_asked_to(simulate: Simulate) ->
     assert rig.code(nvml.nvmlInit) == Code.NOT_FOUND
     nvml.nvmlInitWithFlags(1)
     assert nvml.nvmlDeviceGetCount() == 0
-    nvml.nvmlShutdown()
 
 
 def test_a_lost_gpu_answers_so_to_every_call_and_the_others_do_not(simulate: Simulate) -> None:
@@ -82,7 +78,6 @@ def test_a_lost_gpu_answers_so_to_every_call_and_the_others_do_not(simulate: Sim
     assert nvml.nvmlDeviceGetMinorNumber(nvml.nvmlDeviceGetHandleByIndex(1)) == 2
     rig.inject.reset(3, force=True)
     assert nvml.nvmlDeviceGetMinorNumber(handle) == 3
-    nvml.nvmlShutdown()
 
 
 def test_a_gpu_that_is_plugged_in_is_there_in_the_next_session(simulate: Simulate) -> None:
@@ -95,7 +90,6 @@ def test_a_gpu_that_is_plugged_in_is_there_in_the_next_session(simulate: Simulat
     assert nvml.nvmlDeviceGetCount() == 2
     rig.inject.unplug(7)
     assert rig.code(nvml.nvmlDeviceGetHandleByIndex, 1) == Code.GPU_IS_LOST
-    nvml.nvmlShutdown()
 
 
 def test_handles_of_an_ended_session_are_refused(simulate: Simulate) -> None:
@@ -126,7 +120,6 @@ def test_a_driver_that_is_not_loaded_comes_up_later(simulate: Simulate) -> None:
     rig.inject.load_driver(force=True)
     nvml.nvmlInit()
     assert nvml.nvmlDeviceGetCount() == 4
-    nvml.nvmlShutdown()
 
 
 def test_without_the_library_there_is_nothing_to_load(simulate: Simulate) -> None:
@@ -148,7 +141,6 @@ def test_a_driver_that_was_unloaded_ends_the_session(simulate: Simulate) -> None
     assert rig.code(nvml.nvmlDeviceGetCount) == Code.UNINITIALIZED
     nvml.nvmlInit()
     assert nvml.nvmlDeviceGetCount() == 4
-    nvml.nvmlShutdown()
 
 
 def test_a_driver_that_was_replaced_does_not_fit_the_library_from_before(simulate: Simulate) -> None:
@@ -157,7 +149,6 @@ def test_a_driver_that_was_replaced_does_not_fit_the_library_from_before(simulat
     rig.inject.load_driver("590.10", force=True)
     assert rig.code(nvml.nvmlInit) == Code.LIB_RM_VERSION_MISMATCH
     assert rig.init().nvmlSystemGetDriverVersion() == "590.10"
-    nvml.nvmlShutdown()
 
 
 def test_an_old_driver_lacks_symbols_and_a_new_sdk_says_so(simulate: Simulate) -> None:
@@ -166,7 +157,6 @@ def test_an_old_driver_lacks_symbols_and_a_new_sdk_says_so(simulate: Simulate) -
     info = nvml.c_nvmlGpuFabricInfo_v3_t()
     assert rig.code(nvml.nvmlDeviceGetGpuFabricInfoV, handle, ctypes.byref(info)) == Code.FUNCTION_NOT_FOUND
     assert nvml.nvmlDeviceGetMinorNumber(handle) == 3
-    nvml.nvmlShutdown()
 
 
 def test_errors_have_names(simulate: Simulate) -> None:
@@ -178,7 +168,6 @@ def test_a_function_that_is_not_simulated_is_not_supported(simulate: Simulate) -
     rig = simulate(FOUR)
     nvml, handle = rig.opened()
     assert rig.code(nvml.nvmlDeviceGetSupportedVgpus, handle) == Code.NOT_SUPPORTED
-    nvml.nvmlShutdown()
 
 
 @pytest.mark.parametrize(
@@ -205,7 +194,6 @@ def test_what_a_generation_cannot_say_is_not_supported(
     rig = simulate({"gpus": [{"model": model}]})
     nvml, handle = rig.opened()
     assert rig.code(getattr(nvml, call), handle, *arguments) == code
-    nvml.nvmlShutdown()
 
 
 def test_a_model_can_lack_what_its_generation_has(simulate: Simulate) -> None:
@@ -224,7 +212,6 @@ def test_a_model_can_lack_what_its_generation_has(simulate: Simulate) -> None:
     assert rig.code(nvml.nvmlDeviceGetTemperature, handle, 0) == Code.NOT_SUPPORTED
     assert rig.code(nvml.nvmlDeviceGetMemoryInfo, handle) == Code.NOT_SUPPORTED
     assert nvml.nvmlDeviceGetFieldValues(handle, [230])[0].nvmlReturn == Code.NOT_SUPPORTED
-    nvml.nvmlShutdown()
 
 
 @pytest.mark.parametrize(
@@ -240,7 +227,6 @@ def test_who_is_not_root_changes_nothing(simulate: Simulate, call: str, argument
     nvml, handle = rig.opened()
     assert rig.code(getattr(nvml, call), handle, *arguments) == Code.NO_PERMISSION
     assert nvml.nvmlDeviceGetMigMode(handle) == [0, 0]
-    nvml.nvmlShutdown()
 
 
 def test_who_is_not_root_is_not_told_where_partitions_could_be(simulate: Simulate) -> None:
@@ -249,7 +235,6 @@ def test_who_is_not_root_is_not_told_where_partitions_could_be(simulate: Simulat
     ask, count = nvml.nvmlDeviceGetGpuInstancePossiblePlacements, ctypes.c_uint()
     assert rig.code(ask, handle, 19, None, ctypes.byref(count)) == Code.NO_PERMISSION
     assert nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, 0, version=2).id == 19
-    nvml.nvmlShutdown()
 
 
 def test_compute_mode_and_persistence_are_kept_until_the_machine_starts_anew(simulate: Simulate) -> None:
@@ -264,7 +249,6 @@ def test_compute_mode_and_persistence_are_kept_until_the_machine_starts_anew(sim
     rig.inject.reboot()
     nvml, handle = rig.opened()
     assert nvml.nvmlDeviceGetComputeMode(handle) == 0
-    nvml.nvmlShutdown()
 
 
 def test_processes_are_listed_with_their_memory(simulate: Simulate) -> None:
@@ -281,4 +265,3 @@ def test_processes_are_listed_with_their_memory(simulate: Simulate) -> None:
     assert free - nvml.nvmlDeviceGetMemoryInfo(handle).free == 1010 << 20
     rig.inject.end_process(3, 4711)
     assert nvml.nvmlDeviceGetComputeRunningProcesses(handle) == []
-    nvml.nvmlShutdown()

@@ -32,7 +32,6 @@ def test_without_an_event_the_wait_times_out(simulate: Simulate) -> None:
     assert rig.code(nvml.nvmlEventSetWait_v2, event_set, 20) == Code.TIMEOUT
     nvml.nvmlEventSetFree(event_set)
     assert rig.code(nvml.nvmlEventSetWait_v2, event_set, 0) == Code.INVALID_ARGUMENT
-    nvml.nvmlShutdown()
 
 
 def test_events_come_in_their_order_each_once_with_their_gpu_and_instance(simulate: Simulate) -> None:
@@ -53,7 +52,6 @@ def test_events_come_in_their_order_each_once_with_their_gpu_and_instance(simula
     assert (found[0].gpuInstanceId, found[0].computeInstanceId) == (NO_INSTANCE, NO_INSTANCE)
     assert (found[2].gpuInstanceId, found[2].computeInstanceId) == (3, 0)
     assert rig.code(nvml.nvmlEventSetWait_v2, event_set, 0) == Code.TIMEOUT
-    nvml.nvmlShutdown()
 
 
 def test_only_what_was_registered_for_is_told(simulate: Simulate) -> None:
@@ -63,7 +61,6 @@ def test_only_what_was_registered_for_is_told(simulate: Simulate) -> None:
     rig.inject.event(1, DOUBLE_BIT)
     rig.inject.xid(0, 48)  # of the other GPU
     assert rig.code(nvml.nvmlEventSetWait_v2, event_set, 0) == Code.TIMEOUT
-    nvml.nvmlShutdown()
 
 
 def test_a_wait_ends_with_an_event_of_another_process(simulate: Simulate) -> None:
@@ -77,7 +74,6 @@ def test_a_wait_ends_with_an_event_of_another_process(simulate: Simulate) -> Non
     waiter.join(30)
     assert done.returncode == 0, done.stderr
     assert [one.eventData for one in found] == [79]
-    nvml.nvmlShutdown()
 
 
 def test_a_lost_gpu_ends_the_wait_after_its_last_event(simulate: Simulate) -> None:
@@ -87,7 +83,6 @@ def test_a_lost_gpu_ends_the_wait_after_its_last_event(simulate: Simulate) -> No
     rig.inject.lose(1)
     assert nvml.nvmlEventSetWait_v2(event_set, LONG).eventData == 79
     assert rig.code(nvml.nvmlEventSetWait_v2, event_set, LONG) == Code.GPU_IS_LOST
-    nvml.nvmlShutdown()
 
 
 def test_a_new_gpu_tells_of_its_recovery_action(simulate: Simulate) -> None:
@@ -97,7 +92,6 @@ def test_a_new_gpu_tells_of_its_recovery_action(simulate: Simulate) -> None:
     rig.inject.recovery_action(nvml.nvmlDeviceGetMinorNumber(gpu), 4)
     event = nvml.nvmlEventSetWait_v2(event_set, LONG)
     assert (event.eventType, event.eventData) == (0x8000, 4)
-    nvml.nvmlShutdown()
 
 
 def test_a_driver_that_goes_ends_the_wait(simulate: Simulate) -> None:
@@ -122,7 +116,6 @@ def test_types_that_the_gpu_does_not_have_are_refused(simulate: Simulate, events
     nvml, gpu = rig.opened()
     assert nvml.nvmlDeviceGetSupportedEventTypes(gpu) == events
     assert rig.code(nvml.nvmlDeviceRegisterEvents, gpu, types, nvml.nvmlEventSetCreate()) == code
-    nvml.nvmlShutdown()
 
 
 def test_a_change_of_the_mig_mode_silences_what_was_registered_before(simulate: Simulate) -> None:
@@ -135,4 +128,3 @@ def test_a_change_of_the_mig_mode_silences_what_was_registered_before(simulate: 
     nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(0), XID, event_set)
     rig.inject.xid(1, 79)
     assert nvml.nvmlEventSetWait_v2(event_set, LONG).eventData == 79
-    nvml.nvmlShutdown()

@@ -36,7 +36,6 @@ def test_a_fault_strikes_as_often_as_it_says(fault: dict[str, int], struck: list
     rig = simulate(two({"op": GET_MINOR, "do": "raise", "code": "TIMEOUT", **fault}))
     nvml, gpu = rig.opened()
     assert [rig.code(nvml.nvmlDeviceGetMinorNumber, gpu) == Code.TIMEOUT for _ in range(4)] == struck
-    nvml.nvmlShutdown()
 
 
 @given(seed=st.integers(), p=st.floats(0.05, 0.95), code=st.sampled_from([code.name for code in Code]))
@@ -59,7 +58,6 @@ def test_a_fault_is_meant_for_one_gpu_or_for_all(simulate: Simulate) -> None:
     assert rig.code(nvml.nvmlDeviceGetHandleByIndex, 1) == Code.TIMEOUT
     second = nvml.nvmlDeviceGetHandleByPciBusId("0000:1e:00.0")
     assert rig.code(nvml.nvmlDeviceGetUUID, second) == Code.UNKNOWN
-    nvml.nvmlShutdown()
 
 
 def test_even_beginning_a_session_can_fail(simulate: Simulate) -> None:
@@ -67,7 +65,6 @@ def test_even_beginning_a_session_can_fail(simulate: Simulate) -> None:
     nvml = rig.simulation.load()
     assert rig.code(nvml.nvmlInit) == Code.DRIVER_NOT_LOADED
     nvml.nvmlInit()
-    nvml.nvmlShutdown()
 
 
 def test_a_lost_gpu_stays_lost(simulate: Simulate) -> None:
@@ -78,7 +75,6 @@ def test_a_lost_gpu_stays_lost(simulate: Simulate) -> None:
     assert rig.code(nvml.nvmlDeviceGetMinorNumber, gpu) == Code.GPU_IS_LOST
     assert rig.code(nvml.nvmlDeviceGetUUID, gpu) == Code.GPU_IS_LOST
     assert nvml.nvmlEventSetWait_v2(event_set, 0).eventData == 79
-    nvml.nvmlShutdown()
 
 
 def test_an_xid_strikes_beside_the_call(simulate: Simulate) -> None:
@@ -89,7 +85,6 @@ def test_an_xid_strikes_beside_the_call(simulate: Simulate) -> None:
     assert nvml.nvmlDeviceGetMinorNumber(gpu) == 1
     event = nvml.nvmlEventSetWait_v2(event_set, 0)
     assert (event.eventData, event.gpuInstanceId, event.computeInstanceId) == (94, 2, 0)
-    nvml.nvmlShutdown()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +111,6 @@ def test_a_dropped_reply_leaves_the_effect_behind(simulate: Simulate) -> None:
     nvml, gpu = rig.opened()
     info = nvml.nvmlGpuInstanceGetInfo(nvml.nvmlDeviceGetGpuInstanceById(gpu, 1))
     assert (info.profileId, info.placement.start) == (19, 2)
-    nvml.nvmlShutdown()
 
 
 @pytest.mark.parametrize("do", ["delay", "hang"])
@@ -130,7 +124,6 @@ def test_other_threads_run_on_while_a_call_hangs(simulate: Simulate, do: str) ->
     assert not answered
     caller.join()
     assert answered == [1]
-    nvml.nvmlShutdown()
 
 
 def test_a_call_that_holds_the_gil_stops_every_thread(simulate: Simulate) -> None:
@@ -165,4 +158,3 @@ def test_threads_share_the_count(simulate: Simulate) -> None:
     for thread in threads:
         thread.join()
     assert (codes.count(Code.TIMEOUT), codes.count(Code.SUCCESS)) == (40, 40)
-    nvml.nvmlShutdown()

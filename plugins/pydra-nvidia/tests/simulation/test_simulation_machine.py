@@ -37,7 +37,6 @@ def test_what_a_killed_process_made_is_there(simulate: Simulate) -> None:
     nvml, gpu = rig.opened()
     assert nvml.nvmlGpuInstanceGetInfo(nvml.nvmlDeviceGetGpuInstanceById(gpu, 1)).profileId == 14
     assert nvml.nvmlDeviceGetPersistenceMode(gpu) == 0
-    nvml.nvmlShutdown()
 
 
 def test_processes_that_race_for_places_get_each_once(simulate: Simulate) -> None:
@@ -205,7 +204,6 @@ def test_a_scenario_that_changes_is_seen_by_a_running_session(simulate: Simulate
     assert rig.code(nvml.nvmlDeviceGetUUID, gpu) == Code.UNINITIALIZED
     nvml, gpu = rig.opened()
     assert nvml.nvmlDeviceGetName(gpu) == "Tesla T4"
-    nvml.nvmlShutdown()
 
 
 def test_the_settings_lead_into_the_state_directory_and_the_scenario_adds_its_own(simulate: Simulate) -> None:

@@ -32,7 +32,6 @@ def test_an_instance_is_created_at_its_place_and_found_again(simulate: Simulate,
     assert uuid.startswith("MIG-")
     assert nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByUUID(uuid)) == uuid
     assert nvml.nvmlDeviceGetMemoryInfo(found.device).total == 9984 << 20
-    nvml.nvmlShutdown()
 
 
 def test_instances_are_listed_by_profile_and_found_by_id(simulate: Simulate, create: Create) -> None:
@@ -51,7 +50,6 @@ def test_instances_are_listed_by_profile_and_found_by_id(simulate: Simulate, cre
     assert rig.code(nvml.nvmlDeviceGetGpuInstanceById, gpu, 9) == Code.NOT_FOUND
     nvml.nvmlDeviceGetGpuInstances(gpu, 19, array, ctypes.byref(count))
     assert count.value == 0
-    nvml.nvmlShutdown()
 
 
 def test_placements_are_told_in_two_calls(simulate: Simulate) -> None:
@@ -61,7 +59,6 @@ def test_placements_are_told_in_two_calls(simulate: Simulate) -> None:
     array = (nvml.c_nvmlGpuInstancePlacement_t * count.value)()
     nvml.nvmlDeviceGetGpuInstancePossiblePlacements(gpu, 9, array, ctypes.byref(count))
     assert [(one.start, one.size) for one in array] == [(0, 4), (4, 4)]
-    nvml.nvmlShutdown()
 
 
 @pytest.mark.parametrize(
@@ -107,7 +104,6 @@ def test_a_place_is_given_once(
     for one in before:
         create(nvml, gpu, *one)
     assert rig.code(create, nvml, gpu, profile, start, size) == code
-    nvml.nvmlShutdown()
 
 
 def test_compute_slices_run_out_before_memory_slices_do(simulate: Simulate, create: Create) -> None:
@@ -117,7 +113,6 @@ def test_compute_slices_run_out_before_memory_slices_do(simulate: Simulate, crea
         create(nvml, gpu, 14, start, 2)
     create(nvml, gpu, 15, 6, 2)
     assert rig.code(create, nvml, gpu, 19, 6, 1) == Code.INSUFFICIENT_RESOURCES
-    nvml.nvmlShutdown()
 
 
 def test_ids_are_the_lowest_free_and_uuids_follow_from_them(simulate: Simulate, create: Create) -> None:
@@ -134,7 +129,6 @@ def test_ids_are_the_lowest_free_and_uuids_follow_from_them(simulate: Simulate, 
     assert len(set(seen)) == 1
     whole = create(nvml, gpu, 0, 0, 8)
     assert nvml.nvmlGpuInstanceGetInfo(whole).id == 0
-    nvml.nvmlShutdown()
 
 
 def test_handles_of_what_was_destroyed_are_of_no_use_although_its_ids_are_used_again(
@@ -151,7 +145,6 @@ def test_handles_of_what_was_destroyed_are_of_no_use_although_its_ids_are_used_a
     nvml.nvmlGpuInstanceDestroy(instance)
     create(nvml, gpu, 19, 0, 1)
     assert rig.code(nvml.nvmlGpuInstanceGetInfo, instance) == Code.NOT_FOUND
-    nvml.nvmlShutdown()
 
 
 def test_an_instance_in_use_is_not_destroyed(simulate: Simulate, create: Create) -> None:
@@ -168,7 +161,6 @@ def test_an_instance_in_use_is_not_destroyed(simulate: Simulate, create: Create)
     rig.inject.end_process(5, 4711)
     nvml.nvmlComputeInstanceDestroy(compute)
     nvml.nvmlGpuInstanceDestroy(instance)
-    nvml.nvmlShutdown()
 
 
 def test_compute_instances_share_a_gpu_instance(simulate: Simulate, create: Create) -> None:
@@ -187,7 +179,6 @@ def test_compute_instances_share_a_gpu_instance(simulate: Simulate, create: Crea
     nvml.nvmlGpuInstanceGetComputeInstances(instance, 0, array, ctypes.byref(count))
     assert [nvml.nvmlComputeInstanceGetInfo(one).id for one in array[: count.value]] == [1]
     assert rig.code(nvml.nvmlGpuInstanceGetComputeInstanceById, instance, 7) == Code.NOT_FOUND
-    nvml.nvmlShutdown()
 
 
 def test_with_the_mode_off_there_is_no_instance(simulate: Simulate, create: Create) -> None:
@@ -196,7 +187,6 @@ def test_with_the_mode_off_there_is_no_instance(simulate: Simulate, create: Crea
     assert rig.code(create, nvml, gpu, 19, 0, 1) == Code.NOT_SUPPORTED
     assert rig.code(nvml.nvmlDeviceGetGpuInstanceById, gpu, 1) == Code.NOT_SUPPORTED
     assert nvml.nvmlDeviceGetMaxMigDeviceCount(gpu) == 0
-    nvml.nvmlShutdown()
 
 
 def test_hopper_changes_its_mode_at_once(simulate: Simulate) -> None:
@@ -208,7 +198,6 @@ def test_hopper_changes_its_mode_at_once(simulate: Simulate) -> None:
     assert nvml.nvmlDeviceGetMaxMigDeviceCount(gpu) == 7
     assert nvml.nvmlDeviceSetMigMode(gpu, 0) == Code.SUCCESS
     assert nvml.nvmlDeviceGetMigMode(nvml.nvmlDeviceGetHandleByIndex(0)) == [0, 0]
-    nvml.nvmlShutdown()
 
 
 def test_a_handle_does_not_outlive_a_change_of_the_mode(simulate: Simulate) -> None:
@@ -219,7 +208,6 @@ def test_a_handle_does_not_outlive_a_change_of_the_mode(simulate: Simulate) -> N
     again = nvml.nvmlDeviceGetHandleByIndex(0)
     assert nvml.nvmlDeviceSetMigMode(again, 1) == Code.SUCCESS, "which changes nothing"
     assert nvml.nvmlDeviceGetMigMode(again) == [1, 1]
-    nvml.nvmlShutdown()
 
 
 def test_ampere_changes_its_mode_at_the_next_reset_and_tells_no_profiles_before(simulate: Simulate) -> None:
@@ -233,7 +221,6 @@ def test_ampere_changes_its_mode_at_the_next_reset_and_tells_no_profiles_before(
     gpu = nvml.nvmlDeviceGetHandleByIndex(0)
     assert nvml.nvmlDeviceGetMigMode(gpu) == [1, 1]
     assert nvml.nvmlDeviceGetGpuInstanceProfileInfo(gpu, 0).name == "MIG 1g.5gb"
-    nvml.nvmlShutdown()
 
 
 @pytest.mark.parametrize(("scenario", "kept"), [(A100, [1, 1]), (H100, [0, 0])], ids=["Ampere", "Hopper"])
@@ -250,7 +237,6 @@ def test_after_a_reboot_instances_are_gone_and_only_ampere_keeps_its_mode(
     rig.inject.set_mig_mode(5, True, force=True)
     gpu = nvml.nvmlDeviceGetHandleByIndex(0)
     assert rig.code(nvml.nvmlDeviceGetGpuInstanceById, gpu, 1) == Code.NOT_FOUND
-    nvml.nvmlShutdown()
 
 
 def test_a_gpu_in_use_stays_in_its_mode_and_says_so(simulate: Simulate) -> None:
@@ -261,7 +247,6 @@ def test_a_gpu_in_use_stays_in_its_mode_and_says_so(simulate: Simulate) -> None:
     assert nvml.nvmlDeviceGetMigMode(gpu) == [0, 1]
     rig.inject.end_process(5, 4711)
     assert nvml.nvmlDeviceSetMigMode(gpu, 1) == Code.SUCCESS
-    nvml.nvmlShutdown()
 
 
 def test_a_monitoring_agent_keeps_the_mode_as_it_is(simulate: Simulate) -> None:
@@ -274,7 +259,6 @@ def test_a_monitoring_agent_keeps_the_mode_as_it_is(simulate: Simulate) -> None:
     assert done.stdout.strip() == f"{int(Code.IN_USE)} [0, 1]"
     # The process that held it ended without nvmlShutdown; a process is not in the way of its own calls.
     assert nvml.nvmlDeviceSetMigMode(gpu, 1) == Code.SUCCESS
-    nvml.nvmlShutdown()
 
 
 def test_a_partitioned_gpu_does_not_leave_its_mode(simulate: Simulate, create: Create) -> None:
@@ -282,7 +266,6 @@ def test_a_partitioned_gpu_does_not_leave_its_mode(simulate: Simulate, create: C
     create(nvml, gpu, 19, 0, 1)
     assert nvml.nvmlDeviceSetMigMode(gpu, 0) == Code.IN_USE
     assert nvml.nvmlDeviceGetMigMode(gpu) == [1, 0]
-    nvml.nvmlShutdown()
 
 
 def test_in_mig_mode_there_is_no_utilisation_of_the_gpu_no_nvlink_and_no_compute_mode(simulate: Simulate) -> None:
@@ -295,7 +278,6 @@ def test_in_mig_mode_there_is_no_utilisation_of_the_gpu_no_nvlink_and_no_compute
     assert rig.code(nvml.nvmlDeviceGetUtilizationRates, gpu) == Code.NOT_SUPPORTED
     assert rig.code(nvml.nvmlDeviceSetComputeMode, gpu, 3) == Code.NOT_SUPPORTED
     assert nvml.nvmlDeviceGetNvLinkState(gpu, 0) == 0
-    nvml.nvmlShutdown()
 
 
 def test_what_somebody_else_makes_is_there(simulate: Simulate, create: Create) -> None:
@@ -306,7 +288,6 @@ def test_what_somebody_else_makes_is_there(simulate: Simulate, create: Create) -
     assert rig.code(create, nvml, gpu, 19, 3, 1) == Code.INSUFFICIENT_RESOURCES
     rig.inject.destroy_mig(5, 2)
     assert rig.code(nvml.nvmlDeviceGetHandleByUUID, uuid) == Code.NOT_FOUND
-    nvml.nvmlShutdown()
 
 
 PLACES = [(19, start, 1) for start in range(7)] + [
@@ -345,4 +326,3 @@ def test_whatever_is_made_and_destroyed_the_gpu_is_never_given_twice(
             nvml.nvmlGpuInstanceDestroy(held.pop(place))
     ids = [nvml.nvmlGpuInstanceGetInfo(one).id for one in held.values()]
     assert len(set(ids)) == len(held)
-    nvml.nvmlShutdown()

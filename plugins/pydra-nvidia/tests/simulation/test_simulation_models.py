@@ -67,10 +67,7 @@ def test_the_profiles_are_told_through_nvml(
     simulate: Simulate, scenario: str, index: int, expected: dict[str, int]
 ) -> None:
     nvml: Any = simulate(scenario).init()
-    try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        offer = read_offer(Nvml(nvml), handle, nvml.nvmlDeviceGetMemoryInfo(handle).total, subject="")
-    finally:
-        nvml.nvmlShutdown()
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    offer = read_offer(Nvml(nvml), handle, nvml.nvmlDeviceGetMemoryInfo(handle).total, subject="")
     told = {profile.name: profile.memory_mib for profile in offer.profiles}
     assert expected.items() <= told.items()

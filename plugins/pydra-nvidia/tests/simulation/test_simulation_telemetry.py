@@ -24,7 +24,6 @@ def test_what_is_measured_is_what_was_set(simulate: Simulate) -> None:
     assert (nvml.nvmlDeviceGetPowerUsage(gpu), nvml.nvmlDeviceGetEnforcedPowerLimit(gpu)) == (432000, 700000)
     assert (utilization.gpu, utilization.memory) == (88, 40)
     assert nvml.nvmlDeviceGetMemoryInfo(gpu).used == 1480 << 20
-    nvml.nvmlShutdown()
 
 
 def test_errors_are_counted(simulate: Simulate) -> None:
@@ -48,7 +47,6 @@ def test_errors_are_counted(simulate: Simulate) -> None:
     values = nvml.nvmlDeviceGetFieldValues(gpu, [230, (163, 0), (163, 1), 4711])
     assert [(one.nvmlReturn, one.value.ullVal) for one in values[:3]] == [(0, 1), (0, 4), (0, 0)]
     assert values[3].nvmlReturn == Code.NOT_SUPPORTED
-    nvml.nvmlShutdown()
 
 
 def test_retired_pages_are_listed_where_there_are_such(simulate: Simulate) -> None:
@@ -58,7 +56,6 @@ def test_retired_pages_are_listed_where_there_are_such(simulate: Simulate) -> No
     rig.inject.count(1, retired_double=2, retirement_pending=True)
     assert len(nvml.nvmlDeviceGetRetiredPages(gpu, 1)) == 2
     assert nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu) == 1
-    nvml.nvmlShutdown()
 
 
 def test_links_of_a_switched_node_end_at_switches(simulate: Simulate) -> None:
@@ -72,7 +69,6 @@ def test_links_of_a_switched_node_end_at_switches(simulate: Simulate) -> None:
     assert rig.code(nvml.nvmlDeviceGetNvLinkRemotePciInfo, gpu, 3) == Code.NOT_SUPPORTED
     assert rig.code(nvml.nvmlDeviceGetNvLinkState, gpu, 18) == Code.NOT_SUPPORTED
     assert rig.code(nvml.nvmlDeviceGetNvLinkState, gpu, 36) == Code.INVALID_ARGUMENT
-    nvml.nvmlShutdown()
 
 
 def test_direct_links_end_at_the_other_gpus(simulate: Simulate) -> None:
@@ -80,7 +76,6 @@ def test_direct_links_end_at_the_other_gpus(simulate: Simulate) -> None:
     remotes = {nvml.nvmlDeviceGetNvLinkRemotePciInfo(gpu, link).busId for link in range(4)}
     assert remotes == {"00000000:65:00.0", "00000000:CA:00.0", "00000000:E3:00.0"}
     assert nvml.nvmlDeviceGetNvLinkRemoteDeviceType(gpu, 0) == 0
-    nvml.nvmlShutdown()
 
 
 @pytest.mark.parametrize(
@@ -102,7 +97,6 @@ def test_the_fabric_is_told_in_each_version_of_its_struct(
     assert info.healthSummary == summary
     info.version = 7
     assert rig.code(nvml.nvmlDeviceGetGpuFabricInfoV, gpu, ctypes.byref(info)) == Code.ARGUMENT_VERSION_MISMATCH
-    nvml.nvmlShutdown()
 
 
 def test_an_ampere_has_no_fabric(simulate: Simulate) -> None:
@@ -110,11 +104,9 @@ def test_an_ampere_has_no_fabric(simulate: Simulate) -> None:
     nvml, gpu = rig.opened()
     info = nvml.c_nvmlGpuFabricInfo_v3_t()
     assert rig.code(nvml.nvmlDeviceGetGpuFabricInfoV, gpu, ctypes.byref(info)) == Code.NOT_SUPPORTED
-    nvml.nvmlShutdown()
 
 
 def test_a_coherent_gpu_tells_how_it_is_addressed(simulate: Simulate) -> None:
     nvml = simulate("gb200").init()
     gpu = nvml.nvmlDeviceGetHandleByIndex(3)
     assert nvml.nvmlDeviceGetAddressingMode(gpu) == 2
-    nvml.nvmlShutdown()
