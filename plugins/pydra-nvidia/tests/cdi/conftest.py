@@ -13,6 +13,7 @@ import pytest
 from cdi_claims import HOOK, LIB
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
 from pydra_nvidia.settings import Settings
+from pydra_nvidia.simulation.tree.libraries import build_library
 from pydra_pci import Roots, Tree
 
 VERSION = "580.105.08"
@@ -26,22 +27,6 @@ PROC_DEVICES = """Character devices:
 Block devices:
 259 blkext
 """
-
-
-def make_elf(soname: str = "", *, bits: int = 64) -> bytes:
-    """A shared library that has nothing but its name."""
-    if bits == 32:
-        return b"\x7fELF\x01\x01\x01" + bytes(57)
-    base, table, strings = 0x10000, 64 + 2 * 56, b"\0" + soname.encode() + b"\0"
-    tags = [(14, 1)] * bool(soname) + [(5, base + table + 64), (0, 0)]
-    dynamic = b"".join(struct.pack("<qQ", *tag) for tag in tags).ljust(64, b"\0")
-    size = table + len(dynamic) + len(strings)
-    header = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack(
-        "<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0
-    )
-    load = struct.pack("<IIQQQQQQ", 1, 5, 0, base, base, size, size, 4096)
-    place = struct.pack("<IIQQQQQQ", 2, 6, table, base + table, base + table, len(dynamic), len(dynamic), 8)
-    return header + load + place + dynamic + strings
 
 
 def make_ld_cache(*paths: str, old: bool = False) -> bytes:
@@ -90,7 +75,7 @@ class FakeNode:
     def library(self, folder: str, stem: str, soname: str = "", version: str = VERSION) -> None:
         """As a package installs it, with the links that ldconfig and the package make."""
         file, folder = f"{stem}.so.{version}", self.driver + folder
-        self.put(f"{folder}/{file}", make_elf(soname or file))
+        self.put(f"{folder}/{file}", build_library(soname or file))
         if soname:
             self.link(f"{folder}/{soname}", file)
 
@@ -112,7 +97,7 @@ class FakeNode:
         self.put(f"{self.driver}/etc/ld.so.cache", make_ld_cache(*paths, old=old))
 
     def library_32(self, path: str) -> None:
-        self.put(path, make_elf(bits=32))
+        self.put(path, b"\x7fELF\x01\x01\x01" + bytes(57))
 
     def root(self, driver_root: str = "") -> DriverRoot:
         return find_driver_root(self.tree, Settings(driver_root=driver_root))

@@ -27,7 +27,8 @@ async def test_without_the_hook_a_container_gets_names_and_a_path_and_the_log_a_
     assert edits.hooks == ()
     assert edits.env["LD_LIBRARY_PATH"].startswith(f"{LIB}:")
     assert {f"{LIB}/libcuda.so.1", f"{LIB}/libnvidia-ml.so.1"} < {mount.container_path for mount in edits.mounts}
-    assert "not on this node" in describe_hooks(find_hook(machine.tree, Settings()))
+    for words in ("not on this node", HOOK, "LD_LIBRARY_PATH", "PYDRA_NVIDIA_CDI_HOOK"):
+        assert words in describe_hooks(find_hook(machine.tree, Settings()))
     assert not find_hook(machine.tree, Settings())
     present = await resolve([target("gpu-0", seen).allocated.prepared(edits)], root=str(machine.path))
     assert build_spec("gpu.nvidia.com", "uid", present).content is not None

@@ -7,13 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pydra import ClaimError
 from pydra_nvidia.cdi.driver_files import DriverFile, DriverFiles, find_driver_files
 from pydra_nvidia.cdi.libraries import DriverIncomplete, Elf, Library, read_elf
-from pydra_nvidia.host.driver_root import DriverRoot, FileSearch, find_cached
+from pydra_nvidia.host.driver_root import FileSearch, find_cached
 
 V = "580.105.08"
 DEBIAN = "/usr/lib/x86_64-linux-gnu"
@@ -150,20 +148,7 @@ def test_an_installation_is_found_where_its_installer_put_it(
 ) -> None:
     install(node)
     assert mounted(find(node)) == expected
-
-
-@pytest.mark.parametrize(("install", "expected"), LAYOUTS)
-def test_the_version_can_be_told_from_the_libraries(
-    node: Any, install: Callable[[Any], None], expected: dict[str, str]
-) -> None:
-    install(node)
-    files = find(node, "")
-    assert (files.version, mounted(files)) == (V, expected)
-
-
-def test_two_looks_at_the_same_files_are_equal(node: Any) -> None:
-    debian(node)
-    assert find(node) == find(node)
+    assert find(node, "") == find(node), "the version can be told from the libraries"
 
 
 def test_libraries_have_the_names_that_lead_to_them(node: Any) -> None:
@@ -334,14 +319,3 @@ def test_this_machines_own_linkers_cache_leads_to_a_library() -> None:
     for path in paths:
         with open(path, "rb") as file:
             assert read_elf(file) == Elf(wide=True, soname="libc.so.6")
-
-
-@pytest.mark.fuzz
-@given(content=st.binary(max_size=300), head=st.sampled_from([b"", b"ld.so-1.7.0\0", b"glibc-ld.so.cache1.1"]))
-def test_no_linkers_cache_makes_the_look_fail(tmp_path_factory: Any, content: bytes, head: bytes) -> None:
-    root = tmp_path_factory.mktemp("root")
-    (root / "etc").mkdir()
-    (root / "etc/ld.so.cache").write_bytes(head + content)
-    look = FileSearch(DriverRoot(host_path="/", here=str(root), library_dir="/usr/lib64", nvml_library=""))
-    with pytest.raises(DriverIncomplete):
-        find_driver_files(look, V)

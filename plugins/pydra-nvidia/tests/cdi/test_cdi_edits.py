@@ -6,10 +6,10 @@ import pytest
 
 from pydra import ContainerEdits, DeviceNode, Hook, Mount
 from pydra_nvidia.cdi.driver_files import DriverFile, DriverFiles
-from pydra_nvidia.cdi.edits import capability_edits, driver_edits, gpu_edits, merge, passthrough_edits
-from pydra_nvidia.cdi.hooks import describe_hooks, find_links
+from pydra_nvidia.cdi.edits import driver_edits, gpu_edits, merge
+from pydra_nvidia.cdi.hooks import find_links
 from pydra_nvidia.cdi.libraries import Library
-from pydra_nvidia.host.kernel_driver import CapabilityNode, Node
+from pydra_nvidia.host.kernel_driver import Node
 
 V = "580.105.08"
 LIB = "/usr/lib64"
@@ -181,31 +181,6 @@ def test_a_gpu_without_graphics_is_its_node_alone(program: str) -> None:
     assert edits == ContainerEdits(device_nodes=(DeviceNode(path="/dev/nvidia0"),))
 
 
-def test_a_node_that_the_host_lacks_is_made_from_its_numbers() -> None:
-    edits = gpu_edits(node("/dev/nvidia7", root=ROOT, numbers=(195, 7)), (), "0000:65:00.0", HOOK)
-    assert edits.device_nodes == (DeviceNode(path="/dev/nvidia7", type="c", major=195, minor=7),)
-
-
-def test_a_partition_as_edits() -> None:
-    capabilities = [
-        CapabilityNode(path=f"/dev/nvidia-caps/nvidia-cap{minor}", major=235, minor=minor, mode=0o444)
-        for minor in (66, 67)
-    ]
-    assert capability_edits(capabilities) == ContainerEdits(
-        device_nodes=tuple(
-            DeviceNode(path=f"/dev/nvidia-caps/nvidia-cap{minor}", type="c", major=235, minor=minor, file_mode=0o444)
-            for minor in (66, 67)
-        )
-    )
-
-
-def test_a_function_that_is_passed_through_as_edits() -> None:
-    assert passthrough_edits([node("/dev/vfio/11"), node("/dev/vfio/vfio")]) == ContainerEdits(
-        env={"NVIDIA_VISIBLE_DEVICES": "void"},
-        device_nodes=(DeviceNode(path="/dev/vfio/11"), DeviceNode(path="/dev/vfio/vfio")),
-    )
-
-
 def test_merged_edits_keep_their_order() -> None:
     first = ContainerEdits(additional_gids=(44,)).with_env("A", "1").with_hook("createContainer", "/a")
     second = ContainerEdits(additional_gids=(9, 44)).with_env("A", "2").with_hook("createContainer", "/b")
@@ -220,9 +195,3 @@ def test_the_older_program_has_the_hooks_below_a_word_of_its_own() -> None:
     hooks = driver_edits(FILES, tuple(CONTROL), "/usr/bin/nvidia-ctk").hooks
     assert {one.args[:2] for one in hooks} == {("nvidia-ctk", "hook")}
     assert {one.path for one in hooks} == {"/usr/bin/nvidia-ctk"}
-
-
-def test_the_statement_says_what_is_lost_and_what_to_do() -> None:
-    assert HOOK in describe_hooks(HOOK)
-    for words in ("/usr/bin/nvidia-cdi-hook", "LD_LIBRARY_PATH", "PYDRA_NVIDIA_CDI_HOOK"):
-        assert words in describe_hooks("")
