@@ -194,7 +194,7 @@ class NetBackend:
                 await self._attach_in_time(sandbox, missing)
             if late := await self._leases.wait(steps, self._limit() - (time.monotonic() - began)):
                 names = ", ".join(f"{step.name} ({step.device})" for step in late)
-                raise AttachFailed(f"no DHCP server has given {names} an address yet; the kubelet tries again")
+                raise AttachFailed(f"nobody has given {names} an address, by DHCP or SLAAC; the kubelet tries again")
         return CreateContainerResponse()
 
     async def stop_pod_sandbox(self, pod: PodSandbox) -> None:
@@ -292,7 +292,7 @@ class NetBackend:
             await asyncio.to_thread(self._appliers.give, step, sandbox.namespace, earlier)
             for other in self._sandboxes.list_of_pod(sandbox.pod_uid):
                 other.attached.discard(step.key)
-            if not isinstance(step, GiveRdma) and step.target.dhcp:
+            if not isinstance(step, GiveRdma) and step.target.is_given_addresses:
                 await self._leases.begin(step, sandbox.namespace)
             sandbox.attached.add(step.key)
             self._problems.pop(step.key, None)

@@ -44,7 +44,7 @@ def check_gateways(config: NetworkConfig, target: LinkState) -> None:
     networks += [ipaddress.ip_network(one.destination) for one in target.routes if not one.gateway]
     for place, route in enumerate(config.routes):
         gateway = ipaddress.ip_address(route.gateway) if route.gateway else None
-        if gateway and gateway.version == 4 and target.dhcp:
+        if gateway and (target.dhcp if gateway.version == 4 else target.slaac):
             continue  # its network is not known yet
         if gateway and not gateway.is_link_local and not any(gateway in network for network in networks):
             raise TerminalError(

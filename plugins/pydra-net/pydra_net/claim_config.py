@@ -90,8 +90,9 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """For type ipvlan."""
     vlan: VlanConfig | None = None
     """For type vlan."""
-    addressing: Literal["Static", "DHCP", "Unnumbered"] | None = None
-    """Where its addresses come from: the configuration or the node, a DHCP server, or nowhere (for virtual ones)."""
+    addressing: Literal["Static", "DHCP", "SLAAC", "Unnumbered"] | None = None
+    """Where its addresses come from: the configuration or the node, a DHCP server, a router by IPv6, or nowhere (for
+    virtual ones)."""
     addresses: Annotated[tuple[Cidr, ...], msgspec.Meta(max_length=64)] = ()
     """Its addresses in the pod, instead of those that it has on the node."""
     dhcp: bool | None = None
@@ -146,7 +147,7 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError(f"vrf.name: found {self.name}, which is the name of the interface itself")
         if self.dhcp and self.addressing not in (None, "DHCP"):
             raise ValueError(f"dhcp: excludes addressing {self.addressing}; remove one of both")
-        if self.addresses and (self.uses_dhcp or self.addressing == "Unnumbered"):
+        if self.addresses and (self.uses_dhcp or self.addressing in ("SLAAC", "Unnumbered")):
             raise ValueError(f"addresses: excludes {'dhcp' if self.dhcp else f'addressing {self.addressing}'}")
         if self.hardware_addr is not None and not _MAC.fullmatch(self.hardware_addr.lower()):
             raise ValueError(f'hardwareAddr: found "{self.hardware_addr}", which is a multicast address')
@@ -168,8 +169,14 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return self._list_numbers((*SIZES, *IPV4))
 
     def list_sysctls(self) -> dict[str, int]:
-        """Those of IPv6 that are configured, by their names."""
-        return self._list_numbers(IPV6)
+        """Those of IPv6 that are configured, or needed to be given an address by a router soon, by their names."""
+        if self.addressing != "SLAAC":
+            return self._list_numbers(IPV6)
+        needed = {"disable_ipv6": 0, "accept_ra": 2 if self.forwarding else 1}
+        if self.kind == "ipvlan":  # all on one interface have its MAC address
+            needed["addr_gen_mode"] = 3
+        needed |= {"router_solicitation_delay": 0, "router_solicitation_interval": 1}
+        return needed | self._list_numbers(IPV6)
 
     def _list_numbers(self, names: Iterable[str]) -> dict[str, int]:
         found = {name: getattr(self, name, None) for name in names}

@@ -19,12 +19,12 @@ _NO_ADDRESS = Condition(
     type="Ready",
     status=False,
     reason="WaitingForAddress",
-    message="no DHCP server has answered yet; containers do not start before that",
+    message="nobody has given it an address yet, by DHCP or SLAAC; containers do not start before that",
 )
 
 
 class PodState(msgspec.Struct, frozen=True, kw_only=True):
-    """What of all claims is in a pod, by the keys of steps, or why not, and what DHCP gave interfaces."""
+    """What of all claims is in a pod, by the keys of steps, or why not, and the addresses that they were given."""
 
     attached: frozenset[str] = frozenset()
     problems: Mapping[str, str] = {}
@@ -39,7 +39,7 @@ def build_status(claim: Claim, device: AllocatedDevice, state: PodState) -> Devi
         if not isinstance(step, GiveRdma):
             lease = state.leases.get(step.key)
             data = _build_data(step.target, lease)
-            if is_ready and not problem and step.target.dhcp and lease is None:
+            if is_ready and not problem and step.target.is_given_addresses and lease is None:
                 conditions.append(_NO_ADDRESS)
             else:
                 conditions.append(_build_condition("Ready", "NetworkDeviceReady", problem, is_ready=is_ready))

@@ -1,4 +1,4 @@
-"""The DHCP clients of interfaces in pods, in this process: each by its step, as long as the interface is in the pod.
+"""The addresses that interfaces in pods are given, by DHCP or by routers, as long as they are in the pods.
 
 After a restart of this process, a client goes on with the address that it finds on the interface.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pydra_net.dhcp.client import Client
 from pydra_net.dhcp.messages import Lease
 from pydra_net.hardware_types import Link
-from pydra_net.link_state import plan_lease
+from pydra_net.link_state import find_given, plan_given, plan_lease
 from pydra_net.operations import Kernel, Namespace
 from pydra_net.pod_links import find
 from pydra_net.steps import InterfaceStep, ShareInterface, Step
@@ -95,8 +95,11 @@ class _Running:
 
     def start(self, found: str, earlier: str) -> None:
         """Go on with the address that the interface has, or ask for one that it had elsewhere."""
+        if self.step.target.slaac:
+            self._task = asyncio.create_task(self._follow())
+            return
         if found:
-            self.lease = Lease(address=found, server="", seconds=0, renew=0, rebind=0)
+            self.lease = _of_nobody(found)
             self.got.set()
         self._task = asyncio.create_task(self._client.run(self.lease.ip if self.lease else earlier))
 
@@ -106,6 +109,20 @@ class _Running:
             await asyncio.gather(self._task, return_exceptions=True)
         if release and self.lease is not None:
             await self._client.release(self.lease)
+
+    async def _follow(self) -> None:
+        """Learn the address that a router gives, whenever the kernel reports something of the pod."""
+        events = await asyncio.to_thread(self._kernel.watch, self.pod)
+        try:
+            while True:
+                reading = await asyncio.to_thread(self._kernel.read, self.pod)
+                link = reading.find(self._index)
+                found = find_given(link, reading) if link else None
+                if (found.address if found else "") != (self.lease.address if self.lease else ""):
+                    await self._set(_of_nobody(found.address) if found else None)
+                await events.wait()
+        finally:
+            events.close()
 
     async def _set(self, lease: Lease | None) -> None:
         await asyncio.to_thread(self._apply, lease)
@@ -120,5 +137,11 @@ class _Running:
         reading = self._kernel.read(self.pod)
         link = reading.find(self._index)
         if link is not None:
-            for refused in self._kernel.apply(self.pod, plan_lease(self.step.target, lease, link, reading)):
+            plan = plan_given if self.step.target.slaac else plan_lease
+            for refused in self._kernel.apply(self.pod, plan(self.step.target, lease, link, reading)):
                 _log.warning("%s (%s) in its pod: %s", self.step.name, self.step.device, refused)
+
+
+def _of_nobody(address: str) -> Lease:
+    """An address that the kernel has, of which no server is known."""
+    return Lease(address=address, server="", seconds=0, renew=0, rebind=0)

@@ -35,6 +35,8 @@ _STATIC, _BY_DHCP = 4, 16
 _KEPT_FLAGS = 0xF12
 """Of addresses, those that somebody chose: no duplicate detection (2), home, temporary ones, no prefix route, ..."""
 _NO_DETECTION = 0x2
+_PERMANENT, _UNUSABLE = 0x80, 0x48
+"""Of addresses: somebody set it; it is tentative, or another host has it."""
 
 
 class LinkState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -57,13 +59,20 @@ class LinkState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     vrf_table: int = 0
     without_programs: bool = False
     dhcp: bool = False
+    slaac: bool = False
     sysctls: Mapping[str, int] = {}
     """Of IPv6: a link gets them anew whenever it is moved."""
 
     @property
-    def leased_routes(self) -> tuple[Route, ...]:
-        """Those that need the address that DHCP gives."""
-        return tuple(one for one in self.routes if self.dhcp and one.family == 4 and (one.gateway or one.source))
+    def is_given_addresses(self) -> bool:
+        """Whether somebody gives it an address in the pod."""
+        return self.dhcp or self.slaac
+
+    @property
+    def later_routes(self) -> tuple[Route, ...]:
+        """Those that need the address that it is given."""
+        family = 4 if self.dhcp else 6 if self.slaac else 0
+        return tuple(one for one in self.routes if one.family == family and (one.gateway or one.source))
 
 
 def read_interface(reading: Reading, link: Link) -> Interface:
@@ -126,7 +135,7 @@ def find_state_in_pod(interface: Interface, config: NetworkConfig, ethtool: Etht
     Addresses, or DHCP, replace those of the node, and with these the routes, which may need them.
     """
     wanted = config.interface
-    keeps = not wanted.addresses and not wanted.uses_dhcp
+    keeps = not (wanted.addresses or wanted.uses_dhcp or wanted.addressing == "SLAAC")
     table = wanted.vrf.number if wanted.vrf else 0
     addresses = interface.addresses if keeps else tuple(map(_build_address, wanted.addresses))
     routes = (*(interface.routes if keeps else ()), *map(_build_route, config.routes))
@@ -151,6 +160,7 @@ def find_state_in_pod(interface: Interface, config: NetworkConfig, ethtool: Etht
         vrf_table=table,
         without_programs=bool(wanted.disable_ebpf_programs),
         dhcp=wanted.uses_dhcp,
+        slaac=wanted.addressing == "SLAAC",
         sysctls=_list_sysctls(wanted, addresses),
     )
 
@@ -250,7 +260,7 @@ def _plan_addresses(wanted: LinkState, link: Link, reading: Reading) -> Iterator
 def _plan_routes(wanted: LinkState, link: Link, reading: Reading) -> Iterator[Operation]:
     present = set(map(_identify, reading.routes.get(link.index, ())))
     for route in wanted.routes:
-        if _identify(route) not in present and route not in wanted.leased_routes:
+        if _identify(route) not in present and route not in wanted.later_routes:
             yield AddRoute(index=link.index, route=route)
 
 
@@ -286,8 +296,21 @@ def plan_lease(wanted: LinkState, lease: Lease | None, link: Link, reading: Read
     return (
         *(RemoveAddress(index=index, address=one) for one in present if one.address != lease.address),
         AddAddress(index=index, address=Address(address=lease.address, valid=lease.seconds, preferred=lease.seconds)),
-        *(AddRoute(index=index, route=one) for one in sorted((*taken, *wanted.leased_routes), key=_by_dependency)),
+        *(AddRoute(index=index, route=one) for one in sorted((*taken, *wanted.later_routes), key=_by_dependency)),
     )
+
+
+def plan_given(wanted: LinkState, lease: Lease | None, link: Link, _reading: Reading) -> tuple[Operation, ...]:
+    """The routes that need the address that a router has given to the link."""
+    return tuple(AddRoute(index=link.index, route=one) for one in wanted.later_routes) if lease else ()
+
+
+def find_given(link: Link, reading: Reading) -> Address | None:
+    """The address that a router has given to the link, once it can be used."""
+    for one in reading.addresses.get(link.index, ()):
+        if one.family == 6 and one.scope == 0 and not one.flags & (_PERMANENT | _UNUSABLE):
+            return one
+    return None
 
 
 def _identify(route: Route) -> tuple[str, str, int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dhcp_server import ADDRESS, SERVER, DhcpServer
+from dhcp_server import ADDRESS, SERVER, DhcpServer, advertise
 from namespaces import find_problem, make_node
 from net_agent import NetAgent, build_sandbox
 from pydra import Inventory
@@ -75,7 +76,7 @@ async def test_no_container_starts_before_a_server_has_answered(node: SimulatedN
     async with node.run() as agent:
         await agent.prepare("claim", ETH1, pod="trainer", configs=CONFIG)
         await agent.runtime.run_pod(sandbox)
-        with pytest.raises(OperationFailed, match=r"no DHCP server has given eth1 .* an address yet; the kubelet"):
+        with pytest.raises(OperationFailed, match=r"nobody has given eth1 .* an address, by DHCP or SLAAC"):
             await agent.runtime.create_container(container(sandbox))
         assert read_status(await agent.backend.discover()) == ("WaitingForAddress", ())
         assert "closed dra.net" not in agent.runtime.log
@@ -141,6 +142,45 @@ async def test_an_address_is_renewed_in_the_kernels_namespaces() -> None:
             async with asyncio.timeout(30):
                 while server.log[-1] != (RELEASE, ADDRESS):  # noqa: ASYNC110 - in the kernel
                     await asyncio.sleep(0.01)
+        assert node.host.describe("nic0") == before
+
+
+async def test_an_interface_gets_an_address_from_a_router_in_the_kernels_namespaces() -> None:
+    if problem := find_problem():
+        pytest.skip(problem)
+    with make_node() as node:
+        before = node.host.describe("nic0")
+        settings = Settings(
+            network_namespace=node.host.path,
+            pod_namespaces=str(node.pods),
+            nri_socket=str(node.pods.parent / "nri.sock"),
+            exclude_types="",
+            poll_period=1000.0,
+        )
+        agent = NetAgent(settings)
+        pod = node.begin_pod("trainer")
+        sandbox = build_sandbox("trainer", pod.path)
+        interface = {"addressing": "SLAAC", "dadTransmits": 0}
+        routes = [{"destination": "2001:db8:9::/48", "gateway": "2001:db8::1"}]
+        configs = (msgspec.convert({"interface": interface, "routes": routes}, NetworkConfig),)
+        async with agent.runtime.serve(settings.nri_socket), agent.run():
+            await agent.prepare("claim", "nic0", pod="trainer", configs=configs)
+            begun = asyncio.create_task(agent.runtime.run_pod(sandbox))
+            async with asyncio.timeout(30):
+                while "nic0" not in pod.links():  # noqa: ASYNC110 - in the kernel
+                    await asyncio.sleep(0.01)
+                while not begun.done():
+                    with suppress(OSError):  # its own address is checked for duplicates
+                        advertise(node.switch.path, "switch0")
+                    await asyncio.sleep(0.1)
+            await begun
+            found = pod.describe("nic0")
+            assert "2001:db8::" in found
+            assert "2001:db8:9::/48 via 2001:db8::1" in found
+            assert "fd00::1" not in found
+            reason, addresses = read_status(await agent.backend.discover())
+            assert (reason, addresses[0][:10]) == ("NetworkDeviceReady", "2001:db8::")
+            await agent.unprepare("claim")
         assert node.host.describe("nic0") == before
 
 

@@ -72,6 +72,21 @@ def _open(link: str) -> socket.socket:
     return opened
 
 
+def advertise(path: str, link: str) -> None:
+    """Advertise the prefix 2001:db8::/64 on a link of a namespace, as routers do (RFC 4861)."""
+    prefix = struct.pack("!BBBBIII", 3, 4, 64, 0xC0, 3600, 3600, 0) + socket.inet_pton(socket.AF_INET6, "2001:db8::")
+    message = struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 0, 0, 0) + prefix
+
+    def send() -> None:
+        with socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6) as opened:
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
+            opened.sendto(message, ("ff02::1", 0, 0, socket.if_nametoindex(link)))
+
+    where = OpenNamespace(path)
+    where.run(send)
+    where.close()
+
+
 def _read_options(data: bytes) -> Iterator[tuple[int, bytes]]:
     place = 0
     while data[place] != 255:
