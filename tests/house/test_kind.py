@@ -95,8 +95,8 @@ def test_a_release_that_is_tested_has_its_images_on_the_node_and_in_the_variable
     images = script.list_images("busybox:1.37", "localhost:5000/pydra:2", "localhost/pydra:1")
     assert images == ["busybox:1.37", "localhost:5000/pydra:2", *backends, *older]
     variables = script.build_environment("pydra", "busybox:1.37", "localhost/pydra:2", "localhost/pydra:1")
-    names = ("PYDRA_E2E_IMAGE", "PYDRA_E2E_CHART_IMAGE", "PYDRA_E2E_OLDER_IMAGE")
-    assert [variables[name] for name in names] == ["busybox:1.37", "localhost/pydra:2", "localhost/pydra:1"]
+    images = [variables[f"PYDRA_E2E_{name}IMAGE"] for name in ("", "CHART_", "OLDER_")]
+    assert images == ["busybox:1.37", "localhost/pydra:2", "localhost/pydra:1"]
 
 
 def test_variables_of_no_cluster_are_refused() -> None:
