@@ -45,6 +45,14 @@ class InUse(InjectionError):
     reason = "InUse"
 
 
+def lose_gpu(machine: Machine, view: View, board: Board) -> None:
+    """The GPU falls off the bus: XID 79, and GPU_IS_LOST from every call. Within `Machine.change` only."""
+    view.state.gpus[board.uuid].lost = True
+    machine.record(view.state, board.uuid, XID, 79)
+    if board.model.events & UNAVAILABLE:
+        machine.record(view.state, board.uuid, UNAVAILABLE)
+
+
 class Injector:
     """All take the GPU's minor number. What they change is seen by every process at its next call.
 
@@ -67,11 +75,8 @@ class Injector:
 
     def lose(self, minor: int) -> None:
         """The GPU falls off the bus: XID 79, and GPU_IS_LOST from every call."""
-        with self._gpu(minor) as (view, board, gpu):
-            gpu.lost = True
-            self._machine.record(view.state, board.uuid, XID, 79)
-            if board.model.events & UNAVAILABLE:
-                self._machine.record(view.state, board.uuid, UNAVAILABLE)
+        with self._gpu(minor) as (view, board, _):
+            lose_gpu(self._machine, view, board)
 
     def answer(self, minor: int) -> None:
         """The lost GPU answers again, without a reset: it has all that it had."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,6 +79,19 @@ def test_a_lost_gpu_answers_so_to_every_call_and_the_others_do_not(simulate: Sim
     assert nvml.nvmlDeviceGetMinorNumber(nvml.nvmlDeviceGetHandleByIndex(1)) == 2
     rig.inject.reset(3, force=True)
     assert nvml.nvmlDeviceGetMinorNumber(handle) == 3
+
+
+@pytest.mark.parametrize("device", ["gpu-3", "gpu-3-mig-1g10gb-19-0"])
+def test_a_gpu_is_lost_while_one_of_its_devices_has_a_mark(simulate: Simulate, device: str) -> None:
+    rig = simulate(FOUR)
+    nvml, handle = rig.opened()
+    mark = Path(rig.machine.path, "unhealthy", device)
+    mark.touch()
+    assert rig.code(nvml.nvmlDeviceGetUUID, handle) == Code.GPU_IS_LOST
+    assert nvml.nvmlDeviceGetMinorNumber(nvml.nvmlDeviceGetHandleByIndex(1)) == 2
+    mark.unlink()
+    assert nvml.nvmlDeviceGetMinorNumber(handle) == 3
+    nvml.nvmlShutdown()
 
 
 def test_a_gpu_that_is_plugged_in_is_there_in_the_next_session(simulate: Simulate) -> None:

@@ -16,6 +16,7 @@ from pydra_nvidia.simulation.library import devices, events, fields, instances, 
 from pydra_nvidia.simulation.library.arguments import Refusal, handle, number
 from pydra_nvidia.simulation.library.symbols import SYMBOLS, Call, Kind, Symbol, Target
 from pydra_nvidia.simulation.machine import Machine, View
+from pydra_nvidia.simulation.marks import Marks
 
 TOPICS = (devices, events, fields, instances, memory, mig, nvlink, sensors)
 """Their functions are in SYMBOLS once they are imported."""
@@ -48,6 +49,7 @@ class Library:
         self.session: Session | None = None
         self.version = machine.read().driver_version()
         self.sets: dict[int, events.EventSet] = {}
+        self._marks = Marks(machine)
         self._targets: dict[int, Target] = {}
         self._addresses: dict[Target, int] = {}
         self._next = 0x7F0000000000 + id(self) % 0x1000 * 0x10000
@@ -132,6 +134,7 @@ class Library:
         self.sets.clear()
 
     def _call(self, name: str, symbol: Symbol, arguments: tuple[Any, ...]) -> int:
+        self._marks.follow()
         view = self.machine.read()
         call = Call(self, view)
         last: Fault | None = None

@@ -1,0 +1,38 @@
+"""Files `unhealthy/DEVICE` in the machine's directory, by which the page of `pydra dev` breaks and repairs devices."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from pydra_nvidia.simulation.inject import lose_gpu
+from pydra_nvidia.simulation.machine import Machine, reset_gpu
+
+_DEVICE = re.compile(r"gpu-(\d+)(-mig-.+)?")
+
+
+class Marks:
+    """The GPU of a device with a mark has fallen off the bus; a reset repairs it when none of its devices has one."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._directory = os.path.join(machine.path, "unhealthy")
+        self._names: Sequence[str] = ()
+        os.makedirs(self._directory, exist_ok=True)
+
+    def follow(self) -> None:
+        """Look whether there are other marks now."""
+        names = os.listdir(self._directory)
+        if names == self._names:
+            return
+        self._names = names
+        minors = {int(found[1]) for found in map(_DEVICE.fullmatch, names) if found}
+        with self._machine.change() as view:
+            for board in view.boards.values():
+                gpu = view.state.gpus[board.uuid]
+                was, gpu.marked = gpu.marked, board.minor in minors
+                if gpu.marked and not was:
+                    lose_gpu(self._machine, view, board)
+                elif was and not gpu.marked:
+                    reset_gpu(gpu)
