@@ -61,11 +61,6 @@ class ReducedPool(msgspec.Struct, frozen=True, kw_only=True):
     withheld: tuple[str, ...] = ()
 
 
-def needs_gates(device: Device) -> bool:
-    """Return whether a server may drop fields of the device."""
-    return _reduce(device, _GATES) != device
-
-
 def has_overheads(pool: Pool) -> bool:
     """Return whether Kubernetes 1.36 cannot say all that any device uses of the node."""
     return any(_reduce(device, (OVERHEADS,)) != device for device in pool.devices)

@@ -36,11 +36,11 @@ from pydra.slices.server_limitations import (
     SHARES,
     TAINTS,
     apply_modifications,
+    build_probe,
     find_modification,
     find_refused,
     has_lists,
     name_gates,
-    needs_gates,
     reduce_pool,
 )
 
@@ -232,12 +232,11 @@ def test_whatever_the_gates_nothing_is_published_that_could_be_given_out_twice(
     "device", [SICK, NOTED, BOUND, LOCAL, SHARED, LISTED, CPUS, part("part", 1)], ids=lambda device: device.name
 )
 def test_what_depends_on_a_gate_is_known_and_nothing_else(device: Device) -> None:
-    assert needs_gates(device)
-    assert not needs_gates(PLAIN)
+    assert build_probe(Pool(name="p", devices=(PLAIN, device))).devices == (device,)
     (whole,) = build_wanted(Pool(name="p", devices=(device,)), driver="d", node="n").slices
     assert has_lists(whole) is (device is LISTED)
     left = reduce_pool(Pool(name="p", devices=(device,), counter_sets=(BOARD,)), GATES).pool
-    assert not any(map(needs_gates, left.devices))
+    assert not build_probe(left).devices
     (reduced,) = build_wanted(left, driver="d", node="n").slices
     assert name_gates(whole, reduced), "the server's loss would have named the gate"
 
