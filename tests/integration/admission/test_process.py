@@ -204,18 +204,6 @@ async def test_sighup_reads_the_log_level_and_the_certificate(tmp_path: Path) ->
         await webhook.wait_log("because those in the file are invalid: logLevel: must be one of")
 
 
-async def test_metrics_and_probes_may_have_a_port_without_tls(tmp_path: Path) -> None:
-    mount = SecretMount(tmp_path / "tls", AUTHORITY.issue())
-    plain = free_port()
-    async with (
-        run_webhook(tmp_path, mount, "--http-address", f"127.0.0.1:{plain}"),
-        aiohttp.ClientSession() as session,
-        session.get(f"http://127.0.0.1:{plain}/metrics") as response,
-    ):
-        text = await response.text()
-    assert "pydra_admission_certificate_expiry_timestamp_seconds 1." in text
-
-
 def run(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pydra.cli.tool", *arguments]
     return subprocess.run(
