@@ -52,7 +52,7 @@ GATES: Mapping[str, int] = {
 }
 """What the tests ask for, and the minor version that knows it first; a component does not start with one unknown."""
 
-BACKENDS = ("amd", "cpu", "net", "nvidia-compute-domain", "sim", "tpu")
+BACKENDS = ("amd", "cpu", "net", "nvidia", "nvidia-compute-domain", "sim", "tpu")
 """Those that tests install with the chart."""
 
 APIS = ("v1", "v1beta1", "v1beta2", "v1alpha3")

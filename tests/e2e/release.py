@@ -22,7 +22,7 @@ from pydra.kube.api_resources import NAMESPACES, PODS, JsonObject, Resource
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
 from tests.chart.rendering import CHART, overlay
-from tests.e2e.cluster import KUBELET_ROOT, Cluster, kill_processes, open_cluster
+from tests.e2e.cluster import KUBELET_ROOT, RECORDS_DIRECTORY, Cluster, kill_processes, open_cluster
 
 IMAGE = os.environ.get("PYDRA_E2E_CHART_IMAGE", "")
 SECONDS = 100
@@ -103,7 +103,8 @@ class Release:
 
     def clean_node(self) -> None:
         """Remove what the agent keeps on the node between two releases."""
-        for path in (self.state, KUBELET_ROOT / "plugins" / self.cluster.driver):
+        driver = self.cluster.driver
+        for path in (self.state, KUBELET_ROOT / "plugins" / driver, RECORDS_DIRECTORY / driver):
             shutil.rmtree(path, ignore_errors=True)
 
     def hardware(self, scenario: str, *, name: str = "scenario") -> dict[str, Any]:

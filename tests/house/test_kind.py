@@ -89,7 +89,7 @@ def test_a_docker_that_does_not_answer_is_told_in_its_own_words(tmp_path: Path) 
 
 def test_a_release_that_is_tested_has_its_images_on_the_node_and_in_the_variables() -> None:
     script = load(SCRIPT)
-    tested = ("amd", "cpu", "net", "nvidia-compute-domain", "sim", "tpu")
+    tested = ("amd", "cpu", "net", "nvidia", "nvidia-compute-domain", "sim", "tpu")
     backends = [f"localhost:5000/pydra-{name}:2" for name in tested]
     older = ["localhost/pydra:1", "localhost/pydra-sim:1"]
     images = script.list_images("busybox:1.37", "localhost:5000/pydra:2", "localhost/pydra:1")
