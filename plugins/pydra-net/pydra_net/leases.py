@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
+from pydra import ClaimError
 from pydra_net.dhcp.client import Client
 from pydra_net.dhcp.messages import Lease
 from pydra_net.hardware_types import Link
@@ -16,6 +18,9 @@ from pydra_net.link_state import find_given, plan_given, plan_lease
 from pydra_net.operations import Kernel, Namespace
 from pydra_net.pod_links import find
 from pydra_net.steps import InterfaceStep, ShareInterface, Step
+
+_PAUSE = 10.0
+"""Seconds after a failure."""
 
 _log = logging.getLogger(__name__)
 
@@ -95,20 +100,30 @@ class _Running:
 
     def start(self, found: str, earlier: str) -> None:
         """Go on with the address that the interface has, or ask for one that it had elsewhere."""
-        if self.step.target.slaac:
-            self._task = asyncio.create_task(self._follow())
-            return
-        if found:
+        if found and self.step.target.dhcp:
             self.lease = _of_nobody(found)
             self.got.set()
-        self._task = asyncio.create_task(self._client.run(self.lease.ip if self.lease else earlier))
+        self._task = asyncio.create_task(self._run(earlier))
 
     async def stop(self, *, release: bool) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if release and self.lease is not None:
-            await self._client.release(self.lease)
+            with suppress(ClaimError):  # the namespace has ended
+                await self._client.release(self.lease)
+
+    async def _run(self, earlier: str) -> None:
+        """Go on for ever: whatever fails once, an address that nobody renews would end."""
+        while True:
+            try:
+                if self.step.target.slaac:
+                    await self._follow()
+                else:
+                    await self._client.run(self.lease.ip if self.lease else earlier)
+            except Exception as error:  # noqa: BLE001 - told, and tried again
+                _log.warning("the address of %s (%s): %s", self.step.name, self.step.device, error)
+            await asyncio.sleep(_PAUSE)
 
     async def _follow(self) -> None:
         """Learn the address that a router gives, whenever the kernel reports something of the pod."""
