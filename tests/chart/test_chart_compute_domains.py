@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -22,7 +23,9 @@ from pydra_dev import kinds
 from pydra_dev.apiserver import ApiServer, serve_api
 from pydra_dev.faults import Call
 from pydra_dev.verbs import Signal
+from pydra_nvidia.compute_domain.controller.command import add_arguments, parse_settings
 from pydra_nvidia.compute_domain.controller.facts import COMPUTE_DOMAINS, DAEMON_SETS
+from pydra_nvidia.compute_domain.controller.objects import build_daemon_set
 from pydra_nvidia.compute_domain.custom_resources import DEFINITIONS
 from pydra_nvidia.compute_domain.imex import TEMPLATE
 from pydra_nvidia.compute_domain.names import IMEX_CONDITION
@@ -187,7 +190,7 @@ async def test_the_daemons_role_and_policy_allow_the_condition_that_it_writes(
     allowed = rights(objects, DAEMON)
     assert {right for right in used if not is_allowed(allowed, right)} == set()
     assert {(resource, verb) for resource, verb, _ in allowed} == {(resource, verb) for resource, verb, _ in used}
-    assert refusals(objects, before, pod(), token=pod()["metadata"]["uid"]) == []
+    assert refusals(objects, before, pod(), token=pod()["metadata"]["uid"], namespace="default") == []
 
 
 CEL = cel.NewEnvConfigFromYaml(
@@ -202,10 +205,19 @@ def evaluate(expression: str, told: Mapping[str, Any]) -> Any:
     return found.plain_value()
 
 
-def refusals(objects: Objects, old: Object, new: Object, *, token: str, account: str = DAEMON) -> list[str]:
-    """What the policy says to this update, in its words."""
-    spec = objects.one("ValidatingAdmissionPolicy", f"{CONTROLLER}.{new['metadata']['namespace']}-daemon")["spec"]
-    user: Object = {"username": f"system:serviceaccount:{new['metadata']['namespace']}:{account}"}
+def refusals(
+    objects: Objects,
+    old: Object,
+    new: Object,
+    *,
+    token: str,
+    account: str = DAEMON,
+    namespace: str = "pydra-system",
+    part: str = "daemon",
+) -> list[str]:
+    """What the policy for a part says to this update, in its words."""
+    spec = objects.one("ValidatingAdmissionPolicy", f"{CONTROLLER}.{namespace}-{part}")["spec"]
+    user: Object = {"username": f"system:serviceaccount:{namespace}:{account}"}
     if token:
         user["extra"] = {"authentication.kubernetes.io/pod-uid": [token]}
     told: Object = {"request": {"userInfo": user}, "object": new, "oldObject": old, "variables": {}}
@@ -272,10 +284,58 @@ def test_a_daemon_writes_the_one_condition_of_its_own_pod_and_nothing_else(
     objects = render(ON)
     assert refusals(objects, deepcopy(POD), new, token=token) == said
     assert refusals(objects, deepcopy(POD), new, token=token, account="kubelet") == []
-    (bound,) = [
-        one["spec"] for one in objects.all("ValidatingAdmissionPolicyBinding") if "daemon" in one["metadata"]["name"]
+    bound = [one["spec"] for one in objects.all("ValidatingAdmissionPolicyBinding") if CONTROLLER in name_of(one)]
+    assert [one["policyName"] for one in bound] == [
+        f"{CONTROLLER}.pydra-system-{part}" for part in ("controller", "daemon")
     ]
-    assert bound == {"policyName": f"{CONTROLLER}.pydra-system-daemon", "validationActions": ["Deny"]}
+    assert all(one["validationActions"] == ["Deny"] for one in bound)
+
+
+NODE: Object = {"metadata": {"name": "a", "labels": {"zone": "x"}}, "spec": {"unschedulable": True}}
+LABEL = "resource.nvidia.com/computeDomain"
+ONE_LABEL = [f"the controller of ComputeDomains writes the label {LABEL} of a node and nothing else"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        pytest.param({"metadata": {"name": "a", "labels": {"zone": "x", LABEL: "uid"}}}, [], id="its label"),
+        pytest.param({"metadata": {"name": "a", "labels": {"zone": "y", LABEL: "uid"}}}, ONE_LABEL, id="another value"),
+        pytest.param({"metadata": {"name": "a", "labels": {LABEL: "uid"}}}, ONE_LABEL, id="a label away"),
+        pytest.param({"metadata": {"name": "a", "labels": {"zone": "x", "more": ""}}}, ONE_LABEL, id="another label"),
+        pytest.param({"metadata": {**NODE["metadata"], "annotations": {"a": "b"}}}, ONE_LABEL, id="an annotation"),
+        pytest.param({"spec": {}}, ONE_LABEL, id="taints and the like"),
+    ],
+)
+def test_the_controller_writes_one_label_of_nodes_and_nothing_else(changed: Object, said: list[str]) -> None:
+    objects = render(ON)
+    old, new = deepcopy(NODE), {**deepcopy(NODE), **changed}
+    assert refusals(objects, old, new, token="", account=CONTROLLER, part="controller") == said
+    assert refusals(objects, new, old, token="", account=CONTROLLER, part="controller") == said
+    assert refusals(objects, old, new, token="", account="kubelet", part="controller") == []
+
+
+def test_on_openshift_the_daemons_account_may_use_the_constraints_that_the_daemons_need() -> None:
+    found = render(ON, at("openshift.enabled", True))
+    constraints = found.one("SecurityContextConstraints", f"{CONTROLLER}.pydra-system-daemon")
+    (rule,) = found.one("Role", f"{DAEMON}-scc")["rules"]
+    assert rule["resourceNames"] == [constraints["metadata"]["name"]]
+    (subject,) = found.one("RoleBinding", f"{DAEMON}-scc")["subjects"]
+    assert subject["name"] == DAEMON
+    pod = controller_pod(found)
+    assert "runAsUser" not in pod["securityContext"], "the namespace's range decides"
+    arguments = [one for one in pod["containers"][0]["args"] if not one.startswith("--http-address=")]
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, {})
+    daemon = build_daemon_set(DOMAIN, parse_settings(parser.parse_args(arguments)))["spec"]["template"]["spec"]
+    (container,) = daemon["containers"]
+    assert container["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+    assert container["securityContext"]["allowPrivilegeEscalation"] is constraints["allowPrivilegeEscalation"] is False
+    volumes = {key for one in daemon.get("volumes", ()) for key in one} - {"name"}
+    assert {*volumes, "projected"} <= {*constraints["volumes"]}
+
+
+DOMAIN: Object = {"metadata": {"name": "cd", "namespace": "default", "uid": "0f4a1c5e"}}
 
 
 def test_without_the_switch_there_is_nothing_of_it() -> None:
@@ -349,7 +409,6 @@ def test_where_hosts_run_imex_there_is_a_controller_and_nothing_for_daemons() ->
             at(f"{BACKEND}.deviceClasses.names", {"compute-domain-daemon.nvidia.com": "mine"}),
             "ask for the DeviceClass compute-domain-daemon.nvidia.com, which is renamed or left out here",
         ),
-        (at("openshift.enabled", True), "leave it out with openshift.enabled=true"),
         (
             at(f"{BACKEND}.env", [{"name": "PYDRA_NVIDIA_COMPUTE_DOMAIN_IMEX", "value": "hostManaged"}]),
             f"set {BACKEND}.settings.imex",

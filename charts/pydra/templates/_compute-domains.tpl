@@ -42,9 +42,6 @@ daemons. Fails where other values contradict the controller.
 {{- fail (printf "backends.%s.deviceClasses: the controller's claims ask for the DeviceClass %s, which is renamed or left out here; leave that out, or keep the classes of somebody else with deviceClasses.create=false" $name .) -}}
 {{- end -}}
 {{- end -}}
-{{- if .Values.openshift.enabled -}}
-{{- fail "computeDomainController.enabled: the daemons run as user 0, for which the chart has no SecurityContextConstraints yet; leave it out with openshift.enabled=true" -}}
-{{- end -}}
 {{- $variable := include "pydra.variable" (dict "name" $name "key" "imex") -}}
 {{- range default list $backend.env -}}
 {{- if eq .name $variable -}}
@@ -126,9 +123,11 @@ topologySpreadConstraints:
         {{- include "pydra.computeDomainSelector" .root | nindent 8 }}
 securityContext:
   runAsNonRoot: true
+  {{- if not $values.openshift.enabled }}
   runAsUser: 65532
   runAsGroup: 65532
   fsGroup: 65532
+  {{- end }}
   seccompProfile: {type: RuntimeDefault}
 containers:
   - name: controller
@@ -149,6 +148,9 @@ containers:
       - --priority-class={{ . }}
       {{- end }}
       - --max-nodes={{ $controller.maxNodes }}
+      {{- with $values.openshift.enabled | ternary "spc_t" (dig "type" "" (default dict $values.seLinuxOptions)) }}
+      - --selinux-type={{ . }}
+      {{- end }}
       {{- with $controller.tlsSecret }}
       - --tls-secret={{ . }}
       {{- end }}

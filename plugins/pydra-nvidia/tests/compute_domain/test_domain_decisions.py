@@ -9,6 +9,7 @@ import pytest
 
 from domain_cluster import OWN, SETTINGS, Cluster
 from pydra.controllers import NODES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES
+from pydra_dev.kinds import PODS as POD_KIND
 from pydra_dev.kinds import RESOURCE_CLAIM_TEMPLATES as TEMPLATE_KIND
 from pydra_nvidia.compute_domain.controller.facts import CLIQUES, COMPUTE_DOMAINS, DAEMON_SETS, get_label
 from pydra_nvidia.compute_domain.names import DOMAIN_LABEL, FINALIZER
@@ -30,9 +31,11 @@ def start(*nodes: str, cluster: Cluster | None = None) -> tuple[Cluster, str]:
     return cluster, uid
 
 
-def test_a_domain_gets_nvidias_objects() -> None:
+@pytest.mark.parametrize("mode", ["Single", "All"])
+def test_a_domain_gets_nvidias_objects(mode: str) -> None:
     cluster = Cluster({})
-    uid = cluster.create_domain("cd", "channels")
+    channel = {"resourceClaimTemplate": {"name": "channels"}, "allocationMode": mode}
+    uid = cluster.create_domain("cd", channel=channel)
     cluster.settle()
     workload, daemon = cluster.list(RESOURCE_CLAIM_TEMPLATES)
     assert (daemon["metadata"]["namespace"], daemon["metadata"]["name"]) == (OWN, f"computedomain-daemon-{uid}")
@@ -58,7 +61,7 @@ def test_a_domain_gets_nvidias_objects() -> None:
         "apiVersion": "resource.nvidia.com/v1beta1",
         "kind": "ComputeDomainChannelConfig",
         "domainID": uid,
-        "allocationMode": "Single",
+        "allocationMode": mode,
     }
 
 
@@ -167,6 +170,28 @@ def test_a_node_that_leaves_frees_its_index_for_the_next() -> None:
     cluster.set_ready("d", ready=True)
     cluster.settle()
     assert [entry[1:] for entry in cluster.indexes()] == [("d", 0), ("b", 1), ("c", 2)]
+
+
+def test_a_daemon_that_is_force_deleted_comes_back_with_the_number_of_its_node() -> None:
+    cluster, _ = start("a", "b")
+    before = {entry[1:] for entry in cluster.indexes()}
+    for pod in cluster.list(PODS):
+        cluster.api.delete(POD_KIND, pod["metadata"]["name"], {"gracePeriodSeconds": 0}, namespace=OWN)
+    cluster.run_daemon_sets()
+    cluster.settle()
+    assert cluster.condition("cd")[0] == "NodesNotReady"
+    for node in ("a", "b"):
+        cluster.set_ready(node, ready=True)
+    cluster.settle()
+    assert {entry[1:] for entry in cluster.indexes()} == before
+    assert cluster.condition("cd")[0] == "NodesReady"
+
+
+def test_a_domain_that_no_pod_uses_any_more_names_no_nodes() -> None:
+    cluster, _ = start("a")
+    cluster.end_pod("pod-a")
+    cluster.settle()
+    assert "nodes" not in cluster.domain("cd")["status"]
 
 
 def test_more_nodes_than_a_clique_may_have_are_told_and_leave_the_others_alone() -> None:

@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -
     add("--max-nodes", "MAX_NODES_PER_IMEX_DOMAIN", str(MAX_NODES), "how many nodes one clique of a domain may have")
     add("--imex", "IMEX_MODE", "driverManaged", "driverManaged, or hostManaged where the hosts run nvidia-imex")
     add("--tls-secret", "IMEX_TLS_SECRET", "", "a Secret with tls.crt, tls.key and ca.crt: daemons use TLS")
+    add("--selinux-type", "DAEMON_SELINUX_TYPE", "", "of the daemons' containers, such as spc_t")
     add("--kubeconfig", "KUBECONFIG", "", "kubeconfig file; default: the pod's service account")
     add("--identity", "POD_NAME", socket.gethostname(), "the name of this instance")
     add("--leader-election", "LEADER_ELECTION", "true", "true, or false for a single instance")
@@ -82,6 +83,7 @@ def parse_settings(given: argparse.Namespace) -> ControllerSettings:
         max_nodes=int(given.max_nodes),
         host_managed=host_managed,
         tls_secret=given.tls_secret,
+        selinux_type=given.selinux_type,
         daemon_log_level=given.log_level,
     )
 

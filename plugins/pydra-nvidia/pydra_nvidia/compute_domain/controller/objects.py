@@ -149,6 +149,8 @@ def _build_pod(domain: JsonObject, settings: ControllerSettings) -> JsonObject:
         pod["imagePullSecrets"] = [{"name": name} for name in settings.image_pull_secrets]
     if settings.priority_class:
         pod["priorityClassName"] = settings.priority_class
+    if settings.selinux_type:
+        container["securityContext"]["seLinuxOptions"] = {"type": settings.selinux_type}
     if settings.tls_secret:
         container["volumeMounts"] = [{"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": True}]
         pod["volumes"] = [{"name": "tls", "secret": {"secretName": settings.tls_secret, "defaultMode": 0o400}}]

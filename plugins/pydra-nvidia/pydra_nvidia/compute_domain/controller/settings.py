@@ -25,4 +25,6 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The hosts run nvidia-imex: there are no daemons, and domains of a fabric are not isolated from each other."""
     tls_secret: str = ""
     """A Secret with tls.crt, tls.key and ca.crt, with which daemons encrypt and authenticate. Empty: they do not."""
+    selinux_type: str = ""
+    """Of the daemons' containers; empty for the default, which may not write in directories of the host."""
     daemon_log_level: str = "info"
