@@ -252,7 +252,10 @@ async def test_with_a_daemon_of_the_host_there_is_only_a_channel_and_it_waits_fo
         )
         socket = tmp_path / "tree" / SOCKET
         socket.parent.mkdir(parents=True)
+        node.imex_says("NOT_READY")
         socket.touch()
+        await node.told("workload", "ComputeDomainNotReady", 'nvidia-imex-ctl says "NOT_READY"')
+        node.imex_says("READY")
         assert channels(await node.running("workload")) == [("/dev/nvidia-caps-imex-channels/channel0", 236, 0)]
         await node.end("workload")
 

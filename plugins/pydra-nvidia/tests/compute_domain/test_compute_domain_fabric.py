@@ -158,6 +158,15 @@ async def test_a_fabric_that_is_not_ready_makes_the_devices_unhealthy_until_it_i
         assert await node.health() == Health()
 
 
+async def test_a_driver_that_is_too_old_for_daemons_is_told(tmp_path: Path) -> None:
+    async with machine(tmp_path, gpus({})) as node:
+        await node.backend.discover()
+        (tmp_path / "state/tree/proc/driver/nvidia/capabilities/fabric-imex-mgmt").unlink()
+        health = await node.health()
+        assert (health.status, health.reason) == (HealthStatus.UNHEALTHY, "FabricNotReady")
+        assert "fabric-imex-mgmt" in health.message
+
+
 @pytest.mark.parametrize(
     ("said", "fabric"),
     [

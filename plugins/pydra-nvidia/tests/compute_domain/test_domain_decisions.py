@@ -133,6 +133,15 @@ def test_a_daemon_that_does_not_start_is_told_with_the_reason(status: dict[str, 
     assert said in cluster.condition("cd")[1]
 
 
+def test_a_node_without_an_agent_is_told() -> None:
+    cluster = Cluster(NODES_OF_RACK)
+    uid = cluster.create_domain("cd")
+    cluster.delete(RESOURCE_SLICES, "a")
+    cluster.start_pod("pod", uid, "a")
+    cluster.settle()
+    assert "a: its slice of compute-domain.nvidia.com, which tells its clique, does not" in cluster.condition("cd")[1]
+
+
 def test_num_nodes_counts_for_the_status_only() -> None:
     cluster = Cluster(NODES_OF_RACK)
     uid = cluster.create_domain("cd", numNodes=2)
