@@ -29,19 +29,21 @@ from pydra import (
     PydraError,
 )
 from pydra_net.cdi import edits
-from pydra_net.claim_plan import check_offered, list_with_ethtool, plan_claim
+from pydra_net.claim_plan import check_offered, list_with_ethtool, list_with_functions, plan_claim
 from pydra_net.device_status import PodState, build_status, build_statuses
 from pydra_net.devices import DRIVER
 from pydra_net.hardware_reader import HardwareReader, Node
-from pydra_net.held_claims import list_of_device, list_of_pod
+from pydra_net.health import find_lost
+from pydra_net.held_claims import list_gives, list_of_device, list_of_pod
 from pydra_net.inventory import build_inventory
 from pydra_net.leases import Leases
 from pydra_net.operations import Kernel, Namespace, NamespaceGone
 from pydra_net.pod_links import AttachFailed
 from pydra_net.sandboxes import Sandbox, Sandboxes
-from pydra_net.settings import Settings
+from pydra_net.settings import Settings, list_counts
 from pydra_net.step_appliers import StepAppliers
-from pydra_net.steps import GiveRdma, Step
+from pydra_net.steps import ConfigureFunction, GiveInterface, GiveRdma, ShareInterface, Step
+from pydra_net.virtual_functions import FunctionMaker
 from pydra_nri import Container, ContainerUpdate, CreateContainerResponse, Plugin, PodSandbox
 from pydra_pci import Tree
 
@@ -73,8 +75,9 @@ class NetBackend:
         self._selects = _build_filter(settings.filter)
         self._tree = tree
         self._reader = HardwareReader(tree, kernel, host, settings)
-        self._appliers = StepAppliers(kernel, host, self._reader.has_function)
+        self._appliers = StepAppliers(kernel, host, self._reader.has_function, tree)
         self._sandboxes = Sandboxes(kernel)
+        self._maker = FunctionMaker(tree, list_counts(settings.virtual_functions))
         self._events = kernel.watch(host)
         self._inventory = Inventory()
         self._restored = asyncio.Event()
@@ -116,7 +119,7 @@ class NetBackend:
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Plan:
         """The interfaces, with all that is configured on them now."""
         await self._check_runtime()
-        node = await asyncio.to_thread(self._reader.read, list_with_ethtool(claim))
+        node = await asyncio.to_thread(self._reader.read, list_with_ethtool(claim), list_with_functions(claim))
         return plan_claim(claim, held, node, self._reader.find_pci_address)
 
     async def apply(self, step: Step, _result: Any, _claim: Claim, /) -> None:
@@ -153,7 +156,7 @@ class NetBackend:
             if isinstance(step, GiveRdma):
                 nodes = edits(step, self._tree)
                 attributes["rdmaDevice"] = step.name
-            else:
+            elif not isinstance(step, ConfigureFunction):
                 attributes["ifName"] = step.target.name
         return device.prepared(nodes, attributes=attributes, status=build_status(claim, device, PodState()))
 
@@ -292,7 +295,7 @@ class NetBackend:
             await asyncio.to_thread(self._appliers.give, step, sandbox.namespace, earlier)
             for other in self._sandboxes.list_of_pod(sandbox.pod_uid):
                 other.attached.discard(step.key)
-            if not isinstance(step, GiveRdma) and step.target.is_given_addresses:
+            if isinstance(step, GiveInterface | ShareInterface) and step.target.is_given_addresses:
                 await self._leases.begin(step, sandbox.namespace)
             sandbox.attached.add(step.key)
             self._problems.pop(step.key, None)
@@ -335,6 +338,12 @@ class NetBackend:
         except ClaimError as error:
             problem = str(error)
         node = await self._read()
+        if await asyncio.to_thread(self._maker.make, node.reading.links, node.needed):
+            node = await self._read()
+        attached = self._sandboxes.list_attached()
+        lost = await asyncio.to_thread(
+            find_lost, list_gives(self._held()), node.reading, attached, self._reader.read_hardware
+        )
         inventory = await asyncio.to_thread(
             build_inventory,
             node,
@@ -343,9 +352,14 @@ class NetBackend:
             self._reader.find_pci_address,
             problem,
             selects=self._selects,
+            lost=lost,
         )
-        state = PodState(attached=self._sandboxes.list_attached(), problems=self._problems, leases=self._leases.known)
-        return replace(inventory, claim_statuses=build_statuses(self._held(), state))
+        state = PodState(attached=attached, problems={**self._problems, **lost}, leases=self._leases.known)
+        return replace(
+            inventory,
+            claim_statuses=build_statuses(self._held(), state),
+            unreadable=tuple(self._maker.list_problems(node.reading.links, node.needed)),
+        )
 
     async def _check_runtime(self) -> None:
         """Raise RuntimeUnavailable if pods begin without their interfaces now."""

@@ -57,6 +57,36 @@ class VlanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     id: Annotated[int, msgspec.Meta(ge=1, le=4094)]
 
 
+class VfConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """What the card does with a virtual function. Names are those of the SR-IOV network operator."""
+
+    vlan: Annotated[int, msgspec.Meta(ge=0, le=4094)] | None = None
+    """The VLAN that it is in, and does not see; 0 for none."""
+    vlan_qos: Annotated[int, msgspec.Meta(ge=0, le=7)] | None = msgspec.field(default=None, name="vlanQoS")
+    """The priority of its packets in the VLAN."""
+    min_tx_rate: Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)] | None = None
+    """The rate at which it can send in any case, in Mbit/s."""
+    max_tx_rate: Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)] | None = None
+    """The rate at which it can send at most, in Mbit/s; 0 for any."""
+    spoof_chk: bool | None = None
+    """Whether packets from other MAC addresses than its own are dropped."""
+    trust: bool | None = None
+    """Whether the pod can change its MAC address, and receive packets for others."""
+    link_state: Literal["auto", "enable", "disable"] | None = None
+    """Whether it has carrier as the card (auto), always, or never."""
+
+    def __post_init__(self) -> None:
+        """Refuse what the card would refuse."""
+        if self.vlan_qos and not self.vlan:
+            raise ValueError("vlanQoS: needs a vlan")
+        if self.min_tx_rate and self.max_tx_rate and self.min_tx_rate > self.max_tx_rate:
+            raise ValueError(f"minTxRate: found {self.min_tx_rate}, which is more than maxTxRate, {self.max_tx_rate}")
+
+
+LINK_STATES = ("auto", "enable", "disable")
+"""By the numbers of the kernel."""
+
+
 class VrfConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """A VRF of the pod: its interfaces have a routing table of their own."""
 
@@ -131,9 +161,13 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Whether eBPF programs (tc, tcx, XDP) are detached from it."""
     vrf: VrfConfig | None = None
     """The VRF of the pod that it is in."""
+    vf: VfConfig | None = None
+    """For a virtual function: what its card does with it."""
 
     def __post_init__(self) -> None:
         """Refuse names, types and addresses that the kernel would refuse."""
+        if self.vf is not None and self.type not in (None, "passthrough"):
+            raise ValueError(f"vf: cannot be set with type {self.type}, which is an interface on one of the node")
         for kind in ("macvlan", "ipvlan", "vlan"):
             if getattr(self, kind) is not None and self.kind != kind:
                 raise ValueError(f"{kind}: needs type {kind}")

@@ -10,13 +10,14 @@ from pydra import AllocatedDevice, Claim, ClaimError, HeldClaim, Plan, TerminalE
 from pydra_net.claim_checks import check_addresses, check_gateways, check_parameters, check_pod, check_share
 from pydra_net.claim_config import NetworkConfig
 from pydra_net.ethtool import list_present, resolve_ethtool
+from pydra_net.function_plan import plan_function
 from pydra_net.hardware_reader import Node
 from pydra_net.hardware_types import Ethtool, Link
 from pydra_net.held_claims import list_holders
 from pydra_net.link_state import find_state_in_pod, read_interface
 from pydra_net.rdma_plan import is_alone, plan_rdma
 from pydra_net.share_plan import is_virtual, plan_share
-from pydra_net.steps import GiveInterface, GiveRdma, InterfaceStep, ShareInterface, Step
+from pydra_net.steps import ConfigureFunction, GiveInterface, GiveRdma, InterfaceStep, ShareInterface, Step
 
 
 class InterfaceProtected(ClaimError):
@@ -34,16 +35,25 @@ def plan_claim(claim: Claim, held: Sequence[HeldClaim], node: Node, find_pci_add
         TerminalError: two interfaces of the pod would have the same name, or the configuration does not fit.
     """
     steps: list[InterfaceStep] = []
+    functions: list[ConfigureFunction] = []
     for device in claim.devices:
         if not device.admin_access and not is_alone(device, node):
             steps.append(_plan_device(claim, device, list_holders(held, steps), node, find_pci_address))
+            functions += plan_function(device.device, _find_config(device), node.functions.get(device.device))
     check_pod(claim, steps, held)
-    return Plan(steps=[*steps, *plan_rdma(steps, claim.devices, node, held)])
+    # The functions last, so that they are undone first: some drivers do not let a function have its own address before.
+    return Plan(steps=[*steps, *plan_rdma(steps, claim.devices, node, held), *functions])
 
 
 def list_with_ethtool(claim: Claim) -> list[str]:
     """The devices whose settings of ethtool must be known for the plan."""
     return [one.device for one in claim.devices if _find_config(one).ethtool is not None]
+
+
+def list_with_functions(claim: Claim) -> list[str]:
+    """The devices of which must be known what their cards do with them."""
+    configs = ((one.device, _find_config(one).interface) for one in claim.devices)
+    return [device for device, wanted in configs if wanted.vf is not None or wanted.hardware_addr is not None]
 
 
 def _plan_device(
@@ -79,8 +89,8 @@ def _plan_device(
 
 def check_offered(step: Step, node: Node) -> None:
     """Check what may have changed since the plan. Raises UnknownDevice, InterfaceProtected."""
-    if isinstance(step, GiveRdma):
-        return  # it is as its interface is
+    if isinstance(step, GiveRdma | ConfigureFunction):
+        return  # it is offered as its interface is
     if isinstance(step, ShareInterface):
         find_parent(step.device, step.share_id, node)
     elif step.device in node.names.values() or any(map(step.is_of, node.reading.links)):

@@ -19,7 +19,10 @@ NRI_INDEX = 10
 
 @asynccontextmanager
 async def open_backend(
-    settings: Settings, held: Callable[[], Sequence[HeldClaim]] = held_claims, kernel: Kernel | None = None
+    settings: Settings,
+    held: Callable[[], Sequence[HeldClaim]] = held_claims,
+    kernel: Kernel | None = None,
+    tree: Tree | None = None,
 ) -> AsyncIterator[NetBackend]:
     """Yield the backend, which is connected to the container runtime whenever that runs.
 
@@ -31,11 +34,12 @@ async def open_backend(
             with needs_simulation("pydra_net"):
                 from pydra_net.simulation.simulation import open_simulation  # noqa: PLC0415
 
-            settings, kernel = await stack.enter_async_context(open_simulation(settings))
+            settings, kernel, tree = await stack.enter_async_context(open_simulation(settings))
         kernel = kernel or _open_kernel(settings)
         host = kernel.open(settings.network_namespace)
         stack.callback(host.close)
-        backend = NetBackend(settings, Tree(Roots(sys=settings.sys_root, dev=settings.dev_root)), kernel, host, held)
+        tree = tree or Tree(Roots(sys=settings.sys_root, dev=settings.dev_root))
+        backend = NetBackend(settings, tree, kernel, host, held)
         stack.push_async_callback(backend.close)
         handlers = Handlers(
             synchronize=backend.synchronize,

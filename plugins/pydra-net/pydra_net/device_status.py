@@ -10,7 +10,7 @@ from pydra import AllocatedDevice, Claim, ClaimDeviceStatus, Condition, DeviceSt
 from pydra_net.dhcp.messages import Lease
 from pydra_net.held_claims import list_of_device
 from pydra_net.link_state import LinkState
-from pydra_net.steps import GiveRdma
+from pydra_net.steps import ConfigureFunction, GiveRdma
 
 _MOST_ADDRESSES = 16
 _FAILED = "InterfaceNotAttached"
@@ -35,6 +35,8 @@ def build_status(claim: Claim, device: AllocatedDevice, state: PodState) -> Devi
     """The status of a claim's device, if it is given: whether it is in the pod, and how it is there."""
     conditions, data = [], None
     for step in list_of_device(claim, device):
+        if isinstance(step, ConfigureFunction):
+            continue
         problem, is_ready = state.problems.get(step.key, ""), step.key in state.attached
         if not isinstance(step, GiveRdma):
             lease = state.leases.get(step.key)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra_net.devices import name_device
 from pydra_net.hardware_types import Ethtool, Link, Programs, Reading
@@ -17,6 +18,7 @@ from pydra_net.operations import Kernel, Namespace
 from pydra_net.rdma_devices import OfferedRdma, find_lone_rdma, find_rdma, find_software_rdma
 from pydra_net.settings import Settings, split
 from pydra_net.uplinks import find_needed, find_unmovable
+from pydra_net.virtual_functions import ConfiguredFunction, find_card, find_virtual_function
 from pydra_pci import Tree, function_path, read_attribute, read_driver, read_numa_node, read_root
 
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -57,6 +59,10 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     ethtool: Mapping[str, Ethtool] = {}
     rdma: Mapping[str, OfferedRdma] = {}
     """RDMA devices by the name of the device that has, or is, one."""
+    functions: Mapping[str, ConfiguredFunction] = {}
+    """The virtual functions among the devices that were asked for, with what their cards do with them."""
+    needed: frozenset[int] = frozenset()
+    """The indexes of links that the node itself needs."""
 
 
 class HardwareReader:
@@ -68,11 +74,17 @@ class HardwareReader:
         self._host = host
         self._settings = settings
 
-    def read(self, with_ethtool: Collection[str] = ()) -> Node:
-        """The node as it is now, with the settings of ethtool of these devices. Blocks."""
+    def read(self, with_ethtool: Collection[str] = (), with_functions: Collection[str] = ()) -> Node:
+        """The node as it is now, with the settings of ethtool, and those by their cards, of these devices. Blocks."""
         reading = self._kernel.read(self._host)
+        reading = replace(reading, links=tuple(map(self._without_borrowed_address, reading.links)))
         needed = find_needed(reading, split(self._settings.node_addresses))
-        protected = {**find_software_rdma(self._tree, reading), **find_unmovable(reading), **needed}
+        protected = {
+            **dict(self._find_cards(reading)),
+            **find_software_rdma(self._tree, reading),
+            **find_unmovable(reading),
+            **needed,
+        }
         names = {link.index: self._name(link) for link in reading.links}
         shared = {link.index for link in reading.links if self._is_shared(link, link.index in needed)}
         devices = {
@@ -84,6 +96,7 @@ class HardwareReader:
             reading=reading,
             devices=devices,
             protected=protected,
+            needed=frozenset(needed),
             names=names,
             speeds={link.index: self._read_speed(link) for link in devices.values()},
             shared=frozenset(names[index] for index in shared),
@@ -94,6 +107,9 @@ class HardwareReader:
                 if name in devices
             },
             rdma=dict(self._find_rdma(reading, devices)),
+            functions=dict(
+                self._find_functions(reading, [name for name in with_functions if name in devices], devices)
+            ),
         )
 
     def find_pci_address(self, link: Link) -> str:
@@ -133,6 +149,29 @@ class HardwareReader:
     def _name(self, link: Link) -> str:
         port = self._tree.read(self._tree.sys(f"class/net/{link.name}/dev_port"))
         return name_device(link, self.find_pci_address(link), int(port) if port.isdecimal() else 0)
+
+    def _without_borrowed_address(self, link: Link) -> Link:
+        """Without the permanent address of a virtual function: it is another one when the card gives it one."""
+        is_function = link.pci_address and self._tree.link(function_path(self._tree, link.pci_address, "physfn"))
+        return replace(link, permanent_mac="") if is_function else link
+
+    def _find_cards(self, reading: Reading) -> Iterator[tuple[int, str]]:
+        """Yield the cards of virtual functions, by index, and why they are not given away."""
+        for link in reading.links:
+            if link.pci_address and not link.kind:
+                count = read_attribute(self._tree, link.pci_address, "sriov_numvfs")
+                if count.isdecimal() and int(count):
+                    yield link.index, f"has {count} virtual functions, which can be given instead, and configures them"
+
+    def _find_functions(
+        self, reading: Reading, names: Sequence[str], devices: Mapping[str, Link]
+    ) -> Iterator[tuple[str, ConfiguredFunction]]:
+        for name in names:
+            function = find_virtual_function(self._tree, devices[name].pci_address)
+            if function is not None:
+                card = find_card(reading, function.card)
+                state = self._kernel.read_function(self._host, card.index, function.number) if card else None
+                yield name, ConfiguredFunction(function=function, card_name=card.name if card else "", state=state)
 
     def _find_rdma(self, reading: Reading, devices: Mapping[str, Link]) -> Iterator[tuple[str, OfferedRdma]]:
         if not reading.rdma:

@@ -97,6 +97,19 @@ class Programs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tcx: tuple[str, ...] = ()
 
 
+class FunctionState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a card does with a virtual function; None: not known, or left as it is. Rates are in Mbit/s."""
+
+    mac: str | None = None
+    vlan: int | None = None
+    qos: int | None = None
+    min_rate: int | None = None
+    max_rate: int | None = None
+    spoof_check: bool | None = None
+    trust: bool | None = None
+    link_state: int | None = None
+
+
 class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A network interface. `kind` is that of a virtual one (`veth`, `macvlan`), empty for hardware.
 
@@ -122,6 +135,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     port: str = ""
     hardware: int = 1
     has_xdp: bool = False
+    functions: tuple[FunctionState, ...] = ()
+    """What a card does with its virtual functions, if that was asked for."""
     parameters: Mapping[str, int] = {}
     most_gso: int = 0
 

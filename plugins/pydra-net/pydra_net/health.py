@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
+
 from pydra import Health, HealthStatus, TaintEffect
-from pydra_net.hardware_types import Link, RdmaDevice
+from pydra_net.hardware_reader import Hardware
+from pydra_net.hardware_types import Link, RdmaDevice, Reading
+from pydra_net.steps import GiveInterface
 
 
 def diagnose(link: Link, rdma: RdmaDevice | None = None, *, is_shared: bool = False) -> Health:
@@ -22,6 +26,31 @@ def diagnose_rdma(rdma: RdmaDevice) -> Health:
         return Health()
     message = f"no port of the RDMA device {rdma.name} is active; run: rdma link show {rdma.name}/1"
     return _warn("RdmaPortDown", message)
+
+
+def find_lost(
+    gives: Sequence[GiveInterface],
+    reading: Reading,
+    attached: Collection[str],
+    read_hardware: Callable[[str], Hardware],
+) -> Mapping[str, str]:
+    """Return why claims do not have their interfaces any more, by the keys of their steps: somebody took them."""
+    lost = {}
+    for give in gives:
+        text = f"{give.name} ({give.device})"
+        hardware = read_hardware(give.pci_address) if give.pci_address else None
+        if hardware is not None and not hardware.vendor:
+            lost[give.key] = f"{text} is gone: its PCI function {hardware.address} was removed; delete the pod"
+        elif hardware is not None and not hardware.driver:
+            lost[give.key] = f"{text} is gone: its PCI function {hardware.address} has no driver now; delete the pod"
+        elif give.key in attached and any(map(give.is_of, reading.links)):
+            lost[give.key] = f"{text} was removed from the pod, or made again, and is on the node; delete the pod"
+    return lost
+
+
+def diagnose_lost(message: str) -> Health:
+    """The interface of a claim that does not have it any more."""
+    return _warn("InterfaceLost", message)
 
 
 def _warn(reason: str, message: str) -> Health:

@@ -46,5 +46,5 @@ def list_of_pod(held: Sequence[HeldClaim], uid: str) -> list[Step]:
         for claim in held
         if not claim.left_over and claim.claim.pod is not None and claim.claim.pod.uid == uid
         for one in claim.claim.steps
-        if one.stage is StepStage.DONE and (not isinstance(one.step, GiveRdma) or one.step.moves)
+        if one.stage is StepStage.DONE and one.step.moves
     ]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from pydra import (
     AttributeValue,
     Capacity,
@@ -21,7 +23,7 @@ from pydra import (
 )
 from pydra_net.hardware_reader import Hardware, Node
 from pydra_net.hardware_types import Interface, Link, Programs
-from pydra_net.health import diagnose, diagnose_rdma
+from pydra_net.health import diagnose, diagnose_lost, diagnose_rdma
 from pydra_net.held_claims import list_gives, list_rdma
 from pydra_net.link_state import read_interface
 
@@ -48,10 +50,11 @@ def build_inventory(
     problem: str = "",
     *,
     selects: Callable[[Device], bool] = lambda _: True,
+    lost: Mapping[str, str] = {},
 ) -> Inventory:
     """Return the interfaces that claims can have, those that are in pods included, if the admin selects them.
 
-    With a problem, none can be moved now.
+    With a problem, none can be moved now. `lost` says by keys of steps which claims do not have theirs any more.
     """
     trouble = Health(status=HealthStatus.UNHEALTHY, reason="CannotMove", message=problem) if problem else None
     found: dict[str, Device] = {}
@@ -83,6 +86,8 @@ def build_inventory(
                 capacity=_build_capacity(speed),
                 health=trouble or Health(),
             )
+        if message := lost.get(give.key):
+            found[give.device] = replace(found[give.device], health=diagnose_lost(message))
     for name, one in node.rdma.items():
         if one.alone and name not in found:
             found[name] = _build_lone(name, one.device.name, read_hardware(one.pci_address), diagnose_rdma(one.device))

@@ -8,7 +8,18 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from pydra import ClaimError
-from pydra_net.hardware_types import Address, Ethtool, Link, Neighbour, Programs, RdmaDevice, Reading, Route, Rule
+from pydra_net.hardware_types import (
+    Address,
+    Ethtool,
+    FunctionState,
+    Link,
+    Neighbour,
+    Programs,
+    RdmaDevice,
+    Reading,
+    Route,
+    Rule,
+)
 
 
 class Namespace(Protocol):
@@ -190,6 +201,25 @@ class AddRule(msgspec.Struct, frozen=True, kw_only=True):
         return f"add the rule with priority {self.rule.priority} for table {self.rule.table}"
 
 
+class SetFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """Change what a card, whose link this is, does with a virtual function; None leaves a setting as it is."""
+
+    index: int
+    number: int
+    mac: str | None = None
+    vlan: int | None = None
+    qos: int | None = None
+    min_rate: int | None = None
+    max_rate: int | None = None
+    spoof_check: bool | None = None
+    trust: bool | None = None
+    link_state: int | None = None
+
+    def __str__(self) -> str:
+        changes = {name: getattr(self, name) for name in self.__struct_fields__[2:]}
+        return "set " + ", ".join(f"{name} {value}" for name, value in changes.items() if value is not None)
+
+
 class RemoveLink(msgspec.Struct, frozen=True, kw_only=True):
     """Remove a virtual link."""
 
@@ -213,6 +243,7 @@ Operation: TypeAlias = (
     | AddNeighbour
     | AddRule
     | RemoveLink
+    | SetFunction
 )
 
 
@@ -283,6 +314,10 @@ class Kernel(Protocol):
 
     def open_packets(self, where: Namespace, index: int, address: str) -> Packets:
         """Sockets for DHCP on a link, which uses this address, or none yet. Raises OSError."""
+        ...
+
+    def read_function(self, where: Namespace, index: int, number: int) -> FunctionState | None:
+        """What a card, whose link this is, does with a virtual function; None if it cannot tell."""
         ...
 
     def read_rdma(self, where: Namespace) -> Sequence[RdmaDevice]:

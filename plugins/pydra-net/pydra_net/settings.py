@@ -54,11 +54,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The names of interfaces that stay on the node and are offered in shares, such as `eth1,bond*`: each claim gets a
     virtual interface (macvlan, ipvlan or VLAN) on one. An interface that the node itself needs, or that is excluded, is
     shared only if it is named without `*`."""
+    virtual_functions: str = ""
+    """How many virtual functions (SR-IOV) cards get that have none, such as `eth1=8,ens*=4`, by the names of their
+    interfaces. A card that the node itself needs gets some only if it is named without `*`. This needs a `/sys` that
+    can be written."""
     node_addresses: str = ""
     """The addresses of the Node object: an interface that has one is not offered. The chart sets it."""
 
     def __post_init__(self) -> None:
-        """Refuse addresses that cannot be read, and expressions that cannot be compiled."""
+        """Refuse addresses and numbers that cannot be read, and expressions that cannot be compiled."""
+        for entry in split(self.virtual_functions):
+            name, _, count = entry.rpartition("=")
+            if not name or not count.isdecimal() or not int(count):
+                raise ValueError(
+                    f'virtualFunctions: found "{entry}"; it must be a name, =, and a number, such as eth1=8'
+                )
         if self.filter:
             # 6 MB, which most nodes do not need.
             from pydra_net.device_filter import DeviceFilter, InvalidFilter  # noqa: PLC0415
@@ -72,6 +82,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 ipaddress.ip_address(address)
             except ValueError as error:
                 raise ValueError(f"nodeAddresses: {error}") from error
+
+
+def list_counts(text: str) -> tuple[tuple[str, int], ...]:
+    """The entries of a list such as `eth1=8,ens*=4`."""
+    return tuple((entry.rpartition("=")[0], int(entry.rpartition("=")[2])) for entry in split(text))
 
 
 def split(text: str) -> tuple[str, ...]:

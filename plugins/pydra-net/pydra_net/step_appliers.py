@@ -8,21 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pydra_net.function_settings import FunctionConfigurer
 from pydra_net.moving import Mover
 from pydra_net.operations import Kernel, Namespace
 from pydra_net.rdma_moving import RdmaMover
 from pydra_net.sharing import Sharer
-from pydra_net.steps import GiveInterface, GiveRdma, ShareInterface, Step
+from pydra_net.steps import ConfigureFunction, GiveInterface, GiveRdma, ShareInterface, Step
+from pydra_pci import Tree
 
 
 class StepAppliers:
     """Those of one node. `has_function` says whether a PCI function can have an interface now."""
 
-    def __init__(self, kernel: Kernel, host: Namespace, has_function: Callable[[str], bool]) -> None:
+    def __init__(self, kernel: Kernel, host: Namespace, has_function: Callable[[str], bool], tree: Tree) -> None:
         self._appliers: dict[type, Any] = {
             GiveInterface: Mover(kernel, host, has_function),
             ShareInterface: Sharer(kernel, host),
             GiveRdma: RdmaMover(kernel, host, has_function),
+            ConfigureFunction: FunctionConfigurer(kernel, host, tree),
         }
 
     def mark(self, step: Step, pods: Sequence[Namespace]) -> None:

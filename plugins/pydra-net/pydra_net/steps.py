@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pydra_net.hardware_types import Interface, Link
+from pydra_net.hardware_types import FunctionState, Interface, Link
 from pydra_net.link_state import LinkState
 
 _MARK = "pydra."
@@ -37,6 +37,11 @@ class GiveInterface(msgspec.Struct, frozen=True, kw_only=True, tag_field="step",
     def share_id(self) -> None:
         """It is the whole interface."""
         return
+
+    @property
+    def moves(self) -> bool:
+        """It is in the pod."""
+        return True
 
     @property
     def name(self) -> str:
@@ -85,6 +90,11 @@ class ShareInterface(msgspec.Struct, frozen=True, kw_only=True, tag_field="step"
     def holds(self) -> tuple[str, ...]:
         """The share."""
         return (self.device,)
+
+    @property
+    def moves(self) -> bool:
+        """It is in the pod."""
+        return True
 
     @property
     def name(self) -> str:
@@ -153,7 +163,51 @@ def _is_same_hardware(known: Link, link: Link) -> bool:
     return not (known.permanent_mac and link.permanent_mac) or known.permanent_mac == link.permanent_mac
 
 
-InterfaceStep: TypeAlias = GiveInterface | ShareInterface
-Step: TypeAlias = InterfaceStep | GiveRdma
+class ConfigureFunction(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag="configure-function"):
+    """Let a card do with a claim's virtual function what the claim says; that is done on the node, before the pod.
 
-STEP_TYPES = (GiveInterface, ShareInterface, GiveRdma)
+    `before` has what `target` has, as it was. `card` is the address of the card, `card_name` its interface.
+    """
+
+    device: str
+    card: str
+    card_name: str
+    pci_address: str
+    number: int
+    before: FunctionState
+    target: FunctionState
+
+    @property
+    def key(self) -> str:
+        """Only one claim has it."""
+        return f"function/{self.device}"
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """The device."""
+        return (self.device,)
+
+    @property
+    def share_id(self) -> None:
+        """It is the whole function."""
+        return
+
+    @property
+    def name(self) -> str:
+        """The function, for messages."""
+        return f"VF {self.number}"
+
+    @property
+    def moves(self) -> bool:
+        """Nothing of it is in the pod."""
+        return False
+
+    def __str__(self) -> str:
+        """`configure-function eth1 VF 2`, for messages."""
+        return f"configure-function {self.card_name} {self.name}"
+
+
+InterfaceStep: TypeAlias = GiveInterface | ShareInterface
+Step: TypeAlias = InterfaceStep | GiveRdma | ConfigureFunction
+
+STEP_TYPES = (GiveInterface, ShareInterface, GiveRdma, ConfigureFunction)

@@ -30,6 +30,7 @@ from pydra_net.operations import (
     RemoveAddress,
     RemoveLink,
     SetEthtool,
+    SetFunction,
     SetLink,
     SetParameter,
     SetSysctls,
@@ -58,6 +59,8 @@ def apply_change(ip: Any, operation: Operation) -> None:
             call(set_parameter, ip, index, name, value)
         case SetSysctls(index=index, values=values):
             _set_sysctls(socket.if_indextoname(index), values)
+        case SetFunction():
+            call(ip.link, "set", index=operation.index, vf=_build_function(operation))
         case SetEthtool():
             set_ethtool(operation)
         case DetachPrograms(index=index):
@@ -162,6 +165,19 @@ def _set_sysctls(link: str, values: Mapping[str, int]) -> None:
             set_sysctl(f"net/ipv6/conf/{link}/{name}", value)
         except OSError as error:
             raise KernelRefused(f"net.ipv6.conf.{link}.{name} = {value}: {error.strerror}") from error
+
+
+def _build_function(wanted: SetFunction) -> dict[str, Any]:
+    named: dict[str, Any] = {
+        "mac": wanted.mac,
+        "spoofchk": None if wanted.spoof_check is None else int(wanted.spoof_check),
+        "trust": None if wanted.trust is None else int(wanted.trust),
+        "link_state": wanted.link_state,
+        "vlan": None if wanted.vlan is None else {"vlan": wanted.vlan, "qos": wanted.qos or 0},
+    }
+    if wanted.max_rate is not None:
+        named["rate"] = {"min_tx_rate": wanted.min_rate or 0, "max_tx_rate": wanted.max_rate}
+    return {"vf": wanted.number, **{name: value for name, value in named.items() if value is not None}}
 
 
 def _build_link(wanted: SetLink) -> dict[str, Any]:

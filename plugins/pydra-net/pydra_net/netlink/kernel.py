@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 
-from pydra_net.hardware_types import Ethtool, Link, Programs, RdmaDevice, Reading
+from pydra_net.hardware_types import Ethtool, FunctionState, Link, Programs, RdmaDevice, Reading
 from pydra_net.netlink.changes import apply_change, call
 from pydra_net.netlink.ethtool import read_ethtool
 from pydra_net.netlink.events import LinkEvents
@@ -34,6 +34,8 @@ from pydra_net.operations import (
 )
 
 T = TypeVar("T")
+_FUNCTIONS = 1
+"""RTEXT_FILTER_VF: tell of virtual functions, too."""
 _ATTEMPTS = 4
 _IPVLAN_MODES = {"l2": 0, "l3": 1, "l3s": 2}
 
@@ -95,6 +97,11 @@ class NetlinkKernel:
         """Sockets for DHCP on a link, which uses this address, or none yet. Raises OSError."""
         assert isinstance(where, OpenNamespace)
         return where.run(lambda: open_packets(index, address))
+
+    def read_function(self, where: Namespace, index: int, number: int) -> FunctionState | None:
+        """What a card, whose link this is, does with a virtual function; None if it cannot tell."""
+        card = _ask(where, lambda ip: next(map(read_link, ip.link("get", index=index, ext_mask=_FUNCTIONS)), None))
+        return card.functions[number] if card and number < len(card.functions) else None
 
     def read_rdma(self, where: Namespace) -> Sequence[RdmaDevice]:
         """The RDMA devices only."""

@@ -8,13 +8,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydra_net.hardware_types import FOREVER, Address, Link, Neighbour, Reading, Route, Rule
+from pydra_net.hardware_types import FOREVER, Address, FunctionState, Link, Neighbour, Reading, Route, Rule
 from pydra_net.link_parameters import IPV4, SIZES
 
 _IFF_UP = 1
 _AF_INET, _AF_INET6 = 2, 10
 _FAMILIES = {_AF_INET: 4, _AF_INET6: 6}
 _NUD_PERMANENT = 0x80
+_UNKNOWN = 0xFFFFFFFF
+"""What a driver says that cannot tell."""
 _NO_MAC = "00:00:00:00:00:00"
 
 
@@ -75,9 +77,31 @@ def read_link(message: Any) -> Link:
         port=message.get_attr("IFLA_PHYS_PORT_NAME") or "",
         hardware=message["ifi_type"],
         has_xdp=bool((xdp := message.get_attr("IFLA_XDP")) is not None and xdp.get_attr("IFLA_XDP_ATTACHED")),
+        functions=tuple(_read_functions(message)),
         parameters=dict(_read_parameters(message)),
         most_gso=message.get_attr("IFLA_TSO_MAX_SIZE") or 0,
     )
+
+
+def _read_functions(message: Any) -> Iterator[FunctionState]:
+    listed = message.get_attr("IFLA_VFINFO_LIST")
+    for one in listed.get_attrs("IFLA_VF_INFO") if listed is not None else ():
+
+        def read(name: str, key: str, of: Any = one) -> Any:
+            found = of.get_attr(f"IFLA_VF_{name}")
+            return None if found is None else found[key]
+
+        spoof_check, trust = read("SPOOFCHK", "spoofchk"), read("TRUST", "trust")
+        yield FunctionState(
+            mac=(read("MAC", "mac") or "")[:17] or None,
+            vlan=read("VLAN", "vlan"),
+            qos=read("VLAN", "qos"),
+            min_rate=read("RATE", "min_tx_rate"),
+            max_rate=read("RATE", "max_tx_rate"),
+            spoof_check=None if spoof_check in (None, _UNKNOWN) else bool(spoof_check),
+            trust=None if trust in (None, _UNKNOWN) else bool(trust),
+            link_state=read("LINK_STATE", "link_state"),
+        )
 
 
 def _read_parameters(message: Any) -> Iterator[tuple[str, int]]:

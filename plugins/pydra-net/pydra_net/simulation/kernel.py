@@ -17,14 +17,13 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from pydra_net.hardware_types import Ethtool, Feature, Link, Programs, RdmaDevice, Reading
+from pydra_net.hardware_types import Ethtool, Feature, FunctionState, Link, Programs, RdmaDevice, Reading
 from pydra_net.link_parameters import IPV4
 from pydra_net.operations import (
     AddAddress,
     AddNeighbour,
     AddRoute,
     AddRule,
-    DetachPrograms,
     JoinVrf,
     KernelRefused,
     Mark,
@@ -35,9 +34,9 @@ from pydra_net.operations import (
     RemoveAddress,
     RemoveLink,
     SetEthtool,
+    SetFunction,
     SetLink,
     SetParameter,
-    SetSysctls,
 )
 
 ValueT = TypeVar("ValueT")
@@ -111,6 +110,8 @@ class SimulatedKernel:
     ) -> None:
         self.step = step
         self.namespaces: dict[str, Reading] = dict(namespaces)
+        self.functions: dict[tuple[int, int], str] = {}
+        """The parents of virtual functions, by the index of the card and their number."""
         self._file = file
         self._lock = threading.RLock()
         self._open: dict[str, int] = {}
@@ -139,6 +140,26 @@ class SimulatedKernel:
             self._open.clear()
             for path in sorted(self._ended):
                 self._end(path)
+
+    def end_links(self, parent: str) -> None:
+        """A device ends, with its links, wherever they are."""
+        with self._lock:
+            for path, reading in list(self.namespaces.items()):
+                for link in reading.links:
+                    if link.parent == parent:
+                        self.namespaces[path] = _remove(self.namespaces[path], link.index)
+            self._save()
+
+    def add_link(self, link: Link) -> None:
+        """The node gets a link."""
+        with self._lock:
+            self._put(HOST, link)
+
+    def exchange(self, link: Link) -> None:
+        """A link of the node changes."""
+        with self._lock:
+            self.namespaces[HOST] = _exchange(self.namespaces[HOST], link)
+            self._save()
 
     def list_open(self) -> list[str]:
         """The namespaces that a process has open."""
@@ -208,6 +229,11 @@ class SimulatedKernel:
         """Messages to the DHCP server of a test, or to nobody."""
         return SimulatedPackets(self.dhcp)
 
+    def read_function(self, where: Namespace, index: int, number: int) -> FunctionState | None:
+        """What a card does with a virtual function."""
+        card = self.read(where).find(index)
+        return card.functions[number] if card and number < len(card.functions) else None
+
     def read_rdma(self, where: Namespace) -> Sequence[RdmaDevice]:
         """The RDMA devices only."""
         return self.read(where).rdma
@@ -269,12 +295,14 @@ class SimulatedKernel:
         """Do all of it, in order."""
         refused = []
         for operation in operations:
-            self.step(str(operation))
             with self._lock:
                 try:
+                    self.step(str(operation))
                     if isinstance(operation, SetEthtool):
                         self._set_ethtool(self.read(where), operation)
                     self.namespaces[where.path] = _apply(self.read(where), operation)
+                    if isinstance(operation, SetFunction) and operation.mac:
+                        self._give_address(operation, operation.mac)
                 except KernelRefused as error:
                     refused.append(f"{operation}: {error}")
                 self._save()
@@ -301,6 +329,14 @@ class SimulatedKernel:
         self.namespaces[path] = replace(reading, links=(*reading.links, arrived))
         self._save()
         return index
+
+    def _give_address(self, operation: SetFunction, mac: str) -> None:
+        """Let the driver of a virtual function have another permanent address, wherever its link is."""
+        parent = self.functions.get((operation.index, operation.number))
+        for path, reading in list(self.namespaces.items()):
+            for link in reading.links:
+                if parent and link.parent == parent:
+                    self.namespaces[path] = _exchange(reading, replace(link, permanent_mac=mac))
 
     def _put_rdma(self, path: str, *devices: RdmaDevice) -> None:
         reading = self.namespaces[path]
@@ -334,7 +370,7 @@ def _apply(reading: Reading, operation: Operation) -> Reading:
     if isinstance(operation, AddAddress | RemoveAddress | AddRoute | AddNeighbour):
         return _add(reading, link, operation)
     match operation:
-        case SetLink():
+        case SetLink() | SetFunction():
             return _set(reading, link, operation)
         case RemoveLink():
             return _remove(reading, index)
@@ -343,10 +379,19 @@ def _apply(reading: Reading, operation: Operation) -> Reading:
         case Mark(name=name, present=present):
             others = tuple(one for one in link.alternative_names if one != name)
             return _exchange(reading, replace(link, alternative_names=(*others, name) if present else others))
-        case SetEthtool() | SetSysctls() | DetachPrograms():
-            return reading
         case JoinVrf(name=name):
             return _join(reading, link, name)
+    return reading  # ethtool, sysctls and eBPF programs
+
+
+def _set_function(reading: Reading, card: Link, wanted: SetFunction) -> Reading:
+    if wanted.number >= len(card.functions):
+        raise KernelRefused(os.strerror(errno.EINVAL))
+    names = FunctionState.__struct_fields__
+    changes = {name: value for name in names if (value := getattr(wanted, name)) is not None}
+    functions = list(card.functions)
+    functions[wanted.number] = replace(functions[wanted.number], **changes)
+    return _exchange(reading, replace(card, functions=tuple(functions)))
 
 
 def _add(reading: Reading, link: Link, operation: AddAddress | RemoveAddress | AddRoute | AddNeighbour) -> Reading:
@@ -375,7 +420,9 @@ def _remove(reading: Reading, index: int) -> Reading:
     )
 
 
-def _set(reading: Reading, link: Link, wanted: SetLink) -> Reading:
+def _set(reading: Reading, link: Link, wanted: SetLink | SetFunction) -> Reading:
+    if isinstance(wanted, SetFunction):
+        return _set_function(reading, link, wanted)
     if wanted.name is not None:
         holder = reading.find_name(wanted.name)
         if holder is not None and holder.index != link.index:

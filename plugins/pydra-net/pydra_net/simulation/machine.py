@@ -12,13 +12,17 @@ from pydra_net.simulation.kernel import LOOPBACK
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
-    """A network card: its PCI address, NUMA node and RDMA device, which can be `alone`, without an interface."""
+    """A network card: its PCI address, NUMA node and RDMA device, which can be `alone`, without an interface.
+
+    It can have as many virtual functions.
+    """
 
     name: str
     address: str
     numa: int = 0
     rdma: str = ""
     alone: bool = False
+    most_functions: int = 0
 
 
 UPLINK = Card(name="eth0", address="0000:01:00.0")
@@ -65,6 +69,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
             for name, text in files.items():
                 (real / name).write_text(f"{text}\n")
             (real / "driver").symlink_to("../../../bus/pci/drivers/mlx5_core")
+            if card.most_functions:
+                (real / "sriov_totalvfs").write_text(f"{card.most_functions}\n")
+                (real / "sriov_numvfs").write_text("0\n")
             if card.rdma:
                 (real / "infiniband" / card.rdma).mkdir(parents=True)
                 _write_rdma(root, card.rdma, f"{place}/infiniband/{card.rdma}")

@@ -11,9 +11,11 @@ from msgspec.structs import replace
 
 from pydra import PydraError
 from pydra_net.settings import Settings
+from pydra_net.simulation.functions import SimulatedCards
 from pydra_net.simulation.kernel import HOST, SimulatedKernel
 from pydra_net.simulation.machine import MACHINE_TYPES, Machine
 from pydra_nri.simulation.runtime import FakeRuntime
+from pydra_pci import Tree
 
 
 class ScenarioError(PydraError):
@@ -23,20 +25,16 @@ class ScenarioError(PydraError):
 
 
 @asynccontextmanager
-async def open_simulation(settings: Settings) -> AsyncIterator[tuple[Settings, SimulatedKernel]]:
-    """Yield settings that lead to the machine's files, and its kernel. Raises ScenarioError."""
+async def open_simulation(settings: Settings) -> AsyncIterator[tuple[Settings, SimulatedKernel, Tree]]:
+    """Yield settings that lead to the machine's files, its kernel and the files themselves. Raises ScenarioError."""
     root, machine = _make_files(settings)
     kernel = SimulatedKernel({HOST: machine.build()}, file=root / "links.json")
     # A socket's path has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="pydra-net-") as place:
         socket = f"{place}/nri.sock"
         async with FakeRuntime().serve(socket):
-            yield (
-                replace(
-                    settings, sys_root=f"{root}/sys", dev_root=f"{root}/dev", network_namespace=HOST, nri_socket=socket
-                ),
-                kernel,
-            )
+            places = {"sys_root": f"{root}/sys", "dev_root": f"{root}/dev", "network_namespace": HOST}
+            yield replace(settings, nri_socket=socket, **places), kernel, SimulatedCards(root, kernel).tree
 
 
 def _make_files(settings: Settings) -> tuple[Path, Machine]:

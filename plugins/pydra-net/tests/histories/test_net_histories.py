@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pydra import ClaimError, UndoLater
+from pydra_net.claim_config import InterfaceConfig, NetworkConfig, VfConfig
 from pydra_net.simulation.kernel import HOST
 from pydra_net.simulation.machine import MACHINE_TYPES, Card
 from pydra_net.steps import GiveRdma
@@ -21,8 +22,17 @@ from simulated_node import Killed, SimulatedNode
 
 PODS = ("a", "b", "c")
 SERVER = MACHINE_TYPES["server"]
-MACHINE = replace(SERVER, cards=(*SERVER.cards, Card(name="", address="0000:50:00.0", rdma="mlx5_5", alone=True)))
-DEVICES = tuple(f"pci-0000-{number}0-00-0" for number in range(1, 6))
+MACHINE = replace(
+    SERVER,
+    cards=(
+        *SERVER.cards,
+        Card(name="", address="0000:50:00.0", rdma="mlx5_5", alone=True),
+        Card(name="eth6", address="0000:60:00.0", most_functions=4),
+    ),
+)
+CARD, FUNCTION = "0000:60:00.0", "pci-0000-60-02-0"
+DEVICES = (*(f"pci-0000-{number}0-00-0" for number in range(1, 6)), FUNCTION)
+CONFIGURED = NetworkConfig(interface=InterfaceConfig(vf=VfConfig(vlan=100, trust=True)))
 
 SHARED = DEVICES[3]
 
@@ -31,7 +41,21 @@ Action = tuple[str, str, int]
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(
-            ("claim", "claim", "begin", "begin", "container", "stop", "die", "end", "end", "kill", "kill in", "restart")
+            (
+                "claim",
+                "claim",
+                "begin",
+                "begin",
+                "container",
+                "stop",
+                "die",
+                "end",
+                "end",
+                "kill",
+                "kill in",
+                "restart",
+                "make again",
+            )
         ),
         st.sampled_from(PODS),
         st.integers(0, 12),
@@ -46,7 +70,10 @@ class History:
     def __init__(self, root: Path, *, exclusive_rdma: bool) -> None:
         self.node = SimulatedNode(replace(MACHINE, exclusive_rdma=exclusive_rdma), root, shared="eth4")
         self.sandboxes: dict[str, PodSandbox] = {}
+        self.node.cards.set_functions(CARD, 1)
+        self.node.before = self.node.kernel.namespaces[HOST]
         self._numbers = 0
+        self._taken: set[str] = set()
         self._process = AsyncExitStack()
 
     async def start(self) -> None:
@@ -61,18 +88,19 @@ class History:
         node, agent = self.node, self.node.agent
         match action:
             case "claim" if pod not in agent.held:
-                device = DEVICES[number % 5]
-                await agent.prepare(pod, f"{device}/{pod}" if device == SHARED else device, pod=pod)
+                device = DEVICES[number % 6]
+                configs = (CONFIGURED,) if device == FUNCTION else ()
+                await agent.prepare(pod, f"{device}/{pod}" if device == SHARED else device, pod=pod, configs=configs)
             case "begin" if pod in agent.held:
                 await self.begin(pod)
             case "container" if sandbox := self.sandboxes.get(pod):
                 await agent.runtime.create_container(Container(id=sandbox.id, pod_sandbox_id=sandbox.id))
-                steps = [one.step for one in agent.held[pod].claim.steps] if pod in agent.held else []
+                given = pod in agent.held and pod not in self._taken
+                steps = [one.step for one in agent.held[pod].claim.steps if one.step.moves] if given else []
                 rdma = node.kernel.namespaces[sandbox.network_namespace].rdma
                 found = {*node.names_in(sandbox), *(one.name for one in rdma)}
-                for step in steps:
-                    needed = step.moves and step.name if isinstance(step, GiveRdma) else step.target.name
-                    assert not needed or needed in found, "a container runs without what the claim has"
+                needed = {one.name if isinstance(one, GiveRdma) else one.target.name for one in steps}
+                assert needed <= found, "a container runs without what the claim has"
             case "stop" if sandbox := self.sandboxes.pop(pod, None):
                 await self.stop(sandbox)
             case "die" if sandbox := self.sandboxes.pop(pod, None):
@@ -82,6 +110,11 @@ class History:
                 if sandbox := self.sandboxes.pop(pod, None):
                     await self.stop(sandbox)
                 await agent.unprepare(pod)
+                self._taken.discard(pod)
+            case "make again":
+                holders = [uid for uid, held in agent.held.items() if held.claim.devices[0].device == FUNCTION]
+                self._taken |= {*holders}
+                node.cards.set_functions(CARD, 1)
             case "kill in":
                 node.kill_at = len(node.steps) + number
             case "kill" | "restart":

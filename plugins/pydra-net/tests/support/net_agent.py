@@ -25,6 +25,7 @@ from pydra_net.operations import Kernel
 from pydra_net.settings import Settings
 from pydra_nri import LinuxNamespace, LinuxPodSandbox, PodSandbox
 from pydra_nri.simulation.runtime import FakeRuntime
+from pydra_pci import Tree
 
 
 class NetAgent:
@@ -32,9 +33,12 @@ class NetAgent:
 
     backend: NetBackend
 
-    def __init__(self, settings: Settings, kernel: Kernel | None = None, *, fake: bool = True) -> None:
+    def __init__(
+        self, settings: Settings, kernel: Kernel | None = None, tree: Tree | None = None, *, fake: bool = True
+    ) -> None:
         self.settings = settings
         self.kernel = kernel
+        self.tree = tree
         self.held: dict[str, HeldClaim] = {}
         self.runtime = FakeRuntime(request_timeout=100.0)
         self.fake = fake
@@ -43,7 +47,9 @@ class NetAgent:
     @asynccontextmanager
     async def run(self) -> AsyncIterator[NetBackend]:
         """Start the backend, and wait until the runtime calls it; killed at the end."""
-        async with open_backend(self.settings, lambda: tuple(self.held.values()), self.kernel) as self.backend:
+        async with open_backend(
+            self.settings, lambda: tuple(self.held.values()), self.kernel, self.tree
+        ) as self.backend:
             await self.backend.restore(tuple(self.held.values()))
             await self.backend.runtime.wait_synchronized()
             self._starts += 1

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from net_agent import NetAgent, build_sandbox
 from pydra_net.hardware_types import Reading
 from pydra_net.settings import Settings
+from pydra_net.simulation.functions import SimulatedCards
 from pydra_net.simulation.kernel import HOST, SimulatedKernel
 from pydra_net.simulation.machine import Machine
 from pydra_nri import PodSandbox
@@ -27,6 +28,7 @@ class SimulatedNode:
         machine.write(root)
         self.before = machine.build()
         self.kernel = SimulatedKernel({HOST: self.before}, step=self._step)
+        self.cards = SimulatedCards(root, self.kernel)
         self.agent = NetAgent(
             Settings(
                 sys_root=f"{root}/sys",
@@ -36,6 +38,7 @@ class SimulatedNode:
                 **settings,
             ),
             self.kernel,
+            self.cards.tree,
         )
         self.steps: list[str] = []
         self.kill_at = -1
@@ -75,7 +78,8 @@ class SimulatedNode:
 
 
 def _sort(reading: Reading) -> object:
-    links = {link.name: replace(link, index=0) for link in reading.links}
+    # That of a virtual function is what its card says.
+    links = {link.name: replace(link, index=0, permanent_mac="") for link in reading.links}
     names = {link.index: link.name for link in reading.links}
     addresses = {names[index]: found for index, found in reading.addresses.items()}
     routes = {names[index]: found for index, found in reading.routes.items()}

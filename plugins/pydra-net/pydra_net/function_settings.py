@@ -1,0 +1,78 @@
+"""Lets cards do with virtual functions what claims say, and what they did before. Blocks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from pydra import ClaimError, UndoLater
+from pydra_net.hardware_types import FunctionState
+from pydra_net.operations import Kernel, Namespace, SetFunction
+from pydra_net.steps import ConfigureFunction
+from pydra_net.virtual_functions import find_card, find_virtual_function
+from pydra_pci import Tree
+
+_log = logging.getLogger(__name__)
+
+_TOGETHER = (("mac",), ("vlan", "qos"), ("min_rate", "max_rate"), ("spoof_check",), ("trust",), ("link_state",))
+"""What one message sets."""
+
+
+class FunctionConfigurer:
+    """Lets the cards of one node do with virtual functions what claims say."""
+
+    def __init__(self, kernel: Kernel, host: Namespace, tree: Tree) -> None:
+        self._kernel = kernel
+        self._host = host
+        self._tree = tree
+
+    def mark(self, step: ConfigureFunction, _pods: Sequence[Namespace]) -> None:
+        """Configure it: that needs no pod. Raises ClaimError; it is as before then."""
+        found = self._find(step)
+        if found is None:
+            raise ClaimError(f"the virtual function {step.name} ({step.device}) was removed just now; try again")
+        card, present = found
+        if refused := self._apply(step, card, present, step.target):
+            self._apply(step, card, self._kernel.read_function(self._host, card, step.number), step.before)
+            raise ClaimError(f"{step.card_name} does not take the configuration of {step.name}: {'; '.join(refused)}")
+
+    def take_back(self, step: ConfigureFunction, _pods: Sequence[Namespace]) -> None:
+        """Configure it as it was, if it is there still. Raises UndoLater."""
+        found = self._find(step)
+        if found is None:
+            _log.warning("%s (%s) is gone: somebody removed the virtual function", step.name, step.device)
+            return
+        if refused := self._apply(step, *found, step.before):
+            raise UndoLater(f"{step.card_name} does not take back the configuration of {step.name}: {refused[0]}")
+
+    def unmark(self, _step: ConfigureFunction) -> None:
+        """Nothing else of it is on the node."""
+
+    def is_in(self, _step: ConfigureFunction, _pod: Namespace) -> bool:
+        """It is the card's."""
+        return False
+
+    def _find(self, step: ConfigureFunction) -> tuple[int, FunctionState] | None:
+        """The card's interface, and how the function is now."""
+        function = find_virtual_function(self._tree, step.pci_address)
+        card = find_card(self._kernel.read_links(self._host), step.card)
+        if function is None or card is None or function.number != step.number:
+            return None
+        state = self._kernel.read_function(self._host, card.index, step.number)
+        return (card.index, state) if state is not None else None
+
+    def _apply(
+        self, step: ConfigureFunction, card: int, present: FunctionState | None, wanted: FunctionState
+    ) -> Sequence[str]:
+        operations = []
+        for names in _TOGETHER:
+            known = {name: getattr(present, name, None) for name in names}
+            changes = {name: value for name in names if (value := getattr(wanted, name)) is not None}
+            if any(value != known[name] for name, value in changes.items()):
+                operations.append(SetFunction(index=card, number=step.number, **{**known, **changes}))
+        refused = self._kernel.apply(self._host, operations)
+        # Not all cards must know the address: the function has it itself.
+        for one in refused:
+            if one.startswith("set mac"):
+                _log.info("%s does not take the address of %s: %s", step.card_name, step.name, one)
+        return [one for one in refused if not one.startswith("set mac")]
