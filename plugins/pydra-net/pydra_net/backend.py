@@ -33,7 +33,7 @@ from pydra_net.claim_plan import check_offered, list_with_ethtool, list_with_fun
 from pydra_net.device_status import PodState, build_status, build_statuses
 from pydra_net.devices import DRIVER
 from pydra_net.hardware_reader import HardwareReader, Node
-from pydra_net.health import find_lost
+from pydra_net.health import CarrierHistory, find_lost
 from pydra_net.held_claims import list_gives, list_of_device, list_of_pod
 from pydra_net.inventory import build_inventory
 from pydra_net.leases import Leases
@@ -77,6 +77,7 @@ class NetBackend:
         self._reader = HardwareReader(tree, kernel, host, settings)
         self._appliers = StepAppliers(kernel, host, self._reader.has_function, tree)
         self._sandboxes = Sandboxes(kernel)
+        self._carrier = CarrierHistory(time.monotonic)
         self._maker = FunctionMaker(tree, list_counts(settings.virtual_functions))
         self._events = kernel.watch(host)
         self._inventory = Inventory()
@@ -353,6 +354,7 @@ class NetBackend:
             problem,
             selects=self._selects,
             lost=lost,
+            changes=self._carrier.note(node.devices),
         )
         state = PodState(attached=attached, problems={**self._problems, **lost}, leases=self._leases.known)
         return replace(

@@ -135,6 +135,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     port: str = ""
     hardware: int = 1
     has_xdp: bool = False
+    carrier_changes: int = 0
     functions: tuple[FunctionState, ...] = ()
     """What a card does with its virtual functions, if that was asked for."""
     parameters: Mapping[str, int] = {}

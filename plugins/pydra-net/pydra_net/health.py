@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from pydra import Health, HealthStatus, TaintEffect
@@ -9,14 +10,49 @@ from pydra_net.hardware_reader import Hardware
 from pydra_net.hardware_types import Link, RdmaDevice, Reading
 from pydra_net.steps import GiveInterface
 
+_WINDOW = 300.0
+"""Seconds."""
+_MOST_CHANGES = 5
+"""Carrier lost and got again twice can be an admin, or a switch that starts."""
 
-def diagnose(link: Link, rdma: RdmaDevice | None = None, *, is_shared: bool = False) -> Health:
+
+class CarrierHistory:
+    """How often links lost or got carrier in the last minutes, from the kernel's counts."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._counts: dict[str, deque[tuple[float, int]]] = {}
+
+    def note(self, links: Mapping[str, Link]) -> Mapping[str, int]:
+        """Return the changes of each device. One that is not there any more, as in a pod, begins anew."""
+        now = self._clock()
+        self._counts = {name: self._counts.get(name, deque()) for name in links}
+        changes = {}
+        for name, counts in self._counts.items():
+            count = links[name].carrier_changes
+            if counts and count < counts[-1][1]:
+                counts.clear()  # the same device with another link
+            if not counts or count != counts[-1][1]:
+                counts.append((now, count))
+            while len(counts) > 1 and counts[1][0] < now - _WINDOW:
+                counts.popleft()
+            changes[name] = count - counts[0][1]
+        return changes
+
+
+def diagnose(link: Link, rdma: RdmaDevice | None = None, *, is_shared: bool = False, changes: int = 0) -> Health:
     """A link that is switched on and has no carrier cannot be used, nor what is made on one that is switched off."""
     if is_shared and not link.up:
         message = f"{link.name} is down, so interfaces on it have no network; run: ip link set {link.name} up"
         return _warn("LinkDown", message)
     if link.up and not link.carrier and not link.kind:
         return _warn("NoCarrier", f"{link.name} has no carrier; check its cable and the switch")
+    if changes > _MOST_CHANGES:
+        minutes = int(_WINDOW // 60)
+        message = (
+            f"{link.name} has lost or got carrier {changes} times in {minutes} minutes; check its cable and module"
+        )
+        return _warn("LinkFlapping", message)
     return diagnose_rdma(rdma) if rdma and link.up and link.carrier else Health()
 
 

@@ -51,10 +51,12 @@ def build_inventory(
     *,
     selects: Callable[[Device], bool] = lambda _: True,
     lost: Mapping[str, str] = {},
+    changes: Mapping[str, int] = {},
 ) -> Inventory:
     """Return the interfaces that claims can have, those that are in pods included, if the admin selects them.
 
-    With a problem, none can be moved now. `lost` says by keys of steps which claims do not have theirs any more.
+    With a problem, none can be moved now. `lost` says by keys of steps which claims do not have theirs any more, and
+    `changes` how often devices lost or got carrier.
     """
     trouble = Health(status=HealthStatus.UNHEALTHY, reason="CannotMove", message=problem) if problem else None
     found: dict[str, Device] = {}
@@ -73,7 +75,8 @@ def build_inventory(
             ),
             capacity=_build_capacity(speed, is_shared=is_shared),
             allow_multiple_allocations=is_shared,
-            health=trouble or diagnose(link, offered.device if offered else None, is_shared=is_shared),
+            health=trouble
+            or diagnose(link, offered.device if offered else None, is_shared=is_shared, changes=changes.get(name, 0)),
         )
     given = {one.device: one.name for one in list_rdma(held)}
     for give in list_gives(held):

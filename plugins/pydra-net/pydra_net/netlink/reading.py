@@ -77,6 +77,7 @@ def read_link(message: Any) -> Link:
         port=message.get_attr("IFLA_PHYS_PORT_NAME") or "",
         hardware=message["ifi_type"],
         has_xdp=bool((xdp := message.get_attr("IFLA_XDP")) is not None and xdp.get_attr("IFLA_XDP_ATTACHED")),
+        carrier_changes=message.get_attr("IFLA_CARRIER_CHANGES") or 0,
         functions=tuple(_read_functions(message)),
         parameters=dict(_read_parameters(message)),
         most_gso=message.get_attr("IFLA_TSO_MAX_SIZE") or 0,
