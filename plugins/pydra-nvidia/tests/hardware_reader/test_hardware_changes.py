@@ -34,15 +34,6 @@ async def test_a_lost_gpu_costs_the_others_nothing_and_is_remembered(node: Open)
     assert await machine.hardware.read() == before
 
 
-async def test_a_gpu_that_was_lost_from_the_start_is_counted(node: Open) -> None:
-    machine = node(TWO)
-    machine.inject.lose(0)
-    reading = await machine.hardware.read()
-    assert [gpu.minor for gpu in reading.gpus] == [1]
-    address = next(one for one in reading.functions if one != reading.gpus[0].pci)
-    assert [(one.code, one.last, one.pci) for one in reading.lost] == [(Code.GPU_IS_LOST, None, address)]
-
-
 async def test_a_gpu_that_falls_off_the_bus_in_mid_reading_is_lost_alone(node: Open) -> None:
     machine = node(TWO + "faults: [{op: nvmlDeviceGetNvLinkState, device: 1, do: lost, after: 3}]\n")
     reading = await machine.hardware.read()

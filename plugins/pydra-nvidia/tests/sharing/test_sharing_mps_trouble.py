@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -16,7 +14,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from mps_claims import DEFAULT, STEP, daemon_of, daemons_of, make_applier, place_of
+from mps_claims import DEFAULT, STEP, daemon_of, daemons_of, make_applier, place_of, until
 from pydra import ClaimError, TerminalError
 from pydra_nvidia.deadlines import time_for
 from pydra_nvidia.hardware_types import Placement
@@ -27,13 +25,6 @@ from pydra_nvidia.sharing.mps_daemon import MpsDaemons, MpsFailed
 from pydra_nvidia.sharing.mps_directory import MpsBusy, turn
 from pydra_nvidia.sharing.mps_processes import identify, is_alive
 from pydra_nvidia.steps import StartMps
-
-
-async def until(true: Callable[[], object], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come about"
-        await asyncio.sleep(0.01)
 
 
 async def test_a_gpu_that_falls_off_the_bus_does_not_keep_its_daemon(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from mps_claims import until
 from pydra import AllocatedDevice, Claim
 from pydra_nvidia.held_claims import read_entries
 from pydra_nvidia.settings import Orphans
@@ -62,13 +60,6 @@ class Watched:
         process = self.daemon()
         os.kill(process.pid, signal.SIGKILL)
         await until(lambda: identify(process.pid) is None)
-
-
-async def until(true: Callable[[], object], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come about"
-        await asyncio.sleep(0.01)
 
 
 @pytest.fixture

@@ -106,15 +106,6 @@ def test_a_place_is_given_once(
     assert rig.code(create, nvml, gpu, profile, start, size) == code
 
 
-def test_compute_slices_run_out_before_memory_slices_do(simulate: Simulate, create: Create) -> None:
-    rig = simulate({"gpus": [{"model": "b200-180gb", "mig": True}]})
-    nvml, gpu = rig.opened()
-    for start in (0, 2, 4):
-        create(nvml, gpu, 14, start, 2)
-    create(nvml, gpu, 15, 6, 2)
-    assert rig.code(create, nvml, gpu, 19, 6, 1) == Code.INSUFFICIENT_RESOURCES
-
-
 def test_ids_are_the_lowest_free_and_uuids_follow_from_them(simulate: Simulate, create: Create) -> None:
     nvml, gpu = simulate(H100).opened()
     seen: list[str] = []

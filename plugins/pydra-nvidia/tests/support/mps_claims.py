@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
 from typing import Any
 
 from pydra_nvidia.sharing.mps import StartMpsApplier
@@ -34,3 +37,10 @@ def daemon_of(bench: Any, step: StartMps = STEP) -> Process:
     record = place_of(bench, step).read_record()
     assert record is not None
     return Process(record.started, record.pid)
+
+
+async def until(true: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come about"
+        await asyncio.sleep(0.01)

@@ -50,19 +50,6 @@ async def test_a_work_that_fails_leaves_a_session_that_can_be_opened(node: Any) 
     assert await node.session.run(lambda nvml: nvml.call("nvmlDeviceGetCount")) == 2
 
 
-def test_nvml_loses_the_gpu_and_finds_it_again_without_what_the_driver_managed(node: Any) -> None:
-    write(node, f"devices/{node.GPU}/driver_override", "vfio-pci")
-    write(node, f"devices/{node.GPU}/driver/unbind", node.GPU)
-    write(node, "drivers/vfio-pci/bind", node.GPU)
-    assert len(node.machine.read().attached()) == 1
-    assert (node.gpu().driver, node.gpu().override) == ("vfio-pci", "vfio-pci")
-    write(node, "drivers/vfio-pci/unbind", node.GPU)
-    write(node, f"devices/{node.GPU}/driver_override", "\n")
-    write(node, "drivers_probe", node.GPU)
-    assert len(node.machine.read().attached()) == 2
-    assert (node.gpu().driver, node.gpu().override, node.gpu().persistence) == ("nvidia", "", False)
-
-
 def test_a_function_in_use_is_not_taken_from_its_driver(node: Any) -> None:
     node.inject.start_process(0, Process(pid=4711))
     with pytest.raises(OSError, match="in use"):
