@@ -90,8 +90,8 @@ def decide_prepare(
         return ReuseRecord(record)
     if in_use := index.find_conflict(asked, published):
         return Refuse(in_use)
-    if published is not None and (unknown := _find_unknown(asked, published)):
-        return Refuse(unknown)
+    if published is not None and (unknown := [one for one in asked.devices if find_published(one, published) is None]):
+        return Refuse(_build_unknown(unknown[0]))
     if record is None:
         return WaitForDevices() if needs_published and published is None else Begin(asked)
     if record.stage is Stage.COMPLETED and has_same_devices(record.claim, asked):
@@ -154,14 +154,11 @@ def _comparison_key(device: AllocatedDevice) -> tuple[object, ...]:
     return (*named, shares, [config.parameters for config in device.configs])
 
 
-def _find_unknown(claim: Claim, published: Published) -> UnknownDevice | None:
-    for device in claim.devices:
-        if find_published(device, published) is None:
-            return UnknownDevice(
-                f"device {device.device} of pool {device.pool} is not published by this node: it is gone, or the "
-                "allocation is out of date; delete the pod, so that its claim is allocated again"
-            )
-    return None
+def _build_unknown(device: AllocatedDevice) -> UnknownDevice:
+    return UnknownDevice(
+        f"device {device.device} of pool {device.pool} is not published by this node: it is gone, or the "
+        "allocation is out of date; delete the pod, so that its claim is allocated again"
+    )
 
 
 def _build_started_record(claim: Claim) -> Record:

@@ -96,7 +96,8 @@ class _Work(msgspec.Struct, kw_only=True, eq=False):
     """One operation on one claim. The caller waits for `answer`; the task may continue after it, to undo.
 
     `carry_out` does it. `operation` is None for what the kubelet did not ask for, which no event reports. `fields` are
-    log fields that come from the claim's object. `record` is the claim's, as far as its steps have come.
+    log fields that come from the claim's object. `record` is the claim's, as far as its steps have come. `ended` says
+    when each part of it ended, in their order.
     """
 
     carry_out: Callable[[_Work], Awaitable[Any]]
@@ -110,11 +111,7 @@ class _Work(msgspec.Struct, kw_only=True, eq=False):
     fields: dict[str, str] = {}
     record: Record | None = None
     from_record: bool = False
-    timings: dict[str, float] = {}
-
-    def mark(self, step: str, now: float) -> None:
-        """Note that the step ended now; it began when the one before ended."""
-        self.timings[step] = now - self.began - sum(self.timings.values())
+    ended: dict[str, float] = {}
 
 
 class ClaimPreparer:
@@ -309,6 +306,8 @@ class ClaimPreparer:
 
     def _build_event(self, work: _Work, operation: Operation, outcome: object) -> ClaimEvent:
         seconds = self._clock() - work.began
+        began = (work.began, *work.ended.values())
+        timings = {step: end - begin for (step, end), begin in zip(work.ended.items(), began, strict=False)}
         if isinstance(outcome, PydraError):
             return OperationFailed(
                 driver=self._driver,
@@ -316,14 +315,14 @@ class ClaimPreparer:
                 ref=work.ref,
                 error=outcome,
                 seconds=seconds,
-                timings=work.timings,
+                timings=timings,
                 pods=work.pods,
             )
         # A repeated prepare, and an unprepare of what was never prepared, happen all the time.
         is_routine = work.from_record is (operation is Operation.PREPARE)
         level = logging.DEBUG if is_routine else logging.INFO
         if _log.isEnabledFor(level):
-            steps = ", ".join([f"{step} {took * 1000:.0f}" for step, took in work.timings.items()])
+            steps = ", ".join([f"{step} {took * 1000:.0f}" for step, took in timings.items()])
             text = f"{operation.value}d in {seconds * 1000:.0f} ms" + (f" ({steps})" if steps else "")
             _log.log(level, "%s", text, extra={"fields": work.fields})
         return OperationDone(
@@ -332,7 +331,7 @@ class ClaimPreparer:
             ref=work.ref,
             seconds=seconds,
             from_record=work.from_record,
-            timings=work.timings,
+            timings=timings,
         )
 
     # Prepare
@@ -342,11 +341,11 @@ class ClaimPreparer:
         until = self._clock() + self._deadlines.prepare
         # Also for a claim that is prepared: under one uid, its allocation may have changed since.
         asked = await self._fetch(work)
-        work.mark("fetch", self._clock())
+        work.ended["fetch"] = self._clock()
         await self._lock.take_claim(uid, until)
         try:
             record = await self._begin(work, asked, until)
-            work.mark("record", self._clock())
+            work.ended["record"] = self._clock()
             if work.from_record:
                 spec, _ = await self._check_files(record)
             else:
@@ -484,10 +483,10 @@ class ClaimPreparer:
         try:
             if record.claim.steps:
                 record = await self._steps.carry_out(record, until=until, keep=keep)
-                work.mark("steps", self._clock())
+                work.ended["steps"] = self._clock()
             is_called = True
             record = replace(record, prepared=await self._backend.prepare(record.claim, until=until))
-            work.mark("backend", self._clock())
+            work.ended["backend"] = self._clock()
             present = await resolve(record.prepared, root=self._host_root)
             # From here on the disk may have it as *completed*, even if the write fails: it must be set back first.
             metadata = begin_again(record.metadata) if record.metadata is not None else None
@@ -497,10 +496,10 @@ class ClaimPreparer:
                 self._cdi.write(uid, spec.content)
             if record.metadata is not None:
                 self._metadata.write(build_metadata_files(record, self._metadata.paths))
-            work.mark("cdi", self._clock())
+            work.ended["cdi"] = self._clock()
             async with self._store:
                 await self._store.write(record)
-            work.mark("completed", self._clock())
+            work.ended["completed"] = self._clock()
             if record.metadata is not None:
                 self._renew_if_changed(record)
         except PydraError as error:
