@@ -168,6 +168,8 @@ EXAMPLES: dict[str, Any] = {
     "poll_period": 2.5,
     "mps_ready_deadline": 1.0,
     "vfio_idle_deadline": 90.0,
+    "fabric_partitions": True,
+    "fabric_manager_socket": "/run/other/socket",
 }
 
 
