@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import resource
 import shutil
+import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
 
+import anyio
 import pytest
 
 from pydra import Claim, DeviceInUse
@@ -280,7 +283,20 @@ def _soon() -> float:
     return asyncio.get_running_loop().time() + 10
 
 
+_locking: Counter[str] = Counter()
+
+
+def _note(event: str, _arguments: object) -> None:
+    if event == "fcntl.fcntl":
+        _locking[event] += 1
+
+
+sys.addaudithook(_note)
+
+
 async def _let_run() -> None:
-    """Long enough for whatever is not kept from it."""
-    for _ in range(10):
-        await asyncio.sleep(0.005)
+    """Until whoever waits for a lock has tried again several times."""
+    before = _locking.total()
+    with anyio.fail_after(30):
+        while _locking.total() < before + 5:
+            await asyncio.sleep(0)
