@@ -3,10 +3,11 @@
 There is no network: the daemon writes what it is and what it looked up into `imex.json` beside its configuration, and
 the control program reads that. Lies and faults are in `behaviour.json` there, read at each use:
 
-    {"state": "READY", "exit": 1, "hang": false, "ignore_sigterm": false, "window": 5.0, "version": "570.158.01"}
+    {"state": "READY", "delay": 2.0, "exit": 1, "hang": false, "ignore_sigterm": false, "window": 5.0,
+     "versions": {"1": "575.1"}, "disconnected": [1]}
 
 As the real one, it looks names up at its start and when it handles SIGUSR1, at most once in `window` seconds, and
-forgets the other signals. Source: NVIDIA's IMEX guide.
+forgets the other signals. It is INITIALIZING for `delay` seconds. Source: NVIDIA's IMEX guide.
 """
 
 from __future__ import annotations
@@ -56,7 +57,13 @@ def run_daemon(configuration: Path, hosts_file: Path) -> int:
     if code := behaviour.get("exit"):
         sys.stderr.write("Failed to allocate Imex session: NV_ERR_IN_USE\n")
         return int(code)
-    state: dict[str, Any] = {"pid": os.getpid(), "reloads": 0, "ignored": 0, "configuration": dict(values)}
+    state: dict[str, Any] = {
+        "pid": os.getpid(),
+        "since": time.time(),
+        "reloads": 0,
+        "ignored": 0,
+        "configuration": dict(values),
+    }
     stopped, last = threading.Event(), float("-inf")
 
     def write() -> None:
@@ -102,7 +109,8 @@ def run_control(arguments: Sequence[str]) -> int:
         sys.stdout.write("UNAVAILABLE\n")
         return 0
     if "-N" not in arguments:
-        sys.stdout.write(f"{behaviour.get('state', 'READY')}\n")
+        starts = time.time() - state["since"] < behaviour.get("delay", 0)
+        sys.stdout.write(f"{'INITIALIZING' if starts else behaviour.get('state', 'READY')}\n")
         return 0
     names = Path(state["configuration"]["IMEX_NODE_CONFIG_FILE"]).read_text().split()
     versions, broken = behaviour.get("versions", {}), behaviour.get("disconnected", [])
