@@ -57,10 +57,8 @@ def parse_definition(body: JsonObject) -> CustomKind:
         singular=names["singular"],
         namespaced=spec["scope"] == "Namespaced",
         short=tuple(names.get("shortNames") or ()),
-        status="status" in (version.get("subresources") or {}),
         subresources=("status",) if "status" in (version.get("subresources") or {}) else (),
         generation=True,
-        returns_deleted=False,
     )
     return CustomKind(kind=kind, schema=schema)
 

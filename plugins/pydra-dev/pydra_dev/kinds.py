@@ -7,7 +7,7 @@ Source: Kubernetes API reference 1.36; which field selectors a kind knows is eac
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -29,7 +29,6 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     namespaced: bool
     singular: str
-    status: bool = False
     generation: bool = False
     returns_deleted: bool = False
     selectable: tuple[str, ...] = ()
@@ -37,6 +36,11 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     categories: tuple[str, ...] = ()
     subresources: tuple[str, ...] = ()
     stores: str = ""
+
+    @property
+    def status(self) -> bool:
+        """Whether the status is written by itself."""
+        return "status" in self.subresources
 
     @property
     def resource(self) -> str:
@@ -70,81 +74,43 @@ _EVENT_FIELDS = (
 
 _DRA = "resource.k8s.io"
 
-RESOURCE_SLICES = Kind(
-    group=_DRA,
-    version="v1",
-    plural="resourceslices",
-    kind="ResourceSlice",
+
+def _build_kind(kind: str, group: str = "", *, plural: str = "", **more: Any) -> Kind:
+    """A kind of Kubernetes, whose names in paths and for commands follow from its own."""
+    name = kind.lower()
+    known = {"version": "v1", "namespaced": True, "singular": name, "plural": plural or f"{name}s"}
+    return Kind(kind=kind, group=group, **{**known, **more})
+
+
+RESOURCE_SLICES = _build_kind(
+    "ResourceSlice",
+    _DRA,
     namespaced=False,
-    singular="resourceslice",
     generation=True,
     returns_deleted=True,
     selectable=("spec.nodeName", "spec.driver"),
 )
-RESOURCE_CLAIMS = Kind(
-    group=_DRA,
-    version="v1",
-    plural="resourceclaims",
-    kind="ResourceClaim",
-    namespaced=True,
-    singular="resourceclaim",
-    status=True,
-    returns_deleted=True,
-    subresources=("status",),
+RESOURCE_CLAIMS = _build_kind("ResourceClaim", _DRA, returns_deleted=True, subresources=("status",))
+RESOURCE_CLAIM_TEMPLATES = _build_kind("ResourceClaimTemplate", _DRA, returns_deleted=True)
+DEVICE_CLASSES = _build_kind(
+    "DeviceClass", _DRA, plural="deviceclasses", namespaced=False, generation=True, returns_deleted=True
 )
-RESOURCE_CLAIM_TEMPLATES = Kind(
-    group=_DRA,
-    version="v1",
-    plural="resourceclaimtemplates",
-    kind="ResourceClaimTemplate",
-    namespaced=True,
-    singular="resourceclaimtemplate",
-    returns_deleted=True,
-)
-DEVICE_CLASSES = Kind(
-    group=_DRA,
-    version="v1",
-    plural="deviceclasses",
-    kind="DeviceClass",
-    namespaced=False,
-    singular="deviceclass",
-    generation=True,
-    returns_deleted=True,
-)
-DEVICE_TAINT_RULES = Kind(
-    group=_DRA,
+DEVICE_TAINT_RULES = _build_kind(
+    "DeviceTaintRule",
+    _DRA,
     version="v1beta2",
-    plural="devicetaintrules",
-    kind="DeviceTaintRule",
     namespaced=False,
-    singular="devicetaintrule",
-    status=True,
     generation=True,
     returns_deleted=True,
     subresources=("status",),
 )
 """Served without its feature gate, which is off by default in 1.36: nothing here depends on its absence."""
 
-NODES = Kind(
-    group="",
-    version="v1",
-    plural="nodes",
-    kind="Node",
-    namespaced=False,
-    singular="node",
-    status=True,
-    selectable=("spec.unschedulable",),
-    short=("no",),
-    subresources=("status",),
+NODES = _build_kind(
+    "Node", namespaced=False, selectable=("spec.unschedulable",), short=("no",), subresources=("status",)
 )
-PODS = Kind(
-    group="",
-    version="v1",
-    plural="pods",
-    kind="Pod",
-    namespaced=True,
-    singular="pod",
-    status=True,
+PODS = _build_kind(
+    "Pod",
     generation=True,
     returns_deleted=True,
     selectable=(
@@ -160,70 +126,22 @@ PODS = Kind(
     categories=("all",),
     subresources=("binding", "status"),
 )
-NAMESPACES = Kind(
-    group="",
-    version="v1",
-    plural="namespaces",
-    kind="Namespace",
-    namespaced=False,
-    singular="namespace",
-    status=True,
-    selectable=("status.phase", "name"),
-    short=("ns",),
-    subresources=("status",),
+NAMESPACES = _build_kind(
+    "Namespace", namespaced=False, selectable=("status.phase", "name"), short=("ns",), subresources=("status",)
 )
-SERVICE_ACCOUNTS = Kind(
-    group="",
-    version="v1",
-    plural="serviceaccounts",
-    kind="ServiceAccount",
-    namespaced=True,
-    singular="serviceaccount",
-    short=("sa",),
-)
-EVENTS = Kind(
-    group="",
-    version="v1",
-    plural="events",
-    kind="Event",
-    namespaced=True,
-    singular="event",
-    selectable=_EVENT_FIELDS,
-    short=("ev",),
-)
-NEW_EVENTS = Kind(
-    group="events.k8s.io",
-    version="v1",
-    plural="events",
-    kind="Event",
-    namespaced=True,
-    singular="event",
+SERVICE_ACCOUNTS = _build_kind("ServiceAccount", short=("sa",))
+EVENTS = _build_kind("Event", selectable=_EVENT_FIELDS, short=("ev",))
+NEW_EVENTS = _build_kind(
+    "Event",
+    "events.k8s.io",
     selectable=tuple(field.replace("involvedObject", "regarding") for field in _EVENT_FIELDS),
     short=("ev",),
     stores="events",
 )
-
-DAEMON_SETS = Kind(
-    group="apps",
-    version="v1",
-    plural="daemonsets",
-    kind="DaemonSet",
-    namespaced=True,
-    singular="daemonset",
-    status=True,
-    generation=True,
-    short=("ds",),
-    categories=("all",),
-    subresources=("status",),
+DAEMON_SETS = _build_kind(
+    "DaemonSet", "apps", generation=True, short=("ds",), categories=("all",), subresources=("status",)
 )
-LEASES = Kind(
-    group="coordination.k8s.io",
-    version="v1",
-    plural="leases",
-    kind="Lease",
-    namespaced=True,
-    singular="lease",
-)
+LEASES = _build_kind("Lease", "coordination.k8s.io")
 
 KINDS = (
     RESOURCE_SLICES,
