@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from dhcp_server import ADDRESS, SERVER, DhcpServer, advertise
 from namespaces import find_problem, make_node
-from net_agent import NetAgent, build_sandbox
+from net_agent import NetAgent, build_sandbox, build_settings
 from pydra import Inventory
 from pydra_net.claim_config import NetworkConfig
 from pydra_net.dhcp.messages import DISCOVER, RELEASE, REQUEST, Request, decode, encode
 from pydra_net.hardware_types import Reading
-from pydra_net.settings import Settings
 from pydra_net.simulation.machine import MACHINE_TYPES
 from pydra_nri import Container, PodSandbox
 from pydra_nri.simulation.runtime import OperationFailed
@@ -116,13 +115,7 @@ async def test_an_address_is_renewed_in_the_kernels_namespaces() -> None:
     with make_node() as node:
         before = node.host.describe("nic0")
         node.switch.run(f"ip addr add {SERVER}/24 dev switch0")
-        settings = Settings(
-            network_namespace=node.host.path,
-            pod_namespaces=str(node.pods),
-            nri_socket=str(node.pods.parent / "nri.sock"),
-            exclude_types="",
-            poll_period=1000.0,
-        )
+        settings = build_settings(node)
         agent = NetAgent(settings)
         pod = node.begin_pod("trainer")
         sandbox = build_sandbox("trainer", pod.path)
@@ -150,13 +143,7 @@ async def test_an_interface_gets_an_address_from_a_router_in_the_kernels_namespa
         pytest.skip(problem)
     with make_node() as node:
         before = node.host.describe("nic0")
-        settings = Settings(
-            network_namespace=node.host.path,
-            pod_namespaces=str(node.pods),
-            nri_socket=str(node.pods.parent / "nri.sock"),
-            exclude_types="",
-            poll_period=1000.0,
-        )
+        settings = build_settings(node)
         agent = NetAgent(settings)
         pod = node.begin_pod("trainer")
         sandbox = build_sandbox("trainer", pod.path)

@@ -13,12 +13,11 @@ import pytest
 
 from bpf_programs import attach_programs
 from namespaces import TestNamespace, TestNode, find_problem, make_node
-from net_agent import NetAgent, build_sandbox
+from net_agent import NetAgent, build_sandbox, build_settings
 from pydra import TerminalError
 from pydra_net.claim_config import NetworkConfig
 from pydra_net.hardware_types import Programs
 from pydra_net.netlink.kernel import NetlinkKernel
-from pydra_net.settings import Settings
 
 _PROBLEM = find_problem()
 pytestmark = pytest.mark.skipif(bool(_PROBLEM), reason=_PROBLEM)
@@ -34,13 +33,7 @@ def node() -> Iterator[TestNode]:
 
 @asynccontextmanager
 async def serve(node: TestNode) -> AsyncIterator[NetAgent]:
-    settings = Settings(
-        network_namespace=node.host.path,
-        pod_namespaces=str(node.pods),
-        nri_socket=str(node.pods.parent / "nri.sock"),
-        exclude_types="",
-        poll_period=1000.0,
-    )
+    settings = build_settings(node)
     agent = NetAgent(settings)
     async with agent.runtime.serve(settings.nri_socket), agent.run():
         yield agent

@@ -12,12 +12,11 @@ import msgspec
 import pytest
 
 from namespaces import TestNamespace, TestNode, find_problem, make_node
-from net_agent import NetAgent, build_sandbox
+from net_agent import NetAgent, build_sandbox, build_settings
 from pydra import ClaimError, UndoLater
 from pydra_net.claim_config import InterfaceConfig, NetworkConfig
 from pydra_net.netlink.events import LinkEvents
 from pydra_net.netlink.namespaces import OpenNamespace
-from pydra_net.settings import Settings
 from pydra_nri import Container, PodSandbox
 from pydra_nri.simulation.runtime import OperationFailed
 
@@ -32,15 +31,7 @@ def node() -> Iterator[TestNode]:
 
 
 def build_agent(node: TestNode) -> NetAgent:
-    root = node.pods.parent
-    settings = Settings(
-        network_namespace=node.host.path,
-        pod_namespaces=str(node.pods),
-        nri_socket=str(root / "nri.sock"),
-        exclude_types="",
-        node_addresses="192.0.2.10",
-        poll_period=1000.0,
-    )
+    settings = build_settings(node, node_addresses="192.0.2.10")
     return NetAgent(settings)
 
 

@@ -13,9 +13,8 @@ import msgspec
 import pytest
 
 from namespaces import TestNode, find_problem, make_node
-from net_agent import NetAgent, build_sandbox
+from net_agent import NetAgent, build_sandbox, build_settings
 from pydra_net.claim_config import NetworkConfig
-from pydra_net.settings import Settings
 from pydra_nri.simulation.runtime import OperationFailed
 
 _PROBLEM = find_problem("macvlan")
@@ -29,13 +28,7 @@ def node() -> Iterator[TestNode]:
 
 
 def build_agent(node: TestNode, shared: str = "nic0") -> NetAgent:
-    settings = Settings(
-        network_namespace=node.host.path,
-        pod_namespaces=str(node.pods),
-        nri_socket=str(node.pods.parent / "nri.sock"),
-        shared=shared,
-        poll_period=1000.0,
-    )
+    settings = build_settings(node, shared=shared, exclude_types="veth")
     return NetAgent(settings)
 
 

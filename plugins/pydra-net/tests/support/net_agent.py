@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from namespaces import TestNode
 from pydra import (
     AllocatedDevice,
     Claim,
@@ -116,6 +117,15 @@ class NetAgent:
         steps = list(claim.steps)
         steps[place] = replace(steps[place], stage=stage, result=result)
         self.held[uid] = replace(self.held[uid], claim=replace(claim, steps=tuple(steps)))
+
+
+def build_settings(node: TestNode, **fields: Any) -> Settings:
+    """Those of a backend on a node of namespaces, which offers `nic0` and hears of changes by events only."""
+    root = node.pods.parent
+    named = {"exclude_types": "", "poll_period": 1000.0, **fields}
+    return Settings(
+        network_namespace=node.host.path, pod_namespaces=str(node.pods), nri_socket=f"{root}/nri.sock", **named
+    )
 
 
 def build_sandbox(pod: str, path: str, *, number: int = 1, uid: str = "") -> PodSandbox:
