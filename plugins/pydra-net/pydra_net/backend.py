@@ -341,10 +341,12 @@ class NetBackend:
         node = await self._read()
         if await asyncio.to_thread(self._maker.make, node.reading.links, node.needed):
             node = await self._read()
+        gives = list_gives([one for one in self._held() if not one.left_over])
+        before = self._sandboxes.list_attached()
+        in_pods = await asyncio.to_thread(self._appliers.locate, gives, self._sandboxes.list_namespaces())
         attached = self._sandboxes.list_attached()
-        lost = await asyncio.to_thread(
-            find_lost, list_gives(self._held()), node.reading, attached, self._reader.read_hardware
-        )
+        # Not those that were moved meanwhile.
+        lost = await asyncio.to_thread(find_lost, gives, in_pods, before & attached, self._reader.read_hardware)
         inventory = await asyncio.to_thread(
             build_inventory,
             node,
@@ -355,6 +357,7 @@ class NetBackend:
             selects=self._selects,
             lost=lost,
             changes=self._carrier.note(node.devices),
+            in_pods=in_pods,
         )
         state = PodState(attached=attached, problems={**self._problems, **lost}, leases=self._leases.known)
         return replace(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from pydra import Health, HealthStatus, TaintEffect
 from pydra_net.hardware_reader import Hardware
-from pydra_net.hardware_types import Link, RdmaDevice, Reading
+from pydra_net.hardware_types import Link, RdmaDevice
 from pydra_net.steps import GiveInterface
 
 _WINDOW = 300.0
@@ -66,11 +66,11 @@ def diagnose_rdma(rdma: RdmaDevice) -> Health:
 
 def find_lost(
     gives: Sequence[GiveInterface],
-    reading: Reading,
+    in_pods: Collection[str],
     attached: Collection[str],
     read_hardware: Callable[[str], Hardware],
 ) -> Mapping[str, str]:
-    """Return why claims do not have their interfaces any more, by the keys of their steps: somebody took them."""
+    """Return why claims lost their interfaces, by the keys of steps: of `attached`, `in_pods` are still there."""
     lost = {}
     for give in gives:
         text = f"{give.name} ({give.device})"
@@ -79,8 +79,8 @@ def find_lost(
             lost[give.key] = f"{text} is gone: its PCI function {hardware.address} was removed; delete the pod"
         elif hardware is not None and not hardware.driver:
             lost[give.key] = f"{text} is gone: its PCI function {hardware.address} has no driver now; delete the pod"
-        elif give.key in attached and any(map(give.is_of, reading.links)):
-            lost[give.key] = f"{text} was removed from the pod, or made again, and is on the node; delete the pod"
+        elif give.key in attached and give.key not in in_pods:
+            lost[give.key] = f"{text} is not in the pod any more: somebody moved it, or made it again; delete the pod"
     return lost
 
 

@@ -52,11 +52,12 @@ def build_inventory(
     selects: Callable[[Device], bool] = lambda _: True,
     lost: Mapping[str, str] = {},
     changes: Mapping[str, int] = {},
+    in_pods: Mapping[str, Link] = {},
 ) -> Inventory:
     """Return the interfaces that claims can have, those that are in pods included, if the admin selects them.
 
     With a problem, none can be moved now. `lost` says by keys of steps which claims do not have theirs any more, and
-    `changes` how often devices lost or got carrier.
+    `changes` how often devices lost or got carrier; `in_pods` has the links of those that are in pods.
     """
     trouble = Health(status=HealthStatus.UNHEALTHY, reason="CannotMove", message=problem) if problem else None
     found: dict[str, Device] = {}
@@ -79,15 +80,17 @@ def build_inventory(
             or diagnose(link, offered.device if offered else None, is_shared=is_shared, changes=changes.get(name, 0)),
         )
     given = {one.device: one.name for one in list_rdma(held)}
+    devices = {one.name: one for one in node.reading.rdma}
     for give in list_gives(held):
         if give.device not in found:
             hardware = read_hardware(give.pci_address) if give.pci_address else None
             speed = give.before.speed
+            moved, rdma_device = in_pods.get(give.key), devices.get(given.get(give.device, ""))
             found[give.device] = Device(
                 name=give.device,
                 attributes=dict(_build_attributes(give.before, hardware, speed, None, given.get(give.device))),
                 capacity=_build_capacity(speed),
-                health=trouble or Health(),
+                health=trouble or (diagnose(moved, rdma_device) if moved else Health()),
             )
         if message := lost.get(give.key):
             found[give.device] = replace(found[give.device], health=diagnose_lost(message))

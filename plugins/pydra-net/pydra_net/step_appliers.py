@@ -5,12 +5,15 @@ Every function can be interrupted anywhere and called again: it looks where the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pydra_net.function_settings import FunctionConfigurer
+from pydra_net.hardware_types import Link
 from pydra_net.moving import Mover
-from pydra_net.operations import Kernel, Namespace
+from pydra_net.operations import Kernel, Namespace, NamespaceGone
+from pydra_net.pod_links import find
 from pydra_net.rdma_moving import RdmaMover
 from pydra_net.sharing import Sharer
 from pydra_net.steps import ConfigureFunction, GiveInterface, GiveRdma, ShareInterface, Step
@@ -21,6 +24,7 @@ class StepAppliers:
     """Those of one node. `has_function` says whether a PCI function can have an interface now."""
 
     def __init__(self, kernel: Kernel, host: Namespace, has_function: Callable[[str], bool], tree: Tree) -> None:
+        self._kernel = kernel
         self._appliers: dict[type, Any] = {
             GiveInterface: Mover(kernel, host, has_function),
             ShareInterface: Sharer(kernel, host),
@@ -43,6 +47,15 @@ class StepAppliers:
     def unmark(self, step: Step) -> None:
         """Leave no trace of the claim on the node."""
         self._appliers[type(step)].unmark(step)
+
+    def locate(self, gives: Sequence[GiveInterface], pods: Sequence[Namespace]) -> Mapping[str, Link]:
+        """The interfaces that are in one of these namespaces, by the keys of their steps."""
+        found: dict[str, Link] = {}
+        for pod in pods:
+            with suppress(NamespaceGone):
+                reading = self._kernel.read_links(pod)
+                found |= {give.key: link for give in gives if (link := find(give, reading))}
+        return found
 
     def is_in(self, step: Step, pod: Namespace) -> bool:
         """Whether the interface is there."""

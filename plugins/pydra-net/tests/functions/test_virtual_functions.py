@@ -144,7 +144,7 @@ async def test_a_function_without_its_card_can_be_given_but_not_configured(tmp_p
         await agent.unprepare("claim")
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0000:50:02.1 was removed"), (3, "made again, and is on the node")])
+@pytest.mark.parametrize(("count", "text"), [(0, "0000:50:02.1 was removed"), (3, "made it again")])
 async def test_it_is_told_when_somebody_removes_the_function_of_a_pod(count: int, text: str, tmp_path: Path) -> None:
     node = make_node(tmp_path)
     sandbox = node.begin_pod("trainer")

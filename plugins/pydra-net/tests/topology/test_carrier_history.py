@@ -1,11 +1,16 @@
-"""Links that lose their carrier again and again."""
+"""Links that lose their carrier: on the node, again and again, or in a pod."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from msgspec.structs import replace
 
 from pydra_net.hardware_types import Link
 from pydra_net.health import CarrierHistory, diagnose
+from pydra_net.simulation.machine import MACHINE_TYPES
+from simulated_node import SimulatedNode
 
 
 def link(changes: int) -> Link:
@@ -36,3 +41,16 @@ def test_changes_of_the_carrier_are_counted_for_five_minutes(
 @pytest.mark.parametrize(("changes", "reason"), [(5, ""), (6, "LinkFlapping")])
 def test_a_link_that_flaps_is_unhealthy(changes: int, reason: str) -> None:
     assert diagnose(link(0), changes=changes).reason == reason
+
+
+async def test_an_interface_that_loses_its_carrier_in_a_pod_is_unhealthy(tmp_path: Path) -> None:
+    node = SimulatedNode(MACHINE_TYPES["server"], tmp_path)
+    sandbox = node.begin_pod("trainer")
+    async with node.run() as agent:
+        await agent.prepare("claim", "pci-0000-10-00-0", pod="trainer")
+        await agent.runtime.run_pod(sandbox)
+        pod = node.kernel.namespaces[sandbox.network_namespace]
+        links = tuple(replace(one, carrier=False) for one in pod.links)
+        node.kernel.namespaces[sandbox.network_namespace] = replace(pod, links=links)
+        ill = {one.name: one.health.reason for one in (await agent.backend.discover()).devices if one.health.reason}
+        assert ill == {"pci-0000-10-00-0": "NoCarrier"}
