@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import msgspec
 import pytest
-from google.protobuf import (  # type: ignore[import-untyped]
-    descriptor_pb2,
-    descriptor_pool,
-    message_factory,
-)
 from grpclib import GRPCError, Status
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,8 +33,8 @@ from pydra.kubelet.pb import (
     grpc_health_v1,
     pluginregistration_v1,
 )
+from tests.behaviour.kubelet import messages
 
-PROTO = Path(__file__).resolve().parents[2] / "proto"
 MODULES: dict[str, tuple[str, ModuleType]] = {
     "dra_v1": ("k8s.io.kubelet.pkg.apis.dra.v1", dra_v1),
     "dra_health_v1": ("v1", dra_health_v1),
@@ -53,22 +45,10 @@ TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Any]:
+@pytest.fixture
+def reference() -> Callable[[str, str], Any]:
     """protobuf's own message class for a .proto file and a message's name."""
-    output = tmp_path_factory.mktemp("descriptors") / "all.pb"
-    files = sorted(path.name for path in PROTO.glob("*.proto"))
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTO}", f"--descriptor_set_out={output}", *files]
-    subprocess.run(command, check=True, capture_output=True)
-    pool = descriptor_pool.DescriptorPool()
-    for file in descriptor_pb2.FileDescriptorSet.FromString(output.read_bytes()).file:
-        pool.Add(file)
-
-    def message_class(proto: str, name: str) -> Any:
-        package, _ = MODULES[proto]
-        return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}"))
-
-    return message_class
+    return lambda proto, name: messages()[f"{MODULES[proto][0]}.{name}"]
 
 
 def devices(module: ModuleType) -> st.SearchStrategy[Any]:
