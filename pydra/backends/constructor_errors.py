@@ -28,7 +28,7 @@ def explain_constructor(error: BaseException) -> str:
     called = _find_called(error.__traceback__)
     if called is None:
         return ""
-    fields = [field.name for field in msgspec.structs.fields(called)]
+    fields = called.__struct_fields__  # the types of fields may have names that are known to type checkers only
     listed = ", ".join(fields) or "none"
     if unexpected:
         name = unexpected[1]

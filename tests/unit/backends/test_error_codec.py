@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +35,9 @@ from pydra.errors import (
     TerminalError,
     UnknownDevice,
 )
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 
 class ImpossibleError(ClaimError):
@@ -182,6 +187,12 @@ def test_the_traceback_of_an_unexpected_error_reaches_the_log() -> None:
     assert "test_the_traceback_of_an_unexpected_error_reaches_the_log" in error.details
 
 
+class Own(msgspec.Struct, frozen=True):
+    """A value of a backend, with a type that is imported for type checkers only."""
+
+    ratio: Fraction
+
+
 def call_wrongly(kind: str) -> object:
     match kind:
         case "unknown":
@@ -192,6 +203,8 @@ def call_wrongly(kind: str) -> object:
             return Device()  # type: ignore[call-arg]
         case "unnamed":
             return [Device("gpu-0") for _ in (1,)]  # type: ignore[call-arg]
+        case "own":
+            return Own()  # type: ignore[call-arg]
         case "function":
             return pydra.ContainerEdits().with_env("A")  # type: ignore[call-arg]
         case _:
@@ -208,6 +221,7 @@ def call_wrongly(kind: str) -> object:
         ),
         ("missing", "Device needs a value for 'name'; its fields are name, attributes, "),
         ("unnamed", "Device takes fewer arguments without a name: write Device(name=...); its fields are name, "),
+        ("own", "Own needs a value for 'ratio'; its fields are ratio"),
         ("function", "TypeError: ContainerEdits.with_env() missing 1 required positional argument: 'value'"),
         ("somebody else's", "TypeError: Missing required argument 'name'"),
     ],
