@@ -146,10 +146,14 @@ class Client:
 
     async def _receive(self, packets: Packets, transaction: int, kinds: Collection[int]) -> Reply:
         while True:
+            message = await packets.receive()
+            await asyncio.sleep(
+                0
+            )  # a socket that always has another message would let nothing else run, not even the end
             try:
-                reply = decode(await packets.receive())
+                reply = decode(message)
             except ValueError as error:
-                _log.info("%s: an answer by DHCP cannot be read: %s", self._name, error)
+                _log.debug("%s: an answer by DHCP cannot be read: %s", self._name, error)
                 continue
             if (reply.transaction, reply.mac) == (transaction, self._mac) and reply.kind in kinds:
                 return reply

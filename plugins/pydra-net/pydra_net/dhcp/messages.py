@@ -88,7 +88,7 @@ def encode(request: Request) -> bytes:
 
 
 def decode(data: bytes) -> Reply:
-    """A server's message. Raises ValueError for what is none."""
+    """A server's message. Raises ValueError for what is none, and for a lease that no interface can have."""
     if len(data) < _HEADER.size:
         raise ValueError(f"found {len(data)} bytes, which are too few")
     kind, _, length, _, transaction, _, _, _, address, _, _, mac, cookie = _HEADER.unpack_from(data)
@@ -98,6 +98,8 @@ def decode(data: bytes) -> Reply:
     if len(options.get(_KIND, b"")) != 1:
         raise ValueError("found a message without a type")
     seconds = _read_number(options, _SECONDS, FOREVER)
+    if options[_KIND][0] in (OFFER, ACK):
+        _check_lease(ipaddress.IPv4Address(address), seconds)
     rebind = min(_read_number(options, _REBIND, seconds * 7 // 8), seconds)
     mask = options.get(_MASK, b"\xff" * 4)
     return Reply(
@@ -113,6 +115,14 @@ def decode(data: bytes) -> Reply:
             routes=tuple(_read_routes(options.get(_ROUTES, b""))),
         ),
     )
+
+
+def _check_lease(address: ipaddress.IPv4Address, seconds: int) -> None:
+    """Refuse what the kernel takes: an address for 0 s would stay for ever."""
+    if address.is_unspecified or address.is_loopback or address.is_multicast or address.is_reserved:
+        raise ValueError(f"found the address {address}, which no interface can have")
+    if not seconds:
+        raise ValueError("found a lease of 0 s")
 
 
 def _read_options(data: bytes) -> Mapping[int, bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from namespaces import find_problem, make_node
 from net_agent import NetAgent, build_sandbox, build_settings
 from pydra import Inventory
 from pydra_net.claim_config import NetworkConfig
-from pydra_net.dhcp.messages import DISCOVER, RELEASE, REQUEST, Request, decode, encode
+from pydra_net.dhcp.client import Client
+from pydra_net.dhcp.messages import DISCOVER, RELEASE, REQUEST, Lease, Request, decode, encode
 from pydra_net.hardware_types import Reading
 from pydra_net.simulation.machine import MACHINE_TYPES
 from pydra_nri import Container, PodSandbox
@@ -171,11 +173,64 @@ async def test_an_interface_gets_an_address_from_a_router_in_the_kernels_namespa
         assert node.host.describe("nic0") == before
 
 
+class Flood:
+    """Packets of a stranger: another one is there whenever the client looks."""
+
+    received = 0
+
+    async def send(self, _message: bytes, _server: str) -> None:
+        pass
+
+    async def receive(self) -> bytes:
+        self.received += 1
+        assert self.received < 1000, "nothing else runs"
+        return b"noise"
+
+    def close(self) -> None:
+        pass
+
+
+async def test_whoever_floods_the_pods_network_does_not_stop_the_backend() -> None:
+    flood = Flood()
+
+    async def open_packets(_address: str) -> Flood:
+        return flood
+
+    async def set_lease(_lease: Lease | None) -> None:
+        pass
+
+    running = asyncio.create_task(Client("eth1", "02:00:00:00:00:01", b"", open_packets, set_lease).run())
+    while flood.received < 10:  # noqa: ASYNC110 - the turn itself is what is tested
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert running.cancelled()
+
+
+@pytest.mark.parametrize(
+    ("address", "seconds", "message"),
+    [
+        ("0.0.0.0", 60, "found the address 0.0.0.0, which no interface can have"),
+        ("127.0.0.1", 60, "found the address 127.0.0.1, which no interface can have"),
+        ("224.0.0.1", 60, "found the address 224.0.0.1, which no interface can have"),
+        ("255.255.255.255", 60, "found the address 255.255.255.255, which no interface can have"),
+        (ADDRESS, 0, "found a lease of 0 s"),
+    ],
+)
+def test_a_lease_that_no_interface_can_have_is_not_taken(address: str, seconds: int, message: str) -> None:
+    server = DhcpServer(seconds=seconds)
+    server.address = address
+    answer = server.answer(encode(Request(kind=DISCOVER, transaction=7, mac="02:00:00:00:00:01")))
+    assert answer is not None
+    with pytest.raises(ValueError, match=message):
+        decode(answer)
+
+
 @pytest.mark.fuzz
 @given(st.binary(max_size=600), st.binary(max_size=80))
 def test_whatever_comes_is_a_lease_in_order_or_no_message(noise: bytes, options: bytes) -> None:
     request = encode(Request(kind=DISCOVER, transaction=7, mac="02:00:00:00:00:01"))
-    for data in (noise, b"\2" + request[1:240] + b"\x35\1\2" + options):
+    for data in (noise, b"\2" + request[1:16] + socket.inet_aton(ADDRESS) + request[20:240] + b"\x35\1\2" + options):
         try:
             reply = decode(data)
         except ValueError:
