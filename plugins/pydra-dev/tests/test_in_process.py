@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,17 @@ def test_a_breakpoint_stops_in_the_backend(tmp_path: Path) -> None:
     assert "('devices:', 'one')" in done.stdout
 
 
+@pytest.fixture
+def unchanged() -> Iterator[None]:
+    """The variables and the path of modules are after the test what they were."""
+    environ, path = dict(os.environ), [*sys.path]
+    yield
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.path[:] = path
+
+
+@pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize(
     ("found", "put", "code", "told"),
     [
@@ -77,10 +90,8 @@ def test_what_fails_is_told_without_a_traceback_of_ours(
     code: int,
     told: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
     backend = tmp_path / f"fails_{abs(hash(put))}.py"  # imported here, so each is another module
     backend.write_text(BACKEND.replace(found, put))
     assert main(["dev", "--in-process", "--backend", str(backend)]) == code
