@@ -147,9 +147,7 @@ class Client:
     async def _receive(self, packets: Packets, transaction: int, kinds: Collection[int]) -> Reply:
         while True:
             message = await packets.receive()
-            await asyncio.sleep(
-                0
-            )  # a socket that always has another message would let nothing else run, not even the end
+            await asyncio.sleep(0)  # else nothing runs, not even the timeout, while there always is another message
             try:
                 reply = decode(message)
             except ValueError as error:

@@ -58,7 +58,7 @@ def apply_change(ip: Any, operation: Operation) -> None:
         case SetParameter(index=index, name=name, value=value):
             call(set_parameter, ip, index, name, value)
         case SetSysctls(index=index, values=values):
-            _set_sysctls(socket.if_indextoname(index), values)
+            _set_sysctls(index, values)
         case SetFunction():
             call(ip.link, "set", index=operation.index, vf=_build_function(operation))
         case SetEthtool():
@@ -153,18 +153,21 @@ def _join_vrf(ip: Any, index: int, name: str, table: int) -> None:
         raise KernelRefused(f"the pod has a VRF of this name with table {its_table}")
     call(ip.link, "set", index=found["index"], state="up")
     call(ip.link, "set", index=index, master=found["index"])
-    for sysctl in _ANY_VRF:
-        with suppress(FileNotFoundError):
-            set_sysctl(f"net/ipv4/{sysctl}", 1)
+    try:
+        for sysctl in _ANY_VRF:
+            with suppress(FileNotFoundError):
+                set_sysctl(f"net/ipv4/{sysctl}", 1)
+    except OSError as error:
+        raise KernelRefused(f"{sysctl} = 1 (net.ipv4): {error.strerror}") from error
 
 
-def _set_sysctls(link: str, values: Mapping[str, int]) -> None:
+def _set_sysctls(index: int, values: Mapping[str, int]) -> None:
     """Set those of IPv6. Raises KernelRefused."""
     for name, value in values.items():
         try:
-            set_sysctl(f"net/ipv6/conf/{link}/{name}", value)
+            set_sysctl(f"net/ipv6/conf/{socket.if_indextoname(index)}/{name}", value)
         except OSError as error:
-            raise KernelRefused(f"net.ipv6.conf.{link}.{name} = {value}: {error.strerror}") from error
+            raise KernelRefused(f"{name} = {value} (net.ipv6.conf): {error.strerror}") from error
 
 
 def _build_function(wanted: SetFunction) -> dict[str, Any]:

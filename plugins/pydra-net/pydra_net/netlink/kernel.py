@@ -74,15 +74,7 @@ class NetlinkKernel:
     def read_link(self, where: Namespace, index: int) -> Link | None:
         """One link."""
 
-        def read_one(ip: Any) -> Link | None:
-            try:
-                return next(map(read_link, ip.get_links(index)), None)
-            except NetlinkError as error:
-                if error.code != errno.ENODEV:
-                    raise
-                return None
-
-        return _ask(where, read_one)
+        return _ask(where, lambda ip: _read_one(ip, index))
 
     def read_ethtool(self, where: Namespace, index: int) -> Ethtool:
         """What ethtool can set of a link."""
@@ -100,7 +92,7 @@ class NetlinkKernel:
 
     def read_function(self, where: Namespace, index: int, number: int) -> FunctionState | None:
         """What a card, whose link this is, does with a virtual function; None if it cannot tell."""
-        card = _ask(where, lambda ip: next(map(read_link, ip.link("get", index=index, ext_mask=_FUNCTIONS)), None))
+        card = _ask(where, lambda ip: _read_one(ip, index, ext_mask=_FUNCTIONS))
         return card.functions[number] if card and number < len(card.functions) else None
 
     def read_rdma(self, where: Namespace) -> Sequence[RdmaDevice]:
@@ -159,6 +151,15 @@ class NetlinkKernel:
             return refused
 
         return _ask(where, apply_all) if operations else ()
+
+
+def _read_one(ip: Any, index: int, **named: int) -> Link | None:
+    try:
+        return next(map(read_link, ip.link("get", index=index, **named)), None)
+    except NetlinkError as error:
+        if error.code != errno.ENODEV:
+            raise
+        return None
 
 
 def _list(directory: str) -> list[str]:

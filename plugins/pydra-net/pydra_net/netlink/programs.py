@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,8 +17,8 @@ from pydra_net.operations import KernelRefused
 _PLACES = (bpf.TCX_INGRESS, bpf.TCX_EGRESS)
 _PARENTS = (0xFFFFFFF2, 0xFFFFFFF3)
 """Ingress and egress of the qdisc `clsact`."""
-_UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.EPERM)
-"""What a kernel without tcx answers, and one that does not let this process ask."""
+_UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ENODEV)
+"""What a kernel without tcx answers, one that does not let this process ask, and one whose link has just gone."""
 
 
 def read_programs(ip: Any, indexes: Sequence[int]) -> Mapping[int, Programs]:
@@ -43,7 +44,7 @@ def detach_programs(ip: Any, index: int) -> None:
                     bpf.detach(index, place, program, link)
         _detach_xdp(ip, index)
     except NetlinkError as error:
-        raise KernelRefused(str(error)) from error
+        raise KernelRefused(os.strerror(error.code)) from error
     except OSError as error:
         raise KernelRefused(error.strerror or str(error)) from error
 

@@ -16,8 +16,9 @@ from namespaces import TestNamespace, TestNode, find_problem, make_node
 from net_agent import NetAgent, build_sandbox, build_settings
 from pydra import TerminalError
 from pydra_net.claim_config import NetworkConfig
-from pydra_net.hardware_types import Programs
+from pydra_net.hardware_types import Ethtool, Programs
 from pydra_net.netlink.kernel import NetlinkKernel
+from pydra_net.operations import DetachPrograms, SetEthtool, SetFunction, SetLink, SetSysctls
 
 _PROBLEM = find_problem()
 pytestmark = pytest.mark.skipif(bool(_PROBLEM), reason=_PROBLEM)
@@ -99,6 +100,22 @@ async def test_sysctls_of_ipv6_are_set_in_the_pod_also_where_proc_is_read_only(n
     )
     pod.run(f"unshare --mount sh -e {script}")
     assert pod.run("cat /proc/sys/net/ipv6/conf/lo/accept_ra") == "2\n"
+
+
+def test_a_link_that_has_just_gone_is_no_failure_of_what_is_read_or_set(node: TestNode) -> None:
+    """As while one claim is prepared, and the interface of another is moved."""
+    host = KERNEL.open(node.host.path)
+    gone = 99999
+    assert KERNEL.read_link(host, gone) is None
+    assert KERNEL.read_programs(host, [gone]) == {}
+    assert KERNEL.read_ethtool(host, gone) == Ethtool()
+    assert KERNEL.read_function(host, gone, 0) is None
+    operations = (
+        *(SetSysctls(index=gone, values={"accept_ra": 1}), SetEthtool(index=gone, features={"rx-gro": True})),
+        *(DetachPrograms(index=gone), SetFunction(index=gone, number=0, trust=True), SetLink(index=gone, up=True)),
+    )
+    assert len(KERNEL.apply(host, operations)) == len(operations)
+    host.close()
 
 
 async def test_ebpf_programs_are_told_and_detached_in_the_pod(node: TestNode) -> None:
