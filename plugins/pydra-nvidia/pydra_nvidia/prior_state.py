@@ -10,7 +10,7 @@ from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.nvml.gpus import read_compute_mode
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.steps import BindVfio, SetTimeSlice, StartMps, Step
+from pydra_nvidia.steps import ActivateFabric, BindVfio, SetTimeSlice, StartMps, Step
 from pydra_pci import Tree, read_function
 
 
@@ -27,7 +27,7 @@ class PriorState:
 
         `begun` are those of other claims: the agent replaces an equal one by theirs, which has the state before.
         """
-        known = {one.key for one in begun if isinstance(one, BindVfio)}
+        known = {one.key for one in begun if isinstance(one, BindVfio | ActivateFabric)}
         return tuple([self._complete(step, known) for step in steps])
 
     def _complete(self, step: Step, known: Collection[str]) -> Step:
@@ -42,6 +42,9 @@ class PriorState:
                 # NVML in a container tells of the daemon's GPUs that they are not persistent.
                 persistent = step.persistence or (step.before == DRIVER and self._persistenced.keeps(step.address))
                 return replace(step, override=override, persistence=persistent)
+            case ActivateFabric() if step.key not in known:
+                kept = {address for address in step.gpus if self._persistenced.keeps(address)}
+                return replace(step, persistent=tuple(sorted(kept | set(step.persistent))))
         return step
 
     def _read_mode(self, gpu: str) -> int | None:

@@ -120,10 +120,14 @@ class StartMps(_Step, frozen=True, tag="start-mps"):
 
 
 class ActivateFabric(_Step, frozen=True, tag="activate-fabric"):
-    """Let Fabric Manager connect these GPUs (PCI addresses), which are its partition. Undone by deactivating it."""
+    """Let Fabric Manager connect these GPUs (PCI addresses), which are its partition. Undone by deactivating it.
+
+    `persistent` of them have a persistence mode, which they get back after each change.
+    """
 
     partition: int
     gpus: tuple[str, ...]
+    persistent: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:

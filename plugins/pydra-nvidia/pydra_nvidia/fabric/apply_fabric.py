@@ -6,7 +6,7 @@ their persistence mode, which they get back afterwards, and not this process's s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,8 @@ class ActivateFabricApplier:
             raise FabricChanged(f"Fabric Manager no longer has partition {step.partition} of {', '.join(step.gpus)}")
         if not found.active:
             await self._change(step, partial(self._manager.activate, step.partition))
+        else:
+            await self._restore(step.persistent)
         return True
 
     async def undo(self, step: ActivateFabric, _result: Any, _claim: Claim, /) -> None:
@@ -47,6 +49,8 @@ class ActivateFabricApplier:
             found = await self._find(step)
             if found is not None and found.active:
                 await self._change(step, partial(self._manager.deactivate, step.partition))
+            else:
+                await self._restore(step.persistent)
         except FabricManagerError as error:
             if error.code not in AWAY:
                 raise
@@ -63,5 +67,9 @@ class ActivateFabricApplier:
                 kept += [address] if await self._persistence.release(address) else []
             await self._session.run_closed(work)
         finally:
-            for address in kept:
-                await self._persistence.restore(address)
+            await self._restore(dict.fromkeys((*kept, *step.persistent)))
+
+    async def _restore(self, addresses: Iterable[str]) -> None:
+        """Let GPUs have their persistence mode; an earlier process may have been killed before it did."""
+        for address in addresses:
+            await self._persistence.restore(address)

@@ -61,7 +61,8 @@ def plan_fabric(targets: Sequence[Target], reading: Reading) -> tuple[ActivateFa
         raise ClaimError(f"Fabric Manager's partitions are not known: {reading.fabric.problem or 'it reports none'}")
     for partition in reading.fabric.partitions:
         if partition.gpus == wanted:
-            return (ActivateFabric(partition=partition.id, gpus=wanted),)
+            persistent = tuple(sorted(gpu.pci for gpu in reading.gpus if gpu.persistence and gpu.pci in wanted))
+            return (ActivateFabric(partition=partition.id, gpus=wanted, persistent=persistent),)
     size = len(wanted)
     offered = "; ".join(
         f"{one.id} has {', '.join(one.gpus)}" for one in reading.fabric.partitions if len(one.gpus) == size

@@ -31,6 +31,7 @@ from pydra_nvidia.nvfm import (
     Member,
     PartitionStruct,
 )
+from pydra_nvidia.nvml.gpus import set_persistence
 from pydra_nvidia.nvml.persistence import PersistenceMode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import parse_settings
@@ -169,6 +170,35 @@ async def test_a_partition_is_activated_while_nothing_has_its_gpus_open_and_give
     for step in (pair, pair):
         await machine.applier.undo(step, True, claim)
     assert (machine.active, machine.persistent()) == ([other.partition], {True})
+
+
+async def test_gpus_get_their_persistence_mode_back_also_after_a_process_that_was_killed_before(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    step = machine.step(1, 2)
+    known = [replace(one, persistence=True) for one in machine.gpus()]
+    (planned,) = plan_fabric(
+        [target(one) for one in step.gpus],
+        Reading(
+            gpus=tuple(known), fabric=SharedFabric(partitions=(FabricPartition(id=step.partition, gpus=step.gpus),))
+        ),
+    )
+    claim = build_claim("c1", planned)
+
+    async def kill() -> None:
+        for address in planned.gpus:
+            await machine.session.run(lambda nvml, address=address: set_persistence(nvml, address, on=False))
+        assert machine.persistent() == {True, False}
+
+    await kill()
+    assert await machine.applier.apply(planned, None, claim)
+    assert machine.persistent() == {True}
+    await kill()
+    assert await machine.applier.apply(planned, None, claim)
+    assert machine.persistent() == {True}
+    for _ in range(2):
+        await kill()
+        await machine.applier.undo(planned, True, claim)
+        assert (machine.active, machine.persistent()) == ([], {True})
 
 
 async def test_a_partition_waits_for_a_fabric_manager_that_is_away(tmp_path: Path) -> None:
