@@ -61,7 +61,7 @@ class TestNamespace:
         """All that is configured on a link, in the words of iproute2, without what changes by itself."""
         return self.run(
             f"ip -o link show {link} | sed 's/^[0-9]*: //; s/ state [A-Z]* / /; s/NO-CARRIER,//; s/,LOWER_UP//; "
-            "s/,M-DOWN//; s/link-netnsid [0-9]*//; s/@[^:]*:/:/; s/ qdisc [a-z]* / /';"
+            "s/,M-DOWN//; s/link-netnsid [0-9]*//; s/@[^:]*:/:/; s/ qdisc [a-z_]* / /; s/ permaddr [0-9a-f:]*//';"
             f"ip -o -4 addr show dev {link} | sed 's/^[0-9]*: //';"
             f"ip -o -6 addr show dev {link} scope global | sed 's/^[0-9]*: //; s/ nodad//';"
             f"ip route show table all dev {link} | grep -v -e fe80 -e ff00 -e 'table local' | sort;"
