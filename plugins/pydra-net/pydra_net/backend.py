@@ -26,7 +26,6 @@ from pydra import (
     Inventory,
     Plan,
     PreparedDevice,
-    PydraError,
 )
 from pydra_net.cdi import edits
 from pydra_net.claim_plan import check_offered, list_with_ethtool, list_with_functions, plan_claim
@@ -283,7 +282,7 @@ class NetBackend:
         for step in list_of_pod(self._held(), sandbox.pod_uid):
             try:
                 await self._give(sandbox, step)
-            except PydraError as error:
+            except Exception as error:  # noqa: BLE001 - nobody waits for this, so the claim tells it
                 text = f"pod {sandbox.name} runs without {step.name}: {error}"
                 _log.error("%s", text)
                 self._note_failed((step,), text)

@@ -46,8 +46,12 @@ def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
     try:
         function(*arguments, **named)
     except NetlinkError as error:
-        text = error.args[1] if len(error.args) > 1 and error.args[1] else os.strerror(error.code)
-        raise KernelRefused(text, taken=error.code == errno.EEXIST) from error
+        raise KernelRefused(explain(error), taken=error.code == errno.EEXIST) from error
+
+
+def explain(error: NetlinkError) -> str:
+    """What the kernel says."""
+    return str(error.args[1]) if len(error.args) > 1 and error.args[1] else os.strerror(error.code)
 
 
 def apply_change(ip: Any, operation: Operation) -> None:

@@ -15,7 +15,7 @@ from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 
 from pydra_net.hardware_types import Ethtool, FunctionState, Link, Programs, RdmaDevice, Reading
-from pydra_net.netlink.changes import apply_change, call
+from pydra_net.netlink.changes import apply_change, call, explain
 from pydra_net.netlink.ethtool import read_ethtool
 from pydra_net.netlink.events import LinkEvents
 from pydra_net.netlink.namespaces import OpenNamespace
@@ -176,7 +176,11 @@ def _ask(where: Namespace, work: Callable[[Any], T]) -> T:
         with IPRoute() as ip:  # type: ignore[no-untyped-call]
             return work(ip)
 
-    for _ in range(_ATTEMPTS - 1):
-        with suppress(NetlinkDumpInterrupted):  # something changed meanwhile
-            return where.run(open_and_work)
-    return where.run(open_and_work)
+    try:
+        for _ in range(_ATTEMPTS - 1):
+            with suppress(NetlinkDumpInterrupted):  # something changed meanwhile
+                return where.run(open_and_work)
+        return where.run(open_and_work)
+    except (NetlinkError, OSError) as error:
+        text = explain(error) if isinstance(error, NetlinkError) else error.strerror
+        raise KernelRefused(f"the kernel did not list the interfaces of {where.path}: {text}; try again") from error

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from pyroute2.netlink.exceptions import NetlinkDumpInterrupted
 
 from bpf_programs import attach_programs
 from namespaces import TestNamespace, TestNode, find_problem, make_node
@@ -18,7 +19,7 @@ from pydra import TerminalError
 from pydra_net.claim_config import NetworkConfig
 from pydra_net.hardware_types import Ethtool, Programs
 from pydra_net.netlink.kernel import NetlinkKernel
-from pydra_net.operations import DetachPrograms, SetEthtool, SetFunction, SetLink, SetSysctls
+from pydra_net.operations import DetachPrograms, KernelRefused, SetEthtool, SetFunction, SetLink, SetSysctls
 
 _PROBLEM = find_problem()
 pytestmark = pytest.mark.skipif(bool(_PROBLEM), reason=_PROBLEM)
@@ -115,6 +116,20 @@ def test_a_link_that_has_just_gone_is_no_failure_of_what_is_read_or_set(node: Te
         *(DetachPrograms(index=gone), SetFunction(index=gone, number=0, trust=True), SetLink(index=gone, up=True)),
     )
     assert len(KERNEL.apply(host, operations)) == len(operations)
+    host.close()
+
+
+def test_a_kernel_that_is_always_interrupted_is_a_reason_to_try_again(node: TestNode) -> None:
+    host = KERNEL.open(node.host.path)
+
+    class Interrupted(tuple[int, ...]):
+        __slots__ = ()
+
+        def __iter__(self) -> Iterator[int]:
+            raise NetlinkDumpInterrupted
+
+    with pytest.raises(KernelRefused, match=f"did not list the interfaces of {node.host.path}: dump interrupted; try"):
+        KERNEL.read_programs(host, Interrupted())
     host.close()
 
 

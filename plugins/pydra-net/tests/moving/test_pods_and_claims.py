@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,19 @@ async def test_a_claim_that_was_prepared_before_a_restart_is_for_the_pod_that_be
     async with node.run() as agent:
         await agent.runtime.run_pod(sandbox)
         assert node.names_in(sandbox) == ["eth1"]
+
+
+async def test_whatever_fails_when_a_running_pod_gets_its_interface_is_told(node: SimulatedNode) -> None:
+    sandbox = node.begin_pod("trainer")
+    async with node.run() as agent:
+        await agent.prepare("claim", ETH1, pod="trainer")
+    node.agent.runtime.pods[sandbox.id] = sandbox
+    node.kill_at = 0
+    async with node.run() as agent:
+        async with asyncio.timeout(30):
+            while (found := (await agent.backend.discover()).claim_statuses[0]).warning == "":
+                await agent.backend.wait_changed()
+        assert found.warning.startswith("pod team/trainer runs without eth1: ")
 
 
 async def test_a_pod_of_the_same_name_has_nothing_of_the_claims_of_an_earlier_one(node: SimulatedNode) -> None:
