@@ -18,6 +18,9 @@ Ip: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 POD_INTERFACE = "eth0"
 """The name that container runtimes give to the interface of the pod network."""
 
+_ETHERNET = 1
+"""The kernel's number for links of this type; others, as those of InfiniBand, have longer addresses, or none."""
+
 _EXCLUSIVE = frozenset({"macvlan", "ipvlan"})
 """An interface has only those of one of these kinds."""
 
@@ -29,7 +32,9 @@ class InterfaceBusy(ClaimError):
 
 
 def check_parameters(config: NetworkConfig, link: Link) -> None:
-    """Raise TerminalError for parameters that the link cannot have."""
+    """Raise TerminalError for parameters that the link cannot have, and for DHCP where its messages have no place."""
+    if config.interface.uses_dhcp and link.hardware != _ETHERNET:
+        raise TerminalError(f"interface.dhcp: {link.name} is not an Ethernet interface; set addresses instead")
     for name, value in config.interface.list_parameters().items():
         field = get_field_name(name)
         if name not in link.parameters:

@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from pydra import Inventory, NetworkData, TerminalError
 from pydra_net.claim_config import NetworkConfig
 from pydra_net.hardware_types import Address, Ethtool, Feature, Link, Neighbour, Reading, Route, Rule
+from pydra_net.simulation.kernel import HOST
 from pydra_net.simulation.machine import MACHINE_TYPES
 from pydra_nri.simulation.runtime import OperationFailed
 from simulated_node import SimulatedNode
@@ -80,11 +82,14 @@ async def test_sizes_and_sysctls_are_so_in_the_pod_only(node: SimulatedNode) -> 
     [
         ({"gsoMaxSize": 262145}, "interface.gsoMaxSize: found 262145, but eth1 can have 262144 at most"),
         ({"groIPv4MaxSize": 70000}, "interface.groIPv4MaxSize: the node's kernel cannot set it for eth1; remove it"),
+        ({"dhcp": True}, "interface.dhcp: eth1 is not an Ethernet interface; set addresses instead"),
     ],
 )
 async def test_what_the_kernel_would_refuse_is_refused_before_the_pod_starts(
     interface: dict[str, int], message: str, node: SimulatedNode
 ) -> None:
+    links = tuple(replace(one, hardware=32) if one.name == "eth1" else one for one in node.before.links)
+    node.kernel.namespaces[HOST] = replace(node.before, links=links)
     async with node.run() as agent:
         with pytest.raises(TerminalError, match=message):
             await agent.prepare("claim", ETH1, configs=(config(interface=interface),))
