@@ -130,6 +130,7 @@ class NetBackend:
         check_offered(step, await self._read())
         async with self._locks[step.key]:
             self._ended.discard(step.key)
+            self._problems.pop(step.key, None)  # of an earlier claim
             await asyncio.to_thread(self._appliers.mark, step, self._sandboxes.list_namespaces())
 
     async def undo(self, step: Step, _result: Any, claim: Claim, /) -> None:
@@ -289,7 +290,7 @@ class NetBackend:
 
     async def _give(self, sandbox: Sandbox, step: Step) -> None:
         async with self._locks[step.key]:
-            if step.key in self._ended:
+            if step.key in self._ended or step not in list_of_pod(self._held(), sandbox.pod_uid):
                 raise AttachFailed(f"the claim of {step.name} ({step.device}) has ended")
             earlier = [one.namespace for one in self._sandboxes.list_of_pod(sandbox.pod_uid) if one is not sandbox]
             await asyncio.to_thread(self._appliers.give, step, sandbox.namespace, earlier)
@@ -331,7 +332,16 @@ class NetBackend:
     async def _read(self) -> Node:
         return await asyncio.to_thread(self._reader.read)
 
+    def _forget_ended(self) -> None:
+        """Keep nothing of steps whose claims have ended: each share has a name that never comes again."""
+        held = {one.step.key for claim in self._held() for one in claim.claim.steps}
+        self._ended &= held
+        self._problems = {key: text for key, text in self._problems.items() if key in held}
+        for key in [key for key, lock in self._locks.items() if key not in held and not lock.locked()]:
+            del self._locks[key]
+
     async def _read_inventory(self) -> Inventory:
+        self._forget_ended()
         problem = ""
         try:
             await self._check_runtime()

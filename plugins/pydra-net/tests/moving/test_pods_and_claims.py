@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from pydra_net.examination import examine_interfaces
 from pydra_net.operations import SetLink
 from pydra_net.simulation.kernel import HOST
 from pydra_net.simulation.machine import MACHINE_TYPES
+from pydra_nri.simulation.runtime import OperationFailed
 from simulated_node import SimulatedNode
 
 ETH1, ETH2 = "pci-0000-10-00-0", "pci-0000-20-00-0"
@@ -47,6 +50,41 @@ async def test_whatever_fails_when_a_running_pod_gets_its_interface_is_told(node
             while (found := (await agent.backend.discover()).claim_statuses[0]).warning == "":
                 await agent.backend.wait_changed()
         assert found.warning.startswith("pod team/trainer runs without eth1: ")
+
+
+async def test_a_claim_says_nothing_of_what_failed_for_an_earlier_one(node: SimulatedNode) -> None:
+    """The earlier one ended while the pod got its other interface."""
+    sandbox, moves, goes_on = node.begin_pod("trainer"), threading.Event(), threading.Event()
+    async with node.run() as agent:
+        await agent.prepare("first", ETH1, pod="trainer")
+        await agent.prepare("second", ETH2, pod="trainer")
+        count = node.kernel.step
+        node.kernel.step = lambda what: (moves.set(), goes_on.wait(), count(what))[2]
+        begins = asyncio.create_task(agent.runtime.run_pod(sandbox))
+        await asyncio.to_thread(moves.wait)
+        node.kernel.step = count
+        await agent.unprepare("second")
+        goes_on.set()
+        with pytest.raises(OperationFailed, match=r"the claim of eth2 .* has ended"):
+            await begins
+        await agent.prepare("third", ETH2, pod="another")
+        (third,) = [one for one in (await agent.backend.discover()).claim_statuses if one.claim_uid == "third"]
+        assert (third.warning, third.status.conditions[0].reason) == ("", "WaitingForPod")
+
+
+async def test_nothing_is_kept_of_shares_whose_claims_have_ended(tmp_path: Path) -> None:
+    node = SimulatedNode(MACHINE_TYPES["server"], tmp_path, shared="eth1")
+
+    def count() -> int:
+        return sum(isinstance(one, asyncio.Lock) for one in gc.get_objects())
+
+    async with node.run() as agent:
+        before = count()
+        for number in range(8):
+            await agent.prepare("claim", f"{ETH1}/{number}")
+            await agent.unprepare("claim")
+        await agent.backend.discover()
+        assert count() <= before
 
 
 async def test_a_pod_of_the_same_name_has_nothing_of_the_claims_of_an_earlier_one(node: SimulatedNode) -> None:
