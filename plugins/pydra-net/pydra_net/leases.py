@@ -22,6 +22,9 @@ from pydra_net.steps import InterfaceStep, ShareInterface, Step
 _PAUSE = 10.0
 """Seconds after a failure."""
 
+_QUIET = 0.2
+"""Seconds in which events of a pod are collected: whoever is in its network can cause thousands."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -136,6 +139,7 @@ class _Running:
                 if (found.address if found else "") != (self.lease.address if self.lease else ""):
                     await self._set(_of_nobody(found.address) if found else None)
                 await events.wait()
+                await asyncio.sleep(_QUIET)
         finally:
             events.close()
 

@@ -21,6 +21,8 @@ from pydra_net.claim_config import NetworkConfig
 from pydra_net.dhcp.client import Client
 from pydra_net.dhcp.messages import DISCOVER, RELEASE, REQUEST, Lease, Request, decode, encode
 from pydra_net.hardware_types import Reading
+from pydra_net.operations import Namespace
+from pydra_net.simulation.kernel import HOST
 from pydra_net.simulation.machine import MACHINE_TYPES
 from pydra_nri import Container, PodSandbox
 from pydra_nri.simulation.runtime import OperationFailed
@@ -205,6 +207,30 @@ async def test_whoever_floods_the_pods_network_does_not_stop_the_backend() -> No
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert running.cancelled()
+
+
+class Advertised:
+    """Events of a namespace in which a stranger advertises routers all the time."""
+
+    async def wait(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+async def test_whoever_advertises_routers_all_the_time_is_looked_at_sometimes(node: SimulatedNode) -> None:
+    node.agent.runtime.request_timeout = 1.0
+    sandbox = node.begin_pod("trainer")
+    configs = (msgspec.convert({"interface": {"addressing": "SLAAC"}}, NetworkConfig),)
+    watch, read = node.kernel.watch, node.kernel.read
+    readings: list[Namespace] = []
+    node.kernel.watch = lambda where: watch(where) if where.path == HOST else Advertised()
+    node.kernel.read = lambda where: (where.path == HOST or readings.append(where), read(where))[1]
+    async with node.run() as agent:
+        await agent.prepare("claim", ETH1, pod="trainer", configs=configs)
+        await agent.runtime.run_pod(sandbox)
+        assert 0 < len(readings) < 12, "in 0.6 s"
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ async def test_a_claim_that_was_prepared_before_a_restart_is_for_the_pod_that_be
         assert node.names_in(sandbox) == ["eth1"]
 
 
-async def test_whatever_fails_when_a_running_pod_gets_its_interface_is_told(node: SimulatedNode) -> None:
+async def test_whatever_fails_when_a_running_pod_gets_its_interface_is_reported(node: SimulatedNode) -> None:
     sandbox = node.begin_pod("trainer")
     async with node.run() as agent:
         await agent.prepare("claim", ETH1, pod="trainer")
