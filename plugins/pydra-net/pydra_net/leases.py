@@ -12,8 +12,8 @@ from contextlib import suppress
 
 from pydra import ClaimError
 from pydra_net.dhcp.client import Client
-from pydra_net.dhcp.messages import Lease
-from pydra_net.hardware_types import Link
+from pydra_net.dhcp.messages import FOREVER, Lease
+from pydra_net.hardware_types import Address, Link
 from pydra_net.link_state import find_given, plan_given, plan_lease
 from pydra_net.operations import Kernel, Namespace
 from pydra_net.pod_links import find
@@ -51,7 +51,7 @@ class Leases:
         link = find(step, reading)
         if link is None:
             return
-        found = next((one.address for one in reading.addresses.get(link.index, ()) if one.family == 4), "")
+        found = next((one for one in reading.addresses.get(link.index, ()) if one.family == 4), None)
         earlier = running.lease.ip if running is not None and running.lease is not None else ""
         running = self._clients[step.key] = _Running(self._kernel, step, pod, link, self._changed)
         running.start(found, earlier)
@@ -101,7 +101,7 @@ class _Running:
         )
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, found: str, earlier: str) -> None:
+    def start(self, found: Address | None, earlier: str) -> None:
         """Go on with the address that the interface has, or ask for one that it had elsewhere."""
         if found and self.step.target.dhcp:
             self.lease = _of_nobody(found)
@@ -123,7 +123,8 @@ class _Running:
                 if self.step.target.slaac:
                     await self._follow()
                 else:
-                    await self._client.run(self.lease.ip if self.lease else earlier)
+                    last = self.lease
+                    await self._client.run(last.ip if last else earlier, last.seconds if last else FOREVER)
             except Exception as error:  # noqa: BLE001 - told, and tried again
                 _log.warning("the address of %s (%s): %s", self.step.name, self.step.device, error)
             await asyncio.sleep(_PAUSE)
@@ -137,7 +138,7 @@ class _Running:
                 link = reading.find(self._index)
                 found = find_given(link, reading) if link else None
                 if (found.address if found else "") != (self.lease.address if self.lease else ""):
-                    await self._set(_of_nobody(found.address) if found else None)
+                    await self._set(_of_nobody(found) if found else None)
                 await events.wait()
                 await asyncio.sleep(_QUIET)
         finally:
@@ -161,6 +162,6 @@ class _Running:
                 _log.warning("%s (%s) in its pod: %s", self.step.name, self.step.device, refused)
 
 
-def _of_nobody(address: str) -> Lease:
+def _of_nobody(found: Address) -> Lease:
     """An address that the kernel has, of which no server is known."""
-    return Lease(address=address, server="", seconds=0, renew=0, rebind=0)
+    return Lease(address=found.address, server="", seconds=found.valid, renew=0, rebind=0)

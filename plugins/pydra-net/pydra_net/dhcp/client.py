@@ -56,10 +56,18 @@ class Client:
         self._open_packets = open_packets
         self._set_lease = set_lease
 
-    async def run(self, known: str = "") -> None:
-        """Get a lease, renew it, and get another when it ends, for ever; `known` is the address of the last one."""
-        # If nobody answers, the kernel lets the address expire.
-        lease = await self._request(known, "", 0) if known else None
+    async def run(self, known: str = "", seconds: float = FOREVER) -> None:
+        """Get a lease, renew it, and get another when it ends, for ever.
+
+        `known` is the address of the last one, which the interface has for these seconds if nobody answers.
+        """
+        lease = None
+        if known:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    lease = await self._request(known, "", 0) or await self._acquire(known)
+            if lease is None:
+                await self._set_lease(None)
         while True:
             if lease is None:
                 lease = await self._acquire(known)

@@ -111,6 +111,21 @@ async def test_after_a_restart_the_address_is_asked_for_again_and_replaced_if_it
             assert [kind for kind, _ in server.log] == kinds
 
 
+async def test_an_address_that_ends_after_a_restart_is_not_said_to_be_there(node: SimulatedNode) -> None:
+    server = DhcpServer(seconds=1)
+    node.kernel.dhcp = server.answer
+    sandbox = node.begin_pod("trainer")
+    async with node.run() as agent:
+        await agent.prepare("claim", ETH1, pod="trainer", configs=CONFIG)
+        await agent.runtime.run_pod(sandbox)
+    server.silent = True
+    async with node.run() as agent:
+        async with asyncio.timeout(30):
+            while read_status(await agent.backend.discover()) != ("WaitingForAddress", ()):
+                await agent.backend.wait_changed()
+        assert read_pod(node, sandbox)[0] == []
+
+
 async def test_an_address_is_renewed_in_the_kernels_namespaces() -> None:
     if problem := find_problem():
         pytest.skip(problem)
