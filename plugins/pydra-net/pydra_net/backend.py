@@ -340,6 +340,10 @@ class NetBackend:
         for key in [key for key, lock in self._locks.items() if key not in held and not lock.locked()]:
             del self._locks[key]
 
+    def _list_settled(self) -> set[tuple[str, str]]:
+        """What is in a sandbox, and is not just being moved."""
+        return {(place, key) for place, key in self._sandboxes.list_places() if not self._locks[key].locked()}
+
     async def _read_inventory(self) -> Inventory:
         self._forget_ended()
         problem = ""
@@ -351,11 +355,11 @@ class NetBackend:
         if await asyncio.to_thread(self._maker.make, node.reading.links, node.needed):
             node = await self._read()
         gives = list_gives([one for one in self._held() if not one.left_over])
-        before = self._sandboxes.list_attached()
+        before = self._list_settled()
         in_pods = await asyncio.to_thread(self._appliers.locate, gives, self._sandboxes.list_namespaces())
+        settled = {key for _, key in before & self._list_settled()}
         attached = self._sandboxes.list_attached()
-        # Not those that were moved meanwhile.
-        lost = await asyncio.to_thread(find_lost, gives, in_pods, before & attached, self._reader.read_hardware)
+        lost = await asyncio.to_thread(find_lost, gives, in_pods, settled, self._reader.read_hardware)
         inventory = await asyncio.to_thread(
             build_inventory,
             node,

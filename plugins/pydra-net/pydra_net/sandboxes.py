@@ -49,7 +49,11 @@ class Sandboxes:
 
     def list_attached(self) -> frozenset[str]:
         """The devices that are in a pod."""
-        return frozenset(device for one in self._known.values() for device in one.attached)
+        return frozenset(device for _, device in self.list_places())
+
+    def list_places(self) -> frozenset[tuple[str, str]]:
+        """The ids of sandboxes, each with a device that is in it."""
+        return frozenset((one.id, device) for one in self._known.values() for device in one.attached)
 
     def forget(self, sandbox: Sandbox) -> None:
         """Let the namespace end."""

@@ -72,6 +72,22 @@ async def test_a_claim_says_nothing_of_what_failed_for_an_earlier_one(node: Simu
         assert (third.warning, third.status.conditions[0].reason) == ("", "WaitingForPod")
 
 
+async def test_an_interface_that_is_on_its_way_back_is_not_lost(node: SimulatedNode) -> None:
+    """The kernel reports the move while the interface is configured as it was before."""
+    sandbox, moved, goes_on = node.begin_pod("trainer"), threading.Event(), threading.Event()
+    async with node.run() as agent:
+        await agent.prepare("claim", ETH1, pod="trainer")
+        await agent.runtime.run_pod(sandbox)
+        node.kernel.step = lambda what: (moved.set(), goes_on.wait()) if what == "moved" else None
+        ends = asyncio.create_task(agent.runtime.stop_pod(sandbox))
+        await asyncio.to_thread(moved.wait)
+        found = await agent.backend.discover()
+        goes_on.set()
+        await ends
+        assert [one.warning for one in found.claim_statuses] == [""]
+        assert {one.health.reason for one in found.devices} == {""}
+
+
 async def test_nothing_is_kept_of_shares_whose_claims_have_ended(tmp_path: Path) -> None:
     node = SimulatedNode(MACHINE_TYPES["server"], tmp_path, shared="eth1")
 
