@@ -50,7 +50,8 @@ class Informer:
     that was seen. `lists_begun` and `list_shown` count lists: the cache includes everything that was written before
     list number `list_shown` began.
     Without `lists` it begins with a watch, which shows first what is there: one request, for a cache that may keep what
-    is deleted while the watch is broken.
+    is deleted while the watch is broken. If that fails, it lists as well: an API server whose
+    etcd cannot request the progress of watches (before 3.4.31 and 3.5.13) refuses a watch without a version.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Informer:
                 await self._follow()
             except KubeError as raised:
                 error = raised
+                self._lists = self._lists or not self._position
             pause = self._decide(error, lasted=time.monotonic() - began)
             if error is not None and not isinstance(error, Gone):
                 log.warning("watch of %s broke, trying again in %.1f s: %s", self._resource, pause, error)

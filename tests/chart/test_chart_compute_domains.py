@@ -21,7 +21,7 @@ from domain_cluster import OWN, Cluster
 from pydra.controllers import PODS
 from pydra_dev import kinds
 from pydra_dev.apiserver import ApiServer, serve_api
-from pydra_dev.faults import Call
+from pydra_dev.faults import Call, Fault
 from pydra_dev.verbs import Signal
 from pydra_nvidia.compute_domain.controller.command import add_arguments, parse_settings
 from pydra_nvidia.compute_domain.controller.facts import COMPUTE_DOMAINS, DAEMON_SETS
@@ -184,6 +184,7 @@ async def test_the_daemons_role_and_policy_allow_the_condition_that_it_writes(
         "IMEX_REPORT_SECONDS": "0.1",
     }
     server.requests.clear()
+    server.faults.add(Fault(verb="watch", status=500))  # as with an older etcd; then it lists
     async with process(server, "daemon", "--ready-port=0", **environ):
         await until(server, lambda: len(pod()["status"]["conditions"]) == 2)
     used = asked(server.requests.calls)

@@ -79,7 +79,7 @@ async def test_containers_keep_their_cpus_when_agent_and_runtime_are_killed_and_
 
 def read_running(pod: JsonObject) -> frozenset[int]:
     """The CPUs that the processes of the pod's container, of STAY, may run on now."""
-    found = [(path / "status").read_text() for path in find_processes([pod], b"sleep")]
+    found = [(path / "status").read_text() for path in find_processes([pod], STAY.replace(" ", "\0").encode())]
     return parse_cpu_list(re.findall(r"^Cpus_allowed_list:\s+(\S+)$", found[0], re.MULTILINE)[0])
 
 
