@@ -187,6 +187,7 @@ async def test_the_daemons_role_and_policy_allow_the_condition_that_it_writes(
     server.faults.add(Fault(verb="watch", status=500))  # as with an older etcd; then it lists
     async with process(server, "daemon", "--ready-port=0", **environ):
         await until(server, lambda: len(pod()["status"]["conditions"]) == 2)
+        await server.requests.wait_count(1, "list")
     used = asked(server.requests.calls)
     allowed = rights(objects, DAEMON)
     assert {right for right in used if not is_allowed(allowed, right)} == set()
