@@ -214,6 +214,13 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
         has({"backendSettings": {"sim": {"scenario": "shared", "state": "/var/run/pydra-sim"}}}),
     ),
     (
+        f"{B}.overheads",
+        SIM,
+        {"memory": {"perPod": "64Mi"}},
+        settings,
+        has({"backendOverheads": {"sim": {"memory": {"perPod": "64Mi"}}}}),
+    ),
+    (
         f"{B}.settingsNeed",
         overlay(SIM, at(f"{B}.settings.scenario", "shared")),
         {"hostPID": {"scenario": "partitions"}},

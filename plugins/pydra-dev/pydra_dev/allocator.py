@@ -47,15 +47,23 @@ def allocate(
     lists: bool = False,
     groups: bool = True,
     both_names: bool = False,
+    compares_lists: bool = True,
 ) -> tuple[schema.Allocation, ...]:
     """One allocation per claim; raises AllocationError.
 
     `build_uid` makes share ids. `lists`: attributes may be lists (the feature gate DRAListTypeAttributes).
     `groups`: compatibility groups are known (DRADeviceCompatibilityGroups).
     `both_names`: capacities may be requested with and without the driver's domain (Kubernetes 1.38).
+    `compares_lists`: constraints compare them; the scheduler of 1.36 does not, even with the gate.
     """
     search = Search(
-        claims, build_pools(slices, node, groups=groups), classes, in_use, lists=lists, both_names=both_names
+        claims,
+        build_pools(slices, node, groups=groups),
+        classes,
+        in_use,
+        lists=lists,
+        both_names=both_names,
+        compares_lists=compares_lists,
     )
     if not search.run():
         raise AllocationError(_explain(search))
@@ -102,13 +110,20 @@ def review_devices(
     lists: bool = False,
     groups: bool = True,
     both_names: bool = False,
+    compares_lists: bool = True,
 ) -> Reviews:
     """For each request, or each of its alternatives, every device that the node reaches; raises AllocationError.
 
     A reason is what is against the device beside what the search has picked; without a solution it has picked nothing.
     """
     search = Search(
-        claims, build_pools(slices, node, groups=groups), classes, in_use, lists=lists, both_names=both_names
+        claims,
+        build_pools(slices, node, groups=groups),
+        classes,
+        in_use,
+        lists=lists,
+        both_names=both_names,
+        compares_lists=compares_lists,
     )
     problem = "" if search.run() else _explain(search)
     picked = {(pick.claim, pick.request, pick.candidate.key) for pick in search.picks}

@@ -12,7 +12,10 @@ from typing import TypeAlias
 from pydra_dev import schema
 from pydra_dev.pools import Candidate, DeviceKey
 
-_Values: TypeAlias = frozenset[tuple[str, object]]
+_UNCOMPARED = "the scheduler of Kubernetes 1.36 compares no lists"
+"""Not even with the feature gate: it then takes the incubating variant all the same (kubernetes#139332)."""
+
+_Values: TypeAlias = frozenset[tuple[object, object]]
 """An attribute's values, each with its type; a scalar is a set of one."""
 
 
@@ -21,15 +24,16 @@ def covers(requests: Sequence[str], request: str) -> bool:
     return not requests or request in requests or request.partition("/")[0] in requests
 
 
-def build_constraints(claim: schema.ClaimSpec) -> list[Constraint]:
-    """The constraints of one claim, with no device in any of them."""
-    return [Constraint(one) for one in claim.devices.constraints]
+def build_constraints(claim: schema.ClaimSpec, *, lists: bool = True) -> list[Constraint]:
+    """The constraints of one claim, with no device in any of them. `lists`: whether the scheduler compares lists."""
+    return [Constraint(one, lists=lists) for one in claim.devices.constraints]
 
 
 class Constraint:
     """One constraint and the devices that are in it."""
 
-    def __init__(self, spec: schema.Constraint) -> None:
+    def __init__(self, spec: schema.Constraint, *, lists: bool) -> None:
+        self._lists = lists
         self._requests = spec.requests
         self._distinct = spec.match_attribute is None
         self._name = spec.match_attribute or spec.distinct_attribute or ""
@@ -50,10 +54,13 @@ class Constraint:
         if not values:
             return f"{self}: the device has no such attribute"
         if self._distinct:
+            if self._devices and _is_uncompared(values):
+                return f"{self}: has {_show(values)}; {_UNCOMPARED}"
             twice = self._devices and any(values & latest for latest in self._latest.values())
             return f"{self}: another device has {_show(values)} too" if twice else ""
         if self._common and not self._common[-1] & values:
-            return f"{self}: has {_show(values)}, the devices before it {_show(self._common[-1])}"
+            uncompared = f"; {_UNCOMPARED}" if _is_uncompared(values | self._common[-1]) else ""
+            return f"{self}: has {_show(values)}, the devices before it {_show(self._common[-1])}{uncompared}"
         return ""
 
     def add(self, request: str, candidate: Candidate) -> None:
@@ -70,7 +77,7 @@ class Constraint:
     def _read(self, candidate: Candidate) -> _Values:
         found = self._values.get(candidate.key)
         if found is None:
-            found = self._values[candidate.key] = _read_values(candidate, self._name)
+            found = self._values[candidate.key] = _read_values(candidate, self._name, lists=self._lists)
         return found
 
     def remove(self, request: str) -> None:
@@ -88,7 +95,11 @@ def _show(values: _Values) -> str:
     return ", ".join(sorted(str(value) for _, value in values))
 
 
-def _read_values(candidate: Candidate, name: str) -> _Values:
+def _is_uncompared(values: _Values) -> bool:
+    return any(isinstance(kind, tuple) for kind, _ in values)
+
+
+def _read_values(candidate: Candidate, name: str, *, lists: bool) -> _Values:
     attributes = candidate.device.attributes
     domain, _, identifier = name.partition("/")
     attribute = attributes.get(name)
@@ -98,7 +109,8 @@ def _read_values(candidate: Candidate, name: str) -> _Values:
         return frozenset()
     # The name of the type tells true from 1, and "1.0.0" from the version 1.0.0.
     return frozenset(
-        (kind.rstrip("s"), value)
+        # A list that is not compared equals no other value, not even that of another device.
+        (kind.rstrip("s") if lists or not isinstance(found, list) else (kind, candidate.key), value)
         for kind, found in schema.build_fields(attribute).items()
         for value in (found if isinstance(found, list) else [found])
     )

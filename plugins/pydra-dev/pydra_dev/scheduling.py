@@ -39,6 +39,8 @@ from pydra_dev.verbs import Api
 MAX_RESERVED = 256
 BOTH_NAMES = 38
 """The first minor release in which requests name capacities with or without the driver's domain."""
+COMPARED_LISTS = 37
+"""The first minor release whose scheduler compares lists in constraints, with the feature gate (kubernetes#139332)."""
 BINDING_TIMEOUT = 600.0
 NO_EXECUTE = frozenset({"NoExecute"})
 EVICTION = "DeviceTaintManagerEviction"
@@ -228,6 +230,7 @@ class Scheduler:
                 lists=self._api.gates[LISTS],
                 groups=self._api.gates[GROUPS],
                 both_names=self._api.minor >= BOTH_NAMES,
+                compares_lists=self._api.minor >= COMPARED_LISTS,
             )
         except AllocationError as error:
             raise UnschedulableError(f"cannot allocate all claims: {error}") from error
@@ -353,6 +356,7 @@ def review_claim(api: Api, claim: JsonObject, node: str) -> Reviews:
         lists=api.gates[LISTS],
         groups=api.gates[GROUPS],
         both_names=api.minor >= BOTH_NAMES,
+        compares_lists=api.minor >= COMPARED_LISTS,
     )
 
 
@@ -367,6 +371,7 @@ def review_objects(
     lists: bool = True,
     groups: bool = True,
     both_names: bool = False,
+    compares_lists: bool = True,
 ) -> Reviews:
     """Do the same for objects of any cluster; raises StatusError, too, for one that cannot be read."""
     others = [one for one in claims if one["metadata"]["uid"] != claim["metadata"]["uid"]]
@@ -379,6 +384,7 @@ def review_objects(
         lists=lists,
         groups=groups,
         both_names=both_names,
+        compares_lists=compares_lists,
     )
 
 

@@ -86,12 +86,13 @@ class Search:
         *,
         lists: bool = False,
         both_names: bool = False,
+        compares_lists: bool = True,
     ) -> None:
         self.picks: list[Pick] = []
         self.claims, self.pools = claims, pools
         self.selection = Selection(claims, classes, lists=lists)
         self._books = Books(pools, in_use, both_names=both_names)
-        self._constraints = [build_constraints(claim.spec) for claim in claims]
+        self._constraints = [build_constraints(claim.spec, lists=compares_lists) for claim in claims]
         self.candidates = [one for pool in pools if not pool.problem for one in pool.candidates]
         self._counts = [0] * len(claims)
         self._tries = 0

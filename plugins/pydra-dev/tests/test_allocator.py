@@ -50,6 +50,7 @@ def solve(
     classes: JsonObject | None = None,
     groups: bool = True,
     both_names: bool = False,
+    compares_lists: bool = True,
 ) -> list[schema.Allocation]:
     counter = itertools.count()
     parsed = {
@@ -66,6 +67,7 @@ def solve(
             build_uid=lambda: f"share-{next(counter)}",
             groups=groups,
             both_names=both_names,
+            compares_lists=compares_lists,
         )
     )
 
@@ -340,6 +342,24 @@ def test_a_review_says_for_each_device_why_a_request_does_not_have_it() -> None:
         ("spare", False, ""),
         ("none", False, f"not selected by the request: has({own}.numa)"),
     ]
+
+
+def test_a_scheduler_that_compares_no_lists_adds_no_device_with_one_to_others() -> None:
+    number, lists = (
+        {"name": name, "attributes": {"numa": value}}
+        for name, value in (("number", {"int": 1}), ("lists", {"ints": [0, 1]}))
+    )
+    slices = [a_slice(number, lists)]
+    same, other = (
+        a_claim(request("a"), request("b"), constraints=[{constraint: f"{DRIVER}/numa"}])
+        for constraint in ("matchAttribute", "distinctAttribute")
+    )
+    assert picked(solve(slices, same)) == [("a", "number"), ("b", "lists")]
+    with pytest.raises(AllocationError, match=r"the scheduler of Kubernetes 1\.36 compares no lists"):
+        solve(slices, same, compares_lists=False)
+    with pytest.raises(AllocationError):
+        solve(slices, other)
+    assert picked(solve(slices, other, compares_lists=False)) == [("a", "lists"), ("b", "number")]
 
 
 def test_requests_that_exclude_each_other_say_so() -> None:

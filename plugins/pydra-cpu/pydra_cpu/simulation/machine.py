@@ -1,6 +1,6 @@
 """Writes the files that the kernel has below /sys for the CPUs of a machine.
 
-Each NUMA node has two PCIe roots; below the first are the devices of the node in the simulations of pydra-sim and
+Each NUMA node has PCIe roots; below the first are the devices of the node in the simulations of pydra-sim and
 pydra-net.
 """
 
@@ -30,6 +30,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of memory of a NUMA node."""
     numa: bool = True
     """Whether the kernel knows NUMA nodes."""
+    roots: int = 2
+    """PCIe roots of a NUMA node."""
     offline: frozenset[int] = frozenset()
     """CPUs that are off-line."""
 
@@ -72,13 +74,13 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
                 f"{path}/hugepages/hugepages-2048kB/nr_hugepages": "512",
                 f"{path}/hugepages/hugepages-1048576kB/nr_hugepages": "0",
             }
-            for bus in (f"0000:{node:02x}", f"0000:{node + 128:02x}"):
+            for bus in (f"0000:{node + 128 * root:02x}" for root in range(self.roots)):
                 files[f"sys/devices/pci{bus}/pci_bus/{bus}/cpulistaffinity"] = format_cpu_list(own)
         return files
 
 
 MACHINE_TYPES: Mapping[str, Machine] = {
-    "desktop": Machine(cores=8, threads=2),
+    "desktop": Machine(cores=8, threads=2, roots=1),
     "server": Machine(sockets=2, nodes=2, caches=2, cores=4, threads=2, memory=64 << 30),
     "many-cores": Machine(sockets=2, nodes=4, caches=4, cores=8, memory=96 << 30),
     "without-numa": Machine(cores=4, numa=False),

@@ -93,7 +93,7 @@ def _list(attribute: dict[str, Any]) -> list[str]:
 @asynccontextmanager
 async def serve() -> AsyncIterator[Near]:
     steps: list[Step] = []
-    async with run_node(steps.append, gates={"DRAListTypeAttributes": True}) as node:
+    async with run_node(steps.append, version="v1.37.0", gates={"DRAListTypeAttributes": True}) as node:
         for backend in (pydra_cpu, pydra_net):
             for name, spec in backend.DEVICE_CLASSES.items():
                 await node.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
