@@ -10,9 +10,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from pydra.kube.api_resources import JsonObject
+from pydra.kube.api_resources import PODS, JsonObject
 from pydra_cpu.cpu_list import parse_cpu_list
 from pydra_cpu.devices import DRIVER
+from tests.e2e.cluster import IMAGE as POD_IMAGE
 from tests.e2e.cluster import STAY, Cluster, find_processes, open_cluster
 from tests.e2e.hardware import ask
 from tests.e2e.release import IMAGE, PRIVILEGED, open_release
@@ -75,6 +76,33 @@ async def test_containers_keep_their_cpus_when_agent_and_runtime_are_killed_and_
         assert (read_running(pinned), read_running(neighbour)) == (own, everything - own)
         await cluster.delete_pod("stays")
         assert read_running(neighbour) == everything
+
+
+@pytest.mark.gates("DRAConsumableCapacity")
+async def test_the_scheduler_counts_the_cpus_of_claims_as_those_of_the_node() -> None:
+    cpus = os.cpu_count() or 1
+    backend = {"enabled": True, "settings": {"nodeAllocatable": True}}
+    async with open_cluster(DRIVER, **PRIVILEGED) as cluster, open_release(cluster, {"cpu": backend}) as release:
+        await release.install()
+        devices = await cluster.wait("devices are published", cluster.devices)
+        if not {"nodeAllocatableResourceMappings", "nodeAllocatableResources"} & {
+            key for one in devices for key in one
+        }:
+            pytest.skip("feature gate DRANodeAllocatableResources is off")
+        await cluster.create_claim("one", requests=ask(DRIVER, capacity={"requests": {f"{DRIVER}/cpu": "1"}}))
+        await cluster.start_pod("pinned", STAY, resourceClaimName="one")
+        container: JsonObject = {"name": "main", "image": POD_IMAGE, "imagePullPolicy": "IfNotPresent"}
+        container |= {"command": STAY.split(), "resources": {"requests": {"cpu": f"{cpus * 1000 - 500}m"}}}
+        spec = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container]}
+        await cluster.create(PODS, {"metadata": {"name": "large"}, "spec": {**spec, "hostNetwork": True}})
+
+        async def is_refused() -> bool:
+            conditions = (await cluster.pod("large"))["status"].get("conditions") or ()
+            return any("Insufficient cpu" in one.get("message", "") for one in conditions)
+
+        await cluster.wait("the node has too few CPUs left", is_refused)
+        await cluster.delete_pod("pinned")
+        await cluster.wait_phase("large", "Running")
 
 
 def read_running(pod: JsonObject) -> frozenset[int]:

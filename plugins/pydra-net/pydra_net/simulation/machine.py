@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -79,7 +81,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _write_rdma(root: Path, name: str, place: str) -> None:
-    """Write what the kernel has of an RDMA device; links to /dev/null stand for device nodes."""
+    """Write what the kernel has of an RDMA device."""
     classes, nodes = root / "sys/class", root / "dev/infiniband"
     (classes / "infiniband").mkdir(parents=True, exist_ok=True)
     (classes / "misc/rdma_cm").mkdir(parents=True, exist_ok=True)
@@ -89,9 +91,17 @@ def _write_rdma(root: Path, name: str, place: str) -> None:
     for kind, node in (("infiniband_verbs", f"uverbs{number}"), ("infiniband_mad", f"umad{number}")):
         (classes / kind / node).mkdir(parents=True)
         (classes / kind / node / "ibdev").write_text(f"{name}\n")
-        (nodes / node).symlink_to("/dev/null")
+        _make_node(nodes / node)
     if not number:
-        (nodes / "rdma_cm").symlink_to("/dev/null")
+        _make_node(nodes / "rdma_cm")
+
+
+def _make_node(path: Path) -> None:
+    """Make a device node, as container runtimes demand it, or a link to one without the right to."""
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:
+        path.symlink_to("/dev/null")
 
 
 def _build_route(index: int) -> Route:
