@@ -172,9 +172,10 @@ async def test_a_daemon_waits_for_its_entry_then_runs_imex_and_is_ready(scene: S
     async with node.run():
         await scene.until(lambda: node.condition() == ("False", "the clique has no entry for this node yet"))
         assert await node.ask("/readyz") == (503, "the clique has no entry for this node yet\n")
-        node.behave(delay=1.0)
+        node.behave(delay=1000)
         scene.enter("a", "b")
         await scene.until(lambda: node.condition() == ("False", "nvidia-imex says INITIALIZING: it starts"))
+        node.behave()
         await scene.until(node.is_ready)
         assert node.imex()["peers"] == {
             "compute-domain-daemon-0000": "127.0.0.1",
