@@ -90,12 +90,14 @@ async def test_changes_come_in_order_and_the_cache_has_them(api_server: ApiHandl
         assert "managedFields" not in cached["metadata"]
 
 
-async def test_without_lists_the_first_watch_shows_what_is_there(api_server: ApiHandle) -> None:
+@asynccontextmanager
+async def watching(api: ApiHandle) -> AsyncIterator[tuple[KubeClient, str, Recorder]]:
+    """A reflector without lists of a namespace with the claim `first`: client, namespace, and the changes it saw."""
     changes = Recorder()
     async with (
-        api_server.connect() as raw,
-        api_server.scratch(raw) as scratch,
-        open_client(api_server) as client,
+        api.connect() as raw,
+        api.scratch(raw) as scratch,
+        open_client(api) as client,
         anyio.create_task_group() as tasks,
     ):
         await client.create(RESOURCE_CLAIMS, claim("first"), namespace=scratch.namespace)
@@ -103,28 +105,21 @@ async def test_without_lists_the_first_watch_shows_what_is_there(api_server: Api
         informer.subscribe(lambda event: changes((event.type.value, event.object["metadata"]["name"])))
         tasks.start_soon(informer.run)
         await changes.until(lambda: changes.events == [("ADDED", "first")], 5.0)
-        await client.create(RESOURCE_CLAIMS, claim("second"), namespace=scratch.namespace)
-        await changes.until(lambda: changes.events == [("ADDED", "first"), ("ADDED", "second")], 5.0)
+        yield client, scratch.namespace, changes
         tasks.cancel_scope.cancel()
+
+
+async def test_without_lists_the_first_watch_shows_what_is_there(api_server: ApiHandle) -> None:
+    async with watching(api_server) as (client, namespace, changes):
+        await client.create(RESOURCE_CLAIMS, claim("second"), namespace=namespace)
+        await changes.until(lambda: changes.events == [("ADDED", "first"), ("ADDED", "second")], 5.0)
 
 
 async def test_a_first_watch_that_is_refused_is_preceded_by_a_list(api_server: ApiHandle) -> None:
     refused = Fault(verb="watch", status=500, body="the required storage feature RequestWatchProgress is disabled")
     api_server.embedded.faults.add(refused)
-    changes = Recorder()
-    async with (
-        api_server.connect() as raw,
-        api_server.scratch(raw) as scratch,
-        open_client(api_server) as client,
-        anyio.create_task_group() as tasks,
-    ):
-        await client.create(RESOURCE_CLAIMS, claim("first"), namespace=scratch.namespace)
-        informer = Informer(client, RESOURCE_CLAIMS, namespace=scratch.namespace, lists=False)
-        informer.subscribe(lambda event: changes((event.type.value, event.object["metadata"]["name"])))
-        tasks.start_soon(informer.run)
-        await changes.until(lambda: changes.events == [("ADDED", "first")], 5.0)
+    async with watching(api_server):
         assert api_server.embedded.requests.count("list", "resourceclaims") == 1
-        tasks.cancel_scope.cancel()
 
 
 async def test_an_object_is_in_the_cache_while_its_labels_match(api_server: ApiHandle) -> None:
