@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from pydra.api_names import LABEL, SUBDOMAIN
+from pydra.api_name_formats import LABEL, SUBDOMAIN
 from pydra.cdi.edits import ContainerEdits
 from pydra.device_status import DeviceStatus
 from pydra.devices import AttributeValue

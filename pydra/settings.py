@@ -15,10 +15,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from pydra.api_names import DRIVER_RULE, SUBDOMAIN, is_driver_name
+from pydra.api_name_formats import DRIVER_RULE, SUBDOMAIN, is_driver_name
 from pydra.errors import SettingsError, suggest
 from pydra.foreign_text import cut
-from pydra.json_problems import find_json_problems
+from pydra.json_encodable import find_json_problems
 
 KUBELET_ROOT = "/var/lib/kubelet"
 RECORDS_DIRECTORY = "/run/pydra"

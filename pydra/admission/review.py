@@ -22,7 +22,7 @@ import msgspec
 from pydra.admission.config_types import KnownBackend
 from pydra.backends.claim_config import find_config_problems
 from pydra.backends.type_messages import show
-from pydra.json_problems import find_json_problems
+from pydra.json_encodable import find_json_problems
 
 GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta1", "v1beta2")

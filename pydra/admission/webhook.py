@@ -37,7 +37,7 @@ from pydra.admission.review import (
 )
 from pydra.admission.tls import Certificate, ServedCertificate
 from pydra.errors import SettingsError
-from pydra.observability.connections import Limits
+from pydra.observability.connection_limits import Limits
 from pydra.observability.http import build_routes, serve_http, serve_routes
 from pydra.observability.logging import configure_logs
 from pydra.settings import WebhookSettings

@@ -17,9 +17,9 @@ import anyio
 
 from pydra import __version__
 from pydra.agent.driver import AgentContext, Driver
-from pydra.agent.memory import return_memory
 from pydra.agent.metrics_and_events import Reports
-from pydra.agent.orphans import reap_orphans
+from pydra.agent.reap_orphan_processes import reap_orphans
+from pydra.agent.return_memory import return_memory
 from pydra.agent.started_backend import StartedBackend
 from pydra.errors import KubeError, SettingsError, Unsupported
 from pydra.kube.api_resources import EVENTS, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES

@@ -41,9 +41,9 @@ from pydra.claim import HeldClaim
 from pydra.claims.device_index import PublishedPool
 from pydra.claims.device_status import DeviceStatusWriter, find_warnings
 from pydra.claims.gc import GarbageCollector
-from pydra.claims.left_over import retry_left_over
 from pydra.claims.preparer import ClaimPreparer, Deadlines
 from pydra.claims.preparer_events import ClaimEvent, Operation, OperationDone
+from pydra.claims.retry_left_over import retry_left_over
 from pydra.devices import TaintEffect
 from pydra.errors import CheckpointError, ContractError, PydraError, SettingsError
 from pydra.inventory.additions import Additions, Overhead, read_near_nodes

@@ -31,7 +31,7 @@ from pydra.backends.crash_attribution import (
 )
 from pydra.backends.discovery import BackendSource, refresh_source
 from pydra.backends.error_codec import FaultKind, parse_fault
-from pydra.backends.held_updates import HeldUpdates
+from pydra.backends.held_claims_sync import HeldClaimsSync
 from pydra.backends.process import BackendProcess, Outcome
 from pydra.backends.process_start import CHILD
 from pydra.backends.supervisor_events import (
@@ -146,7 +146,7 @@ class BackendSupervisor:
         self._starts = 0
         self._endings: Counter[str] = Counter()
         self._held: HeldClaims | None = None
-        self._updates = HeldUpdates()
+        self._updates = HeldClaimsSync()
         self._changed = anyio.Event()
         self._hinted = anyio.Event()
         self._hint_taken = anyio.Event()

@@ -16,8 +16,8 @@ from typing import Any, Union
 
 import msgspec
 
-from pydra.api_names import DRIVER_RULE, SUBDOMAIN, is_driver_name
-from pydra.backends.type_check import find_mismatches
+from pydra.api_name_formats import DRIVER_RULE, SUBDOMAIN, is_driver_name
+from pydra.backends.json_type_check import find_mismatches
 from pydra.backends.wire import Method
 from pydra.cdi.edits import ContainerEdits
 from pydra.claim import (
@@ -33,7 +33,7 @@ from pydra.devices import CounterSet, Device, Inventory, Sample
 from pydra.errors import find_similar
 from pydra.inventory.api_rules import check_attributes
 from pydra.inventory.status_rules import check_device_status
-from pydra.json_problems import find_json_problems
+from pydra.json_encodable import find_json_problems
 
 REQUIRED = {Method.DISCOVER: (), Method.PREPARE: ("claim",), Method.UNPREPARE: ("claim", "prepared")}
 OPTIONAL: dict[Method, tuple[str, ...]] = {

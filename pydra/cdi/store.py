@@ -15,8 +15,8 @@ from contextlib import suppress
 import anyio.to_thread
 
 from pydra import atomic_files
+from pydra.cdi.read_spec_files import parse_devices
 from pydra.cdi.spec import CLASS, cdi_vendor
-from pydra.cdi.spec_files import parse_devices
 from pydra.claim import AllocatedDevice
 from pydra.errors import CdiError
 

@@ -14,7 +14,7 @@ import msgspec
 from pydra.claim import AllocatedDevice, Claim, ClaimRef, OpaqueConfig, PodRef, find_device_name_problem
 from pydra.errors import ClaimError, ClaimShared, NotAllocated, Replaced
 from pydra.foreign_text import cut
-from pydra.json_problems import find_json_problems
+from pydra.json_encodable import find_json_problems
 
 _NOT_STORABLE = (OverflowError, UnicodeEncodeError, RecursionError)
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pydra.api_names import is_label
+from pydra.api_name_formats import is_label
 from pydra.cdi.metadata_files import MetadataPaths
 from pydra.cdi.spec import cdi_vendor
 from pydra.checkpoint.record import Metadata, Record, Stage

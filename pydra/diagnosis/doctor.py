@@ -16,10 +16,10 @@ from pydra.devices import CounterConsumption, CounterSet, Device, NodeAllocatabl
 from pydra.diagnosis.agent_state import AgentState, judge_agent, read_agent
 from pydra.diagnosis.backend_checks import judge_backends
 from pydra.diagnosis.checkpoint import find_drivers, judge_left_over
+from pydra.diagnosis.claim_on_node import judge_files
 from pydra.diagnosis.cluster_reader import open_cluster
 from pydra.diagnosis.findings import Finding, Level
 from pydra.diagnosis.node_paths import judge_places, judge_runtime
-from pydra.diagnosis.prepared import judge_files
 from pydra.errors import Invalid, KubeError, NotFound, PydraError, Unsupported
 from pydra.kube.api_resources import (
     ACCESS_REVIEWS,

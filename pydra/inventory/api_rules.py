@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from pydra.api_names import is_label, is_label_key, is_label_value, is_qualified_name
+from pydra.api_name_formats import is_label, is_label_key, is_label_value, is_qualified_name
 from pydra.device_status import ClaimDeviceStatus
 from pydra.devices import (
     AttributeValue,

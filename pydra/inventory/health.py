@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from pydra.api_names import is_label_key
+from pydra.api_name_formats import is_label_key
 from pydra.device_status import ClaimDeviceStatus
 from pydra.devices import (
     Device,

@@ -12,7 +12,7 @@ from ipaddress import ip_interface
 import msgspec
 
 from pydra.device_status import Condition, DeviceStatus, NetworkData
-from pydra.json_problems import find_json_problems
+from pydra.json_encodable import find_json_problems
 
 CONDITIONS = 8
 DATA_BYTES = 10 * 1024

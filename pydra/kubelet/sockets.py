@@ -21,7 +21,7 @@ from hashlib import sha256
 
 import msgspec
 
-from pydra.api_names import DRIVER_RULE, is_driver_name
+from pydra.api_name_formats import DRIVER_RULE, is_driver_name
 from pydra.errors import SettingsError
 
 SOCKET_MODE = 0o600

@@ -4,9 +4,9 @@
 with one line for each thing that is missing. It needs nothing that another instance of the agent could hold, so two
 overlapping instances can both be ready.
 
-Anybody in the cluster may connect. `pydra.observability.connections` limits what a client can use up; here each of the
-three pages ends its connection, so that requests sent ahead over it are not served, and the text of the metrics is
-built at most once a second, in a thread.
+Anybody in the cluster may connect. `pydra.observability.connection_limits` limits what a client can use up; here each
+of the three pages ends its connection, so that requests sent ahead over it are not served, and the text of the metrics
+is built at most once a second, in a thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from pydra.errors import SettingsError
-from pydra.observability.connections import Connections, Handler, Limits, bind
+from pydra.observability.connection_limits import Connections, Handler, Limits, bind
 from pydra.observability.metrics import CONTENT_TYPE
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import TypeAlias
 
 from pydra.devices import Device, HealthStatus, Inventory
-from pydra.inventory.compatibility import is_compatible
+from pydra.inventory.compatibility_groups import is_compatible
 from pydra.quantity import parse_quantity
 
 Counter: TypeAlias = tuple[str, str]

@@ -31,7 +31,7 @@ def children(pid: int) -> list[int]:
 
 AS_PROCESS_1 = """\
 import asyncio, os, sys, uvloop
-from pydra.agent.orphans import reap_orphans
+from pydra.agent.reap_orphan_processes import reap_orphans
 
 async def run():
     reaping = asyncio.create_task(reap_orphans(0.05))

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from pydra.errors import SettingsError
-from pydra.observability.connections import Limits
+from pydra.observability.connection_limits import Limits
 from pydra.observability.http import serve_http, serve_routes
 from pydra.observability.metrics import Metrics
 

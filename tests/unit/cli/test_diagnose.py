@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pydra.cdi.spec_files import find_spec_problems
+from pydra.cdi.read_spec_files import find_spec_problems
 from pydra.checkpoint.record import Record, Stage, build_record
 from pydra.claim import AllocatedDevice, Claim
 from pydra.cli.tool import main

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pydra.api_names import is_driver_name, is_qualified_name
+from pydra.api_name_formats import is_driver_name, is_qualified_name
 from pydra.devices import (
     Capacity,
     CapacityRange,

@@ -21,7 +21,7 @@ from pydra.devices import (
     Taint,
     TaintEffect,
 )
-from pydra.inventory.compatibility import is_compatible
+from pydra.inventory.compatibility_groups import is_compatible
 from pydra.slices.build import WantedPool, build_wanted
 from pydra.slices.reconciler_events import FieldsDropped
 from pydra.slices.server_limitations import (

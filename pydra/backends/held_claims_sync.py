@@ -9,7 +9,7 @@ from pydra.backends.wire import build_held
 from pydra.claim import HeldClaim
 
 
-class HeldUpdates:
+class HeldClaimsSync:
     """The held claims, and which of them the process does not have as they are.
 
     They are sent before each call, so that the call can rely on them, and when the event loop is next idle, since a
