@@ -26,7 +26,7 @@ from pydra import (
     UnknownDevice,
     held_claims,
 )
-from pydra_amd.amdsmi.gpu_reading import GpuReading
+from pydra_amd.amdsmi.links_and_throttling import GpuReading
 from pydra_amd.amdsmi.session import AmdsmiSession
 from pydra_amd.cdi.edits import build_edits, build_function_edits
 from pydra_amd.claim_plan import find_memory_step, plan_claim

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from pydra import Sample, SampleKind
-from pydra_amd.amdsmi.gpu_reading import GpuReading
+from pydra_amd.amdsmi.links_and_throttling import GpuReading
 from pydra_amd.host.sensors import Sensors
 
 _PERCENT = 100.0

@@ -37,7 +37,7 @@ from pydra_net.held_claims import list_gives, list_of_device, list_of_pod
 from pydra_net.inventory import build_inventory
 from pydra_net.leases import Leases
 from pydra_net.operations import Kernel, Namespace, NamespaceGone
-from pydra_net.pod_links import AttachFailed
+from pydra_net.pod_interfaces import AttachFailed
 from pydra_net.sandboxes import Sandbox, Sandboxes
 from pydra_net.settings import Settings, list_counts
 from pydra_net.step_appliers import StepAppliers

@@ -10,7 +10,7 @@ from pydra import Claim, ClaimError, HeldClaim, TerminalError
 from pydra_net.claim_config import NetworkConfig, get_field_name
 from pydra_net.hardware_types import Link, Reading
 from pydra_net.held_claims import list_holders
-from pydra_net.link_state import LinkState
+from pydra_net.link_state_plan import LinkState
 from pydra_net.steps import InterfaceStep, ShareInterface
 
 Ip: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address

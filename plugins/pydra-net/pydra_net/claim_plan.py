@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from pydra import AllocatedDevice, Claim, ClaimError, HeldClaim, Plan, TerminalError, UnknownDevice
 from pydra_net.claim_checks import check_addresses, check_gateways, check_parameters, check_pod, check_share
 from pydra_net.claim_config import NetworkConfig
-from pydra_net.ethtool import list_present, resolve_ethtool
+from pydra_net.ethtool_names import list_present, resolve_ethtool
 from pydra_net.function_plan import plan_function
 from pydra_net.hardware_reader import Node
 from pydra_net.hardware_types import Ethtool, Link
 from pydra_net.held_claims import list_holders
-from pydra_net.link_state import find_state_in_pod, read_interface
+from pydra_net.link_state_plan import find_state_in_pod, read_interface
 from pydra_net.rdma_plan import is_alone, plan_rdma
 from pydra_net.share_plan import is_virtual, plan_share
 from pydra_net.steps import ConfigureFunction, GiveInterface, GiveRdma, InterfaceStep, ShareInterface, Step

@@ -9,7 +9,7 @@ import msgspec
 from pydra import AllocatedDevice, Claim, ClaimDeviceStatus, Condition, DeviceStatus, HeldClaim, NetworkData
 from pydra_net.dhcp.messages import Lease
 from pydra_net.held_claims import list_of_device
-from pydra_net.link_state import LinkState
+from pydra_net.link_state_plan import LinkState
 from pydra_net.steps import ConfigureFunction, GiveRdma
 
 _MOST_ADDRESSES = 16

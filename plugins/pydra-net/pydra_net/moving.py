@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from pydra import ClaimError, LeftBehind, UndoLater
 from pydra_net.hardware_types import Link, Reading
 from pydra_net.link_parameters import SIZES
-from pydra_net.link_state import find_state_before, plan_changes
+from pydra_net.link_state_plan import find_state_before, plan_changes
 from pydra_net.operations import Kernel, KernelRefused, Mark, Namespace
-from pydra_net.pod_links import AttachFailed, configure, find, is_in, locating
+from pydra_net.pod_interfaces import AttachFailed, configure, find, is_in, locating
 from pydra_net.steps import GiveInterface
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pydra import ClaimError, UndoLater
 from pydra_net.hardware_types import RdmaDevice
 from pydra_net.operations import Kernel, KernelRefused, Namespace, NamespaceGone
-from pydra_net.pod_links import AttachFailed
+from pydra_net.pod_interfaces import AttachFailed
 from pydra_net.steps import GiveRdma
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import msgspec
 
 from pydra_net.hardware_types import FunctionState, Interface, Link
-from pydra_net.link_state import LinkState
+from pydra_net.link_state_plan import LinkState
 
 _MARK = "pydra."
 

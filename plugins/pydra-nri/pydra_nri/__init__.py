@@ -4,8 +4,8 @@ This is the public API; every other name below `pydra_nri` is private, except `p
 out.
 """
 
-from pydra_nri.calls import Handlers, Updates
 from pydra_nri.channel import CallFailed
+from pydra_nri.event_handlers import Handlers, Updates
 from pydra_nri.plugin import SOCKET, Pauses, Plugin, RuntimeUnavailable, connect
 from pydra_nri.session import Sent
 from pydra_nri.values import (

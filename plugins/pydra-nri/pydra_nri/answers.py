@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pydra_nri.calls import Event, Updates
+from pydra_nri.event_handlers import Event, Updates
 from pydra_nri.messages import UpdatesResponse
 from pydra_nri.protobuf import encode
 from pydra_nri.values import Container, ContainerAdjustment, ContainerUpdate, CreateContainerResponse, LinuxCPU

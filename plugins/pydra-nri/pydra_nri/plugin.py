@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from pydra import ClaimError
-from pydra_nri.calls import Handlers, Updates
+from pydra_nri.event_handlers import Handlers, Updates
 from pydra_nri.session import REQUEST_TIMEOUT, Sent, Session
 
 SOCKET = "/var/run/nri/nri.sock"

@@ -11,8 +11,8 @@ import msgspec
 
 from pydra import PydraError
 from pydra_nri.answers import build_answer, carries_updates, find_empty_result, merge
-from pydra_nri.calls import Event, Handlers, Updates, choose_events, read_event
 from pydra_nri.channel import CallFailed, Channel, Code
+from pydra_nri.event_handlers import Event, Handlers, Updates, choose_events, read_event
 from pydra_nri.messages import (
     PLUGIN,
     RUNTIME,

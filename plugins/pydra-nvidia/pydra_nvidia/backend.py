@@ -37,7 +37,7 @@ from pydra_nvidia.mig.reconcile_partitions import reconcile
 from pydra_nvidia.nvml.maintenance_gate import Gate, InMaintenance, Request
 from pydra_nvidia.nvml.samples import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.nvml.telemetry import Telemetry
+from pydra_nvidia.nvml.suspended_queries import SuspendedQueries
 from pydra_nvidia.prior_state import PriorState
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import MpsWatch
@@ -82,7 +82,7 @@ class NvidiaBackend:
         appliers: StepAppliers,
         edits: DeviceEdits,
         health: HealthMonitor,
-        telemetry: Telemetry,
+        queries: SuspendedQueries,
         mps: MpsWatch,
         takeover: VendorTakeover,
     ) -> None:
@@ -94,7 +94,7 @@ class NvidiaBackend:
         self._appliers = appliers
         self._edits = edits
         self._health = health
-        self._telemetry = telemetry
+        self._queries = queries
         self._mps = mps
         self._takeover = takeover
         self._restored = asyncio.Event()
@@ -181,7 +181,7 @@ class NvidiaBackend:
                 _log.warning("NVML is closed: %s", request.explain())
             elif request is None and self._maintenance is not None:
                 _log.warning("NVML is used again: the time is over, or the request was taken back")
-                await self._telemetry.resume()
+                await self._queries.resume()
             self._maintenance = request
             if request is not None and self._session.is_open and self._may_end():
                 with contextlib.suppress(ClaimError):  # NVML is busy; the next look is soon
@@ -196,8 +196,8 @@ class NvidiaBackend:
         reading = self._hardware.last
         if reading.gpus:
             try:
-                work = partial(read_samples, reading=reading, telemetry=self._telemetry)
-                async with run_beside({"hanging queries": self._telemetry.watch()}):
+                work = partial(read_samples, reading=reading, queries=self._queries)
+                async with run_beside({"hanging queries": self._queries.watch()}):
                     self._measured = await self._session.run(work, patience=_MEASURE_PATIENCE)
             except Busy:
                 pass
@@ -212,7 +212,7 @@ class NvidiaBackend:
             *self._measured,
             maintenance,
             *self._health.samples(reading),
-            *self._telemetry.samples(reading),
+            *self._queries.samples(reading),
             *self._mps.samples(),
             *count_devices(held_claims()),
         )

@@ -16,8 +16,8 @@ from pydra_nvidia.fabric.apply_fabric import ActivateFabricApplier
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.health.incidents import FILE, IncidentStore
 from pydra_nvidia.health.monitor import HealthMonitor
-from pydra_nvidia.host.baseboard import FILE as BASEBOARD_FILE
-from pydra_nvidia.host.baseboard import Baseboard
+from pydra_nvidia.host.baseboard_positions import FILE as BASEBOARD_FILE
+from pydra_nvidia.host.baseboard_positions import Baseboard
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
 from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.machine_access import MachineAccess
@@ -25,8 +25,8 @@ from pydra_nvidia.mig.apply_partitions import CreateMigApplier, MigModeOffApplie
 from pydra_nvidia.nvfm import FabricManager
 from pydra_nvidia.nvml.persistence import PersistenceMode
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.nvml.telemetry import FILE as TELEMETRY_FILE
-from pydra_nvidia.nvml.telemetry import Telemetry
+from pydra_nvidia.nvml.suspended_queries import FILE as QUERIES_FILE
+from pydra_nvidia.nvml.suspended_queries import SuspendedQueries
 from pydra_nvidia.prior_state import PriorState
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import MpsWatch, StartMpsApplier
@@ -84,7 +84,7 @@ async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
         appliers=appliers,
         edits=edits,
         health=health,
-        telemetry=Telemetry(os.path.join(settings.state, TELEMETRY_FILE)),
+        queries=SuspendedQueries(os.path.join(settings.state, QUERIES_FILE)),
         mps=MpsWatch(start_mps, settings),
         takeover=VendorTakeover(
             settings=settings,

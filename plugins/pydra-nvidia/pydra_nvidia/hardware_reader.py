@@ -18,7 +18,7 @@ from pydra_nvidia.devices import gpu_name
 from pydra_nvidia.fabric.plan_fabric import match_members
 from pydra_nvidia.hardware_types import Driver, Gpu, LostGpu, Mig, Reading, SharedFabric
 from pydra_nvidia.health.lost_gpus import find_lost
-from pydra_nvidia.host.baseboard import Baseboard
+from pydra_nvidia.host.baseboard_positions import Baseboard
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
 from pydra_nvidia.host.kernel_driver import has_switches, is_excluded, list_bridges, list_instances, read_module_version
 from pydra_nvidia.host.pci import DRIVER, PciIds, find_gpus

@@ -4,7 +4,7 @@ This is the public API; every other name below `pydra_pci` is private, except `p
 out.
 """
 
-from pydra_pci.beside import run_beside
+from pydra_pci.background_work import run_beside
 from pydra_pci.binding import (
     FunctionState,
     KernelRefused,
@@ -29,6 +29,8 @@ from pydra_pci.functions import (
     read_numa_node,
     read_root,
 )
+from pydra_pci.health_reactions import DEFAULT_EFFECT, EFFECTS, Assessment, Reaction
+from pydra_pci.live_sockets import find_live_socket
 from pydra_pci.passthrough import (
     BindVfio,
     VfioBinder,
@@ -50,8 +52,6 @@ from pydra_pci.processes import (
     shows_all_processes,
     wait_until_idle,
 )
-from pydra_pci.reactions import DEFAULT_EFFECT, EFFECTS, Assessment, Reaction
-from pydra_pci.sockets import find_live_socket
 from pydra_pci.vfio_drivers import DriverUnavailable, Loader, VfioDrivers, run_modprobe
 from pydra_pci.without_simulation import SimulationMissing, needs_simulation
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from pydra_amd.amdsmi.events import RESET_BEGINS, RESET_ENDS, THROTTLED, Event
-from pydra_amd.amdsmi.gpu_reading import THERMAL, GpuReading
+from pydra_amd.amdsmi.links_and_throttling import THERMAL, GpuReading
 from pydra_amd.hardware_types import Condition, Gpu, Reading
 from pydra_amd.host.amdgpu import is_asleep
 from pydra_amd.host.sensors import read_bad_pages, read_errors

@@ -23,7 +23,7 @@ from aiohttp import ClientConnectionResetError, web
 from anyio import CancelScope
 
 from pydra.errors import SettingsError
-from pydra.observability.connections import Limits
+from pydra.observability.connection_limits import Limits
 from pydra.observability.http import serve_routes
 from pydra_dev.explanations import Paragraph
 from pydra_dev.node import free_port

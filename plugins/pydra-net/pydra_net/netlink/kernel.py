@@ -16,10 +16,10 @@ from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 
 from pydra_net.hardware_types import Ethtool, FunctionState, Link, Programs, RdmaDevice, Reading
 from pydra_net.netlink.changes import apply_change, call, explain
+from pydra_net.netlink.dhcp_sockets import DhcpPackets, open_packets
 from pydra_net.netlink.ethtool import read_ethtool
 from pydra_net.netlink.events import LinkEvents
 from pydra_net.netlink.namespaces import OpenNamespace
-from pydra_net.netlink.packets import DhcpPackets, open_packets
 from pydra_net.netlink.programs import read_programs
 from pydra_net.netlink.rdma import move_rdma, read_exclusive, read_rdma
 from pydra_net.netlink.reading import read_all, read_link, read_links

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from net_agent import build_sandbox
 from pydra import UnknownDevice
-from pydra_net.examination import examine_interfaces
+from pydra_net.doctor_check import examine_interfaces
 from pydra_net.operations import SetLink
 from pydra_net.simulation.kernel import HOST
 from pydra_net.simulation.machine import MACHINE_TYPES

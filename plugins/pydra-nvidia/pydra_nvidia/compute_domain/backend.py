@@ -36,7 +36,7 @@ from pydra_nvidia.compute_domain.configuration import (
     Settings,
     find_config,
 )
-from pydra_nvidia.compute_domain.imex import DomainDirectories, DomainNotReady, ImexControl
+from pydra_nvidia.compute_domain.imex_daemons import DomainDirectories, DomainNotReady, ImexControl
 from pydra_nvidia.compute_domain.steps import CHANNEL, DAEMON, MakeDomainDirectory
 from pydra_nvidia.compute_domain.takeover import convert_claims
 from pydra_nvidia.deadlines import call_time, doing, in_thread, left

@@ -14,7 +14,7 @@ from pydra_nvidia.hardware_types import Gpu, Reading
 from pydra_nvidia.nvml.errors import STALE, NvmlError
 from pydra_nvidia.nvml.library import Looks, Nvml, read_fields
 from pydra_nvidia.nvml.nvlink import read_link_errors
-from pydra_nvidia.nvml.telemetry import Telemetry
+from pydra_nvidia.nvml.suspended_queries import SuspendedQueries
 
 _CLOCKS = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}
 _ERRORS = {"corrected": 0, "uncorrected": 1}
@@ -25,13 +25,13 @@ _PERCENT = 100.0
 _MILLI = 1000.0
 
 
-def read_samples(nvml: Nvml, reading: Reading, telemetry: Telemetry) -> tuple[Sample, ...]:
+def read_samples(nvml: Nvml, reading: Reading, queries: SuspendedQueries) -> tuple[Sample, ...]:
     """The numbers of all GPUs of the reading, and of their partitions; a GPU that fails has none."""
     samples: list[Sample] = []
     for gpu in reading.gpus:
         try:
             handle = nvml.find(gpu.uuid)
-            asked = telemetry.of(nvml, gpu.uuid)
+            asked = queries.of(nvml, gpu.uuid)
             samples += (*_read_gpu(asked, handle, gpu), *_read_partitions(nvml, asked, gpu))
         except NvmlError as error:
             if error.code in STALE:

@@ -23,7 +23,7 @@ from pydra_dev.apiserver import ApiServer, serve_api
 from pydra_dev.custom_kinds import parse_definition
 from pydra_dev.node import free_port
 from pydra_nvidia.compute_domain.custom_resources import CLIQUE_DEFINITION, DEFINITIONS
-from pydra_nvidia.compute_domain.imex import TEMPLATE
+from pydra_nvidia.compute_domain.imex_daemons import TEMPLATE
 from pydra_nvidia.compute_domain.names import IMEX_CONDITION
 
 JsonObject = dict[str, Any]

@@ -16,7 +16,7 @@ from pydra_nvidia.fabric.apply_fabric import ActivateFabricApplier, FabricChange
 from pydra_nvidia.fabric.plan_fabric import match_members, plan_fabric
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import FabricPartition, Gpu, Reading, SharedFabric
-from pydra_nvidia.host.baseboard import Baseboard
+from pydra_nvidia.host.baseboard_positions import Baseboard
 from pydra_nvidia.host.driver_root import find_driver_root
 from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.inventory.attributes import describe_fabric

@@ -15,7 +15,7 @@ from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.nvml.library import use_library
 from pydra_nvidia.nvml.samples import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.nvml.telemetry import Telemetry
+from pydra_nvidia.nvml.suspended_queries import SuspendedQueries
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 
@@ -58,7 +58,9 @@ class Node:
         self.calls += 1
 
     async def samples(self, reading: Reading) -> tuple[Sample, ...]:
-        return await self.session.run(lambda nvml: read_samples(nvml, reading, Telemetry("/nowhere/telemetry.json")))
+        return await self.session.run(
+            lambda nvml: read_samples(nvml, reading, SuspendedQueries("/nowhere/telemetry.json"))
+        )
 
     def bind(self, address: str, driver: str) -> None:
         """As an admin does it, through sysfs; the kernel takes no GPU from its driver while somebody uses it."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Driver, Placement, Reading
-from pydra_nvidia.host.baseboard import Baseboard
+from pydra_nvidia.host.baseboard_positions import Baseboard
 from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.nvml.errors import Code, NvmlError
 

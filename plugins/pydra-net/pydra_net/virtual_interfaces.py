@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydra import ClaimError, UndoLater
 from pydra_net.hardware_types import Link, Reading
 from pydra_net.operations import Kernel, KernelRefused, Namespace, NewLink, RemoveLink
-from pydra_net.pod_links import AttachFailed, configure, find, is_in, locating
+from pydra_net.pod_interfaces import AttachFailed, configure, find, is_in, locating
 from pydra_net.steps import ShareInterface
 
 

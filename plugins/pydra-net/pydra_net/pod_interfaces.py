@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from pydra import ClaimError
 from pydra_net.hardware_types import Link, Reading
-from pydra_net.link_state import plan_changes
+from pydra_net.link_state_plan import plan_changes
 from pydra_net.operations import Kernel, Mark, Namespace, NamespaceGone
 from pydra_net.steps import InterfaceStep
 

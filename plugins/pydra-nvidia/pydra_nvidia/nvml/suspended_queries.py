@@ -47,7 +47,7 @@ class Query(msgspec.Struct, frozen=True, order=True):
     function: str
 
 
-class Telemetry:
+class SuspendedQueries:
     """The queries that are suspended, in the file at `path`, and the one that runs now."""
 
     def __init__(self, path: str, say: Callable[[str], object] = _log.warning) -> None:
@@ -58,9 +58,9 @@ class Telemetry:
         for query in sorted(self._suspended):
             say(f"{query.function} of {query.gpu} did not return earlier, and is not called for metrics")
 
-    def of(self, nvml: Nvml, gpu: str) -> GpuTelemetry:
+    def of(self, nvml: Nvml, gpu: str) -> GpuQueries:
         """What can be asked of the GPU with this UUID."""
-        return GpuTelemetry(self, nvml, gpu)
+        return GpuQueries(self, nvml, gpu)
 
     def is_suspended(self, query: Query) -> bool:
         """Whether it must not be called."""
@@ -121,21 +121,21 @@ class Telemetry:
             self._say(f"queries that hung cannot be remembered in {self._path}: {error}")
 
 
-class GpuTelemetry:
+class GpuQueries:
     """As `Nvml.look`, for metrics of one GPU: None also for a query that is suspended."""
 
-    def __init__(self, telemetry: Telemetry, nvml: Nvml, gpu: str) -> None:
-        self._telemetry = telemetry
+    def __init__(self, queries: SuspendedQueries, nvml: Nvml, gpu: str) -> None:
+        self._queries = queries
         self._nvml = nvml
         self._gpu = gpu
 
     def look(self, name: str, *arguments: Any, subject: str = "", **options: Any) -> Any:
         """Raises NvmlError for a lost GPU or session."""
         query = Query(self._gpu, name)
-        if self._telemetry.is_suspended(query):
+        if self._queries.is_suspended(query):
             return None
-        self._telemetry.note(query)
+        self._queries.note(query)
         try:
             return self._nvml.look(name, *arguments, subject=subject, **options)
         finally:
-            self._telemetry.note(None)
+            self._queries.note(None)

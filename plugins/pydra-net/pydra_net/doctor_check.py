@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 
 from pydra import HeldClaim
 from pydra_net.held_claims import list_interfaces
-from pydra_net.link_state import find_state_before, plan_changes
+from pydra_net.link_state_plan import find_state_before, plan_changes
 from pydra_net.operations import (
     DetachPrograms,
     JoinVrf,
@@ -18,7 +18,7 @@ from pydra_net.operations import (
     SetEthtool,
     SetSysctls,
 )
-from pydra_net.pod_links import find
+from pydra_net.pod_interfaces import find
 from pydra_net.steps import GiveInterface, InterfaceStep
 
 _UNSEEN = (SetEthtool, SetSysctls, DetachPrograms, JoinVrf)
