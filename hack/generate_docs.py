@@ -28,7 +28,7 @@ from pydra_cpu import health as cpu_health
 from pydra_cpu import settings as cpu
 from pydra_net import settings as net
 from pydra_nvidia import settings as nvidia
-from pydra_nvidia.compute_domain import configuration as compute_domain
+from pydra_nvidia.compute_domain import settings as compute_domain
 from pydra_nvidia.health import diagnosis as nvidia_diagnosis
 from pydra_tpu import settings as tpu
 

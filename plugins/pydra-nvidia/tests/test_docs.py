@@ -16,7 +16,7 @@ import pydra_nvidia
 import pydra_pci
 from pydra_nvidia import DEVICE_CLASSES
 from pydra_nvidia.cdi.hooks import PLACES
-from pydra_nvidia.compute_domain.configuration import Settings as ComputeDomainSettings
+from pydra_nvidia.compute_domain.settings import Settings as ComputeDomainSettings
 from pydra_nvidia.devices import DRIVER
 from pydra_nvidia.health.diagnosis import DEFAULT_REACTIONS
 from pydra_nvidia.health.incidents import APPLICATION_XIDS

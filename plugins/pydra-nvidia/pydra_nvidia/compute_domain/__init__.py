@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from pydra_nvidia.compute_domain.configuration import CONFIG_TYPES, Settings
+from pydra_nvidia.compute_domain.claim_config import CONFIG_TYPES
+from pydra_nvidia.compute_domain.settings import Settings
 from pydra_nvidia.compute_domain.steps import STEP_TYPES
 
 if TYPE_CHECKING:

@@ -27,16 +27,15 @@ from pydra import (
     set_status,
 )
 from pydra_nvidia.cdi.edits import VOID, DeviceEdits, capability_edits, merge
-from pydra_nvidia.compute_domain.claim_plan import plan_claim
-from pydra_nvidia.compute_domain.configuration import (
+from pydra_nvidia.compute_domain.claim_config import (
     ComputeDomainChannelConfig,
     ComputeDomainDaemonConfig,
     Config,
-    Imex,
-    Settings,
     find_config,
 )
+from pydra_nvidia.compute_domain.claim_plan import plan_claim
 from pydra_nvidia.compute_domain.imex_daemons import DomainDirectories, DomainNotReady, ImexControl
+from pydra_nvidia.compute_domain.settings import Imex, Settings
 from pydra_nvidia.compute_domain.steps import CHANNEL, DAEMON, MakeDomainDirectory
 from pydra_nvidia.compute_domain.takeover import convert_claims
 from pydra_nvidia.deadlines import call_time, doing, in_thread, left

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from pydra import Claim, Plan, TerminalError, UnknownDevice
-from pydra_nvidia.compute_domain.configuration import ComputeDomainDaemonConfig, find_config
+from pydra_nvidia.compute_domain.claim_config import ComputeDomainDaemonConfig, find_config
 from pydra_nvidia.compute_domain.steps import CHANNEL, DAEMON, MakeDomainDirectory
 
 

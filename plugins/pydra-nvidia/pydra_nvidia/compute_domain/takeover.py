@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pydra import AllocatedDevice, Claim, StepStage, describe_step
-from pydra_nvidia.compute_domain.configuration import KINDS, ComputeDomainDaemonConfig
+from pydra_nvidia.compute_domain.claim_config import KINDS, ComputeDomainDaemonConfig
 from pydra_nvidia.compute_domain.steps import MakeDomainDirectory
 from pydra_nvidia.takeover.vendor_checkpoint import VendorCheckpoint
 

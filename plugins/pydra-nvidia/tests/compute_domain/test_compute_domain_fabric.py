@@ -25,7 +25,8 @@ from pydra import (
 from pydra.testing import check_backend
 from pydra_nvidia import compute_domain
 from pydra_nvidia.compute_domain.backend import ComputeDomainBackend
-from pydra_nvidia.compute_domain.configuration import ComputeDomainChannelConfig, ComputeDomainDaemonConfig, Settings
+from pydra_nvidia.compute_domain.claim_config import ComputeDomainChannelConfig, ComputeDomainDaemonConfig
+from pydra_nvidia.compute_domain.settings import Settings
 from pydra_nvidia.compute_domain.steps import MakeDomainDirectory
 from pydra_nvidia.nvml.maintenance_gate import Gate
 from pydra_nvidia.nvml.nvlink import GpuFabric, NodeFabric, find_fabric

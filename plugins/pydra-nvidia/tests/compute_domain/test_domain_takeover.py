@@ -13,7 +13,7 @@ from domain_cluster import OWN, Cluster
 from pydra.controllers import NODES, PODS, RESOURCE_CLAIM_TEMPLATES
 from pydra_dev import kinds
 from pydra_nvidia import compute_domain
-from pydra_nvidia.compute_domain.configuration import ComputeDomainDaemonConfig, Settings
+from pydra_nvidia.compute_domain.claim_config import ComputeDomainDaemonConfig
 from pydra_nvidia.compute_domain.controller.facts import (
     CLIQUES,
     COMPUTE_DOMAINS,
@@ -34,6 +34,7 @@ from pydra_nvidia.compute_domain.names import (
     FINALIZER,
     TARGET_LABEL,
 )
+from pydra_nvidia.compute_domain.settings import Settings
 
 RACK = "5a4f3c1e-9d27-4b86-a0c5-7e1f2b3d4c5a.2"
 NODES_OF_RACK = dict.fromkeys(("a", "b", "c"), RACK)

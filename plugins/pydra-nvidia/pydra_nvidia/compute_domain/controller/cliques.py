@@ -13,7 +13,6 @@ import msgspec
 from pydra.controllers import JsonObject
 from pydra_nvidia.compute_domain.controller.facts import (
     CLIQUES,
-    View,
     get_node,
     get_pod_clique,
     get_pod_ip,
@@ -22,6 +21,7 @@ from pydra_nvidia.compute_domain.controller.facts import (
     is_pod_ready,
 )
 from pydra_nvidia.compute_domain.controller.requests import Create, Delete, Replace, Request
+from pydra_nvidia.compute_domain.controller.views import View
 from pydra_nvidia.compute_domain.names import CLIQUE_LABEL, DOMAIN_LABEL, clique_name
 
 OUTSIDE = -1

@@ -45,7 +45,6 @@ from pydra_nvidia.compute_domain.controller.facts import (
     CLIQUES,
     COMPUTE_DOMAINS,
     DAEMON_SETS,
-    View,
     get_label,
     get_uid,
     is_updating,
@@ -54,7 +53,7 @@ from pydra_nvidia.compute_domain.controller.facts import (
 )
 from pydra_nvidia.compute_domain.controller.metrics import ControllerMetrics
 from pydra_nvidia.compute_domain.controller.settings import ControllerSettings
-from pydra_nvidia.compute_domain.controller.views import build_view
+from pydra_nvidia.compute_domain.controller.views import View, build_view
 from pydra_nvidia.compute_domain.controller.writer import Writer
 from pydra_nvidia.compute_domain.names import DOMAIN_LABEL, DRIVER
 

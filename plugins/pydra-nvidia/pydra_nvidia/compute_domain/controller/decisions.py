@@ -24,7 +24,6 @@ from pydra_nvidia.compute_domain.controller.facts import (
     COMPUTE_DOMAINS,
     DAEMON_SETS,
     ChannelClaim,
-    View,
     find_condition,
     find_domains,
     get_label,
@@ -64,6 +63,7 @@ from pydra_nvidia.compute_domain.controller.status import (
     judge_ready,
     list_node_states,
 )
+from pydra_nvidia.compute_domain.controller.views import View
 from pydra_nvidia.compute_domain.names import DOMAIN_LABEL, FINALIZER
 
 ACTION = "Reconcile"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -37,54 +37,6 @@ class ChannelClaim(msgspec.Struct, frozen=True, kw_only=True, order=True):
     domain: str
     node: str
     pods: tuple[str, ...]
-
-
-class View(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that decisions about one domain depend on.
-
-    `node_domains` has the UID in the label of each labelled node and `node_versions` their resource versions;
-    `domain_names` has namespace/name of those domains that exist, by UID;
-    `node_cliques` has the clique that each node's slice tells, empty outside a fabric, and `node_uids` its uid there.
-    `updating` names another domain whose daemons are being replaced.
-    """
-
-    domain: JsonObject
-    daemon_set: JsonObject | None = None
-    daemon_template: JsonObject | None = None
-    workload_template: JsonObject | None = None
-    pods: tuple[JsonObject, ...] = ()
-    cliques: tuple[JsonObject, ...] = ()
-    claims: tuple[ChannelClaim, ...] = ()
-    node_domains: Mapping[str, str] = msgspec.field(default_factory=dict)
-    domain_names: Mapping[str, str] = msgspec.field(default_factory=dict)
-    node_versions: Mapping[str, str] = msgspec.field(default_factory=dict)
-    node_cliques: Mapping[str, str] = msgspec.field(default_factory=dict)
-    node_uids: Mapping[str, str] = msgspec.field(default_factory=dict)
-    updating: str = ""
-
-    @property
-    def uid(self) -> str:
-        """Of the domain."""
-        return get_uid(self.domain)
-
-    @property
-    def namespace(self) -> str:
-        """Of the domain."""
-        return str(self.domain["metadata"]["namespace"])
-
-    @property
-    def own_claims(self) -> Sequence[ChannelClaim]:
-        """The claims that may use the domain: those of its namespace."""
-        return [claim for claim in self.claims if claim.namespace == self.namespace]
-
-    @property
-    def own_nodes(self) -> Sequence[str]:
-        """The nodes with the label of this domain."""
-        return sorted(node for node, domain in self.node_domains.items() if domain == self.uid)
-
-    def describe(self, uid: str) -> str:
-        """Another domain, for a message."""
-        return self.domain_names.get(uid) or f"with the UID {uid}"
 
 
 def get_uid(found: JsonObject) -> str:

@@ -9,7 +9,6 @@ import msgspec
 from pydra.controllers import JsonObject
 from pydra_nvidia.compute_domain.controller.cliques import OUTSIDE, Member, choose_pods
 from pydra_nvidia.compute_domain.controller.facts import (
-    View,
     find_condition,
     get_pod_ip,
     is_deleting,
@@ -17,6 +16,7 @@ from pydra_nvidia.compute_domain.controller.facts import (
     shorten,
 )
 from pydra_nvidia.compute_domain.controller.settings import ControllerSettings
+from pydra_nvidia.compute_domain.controller.views import View
 from pydra_nvidia.compute_domain.names import DRIVER, IMEX_CONDITION
 
 READY, CREATED, UPDATED, DELETING = "Ready", "ObjectsCreated", "DaemonsUpToDate", "Deleting"
