@@ -136,7 +136,8 @@ def test_nobody_but_the_nvidia_agent_is_privileged() -> None:
                 assert context["privileged"] is True
                 continue
             assert context["allowPrivilegeEscalation"] is False, name
-            kept = {"add": ["NET_ADMIN", "SYS_ADMIN"]} if (name, container["name"]) == ("pydra-net", "agent") else {}
+            of_net = {"add": ["NET_ADMIN", "NET_BIND_SERVICE", "NET_RAW", "SYS_ADMIN"]}
+            kept = of_net if (name, container["name"]) == ("pydra-net", "agent") else {}
             assert context["capabilities"] == {"drop": ["ALL"], **kept}, name
             assert "privileged" not in context, name
             profiles = [pod["securityContext"].get("seccompProfile"), context.get("seccompProfile")]
