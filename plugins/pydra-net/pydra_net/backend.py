@@ -197,8 +197,7 @@ class NetBackend:
             if missing := [step for step in steps if step.key not in sandbox.attached]:
                 await self._attach_in_time(sandbox, missing)
             if late := await self._leases.wait(steps, self._limit() - (time.monotonic() - began)):
-                names = ", ".join(f"{step.name} ({step.device})" for step in late)
-                raise AttachFailed(f"nobody has given {names} an address, by DHCP or SLAAC; the kubelet tries again")
+                raise AttachFailed(f"no address, by DHCP or SLAAC, for {'; '.join(late)}; the kubelet tries again")
         return CreateContainerResponse()
 
     async def stop_pod_sandbox(self, pod: PodSandbox) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from pydra import ClaimError
-from pydra_net.dhcp.client import Client
+from pydra_net.dhcp.client import Client, Identity
 from pydra_net.dhcp.messages import FOREVER, Lease
 from pydra_net.hardware_types import Address, Link
 from pydra_net.link_state_plan import find_given, plan_given, plan_lease
@@ -56,15 +56,15 @@ class Leases:
         running = self._clients[step.key] = _Running(self._kernel, step, pod, link, self._changed)
         running.start(found, earlier)
 
-    async def wait(self, steps: Sequence[Step], seconds: float) -> list[InterfaceStep]:
-        """Wait until these have an address, and return those that have none after that time."""
+    async def wait(self, steps: Sequence[Step], seconds: float) -> list[str]:
+        """Wait until these have an address, and return, in words, those that have none after that time."""
         waiting = [self._clients[step.key] for step in steps if step.key in self._clients]
         tasks = [asyncio.ensure_future(one.got.wait()) for one in waiting]
         if tasks:
             await asyncio.wait(tasks, timeout=max(seconds, 0))
         for task in tasks:
             task.cancel()
-        return [one.step for one in waiting if one.lease is None]
+        return [one.waits_for for one in waiting if one.lease is None]
 
     async def end(self, step: Step, *, release: bool, pod: Namespace | None = None) -> None:
         """Stop the client of an interface, there or anywhere, and tell the server that its address is free."""
@@ -91,15 +91,21 @@ class _Running:
         self._index = link.index
         self._changed = changed
         # Interfaces of type ipvlan have the same MAC address.
-        identity = step.identity.encode() if isinstance(step, ShareInterface) and step.kind == "ipvlan" else b""
+        identifier = step.identity.encode() if isinstance(step, ShareInterface) and step.kind == "ipvlan" else b""
         self._client = Client(
-            step.name,
-            link.mac,
-            identity,
+            Identity(name=step.name, mac=link.mac, identifier=identifier),
             lambda address: asyncio.to_thread(kernel.open_packets, pod, link.index, address),
+            lambda address: asyncio.to_thread(kernel.find_user, pod, link, address),
             self._set,
         )
         self._task: asyncio.Task[None] | None = None
+        self._refused: frozenset[str] = frozenset()
+
+    @property
+    def waits_for(self) -> str:
+        """Why it has no address, for messages."""
+        problem = self._client.problem
+        return f"{self.step.name} ({self.step.device}){': ' if problem else ''}{problem}"
 
     def start(self, found: Address | None, earlier: str) -> None:
         """Go on with the address that the interface has, or ask for one that it had elsewhere."""
@@ -124,7 +130,7 @@ class _Running:
                     await self._follow()
                 else:
                     last = self.lease
-                    await self._client.run(last.ip if last else earlier, last.seconds if last else FOREVER)
+                    await self._client.run(last.ip if last else "", last.seconds if last else FOREVER, earlier)
             except Exception as error:  # noqa: BLE001 - told, and tried again
                 _log.warning("the address of %s (%s): %s", self.step.name, self.step.device, error)
             await asyncio.sleep(_PAUSE)
@@ -158,8 +164,11 @@ class _Running:
         link = reading.find(self._index)
         if link is not None:
             plan = plan_given if self.step.target.slaac else plan_lease
-            for refused in self._kernel.apply(self.pod, plan(self.step.target, lease, link, reading)):
-                _log.warning("%s (%s) in its pod: %s", self.step.name, self.step.device, refused)
+            refused = self._kernel.apply(self.pod, plan(self.step.target, lease, link, reading))
+            for one in refused:
+                if one not in self._refused:  # else told at an earlier renewal
+                    _log.warning("%s (%s) in its pod: %s", self.step.name, self.step.device, one)
+            self._refused = frozenset(refused)
 
 
 def _of_nobody(found: Address) -> Lease:

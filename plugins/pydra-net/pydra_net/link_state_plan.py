@@ -21,6 +21,7 @@ from pydra_net.operations import (
     JoinVrf,
     Operation,
     RemoveAddress,
+    RemoveRoute,
     SetEthtool,
     SetLink,
     SetParameter,
@@ -274,9 +275,10 @@ def _plan_neighbours_and_rules(wanted: LinkState, link: Link, reading: Reading) 
 
 
 def plan_lease(wanted: LinkState, lease: Lease | None, link: Link, reading: Reading) -> tuple[Operation, ...]:
-    """What makes the link have the address that DHCP gave it, with the routes that need it, and no other such address.
+    """What makes the link have the address that DHCP gave it, with the routes that need it, and no others of DHCP.
 
-    A default route is taken into a VRF only: in the main table the pod has one.
+    A default route is taken into a VRF only: in the main table the pod has one. Nor does a server replace what the
+    claim configures, or the pod has by another interface.
     """
     index = link.index
     present = tuple(one for one in reading.addresses.get(index, ()) if one.family == 4)
@@ -292,12 +294,23 @@ def plan_lease(wanted: LinkState, lease: Lease | None, link: Link, reading: Read
         )
         for destination, gateway in lease.routes
     )
-    taken = (one for one in routes if wanted.vrf or not one.is_default)
+    others = [one for other, found in reading.routes.items() if other != index for one in found]
+    places = set(map(_place, (*others, *wanted.routes)))
+    taken = [one for one in routes if (wanted.vrf or not one.is_default) and _place(one) not in places]
+    added = sorted((*taken, *wanted.later_routes), key=_by_dependency)
+    kept = set(map(_place, added))
+    earlier = [one for one in reading.routes.get(index, ()) if one.family == 4 and one.protocol == _BY_DHCP]
     return (
         *(RemoveAddress(index=index, address=one) for one in present if one.address != lease.address),
+        *(RemoveRoute(index=index, route=one) for one in earlier if _place(one) not in kept),
         AddAddress(index=index, address=Address(address=lease.address, valid=lease.seconds, preferred=lease.seconds)),
-        *(AddRoute(index=index, route=one) for one in sorted((*taken, *wanted.later_routes), key=_by_dependency)),
+        *(AddRoute(index=index, route=one) for one in added),
     )
+
+
+def _place(route: Route) -> tuple[str, int, int]:
+    """What the kernel has one route for."""
+    return route.destination, route.table, route.priority
 
 
 def plan_given(wanted: LinkState, lease: Lease | None, link: Link, _reading: Reading) -> tuple[Operation, ...]:

@@ -182,6 +182,16 @@ class AddRoute(msgspec.Struct, frozen=True, kw_only=True):
         return f"add route {self.route.destination}{gateway} to table {self.route.table}"
 
 
+class RemoveRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """Remove a route by this link."""
+
+    index: int
+    route: Route
+
+    def __str__(self) -> str:
+        return f"remove route {self.route.destination} from table {self.route.table}"
+
+
 class AddNeighbour(msgspec.Struct, frozen=True, kw_only=True):
     """Add a permanent neighbour."""
 
@@ -240,6 +250,7 @@ Operation: TypeAlias = (
     | AddAddress
     | RemoveAddress
     | AddRoute
+    | RemoveRoute
     | AddNeighbour
     | AddRule
     | RemoveLink
@@ -314,6 +325,10 @@ class Kernel(Protocol):
 
     def open_packets(self, where: Namespace, index: int, address: str) -> Packets:
         """Sockets for DHCP on a link, which uses this address, or none yet. Raises OSError."""
+        ...
+
+    def find_user(self, where: Namespace, link: Link, address: str) -> str:
+        """The MAC address of somebody else on a link's network who has an IPv4 address, or empty. Raises OSError."""
         ...
 
     def read_function(self, where: Namespace, index: int, number: int) -> FunctionState | None:

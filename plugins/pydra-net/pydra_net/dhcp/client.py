@@ -1,7 +1,4 @@
-"""Gets an address, and keeps it. Source: RFC 2131, section 4.4.
-
-What is not done: to probe by ARP whether somebody else has the address (most servers do), and to decline it then.
-"""
+"""Gets an address that nobody else has, and keeps it. Source: RFC 2131, section 4.4."""
 
 from __future__ import annotations
 
@@ -11,10 +8,14 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, suppress
 
+import msgspec
+
 from pydra_net.dhcp.messages import (
     ACK,
+    DECLINE,
     DISCOVER,
     FOREVER,
+    LEAST,
     NAK,
     OFFER,
     RELEASE,
@@ -32,50 +33,70 @@ _FIRST, _LONGEST = 1.0, 64.0
 _REPEATS = 4
 """Of a request for an address that a server has offered, or that was the client's."""
 _PATIENCE = 10.0
-_SHORTEST = 0.2
-"""Seconds between two renewals, whatever a server says."""
-_LEAST = 60.0
+_AFTER_CONFLICT = 10.0
+"""Seconds after an address that somebody else has, for which a server might be asked again and again."""
 
 _log = logging.getLogger(__name__)
 
 
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks: the interface's name, for messages, and its MAC address.
+
+    With an `identifier`, servers know the client by that.
+    """
+
+    name: str
+    mac: str
+    identifier: bytes = b""
+
+
 class Client:
-    """The client of one interface. `open_packets` opens its sockets, for the address that it uses, if there is one."""
+    """The client of one interface. `open_packets` opens its sockets, for the address that it uses, if there is one.
+
+    `find_user` returns the MAC address of somebody else who has an address. `problem` says why there is no lease, if
+    that is known.
+    """
 
     def __init__(
         self,
-        name: str,
-        mac: str,
-        identity: bytes,
+        identity: Identity,
         open_packets: Callable[[str], Awaitable[Packets]],
+        find_user: Callable[[str], Awaitable[str]],
         set_lease: Callable[[Lease | None], Awaitable[None]],
     ) -> None:
-        self._name = name
-        self._mac = mac
         self._identity = identity
         self._open_packets = open_packets
+        self._find_user = find_user
         self._set_lease = set_lease
+        self._used = ""
+        self.problem = ""
 
-    async def run(self, known: str = "", seconds: float = FOREVER) -> None:
+    async def run(self, used: str = "", seconds: float = FOREVER, earlier: str = "") -> None:
         """Get a lease, renew it, and get another when it ends, for ever.
 
-        `known` is the address of the last one, which the interface has for these seconds if nobody answers.
+        `used` is the address that the interface has for these seconds if nobody answers, `earlier` one that it had.
         """
         lease = None
+        self._used = used
+        known = used or earlier
         if known:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     lease = await self._request(known, "", 0) or await self._acquire(known)
             if lease is None:
-                await self._set_lease(None)
+                await self._use(None)
         while True:
             if lease is None:
                 lease = await self._acquire(known)
             known = lease.ip
-            await self._set_lease(lease)
+            await self._use(lease)
             lease = await self._keep(lease)
             if lease is None:
-                await self._set_lease(None)
+                await self._use(None)
+
+    async def _use(self, lease: Lease | None) -> None:
+        self._used, self.problem = lease.ip if lease else "", ""
+        await self._set_lease(lease)
 
     async def release(self, lease: Lease) -> None:
         """Tell the server that the address is not used any more; if that fails, the lease ends by itself."""
@@ -98,14 +119,35 @@ class Client:
         raise AssertionError("there are always more delays")
 
     async def _request(self, address: str, server: str, transaction: int) -> Lease | None:
-        """Ask for an address; None if it is refused, or nobody answers."""
+        """Ask for an address; None if it is refused, nobody answers, or somebody else has it."""
         transaction = transaction or random.getrandbits(32)
         request = self._encode(REQUEST, transaction, requested=address, server=server)
         for _, seconds in zip(range(_REPEATS), _delays(), strict=False):
             reply = await self._exchange(request, transaction, (ACK, NAK), seconds)
             if reply is not None:
-                return reply.lease if reply.kind == ACK else None
+                return reply.lease if reply.kind == ACK and await self._is_free(reply.lease) else None
         return None
+
+    async def _is_free(self, lease: Lease) -> bool:
+        """Whether nobody else has the address; else it is declined, and the server given time (RFC 2131, 3.1)."""
+        if lease.ip == self._used:
+            return True
+        user = ""
+        try:
+            user = await self._find_user(lease.ip)
+            if user and lease.server:
+                async with self._packets("") as packets:
+                    await packets.send(self._encode(DECLINE, requested=lease.ip, server=lease.server), "")
+        except OSError as error:
+            _log.info("%s: %s", self._identity.name, error.strerror or error)
+        if not user:
+            return True
+        problem = f"the DHCP server {lease.server or 'of its network'} gives it {lease.ip}, which {user} has already"
+        if problem != self.problem:
+            _log.warning("%s: %s; it is declined", self._identity.name, problem)
+        self.problem = problem
+        await asyncio.sleep(_AFTER_CONFLICT)
+        return False
 
     async def _keep(self, lease: Lease) -> Lease | None:
         """Return the lease that follows it: by renewal, or None if it has ended."""
@@ -113,13 +155,13 @@ class Client:
         began = loop.time()
         if lease.seconds == FOREVER:
             await asyncio.Event().wait()
-        await asyncio.sleep(max(lease.renew, _SHORTEST))
+        await asyncio.sleep(lease.renew)
         while (passed := loop.time() - began) < lease.seconds:
             renews = passed < lease.rebind and bool(lease.server)
             left = (lease.rebind if renews else lease.seconds) - passed
             transaction = random.getrandbits(32)
             request = self._encode(REQUEST, transaction, address=lease.ip)
-            waits = max(left / 2, min(_LEAST, left))
+            waits = max(left / 2, min(LEAST, left))
             patience = min(_PATIENCE, waits)
             reply = await self._exchange(
                 request, transaction, (ACK, NAK), patience, address=lease.ip, server=lease.server if renews else ""
@@ -127,7 +169,9 @@ class Client:
             if reply is not None:
                 return reply.lease if reply.kind == ACK else None
             await asyncio.sleep(max(began + passed + waits - loop.time(), 0))
-        _log.warning("the lease of %s for %s has ended, since no DHCP server answered", lease.address, self._name)
+        _log.warning(
+            "the lease of %s for %s has ended, since no DHCP server answered", lease.address, self._identity.name
+        )
         return None
 
     async def _exchange(
@@ -148,7 +192,7 @@ class Client:
                         await packets.send(message, server)
                         return await self._receive(packets, transaction, kinds)
                 except OSError as error:
-                    _log.info("%s: %s", self._name, error.strerror or error)
+                    _log.info("%s: %s", self._identity.name, error.strerror or error)
                     await asyncio.Event().wait()
         return None
 
@@ -159,14 +203,15 @@ class Client:
             try:
                 reply = decode(message)
             except ValueError as error:
-                _log.debug("%s: an answer by DHCP cannot be read: %s", self._name, error)
+                _log.debug("%s: an answer by DHCP cannot be read: %s", self._identity.name, error)
                 continue
-            if (reply.transaction, reply.mac) == (transaction, self._mac) and reply.kind in kinds:
+            if (reply.transaction, reply.mac) == (transaction, self._identity.mac) and reply.kind in kinds:
                 return reply
 
     def _encode(self, kind: int, transaction: int = 0, **fields: str) -> bytes:
         transaction = transaction or random.getrandbits(32)
-        return encode(Request(kind=kind, transaction=transaction, mac=self._mac, identity=self._identity, **fields))
+        own = self._identity
+        return encode(Request(kind=kind, transaction=transaction, mac=own.mac, identity=own.identifier, **fields))
 
     @asynccontextmanager
     async def _packets(self, address: str) -> AsyncIterator[Packets]:

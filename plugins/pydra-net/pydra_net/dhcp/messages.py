@@ -5,10 +5,13 @@ from __future__ import annotations
 import ipaddress
 import struct
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 import msgspec
 
-DISCOVER, OFFER, REQUEST, ACK, NAK, RELEASE = 1, 2, 3, 5, 6, 7
+T = TypeVar("T")
+
+DISCOVER, OFFER, REQUEST, DECLINE, ACK, NAK, RELEASE = 1, 2, 3, 4, 5, 6, 7
 FOREVER = 0xFFFFFFFF
 """The seconds of a lease that does not end."""
 
@@ -16,11 +19,13 @@ _HEADER = struct.Struct("!BBBBIHH4s4s4s4s16s192x4s")
 _COOKIE = b"\x63\x82\x53\x63"
 _BROADCAST = 0x8000
 _PAD, _END = 0, 255
-_MASK, _SECONDS, _KIND, _REQUESTED, _SERVER, _WANTED, _RENEW, _REBIND, _IDENTITY, _ROUTES = (
-    *(1, 51, 53, 50, 54, 55, 58, 59, 61, 121),
+_MASK, _ROUTER, _SECONDS, _KIND, _REQUESTED, _SERVER, _WANTED, _RENEW, _REBIND, _IDENTITY, _ROUTES = (
+    *(1, 3, 51, 53, 50, 54, 55, 58, 59, 61, 121),
 )
 _SHORTEST = 300
 """Of a message: relays drop shorter ones, as those of BOOTP."""
+LEAST = 60.0
+"""Seconds between two requests for the same lease, unless half of its time is less."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,14 +46,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """What a server grants: `address` is `10.0.0.5/24`; times in seconds, from when it was requested.
 
-    `routes` are pairs of a destination and a gateway, which is empty for a network of the interface itself.
+    `routes` are pairs of a destination and a gateway, which is empty for a network of the interface itself. The
+    server's router is a default route among them, unless it sends classless ones (RFC 3442).
     """
 
     address: str
     server: str
     seconds: int
-    renew: int
-    rebind: int
+    renew: float
+    rebind: float
     routes: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -81,8 +87,8 @@ def encode(request: Request) -> bytes:
         options.append((_REQUESTED, _pack(request.requested)))
     if request.server:
         options.append((_SERVER, _pack(request.server)))
-    if request.kind != RELEASE:
-        options.append((_WANTED, bytes((_MASK, _ROUTES, _SECONDS, _RENEW, _REBIND))))
+    if request.kind not in (RELEASE, DECLINE):
+        options.append((_WANTED, bytes((_MASK, _ROUTES, _ROUTER, _SECONDS, _RENEW, _REBIND))))
     body = b"".join(bytes((code, len(value))) + value for code, value in options)
     return (header + body + bytes([_END])).ljust(_SHORTEST, b"\0")
 
@@ -100,7 +106,7 @@ def decode(data: bytes) -> Reply:
     seconds = _read_number(options, _SECONDS, FOREVER)
     if options[_KIND][0] in (OFFER, ACK):
         _check_lease(ipaddress.IPv4Address(address), seconds)
-    rebind = min(_read_number(options, _REBIND, seconds * 7 // 8), seconds)
+    renew, rebind = _read_times(options, seconds)
     mask = options.get(_MASK, b"\xff" * 4)
     return Reply(
         kind=options[_KIND][0],
@@ -110,9 +116,9 @@ def decode(data: bytes) -> Reply:
             address=str(ipaddress.ip_interface(f"{_unpack(address)}/{_unpack(mask)}")),
             server=_unpack(options[_SERVER]) if _SERVER in options else "",
             seconds=seconds,
-            renew=min(_read_number(options, _RENEW, seconds // 2), rebind),
+            renew=renew,
             rebind=rebind,
-            routes=tuple(_read_routes(options.get(_ROUTES, b""))),
+            routes=tuple(_read_routes(options[_ROUTES]) if _ROUTES in options else _read_router(options)),
         ),
     )
 
@@ -141,9 +147,25 @@ def _read_options(data: bytes) -> Mapping[int, bytes]:
     return found
 
 
-def _read_number(options: Mapping[int, bytes], code: int, default: int) -> int:
+def _read_times(options: Mapping[int, bytes], seconds: int) -> tuple[float, float]:
+    """When to renew and to rebind: as the server says, if that is in order and not more often than is allowed."""
+    renew, rebind = _read_number(options, _RENEW, seconds / 2), _read_number(options, _REBIND, seconds * 7 / 8)
+    if not 0 < renew < rebind < seconds:
+        renew, rebind = seconds / 2, seconds * 7 / 8
+    least = min(LEAST, seconds / 2)
+    return max(renew, least), max(rebind, least * 7 / 4)
+
+
+def _read_number(options: Mapping[int, bytes], code: int, default: T) -> int | T:
     value = options.get(code)
     return int.from_bytes(value) if value is not None and len(value) == 4 else default
+
+
+def _read_router(options: Mapping[int, bytes]) -> Iterator[tuple[str, str]]:
+    """Yield a default route by the first of the routers."""
+    gateway = options.get(_ROUTER, b"")[:4]
+    if len(gateway) == 4 and any(gateway):
+        yield "0.0.0.0/0", _unpack(gateway)
 
 
 def _read_routes(data: bytes) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pyroute2.netlink.exceptions import NetlinkError
 
-from pydra_net.hardware_types import FOREVER
+from pydra_net.hardware_types import FOREVER, Route
 from pydra_net.netlink.ethtool import set_ethtool
 from pydra_net.netlink.parameters import set_parameter
 from pydra_net.netlink.programs import detach_programs
@@ -29,6 +29,7 @@ from pydra_net.operations import (
     Operation,
     RemoveAddress,
     RemoveLink,
+    RemoveRoute,
     SetEthtool,
     SetFunction,
     SetLink,
@@ -75,6 +76,8 @@ def apply_change(ip: Any, operation: Operation) -> None:
             call(ip.link, "property_add" if present else "property_del", index=index, altname=name)
         case RemoveLink(index=index):
             call(ip.link, "del", index=index)
+        case RemoveRoute(index=index, route=route):
+            _remove_route(ip, index, route)
         case _:
             _add(ip, operation)
 
@@ -141,6 +144,22 @@ def _add(ip: Any, operation: Operation) -> None:
                 priority=rule.priority,
                 **{name: value for name, value in named.items() if value},
             )
+
+
+def _remove_route(ip: Any, index: int, route: Route) -> None:
+    try:
+        ip.route(
+            "del",
+            family=_FAMILIES[route.family],
+            dst=route.destination,
+            oif=index,
+            table=route.table,
+            priority=route.priority,
+            scope=route.scope,
+        )
+    except NetlinkError as error:
+        if error.code != errno.ESRCH:  # it has gone, as with its gateway's network
+            raise KernelRefused(explain(error)) from error
 
 
 def _join_vrf(ip: Any, index: int, name: str, table: int) -> None:

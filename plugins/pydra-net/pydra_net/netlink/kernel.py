@@ -15,6 +15,7 @@ from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 
 from pydra_net.hardware_types import Ethtool, FunctionState, Link, Programs, RdmaDevice, Reading
+from pydra_net.netlink.arp import find_user
 from pydra_net.netlink.changes import apply_change, call, explain
 from pydra_net.netlink.dhcp_sockets import DhcpPackets, open_packets
 from pydra_net.netlink.ethtool import read_ethtool
@@ -89,6 +90,11 @@ class NetlinkKernel:
         """Sockets for DHCP on a link, which uses this address, or none yet. Raises OSError."""
         assert isinstance(where, OpenNamespace)
         return where.run(lambda: open_packets(index, address))
+
+    def find_user(self, where: Namespace, link: Link, address: str) -> str:
+        """The MAC address of somebody else on a link's network who has an IPv4 address, or empty. Raises OSError."""
+        assert isinstance(where, OpenNamespace)
+        return where.run(lambda: find_user(link.index, link.mac, address))
 
     def read_function(self, where: Namespace, index: int, number: int) -> FunctionState | None:
         """What a card, whose link this is, does with a virtual function; None if it cannot tell."""

@@ -33,6 +33,7 @@ from pydra_net.operations import (
     Operation,
     RemoveAddress,
     RemoveLink,
+    RemoveRoute,
     SetEthtool,
     SetFunction,
     SetLink,
@@ -118,6 +119,8 @@ class SimulatedKernel:
         self._ended: set[str] = set()
         self.ethtool: dict[str, Ethtool] = {}
         self.dhcp: Callable[[bytes], bytes | None] = lambda _: None
+        self.users: dict[str, str] = {}
+        """The MAC addresses of hosts on the networks of all links, by their addresses."""
         if file is not None and file.exists():
             self.namespaces = msgspec.json.decode(file.read_bytes(), type=dict[str, Reading])
 
@@ -228,6 +231,10 @@ class SimulatedKernel:
     def open_packets(self, _where: Namespace, _index: int, _address: str) -> SimulatedPackets:
         """Messages to the DHCP server of a test, or to nobody."""
         return SimulatedPackets(self.dhcp)
+
+    def find_user(self, _where: Namespace, _link: Link, address: str) -> str:
+        """The host of a test that has the address."""
+        return self.users.get(address, "")
 
     def read_function(self, where: Namespace, index: int, number: int) -> FunctionState | None:
         """What a card does with a virtual function."""
@@ -367,7 +374,7 @@ def _apply(reading: Reading, operation: Operation) -> Reading:
     link = reading.find(index)
     if link is None:
         raise KernelRefused(os.strerror(errno.ENODEV))
-    if isinstance(operation, AddAddress | RemoveAddress | AddRoute | AddNeighbour):
+    if isinstance(operation, AddAddress | RemoveAddress | AddRoute | RemoveRoute | AddNeighbour):
         return _add(reading, link, operation)
     match operation:
         case SetLink() | SetFunction():
@@ -394,7 +401,9 @@ def _set_function(reading: Reading, card: Link, wanted: SetFunction) -> Reading:
     return _exchange(reading, replace(card, functions=tuple(functions)))
 
 
-def _add(reading: Reading, link: Link, operation: AddAddress | RemoveAddress | AddRoute | AddNeighbour) -> Reading:
+def _add(
+    reading: Reading, link: Link, operation: AddAddress | RemoveAddress | AddRoute | RemoveRoute | AddNeighbour
+) -> Reading:
     index = link.index
     match operation:
         case AddAddress(address=address):
@@ -406,6 +415,9 @@ def _add(reading: Reading, link: Link, operation: AddAddress | RemoveAddress | A
             raise KernelRefused(os.strerror(errno.ENETDOWN))
         case AddRoute(route=route):
             return replace(reading, routes=_extend(reading.routes, index, route))
+        case RemoveRoute(route=route):
+            kept = tuple(one for one in reading.routes.get(index, ()) if one != route)
+            return replace(reading, routes={**reading.routes, index: kept})
         case AddNeighbour(neighbour=neighbour):
             return replace(reading, neighbours=_extend(reading.neighbours, index, neighbour))
 

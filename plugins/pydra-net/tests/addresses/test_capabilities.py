@@ -21,6 +21,7 @@ link = kernel.read_links(pod).find_name("lo")
 kernel.watch(pod)
 kernel.open_packets(pod, link.index, "")
 kernel.open_packets(pod, link.index, "10.0.0.5")
+assert kernel.find_user(pod, link, "10.0.0.5") == ""
 """
 
 

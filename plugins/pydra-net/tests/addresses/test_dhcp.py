@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dhcp_server import ADDRESS, SERVER, DhcpServer, advertise
+from dhcp_server import ADDRESS, ROUTES, SERVER, DhcpServer, advertise
 from namespaces import find_problem, make_node
 from net_agent import NetAgent, build_sandbox, build_settings
 from pydra import Inventory
 from pydra_net.claim_config import NetworkConfig
-from pydra_net.dhcp.client import Client
-from pydra_net.dhcp.messages import DISCOVER, RELEASE, REQUEST, Lease, Request, decode, encode
+from pydra_net.dhcp.client import Client, Identity
+from pydra_net.dhcp.messages import DECLINE, DISCOVER, RELEASE, REQUEST, Lease, Request, decode, encode
 from pydra_net.hardware_types import Reading
 from pydra_net.operations import Namespace
 from pydra_net.simulation.kernel import HOST
@@ -79,7 +79,7 @@ async def test_no_container_starts_before_a_server_has_answered(node: SimulatedN
     async with node.run() as agent:
         await agent.prepare("claim", ETH1, pod="trainer", configs=CONFIG)
         await agent.runtime.run_pod(sandbox)
-        with pytest.raises(OperationFailed, match=r"nobody has given eth1 .* an address, by DHCP or SLAAC"):
+        with pytest.raises(OperationFailed, match=r"no address, by DHCP or SLAAC, for eth1 "):
             await agent.runtime.create_container(container(sandbox))
         assert read_status(await agent.backend.discover()) == ("WaitingForAddress", ())
         assert "closed dra.net" not in agent.runtime.log
@@ -112,7 +112,7 @@ async def test_after_a_restart_the_address_is_asked_for_again_and_replaced_if_it
 
 
 async def test_an_address_that_ends_after_a_restart_is_not_said_to_be_there(node: SimulatedNode) -> None:
-    server = DhcpServer(seconds=1)
+    server = DhcpServer((1, ROUTES))
     node.kernel.dhcp = server.answer
     sandbox = node.begin_pod("trainer")
     async with node.run() as agent:
@@ -126,11 +126,14 @@ async def test_an_address_that_ends_after_a_restart_is_not_said_to_be_there(node
         assert read_pod(node, sandbox)[0] == []
 
 
-async def test_an_address_is_renewed_in_the_kernels_namespaces() -> None:
+async def test_a_renewed_lease_replaces_the_routes_of_the_last_one_in_the_kernels_namespaces(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     if problem := find_problem():
         pytest.skip(problem)
-    server = DhcpServer()
-    server.renews = [0, 1800]
+    refused = bytes((16, 10, 7, 10, 99, 0, 1))
+    """10.7.0.0/16 by a gateway that is in no network of the interface."""
+    server = DhcpServer((4, ROUTES + refused), (4, ROUTES + refused), (3600, bytes((16, 10, 6, 10, 0, 0, 9))))
     with make_node() as node:
         before = node.host.describe("nic0")
         node.switch.run(f"ip addr add {SERVER}/24 dev switch0")
@@ -146,15 +149,43 @@ async def test_an_address_is_renewed_in_the_kernels_namespaces() -> None:
             assert f"{ADDRESS}/24" in found
             assert "10.8.0.0/16 via 10.0.0.8" in found
             assert "10.9.0.0/16 via 10.0.0.8" in found
+            assert "default" not in pod.run("ip route"), "the pod has one by its pod network"
+            async with asyncio.timeout(60):
+                while "10.6.0.0/16 via 10.0.0.9" not in pod.describe("net1"):  # noqa: ASYNC110 - in the kernel
+                    await asyncio.sleep(0.1)
+            assert "10.8.0.0/16" not in pod.describe("net1")
             assert "valid_lft 3" in pod.run("ip addr show net1"), "the kernel ends it if nobody renews it"
-            async with asyncio.timeout(30):
-                while (REQUEST, ADDRESS) not in server.log:  # noqa: ASYNC110 - in the kernel
-                    await asyncio.sleep(0.01)
+            assert server.log.count((REQUEST, ADDRESS)) == 2
+            assert caplog.text.count("add route 10.7.0.0/16") == 1, "not once for each renewal"
             await agent.unprepare("claim")
             async with asyncio.timeout(30):
                 while server.log[-1] != (RELEASE, ADDRESS):  # noqa: ASYNC110 - in the kernel
                     await asyncio.sleep(0.01)
         assert node.host.describe("nic0") == before
+
+
+async def test_an_address_that_somebody_else_has_is_declined_in_the_kernels_namespaces() -> None:
+    if problem := find_problem():
+        pytest.skip(problem)
+    server = DhcpServer()
+    with make_node() as node:
+        node.switch.run(f"ip addr add {SERVER}/24 dev switch0; ip addr add {ADDRESS}/24 dev switch0")
+        its_mac = node.switch.run("ip -o link show switch0").split("link/ether ")[1].split()[0]
+        settings = build_settings(node)
+        agent = NetAgent(settings)
+        agent.runtime.request_timeout = 5.0
+        pod = node.begin_pod("trainer")
+        sandbox = build_sandbox("trainer", pod.path)
+        async with server.serve(node.switch.path, "switch0"), agent.runtime.serve(settings.nri_socket), agent.run():
+            await agent.prepare("claim", "nic0", pod="trainer", configs=CONFIG)
+            await agent.runtime.run_pod(sandbox)
+            async with asyncio.timeout(30):
+                while (DECLINE, "0.0.0.0") not in server.log:  # noqa: ASYNC110 - in the kernel
+                    await asyncio.sleep(0.01)
+            with pytest.raises(OperationFailed, match=f"gives it {ADDRESS}, which {its_mac} has already"):
+                await agent.runtime.create_container(container(sandbox))
+            assert ADDRESS not in pod.describe("net1")
+            await agent.unprepare("claim")
 
 
 async def test_an_interface_gets_an_address_from_a_router_in_the_kernels_namespaces() -> None:
@@ -216,7 +247,11 @@ async def test_whoever_floods_the_pods_network_does_not_stop_the_backend() -> No
     async def set_lease(_lease: Lease | None) -> None:
         pass
 
-    running = asyncio.create_task(Client("eth1", "02:00:00:00:00:01", b"", open_packets, set_lease).run())
+    async def find_user(_address: str) -> str:
+        return ""
+
+    client = Client(Identity(name="eth1", mac="02:00:00:00:00:01"), open_packets, find_user, set_lease)
+    running = asyncio.create_task(client.run())
     while flood.received < 10:  # noqa: ASYNC110 - the turn itself is what is tested
         await asyncio.sleep(0)
     running.cancel()
@@ -259,7 +294,7 @@ async def test_whoever_advertises_routers_all_the_time_is_looked_at_sometimes(no
     ],
 )
 def test_a_lease_that_no_interface_can_have_is_not_taken(address: str, seconds: int, message: str) -> None:
-    server = DhcpServer(seconds=seconds)
+    server = DhcpServer((seconds, ROUTES))
     server.address = address
     answer = server.answer(encode(Request(kind=DISCOVER, transaction=7, mac="02:00:00:00:00:01")))
     assert answer is not None
@@ -277,4 +312,34 @@ def test_whatever_comes_is_a_lease_in_order_or_no_message(noise: bytes, options:
         except ValueError:
             continue
         assert ipaddress.ip_interface(reply.lease.address).version == 4
-        assert reply.lease.renew <= reply.lease.rebind <= reply.lease.seconds
+        lease = reply.lease
+        assert 0 <= lease.renew <= lease.rebind <= lease.seconds
+        assert not lease.seconds or lease.renew >= min(60, lease.seconds / 2)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "renew", "rebind", "found"),
+    [
+        (3600, 600, 1200, (600, 1200)),
+        (3600, None, None, (1800, 3150)),
+        (3600, 0, 0, (1800, 3150)),
+        (3600, 1, 2, (60, 105)),
+        (3600, 600, 3600, (1800, 3150)),
+        (3600, 1200, 600, (1800, 3150)),
+        (40, 1, 35, (20, 35)),
+        (1, 0, 0, (0.5, 0.875)),
+    ],
+)
+def test_a_server_cannot_have_its_lease_renewed_all_the_time(
+    seconds: int, renew: int | None, rebind: int | None, found: tuple[float, float]
+) -> None:
+    """Source: RFC 2131, 4.4.5: T1 is before T2, which is before the end; half the rest, or 60 s, is waited."""
+    answer = DhcpServer((seconds, ROUTES)).answer(
+        encode(Request(kind=DISCOVER, transaction=7, mac="02:00:00:00:00:01"))
+    )
+    assert answer is not None
+    for code, value in ((58, renew), (59, rebind)):
+        if value is not None:
+            answer = answer[:-1] + bytes((code, 4)) + value.to_bytes(4) + b"\xff"
+    lease = decode(answer).lease
+    assert (lease.renew, lease.rebind) == found

@@ -8,37 +8,39 @@ import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
-from pydra_net.dhcp.messages import ACK, DISCOVER, NAK, OFFER, RELEASE, REQUEST
+from pydra_net.dhcp.messages import ACK, DECLINE, DISCOVER, NAK, OFFER, RELEASE, REQUEST
 from pydra_net.netlink.namespaces import OpenNamespace
 
 ADDRESS, SERVER = "10.0.0.77", "10.0.0.8"
-_ROUTES = bytes((16, 10, 8, 10, 0, 0, 8, 0, 10, 0, 0, 8))
+ROUTES = bytes((16, 10, 8, 10, 0, 0, 8, 0, 10, 0, 0, 8))
 """10.8.0.0/16, and a default route, both by 10.0.0.8."""
 
 
 class DhcpServer:
-    """`log` has the types of what it got, with the address that the client uses; `renews` the seconds to renewals."""
+    """`log` has the types of what it got, with the address that the client uses.
 
-    def __init__(self, *, seconds: int = 3600, renew: int = 1800) -> None:
+    `leases` has the seconds and the routes of leases, one after the other; the last one is given again and again.
+    """
+
+    def __init__(self, *leases: tuple[int, bytes]) -> None:
         self.log: list[tuple[int, str]] = []
-        self.renews = [renew]
+        self.leases = [*leases] or [(3600, ROUTES)]
         self.silent = False
         self.address = ADDRESS
-        self._seconds = seconds
 
     def answer(self, message: bytes) -> bytes | None:
         """The answer to a client's message."""
         options = dict(_read_options(message[240:]))
         kind, using = options[53][0], socket.inet_ntoa(message[12:16])
         self.log.append((kind, using))
-        if self.silent or kind == RELEASE:
+        if self.silent or kind in (RELEASE, DECLINE):
             return None
         wanted = socket.inet_ntoa(options[50]) if 50 in options else using
         kinds = {DISCOVER: OFFER, REQUEST: ACK if wanted == self.address else NAK}
-        renew = self.renews.pop(0) if len(self.renews) > 1 and kind == REQUEST else self.renews[0]
+        seconds, routes = self.leases.pop(0) if len(self.leases) > 1 and kind == REQUEST else self.leases[0]
         body = (
             *((53, bytes((kinds[kind],))), (54, socket.inet_aton(SERVER)), (1, socket.inet_aton("255.255.255.0"))),
-            *((51, struct.pack("!I", self._seconds)), (58, struct.pack("!I", renew)), (121, _ROUTES)),
+            *((51, struct.pack("!I", seconds)), (121, routes)),
         )
         head = b"\2" + message[1:16] + socket.inet_aton(self.address) + message[20:240]
         return head + b"".join(bytes((code, len(value))) + value for code, value in body) + b"\xff"
