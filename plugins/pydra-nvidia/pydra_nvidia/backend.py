@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,9 +24,10 @@ from pydra import (
     time_left,
 )
 from pydra_nvidia.cdi.edits import DeviceEdits
-from pydra_nvidia.claim_plan import find_owned, find_vanished, plan_claim
+from pydra_nvidia.claim_plan import explain_vanished, find_owned, find_vanished, plan_claim
 from pydra_nvidia.deadlines import Busy, call_time, in_thread
 from pydra_nvidia.devices import GpuName, MigName, VfioName, describe_prepared, find_targets, identify, parse_name
+from pydra_nvidia.fabric.plan_fabric import explain_disconnected
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.health.diagnosis import Diagnosis, add_vanished
@@ -100,6 +101,7 @@ class NvidiaBackend:
         self._restored = asyncio.Event()
         self._seen: object = None
         self._told = -_EVENT_PAUSE
+        self._disconnected: Mapping[str, str] = {}
         self._measured: tuple[Sample, ...] = ()
         self._at_work = 0
         self._maintenance: Request | None = None
@@ -158,6 +160,8 @@ class NvidiaBackend:
         while not await self._health.wait_event(self._settings.poll_period):
             if await asyncio.to_thread(self._signature) != self._seen:
                 return
+            if self._is_reconnected() or await asyncio.to_thread(self._hardware.is_fabric_back):
+                break
         # A burst of events is one report: each makes the agent read everything again.
         await asyncio.sleep(max(0.0, self._told + _EVENT_PAUSE - time.monotonic()))
         self._told = time.monotonic()
@@ -230,8 +234,10 @@ class NvidiaBackend:
         still = {entry.uid for entry in before if entry.completed and not entry.left_over}
         vanished = find_vanished((entry for entry in after if entry.completed and entry.uid in still), reading)
         if self._settings.health:
-            claims = {one.device: one.claim for one in vanished}
-            diagnosis = add_vanished(diagnosis, claims, settings=self._settings)
+            held = [entry for entry in after if entry.completed and entry.uid in still]
+            self._disconnected = explain_disconnected(held, reading)
+            messages = explain_vanished(vanished) | self._disconnected
+            diagnosis = add_vanished(diagnosis, messages, settings=self._settings)
         return await in_thread(
             build_inventory,
             reading,
@@ -281,6 +287,13 @@ class NvidiaBackend:
             reading = self._hardware.reread_here([name.minor for name in names if isinstance(name, GpuName | MigName)])
         self._health.see(reading)
         return reading
+
+    def _is_reconnected(self) -> bool:
+        """Whether a claim whose partition of Fabric Manager is not active has ended."""
+        if not self._disconnected:
+            return False
+        held = [entry for entry in read_entries(held_claims()) if entry.completed and not entry.left_over]
+        return not self._disconnected.keys() <= explain_disconnected(held, self._hardware.last).keys()
 
     def _signature(self) -> object:
         return self._hardware.signature(), self._gate.asked() is not None

@@ -139,6 +139,15 @@ def find_vanished(entries: Iterable[Entry], reading: Reading) -> tuple[Vanished,
     return tuple(found[device] for device in sorted(found))
 
 
+def explain_vanished(vanished: Iterable[Vanished]) -> dict[str, str]:
+    """The same in words, by device."""
+    return {
+        one.device: f"claim {one.claim} has this partition, and somebody removed it or reset the GPU; delete the"
+        " claim's pods"
+        for one in vanished
+    }
+
+
 def _is_read(gpu: Gpu) -> bool:
     return not (gpu.unread or gpu.condition.silence or (gpu.mig is not None and gpu.mig.unseen))
 

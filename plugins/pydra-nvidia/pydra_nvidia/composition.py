@@ -8,14 +8,16 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from pydra import ClaimError
+from pydra import ClaimError, held_claims
 from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
+from pydra_nvidia.fabric.active_partitions import ActivePartitions
 from pydra_nvidia.fabric.apply_fabric import ActivateFabricApplier
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.health.incidents import FILE, IncidentStore
 from pydra_nvidia.health.monitor import HealthMonitor
+from pydra_nvidia.held_claims import read_entries
 from pydra_nvidia.host.baseboard_positions import FILE as BASEBOARD_FILE
 from pydra_nvidia.host.baseboard_positions import Baseboard
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
@@ -47,12 +49,13 @@ async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
     settings, tree, gate = machine.settings, machine.tree, machine.gate
     session = NvmlSession(machine.load, gate)
     fabric = FabricManager(machine.load_fabric, tree.here(settings.fabric_manager_socket))
+    partitions = ActivePartitions(fabric, lambda: read_entries(held_claims()))
     hardware = HardwareReader(
         session,
         tree,
         settings=settings,
         baseboard=Baseboard(os.path.join(settings.state, BASEBOARD_FILE)),
-        fabric_manager=fabric if settings.fabric_partitions else None,
+        partitions=partitions if settings.fabric_partitions else None,
     )
     health = HealthMonitor(session, IncidentStore(os.path.join(settings.state, FILE)), settings=settings)
 
@@ -67,7 +70,7 @@ async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
             MigModeOn: MigModeOnApplier(session, tree),
             MigModeOff: MigModeOffApplier(session, tree),
             CreateMig: CreateMigApplier(session, tree),
-            ActivateFabric: ActivateFabricApplier(fabric, session, PersistenceMode(session, persistenced)),
+            ActivateFabric: ActivateFabricApplier(fabric, partitions, session, PersistenceMode(session, persistenced)),
             SetTimeSlice: SetTimeSliceApplier(session, find_root),
             StartMps: start_mps,
             BindVfio: BindVfioApplier(tree, settings, session),

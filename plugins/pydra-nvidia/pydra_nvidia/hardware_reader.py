@@ -6,6 +6,7 @@ Everything here blocks, so it runs in a thread, one reading at a time.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 
 from pydra_nvidia.deadlines import in_thread, turn
 from pydra_nvidia.devices import gpu_name
+from pydra_nvidia.fabric.active_partitions import ActivePartitions, RecordsUnread
 from pydra_nvidia.fabric.plan_fabric import match_members
 from pydra_nvidia.hardware_types import Driver, Gpu, LostGpu, Mig, Reading, SharedFabric
 from pydra_nvidia.health.lost_gpus import find_lost
@@ -22,7 +24,7 @@ from pydra_nvidia.host.baseboard_positions import Baseboard
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
 from pydra_nvidia.host.kernel_driver import has_switches, is_excluded, list_bridges, list_instances, read_module_version
 from pydra_nvidia.host.pci import DRIVER, PciIds, find_gpus
-from pydra_nvidia.nvfm import FabricManager, FabricManagerError
+from pydra_nvidia.nvfm import FabricManagerError
 from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
 from pydra_nvidia.nvml.gpus import read_condition, read_driver, read_facts, read_monitored, read_persistence
 from pydra_nvidia.nvml.library import Nvml, address_of
@@ -70,7 +72,7 @@ class HardwareReader:
     """The node's NVIDIA hardware; `session` is used by nobody else while a reading is made.
 
     What the driver withholds that is wanted is logged once. `baseboard` keeps what NVML told of functions for
-    passthrough; without a `fabric_manager` its partitions are not read.
+    passthrough; without `partitions` those of Fabric Manager are not read.
     """
 
     def __init__(
@@ -80,13 +82,13 @@ class HardwareReader:
         *,
         settings: Settings,
         baseboard: Baseboard | None = None,
-        fabric_manager: FabricManager | None = None,
+        partitions: ActivePartitions | None = None,
     ) -> None:
         self._session = session
         self._tree = tree
         self._settings = settings
         self._baseboard = baseboard
-        self._fabric_manager = fabric_manager
+        self._partitions = partitions
         self._switches: tuple[object, bool] | None = None
         self._said: list[str] = []
         self._partly: set[str] = set()
@@ -133,7 +135,7 @@ class HardwareReader:
         return self._last or Reading()
 
     def signature(self) -> object:
-        """Differs when something changed from outside: functions, their drivers, the driver, partitions. Cheap.
+        """Differs when something changed from outside: functions, drivers, partitions, Fabric Manager. Cheap.
 
         Partitions that were replaced by others with the same ids between two looks are not noticed.
         """
@@ -141,7 +143,25 @@ class HardwareReader:
             root: object = find_driver_root(self._tree, self._settings)
         except DriverMissing:
             root = None
-        return self._bus.drivers(), read_module_version(self._tree), list_instances(self._tree), root
+        return self._bus.drivers(), read_module_version(self._tree), list_instances(self._tree), root, self._socket()
+
+    def is_fabric_back(self) -> bool:
+        """Whether Fabric Manager, which did not answer at the last reading, does now. Blocks."""
+        fabric = self.last.fabric
+        try:
+            return self._partitions is not None and bool(fabric and fabric.problem) and self._partitions.is_waiting()
+        except DriverMissing:
+            return False
+
+    def _socket(self) -> object:
+        """Differs when Fabric Manager was started again."""
+        if self._partitions is None:
+            return None
+        try:
+            found = os.stat(self._tree.here(self._settings.fabric_manager_socket))
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def _locked(self, work: Callable[..., Reading], *arguments: Any) -> Reading:
         with turn(self._lock, "reading the hardware"):
@@ -156,11 +176,11 @@ class HardwareReader:
 
     def _read_fabric(self, reading: Reading) -> SharedFabric | None:
         """Fabric Manager's partitions; as they were while it does not answer, so that devices stay published alike."""
-        if self._fabric_manager is None or not self._has_switches():
+        if self._partitions is None or not self._has_switches():
             return None
         try:
-            groups = self._fabric_manager.list_groups()
-        except (FabricManagerError, DriverMissing) as error:
+            groups = self._partitions.list_groups()
+        except (FabricManagerError, DriverMissing, RecordsUnread) as error:
             last = self._last.fabric if self._last is not None else None
             return SharedFabric(partitions=last.partitions if last is not None else (), problem=str(error))
         return SharedFabric(partitions=match_members(groups, reading.gpus, reading.modules))

@@ -185,10 +185,15 @@ class LostGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FabricPartition(msgspec.Struct, frozen=True, kw_only=True):
-    """GPUs, by PCI address, that Fabric Manager connects by NVLink while the partition is active, sorted."""
+    """GPUs, by PCI address, that Fabric Manager connects by NVLink while the partition is active, sorted.
+
+    `members` are their identities there.
+    """
 
     id: int
     gpus: tuple[str, ...]
+    members: tuple[str, ...] = ()
+    active: bool = False
 
 
 class SharedFabric(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,7 +43,7 @@ _ADVICE = {
     NOT_SUPPORTED: "Fabric Manager must run with FABRIC_MODE=1 (fabricmanager.cfg)",
     VERSION_MISMATCH: f"{LIBRARY} and Fabric Manager must be of the driver's version",
     IN_USE: "GPUs of the partition are in another one that is active, or still in use",
-    NOT_CONFIGURED: "Fabric Manager is starting",
+    NOT_CONFIGURED: "Fabric Manager is starting, or waits to be told which partitions are active",
     CONNECTION_NOT_VALID: "Fabric Manager must run, with FM_CMD_UNIX_SOCKET_PATH set to the path that"
     " PYDRA_NVIDIA_FABRIC_MANAGER_SOCKET names",
 }
@@ -110,7 +110,18 @@ class ConnectStruct(ctypes.Structure):
     )
 
 
+class ActiveStruct(ctypes.Structure):
+    """fmActivatedFabricPartitionList_v1."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("numPartitions", ctypes.c_uint),
+        ("partitionIds", ctypes.c_uint * MOST_PARTITIONS),
+    )
+
+
 LIST_VERSION = ctypes.sizeof(ListStruct) | 1 << 24
+ACTIVE_VERSION = ctypes.sizeof(ActiveStruct) | 1 << 24
 CONNECT_VERSIONS = ConnectStruct.addressType.offset | 1 << 24, ctypes.sizeof(ConnectStruct) | 2 << 24
 _UNIX = 2
 
@@ -133,6 +144,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str = ""
     bus_id: str = ""
 
+    @property
+    def identity(self) -> str:
+        """What tells the GPU from others, whatever IDs partitions have."""
+        return self.bus_id if self.bus_id.strip("0:.") else self.uuid or f"module {self.module}"
+
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
     """A partition: GPUs that reach each other, and no others, while it is active."""
@@ -140,6 +156,11 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     active: bool
     members: tuple[Member, ...]
+
+    @property
+    def identities(self) -> tuple[str, ...]:
+        """Of its members, sorted."""
+        return tuple(sorted(one.identity for one in self.members))
 
 
 class FabricManager:
@@ -174,6 +195,13 @@ class FabricManager:
             except FabricManagerError as error:
                 if error.code != UNINITIALIZED:
                     raise
+
+    def set_active(self, groups: Collection[int]) -> None:
+        """Say which partitions are active and no others, as one that was restarted asks. Raises FabricManagerError."""
+        told = ActiveStruct(version=ACTIVE_VERSION, numPartitions=len(groups))
+        told.partitionIds[: len(groups)] = sorted(groups)
+        with self._connected() as (library, handle):
+            _check(library, "fmSetActivatedFabricPartitions", handle, ctypes.byref(told))
 
     @contextmanager
     def _connected(self) -> Iterator[tuple[Any, ctypes.c_void_p]]:

@@ -58,7 +58,7 @@ class Signal(Enum):
     UNREADABLE = "unreadable"
     """The partitions of the GPU have not been readable since the backend started."""
     PARTITION_GONE = "partition-gone"
-    """Somebody else removed the partition of a prepared claim."""
+    """Somebody else removed the partition of a prepared claim, or Fabric Manager deactivated it."""
     RECOVERY_ACTION = "recovery-action"
     """The driver requests a reset, a reboot or another recovery action."""
     ROW_REMAP_FAILED = "row-remap-failed"

@@ -122,17 +122,20 @@ class StartMps(_Step, frozen=True, tag="start-mps"):
 class ActivateFabric(_Step, frozen=True, tag="activate-fabric"):
     """Let Fabric Manager connect these GPUs (PCI addresses), which are its partition. Undone by deactivating it.
 
-    `persistent` of them have a persistence mode, which they get back after each change.
+    `partition` is the ID that it had. Its `members` are how Fabric Manager identifies the GPUs: another table of
+    partitions may give the ID to other GPUs. `persistent` of them have a persistence mode, which they get back after
+    each change.
     """
 
     partition: int
     gpus: tuple[str, ...]
+    members: tuple[str, ...] = ()
     persistent: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
-        """The partition's ID."""
-        return str(self.partition)
+        """The GPUs."""
+        return ",".join(self.gpus)
 
     def __str__(self) -> str:
         return f"activate-fabric {self.partition} of {', '.join(self.gpus)}"

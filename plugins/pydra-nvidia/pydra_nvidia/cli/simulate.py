@@ -53,6 +53,7 @@ CI = _argument("--ci", type=int, metavar="N", help="of this compute instance in 
 FORCE = _argument(
     "--force", action="store_true", help="although processes have the GPU open, which no tool can: from outside"
 )
+ANEW = _argument("--anew", action="store_true", help="without FABRIC_MODE_RESTART=1: no partition is active")
 VALUES = _argument("values", metavar="NAME=NUMBER", nargs="+", help="such as remap_pending=1; an unknown one lists all")
 PROCESS = (
     _argument("--name", metavar="NAME", default="python3"),
@@ -152,6 +153,12 @@ EVENTS = (
     Event("unplug", "the GPU is taken out", (GPU,), "gpu-{minor} is taken out"),
     Event("unload-driver", "rmmod nvidia", (FORCE,), "the driver is unloaded"),
     Event("load-driver", "modprobe nvidia, of another version", (VERSION, FORCE), "the driver {version} is loaded"),
+    Event(
+        "restart-fabric-manager",
+        "Fabric Manager is restarted, and asks which partitions are active",
+        (ANEW,),
+        "Fabric Manager was restarted",
+    ),
     Event("reboot", "the machine starts anew: all that is volatile is gone", (), "the machine was rebooted"),
 )
 

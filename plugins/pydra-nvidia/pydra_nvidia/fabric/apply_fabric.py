@@ -12,6 +12,8 @@ from typing import Any
 
 from pydra import Claim, ClaimError, UndoLater
 from pydra_nvidia.deadlines import in_thread
+from pydra_nvidia.fabric.active_partitions import ActivePartitions, RecordsUnread
+from pydra_nvidia.fabric.plan_fabric import find_group
 from pydra_nvidia.nvfm import AWAY, FabricManager, FabricManagerError, Group
 from pydra_nvidia.nvml.persistence import PersistenceMode
 from pydra_nvidia.nvml.session import NvmlSession
@@ -25,40 +27,46 @@ class FabricChanged(ClaimError):
 
 
 class ActivateFabricApplier:
-    """Both are idempotent: Fabric Manager says what is active."""
+    """Both are idempotent: Fabric Manager says what is active, and is told first where it does not know it."""
 
-    def __init__(self, manager: FabricManager, session: NvmlSession, persistence: PersistenceMode) -> None:
+    def __init__(
+        self, manager: FabricManager, partitions: ActivePartitions, session: NvmlSession, persistence: PersistenceMode
+    ) -> None:
         self._manager = manager
+        self._partitions = partitions
         self._session = session
         self._persistence = persistence
 
-    async def apply(self, step: ActivateFabric, _result: Any, _claim: Claim, /) -> bool:
+    async def apply(self, step: ActivateFabric, _result: Any, claim: Claim, /) -> bool:
         """Raises FabricManagerError, FabricChanged, NvmlError, PersistenceFailed with nothing changed."""
+        self._partitions.begin(claim.uid, step)
         found = await self._find(step)
-        if found is None or len(found.members) != len(step.gpus):
-            raise FabricChanged(f"Fabric Manager no longer has partition {step.partition} of {', '.join(step.gpus)}")
+        if found is None:
+            raise FabricChanged(f"Fabric Manager no longer has a partition of exactly {', '.join(step.gpus)}")
         if not found.active:
-            await self._change(step, partial(self._manager.activate, step.partition))
+            await self._change(step, partial(self._manager.activate, found.id))
         else:
             await self._restore(step.persistent)
         return True
 
-    async def undo(self, step: ActivateFabric, _result: Any, _claim: Claim, /) -> None:
+    async def undo(self, step: ActivateFabric, _result: Any, claim: Claim, /) -> None:
         """Raises UndoLater while Fabric Manager is away; FabricManagerError."""
+        self._partitions.end(claim.uid, step)
         try:
             found = await self._find(step)
             if found is not None and found.active:
-                await self._change(step, partial(self._manager.deactivate, step.partition))
+                await self._change(step, partial(self._manager.deactivate, found.id))
             else:
                 await self._restore(step.persistent)
+        except RecordsUnread as error:
+            raise UndoLater(str(error)) from error
         except FabricManagerError as error:
             if error.code not in AWAY:
                 raise
             raise UndoLater(str(error)) from error
 
     async def _find(self, step: ActivateFabric) -> Group | None:
-        groups = await in_thread(self._manager.list_groups)
-        return next((one for one in groups if one.id == step.partition), None)
+        return find_group(await in_thread(self._partitions.list_groups), step)
 
     async def _change(self, step: ActivateFabric, work: Callable[[], None]) -> None:
         kept: list[str] = []

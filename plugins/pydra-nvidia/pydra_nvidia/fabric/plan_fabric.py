@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pydra import ClaimError, TerminalError
 from pydra_nvidia.devices import Passthrough, Target, WholeGpu
 from pydra_nvidia.hardware_types import FabricPartition, Gpu, Reading
+from pydra_nvidia.held_claims import Entry
 from pydra_nvidia.nvfm import Group, Member
 from pydra_nvidia.nvml.gpus import parse_bus_id
 from pydra_nvidia.steps import ActivateFabric
@@ -30,12 +31,24 @@ def match_members(
             return by_module.get(member.module)
         return by_uuid.get(member.uuid) or (_bus_address(member) or None)
 
-    found = ((group.id, [find(member) for member in group.members]) for group in groups)
+    found = ((group, [find(member) for member in group.members]) for group in groups)
     return tuple(
-        FabricPartition(id=id_, gpus=tuple(sorted(one for one in gpus if one is not None)))
-        for id_, gpus in found
+        FabricPartition(
+            id=group.id,
+            gpus=tuple(sorted(one for one in gpus if one is not None)),
+            members=group.identities,
+            active=group.active,
+        )
+        for group, gpus in found
         if gpus and None not in gpus
     )
+
+
+def find_group(groups: Iterable[Group], step: ActivateFabric) -> Group | None:
+    """The partition of the step's GPUs, whatever its ID is by now; by its ID where an earlier version planned it."""
+    if step.members:
+        return next((one for one in groups if one.identities == step.members), None)
+    return next((one for one in groups if one.id == step.partition and len(one.members) == len(step.gpus)), None)
 
 
 def _identify(member: Member) -> str:
@@ -62,7 +75,9 @@ def plan_fabric(targets: Sequence[Target], reading: Reading) -> tuple[ActivateFa
     for partition in reading.fabric.partitions:
         if partition.gpus == wanted:
             persistent = tuple(sorted(gpu.pci for gpu in reading.gpus if gpu.persistence and gpu.pci in wanted))
-            return (ActivateFabric(partition=partition.id, gpus=wanted, persistent=persistent),)
+            return (
+                ActivateFabric(partition=partition.id, gpus=wanted, members=partition.members, persistent=persistent),
+            )
     size = len(wanted)
     offered = "; ".join(
         f"{one.id} has {', '.join(one.gpus)}" for one in reading.fabric.partitions if len(one.gpus) == size
@@ -72,6 +87,22 @@ def plan_fabric(targets: Sequence[Target], reading: Reading) -> tuple[ActivateFa
         f" {f'of {size} GPUs only these: {offered}' if offered else f'no {size} GPUs'}; request all GPUs of a partition"
         f" in one claim: a count of {size} with the constraint matchAttribute: gpu.nvidia.com/partition{size}"
     )
+
+
+def explain_disconnected(entries: Iterable[Entry], reading: Reading) -> dict[str, str]:
+    """By device, that the partition of a prepared claim is not active."""
+    if reading.fabric is None or reading.fabric.problem:
+        return {}
+    lost = {one.gpus: one.id for one in reading.fabric.partitions if not one.active}
+    return {
+        hold.device: f"claim {entry.name} has Fabric Manager's partition {lost[step.gpus]}, which is not active: Fabric"
+        " Manager was restarted without FABRIC_MODE_RESTART=1, or somebody deactivated it; delete the claim's pods"
+        for entry in entries
+        for step in entry.begun
+        if isinstance(step, ActivateFabric) and step.gpus in lost
+        for hold in entry.holds
+        if hold.hardware in step.gpus and not hold.admin
+    }
 
 
 def _find_users(targets: Iterable[Target]) -> Iterator[WholeGpu | Passthrough]:

@@ -148,11 +148,11 @@ def suspend(last: Diagnosis, reading: Reading, why: str) -> Diagnosis:
 
 
 def add_vanished(diagnosis: Diagnosis, vanished: Mapping[str, str], *, settings: Settings) -> Diagnosis:
-    """With partitions that are gone: `vanished` maps the names of their devices to the claims that have them."""
-    devices: dict[str, Assessment] = {}
-    for device, claim in vanished.items():
-        message = f"claim {claim} has this partition, and somebody removed it or reset the GPU; delete the claim's pods"
-        devices[device] = _assess([_Finding(Signal.PARTITION_GONE, "", message)], settings)
+    """With partitions that are gone: `vanished` has, by the names of claims' devices, what is said of it."""
+    devices = {
+        device: _assess([_Finding(Signal.PARTITION_GONE, "", message)], settings)
+        for device, message in vanished.items()
+    }
     return replace(diagnosis, devices=devices)
 
 

@@ -117,14 +117,17 @@ def build_functions(
     left alone.
     """
     for index, function in enumerate(passthrough_candidates(reading)):
+        name = vfio_name(index)
         gpu, offering = offerings.get(function.address, (None, None))
         if not _can_bind(function) or (function.driver == "nvidia" and (offering is None or not offering.whole)):
             continue
         assessment = join_assessments(
-            diagnosis.functions.get(function.address, WELL), diagnosis.gpus.get(gpu.uuid, WELL) if gpu else WELL
+            diagnosis.devices.get(name, WELL),
+            diagnosis.functions.get(function.address, WELL),
+            diagnosis.gpus.get(gpu.uuid, WELL) if gpu else WELL,
         )
         yield Device(
-            name=vfio_name(index),
+            name=name,
             attributes={
                 **describe_function(
                     function, iommufd=reading.vfio.iommufd, module=reading.modules.get(function.address)
@@ -185,9 +188,10 @@ def _build_whole(
     figures = memory_figure(gpu.memory)
     plain = build_table(gpu.mig.profiles).capacities if offering.profiled and gpu.mig else build_capacities(figures)
     shared = None if offering.counters else share_capacities(figures, shares)
-    assessment = _assess(gpu, None, diagnosis)
+    name = gpu_name(gpu.minor)
+    assessment = join_assessments(diagnosis.devices.get(name, WELL), _assess(gpu, None, diagnosis))
     return Device(
-        name=gpu_name(gpu.minor),
+        name=name,
         attributes=attributes,
         capacity=plain if shared is None else shared,
         consumes_counters=draw_all(gpu, offering),

@@ -1,6 +1,7 @@
 """Fabric Manager of a machine whose GPUs end at NVSwitches, below `pydra_nvidia.nvfm`: libnvfm's functions.
 
-It offers the GPUs of each 1, 2, 4 ... neighbouring positions on the baseboard, as on HGX machines.
+It offers the GPUs of each 1, 2, 4 ... neighbouring positions on the baseboard, as on HGX machines. In its restart mode
+it answers nothing until it is told which partitions are active, without the original's end after a minute.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydra_nvidia.nvfm import (
+    ACTIVE_VERSION,
     CONNECT_VERSIONS,
     CONNECTION_NOT_VALID,
     IN_USE,
     LIST_VERSION,
+    NOT_CONFIGURED,
     NOT_SUPPORTED,
     SUCCESS,
     UNINITIALIZED,
@@ -36,6 +39,7 @@ class FabricLibrary:
         self.fmGetSupportedFabricPartitions = self._list
         self.fmActivateFabricPartition = self._activate
         self.fmDeactivateFabricPartition = self._deactivate
+        self.fmSetActivatedFabricPartitions = self._set_active
 
     def _connect(self, params: Any, _handle: Any) -> int:
         if pointed(params).version not in CONNECT_VERSIONS:
@@ -49,6 +53,8 @@ class FabricLibrary:
             return VERSION_MISMATCH
         if not view.scenario.driver.fabric_mode:
             return NOT_SUPPORTED
+        if view.state.fabric_phase == "waiting":
+            return NOT_CONFIGURED
         groups = _find_groups(view)
         found.numPartitions = found.maxNumPartitions = len(groups)
         for entry, (id_, members) in zip(found.partitionInfo, groups.items(), strict=False):
@@ -63,9 +69,11 @@ class FabricLibrary:
 
     def _activate(self, _handle: Any, partition: Any) -> int:
         with self._machine.change() as view:
+            if view.state.fabric_phase == "waiting":
+                return NOT_CONFIGURED
             groups = _find_groups(view)
             wanted = groups.get(number(partition), ())
-            taken = {board.uuid for id_ in view.state.fabric for board in groups[id_]}
+            taken = {board.uuid for id_ in view.state.fabric for board in groups.get(id_, ())}
             if not wanted:
                 return BAD_PARAMETER
             if self._is_kept(view, wanted) or taken & {board.uuid for board in wanted}:
@@ -75,11 +83,28 @@ class FabricLibrary:
 
     def _deactivate(self, _handle: Any, partition: Any) -> int:
         with self._machine.change() as view:
+            if view.state.fabric_phase == "waiting":
+                return NOT_CONFIGURED
             if number(partition) not in view.state.fabric:
                 return UNINITIALIZED
-            if self._is_kept(view, _find_groups(view)[number(partition)]):
+            if self._is_kept(view, _find_groups(view).get(number(partition), ())):
                 return IN_USE
             view.state.fabric.remove(number(partition))
+        return SUCCESS
+
+    def _set_active(self, _handle: Any, reference: Any) -> int:
+        told = pointed(reference)
+        if told.version != ACTIVE_VERSION:
+            return VERSION_MISMATCH
+        ids = list(told.partitionIds[: told.numPartitions])
+        with self._machine.change() as view:
+            if view.state.fabric_phase == "normal":
+                return NOT_SUPPORTED
+            groups = _find_groups(view)
+            gpus = [board.uuid for id_ in ids for board in groups.get(id_, ())]
+            if not set(ids) <= groups.keys() or len(gpus) != len(set(gpus)):
+                return BAD_PARAMETER
+            view.state.fabric, view.state.fabric_phase = sorted(ids), "resumed"
         return SUCCESS
 
     def _is_kept(self, view: View, boards: tuple[Board, ...]) -> bool:
@@ -96,4 +121,4 @@ def _find_groups(view: View) -> Mapping[int, tuple[Board, ...]]:
     )
     sizes = [size for size in (16, 8, 4, 2, 1) if size <= len(boards)]
     groups = (tuple(boards[at : at + size]) for size in sizes for at in range(0, len(boards) - size + 1, size))
-    return dict(enumerate(groups))
+    return dict(enumerate(groups, view.scenario.driver.fabric_first))

@@ -191,6 +191,13 @@ class Injector:
             view.state.driver = "loaded"
             view.state.version = version or view.state.version
 
+    def restart_fabric_manager(self, *, anew: bool = False) -> None:
+        """Fabric Manager ends and starts: with its restart mode, or `anew`, which resets all links."""
+        with self._machine.change() as view:
+            view.state.fabric.clear()
+            view.state.fabric_starts += 1
+            view.state.fabric_phase = "normal" if anew else "waiting"
+
     def reboot(self) -> None:
         """All that is volatile is gone: instances, processes, drivers bound, events, the MIG mode that is not kept."""
         with self._machine.change() as view:

@@ -322,6 +322,7 @@ def reboot(view: View) -> None:
     reload_driver(view)
     view.state.boot += 1
     view.state.fabric.clear()
+    view.state.fabric_phase = "normal"
     for uuid, board in view.boards.items():
         gpu = view.state.gpus[uuid]
         gpu.lost = False

@@ -48,7 +48,7 @@ class DriverPart(_Part, frozen=True, kw_only=True):
     process is not root, so whatever changes the hardware answers NO_PERMISSION. `named_profiles_when_off` False: the
     second version of profiles, with names, is told in MIG mode only, as nvml.h says; the first is told always.
     `counts_lost` False: a session that begins while a GPU is lost does not count it, instead of failing to reach it.
-    `fabric_mode` is Fabric Manager's; None: it does not run.
+    `fabric_mode` is Fabric Manager's; None: it does not run. `fabric_first` is the ID of its first partition.
     """
 
     version: Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+){1,2}$")] = "580.105.08"
@@ -59,6 +59,7 @@ class DriverPart(_Part, frozen=True, kw_only=True):
     named_profiles_when_off: bool = True
     counts_lost: bool = True
     fabric_mode: Annotated[int, msgspec.Meta(ge=0, le=1)] | None = 0
+    fabric_first: Annotated[int, msgspec.Meta(ge=0, le=32)] = 0
 
 
 class HostPart(_Part, frozen=True, kw_only=True):

@@ -118,7 +118,8 @@ class State(msgspec.Struct, kw_only=True):
 
     `boot` counts reboots, `loaded` how often the driver was loaded: handles are of no use after either. `driver` is as
     in the scenario; `version` empty: the scenario's. `made` counts what was ever created, `happened` the events.
-    `fabric` are Fabric Manager's active partitions.
+    `fabric` are Fabric Manager's active partitions, `fabric_starts` is how often it was started again. `fabric_phase`:
+    it was started normally, in its restart mode and waits for the list of active partitions, or has that list.
     """
 
     boot: int = 1
@@ -130,3 +131,5 @@ class State(msgspec.Struct, kw_only=True):
     gpus: dict[str, GpuState] = {}
     events: list[Event] = []
     fabric: list[int] = []
+    fabric_starts: int = 0
+    fabric_phase: Literal["normal", "waiting", "resumed"] = "normal"

@@ -12,10 +12,12 @@ from msgspec.structs import replace
 from gpu_values import gpu
 from pydra import AllocatedDevice, ClaimError, TerminalError, UndoLater
 from pydra_nvidia.devices import Passthrough, WholeGpu
+from pydra_nvidia.fabric.active_partitions import ActivePartitions, RecordsUnread
 from pydra_nvidia.fabric.apply_fabric import ActivateFabricApplier, FabricChanged
 from pydra_nvidia.fabric.plan_fabric import match_members, plan_fabric
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import FabricPartition, Gpu, Reading, SharedFabric
+from pydra_nvidia.held_claims import Entry
 from pydra_nvidia.host.baseboard_positions import Baseboard
 from pydra_nvidia.host.driver_root import find_driver_root
 from pydra_nvidia.host.persistenced import Persistenced
@@ -76,7 +78,7 @@ def test_members_are_known_by_their_identity_or_else_by_their_position(
 ) -> None:
     known = (gpu(0, "a", ONE), gpu(1, "b", TWO))
     found = match_members([Group(id=4, active=False, members=tuple(members))], known, {ONE: 1, TWO: 2})
-    assert found == ((FabricPartition(id=4, gpus=gpus),) if gpus else ())
+    assert [(one.id, one.gpus) for one in found] == ([(4, gpus)] if gpus else [])
 
 
 @pytest.mark.parametrize(
@@ -119,17 +121,24 @@ class Machine:
         self.set_mode(1)
         simulation = open_simulation(str(self._path), str(path / "state"))
         self.machine = simulation.machine
+        self.inject = simulation.inject
         self.tree = simulation.tree
         self.settings = parse_settings({}, simulation.settings)
         self.manager = FabricManager(simulation.load_fabric, "/run/socket")
         self.session = NvmlSession(simulation.load)
 
         persistenced = Persistenced(simulation.tree, lambda: find_driver_root(simulation.tree, self.settings))
-        self.applier = ActivateFabricApplier(self.manager, self.session, PersistenceMode(self.session, persistenced))
+        self.held: tuple[Entry, ...] = ()
+        self.partitions = ActivePartitions(self.manager, lambda: self.held)
+        self.applier = ActivateFabricApplier(
+            self.manager, self.partitions, self.session, PersistenceMode(self.session, persistenced)
+        )
 
-    def set_mode(self, mode: int | None) -> None:
+    def set_mode(self, mode: int | None, first: int = 0) -> None:
         told = "null" if mode is None else mode
-        self._path.write_text(f"driver: {{fabricMode: {told}}}\ngpus:\n- {{model: {self._model}, count: 8}}\n")
+        self._path.write_text(
+            f"driver: {{fabricMode: {told}, fabricFirst: {first}}}\ngpus:\n- {{model: {self._model}, count: 8}}\n"
+        )
 
     @property
     def active(self) -> list[int]:
@@ -143,7 +152,7 @@ class Machine:
         boards = {board.module: board.address for board in self.machine.read().boards.values()}
         gpus = tuple(boards[module] for module in range(first, last + 1))
         return next(
-            ActivateFabric(partition=one.id, gpus=gpus)
+            ActivateFabric(partition=one.id, gpus=gpus, members=one.members)
             for one in match_members(self.manager.list_groups(), self.gpus(), {v: k for k, v in boards.items()})
             if one.gpus == gpus
         )
@@ -215,9 +224,74 @@ async def test_a_partition_waits_for_a_fabric_manager_that_is_away(tmp_path: Pat
     with pytest.raises(FabricManagerError, match="FABRIC_MODE=1"):
         await machine.applier.undo(step, True, claim)
     machine.set_mode(1)
-    with pytest.raises(FabricChanged):
-        await machine.applier.apply(replace(step, gpus=step.gpus[:2]), None, claim)
+    for other in (replace(step, gpus=step.gpus[:2], members=()), replace(step, members=step.members[1:])):
+        with pytest.raises(FabricChanged):
+            await machine.applier.apply(other, None, claim)
     await machine.applier.undo(step, True, claim)
+    assert machine.active == []
+
+
+def hold(*steps: ActivateFabric, left_over: bool = False, unread: bool = False) -> Entry:
+    return Entry(uid="u", name="default/u", begun=steps, completed=True, left_over=left_over, unread=unread)
+
+
+async def test_a_restarted_fabric_manager_is_told_of_the_claims_before_anything_else(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    pair, other, ended, own = (machine.step(at, at + 1) for at in (1, 3, 5, 7))
+    for step in (pair, other, ended):
+        await machine.applier.apply(step, None, build_claim("u", step))
+    machine.held = (hold(pair), hold(other), hold(ended, left_over=True))
+    machine.inject.restart_fabric_manager()
+    assert machine.partitions.is_waiting()
+    assert machine.active == []
+    await machine.applier.apply(own, None, build_claim("v", own))
+    assert machine.active == sorted([pair.partition, other.partition, own.partition])
+    machine.inject.restart_fabric_manager()
+    await machine.applier.undo(other, True, build_claim("u", other))  # which the records still have
+    assert machine.active == [pair.partition]
+    await machine.applier.apply(other, None, build_claim("u", other))
+    machine.inject.restart_fabric_manager()
+    machine.partitions.list_groups()
+    assert machine.active == sorted([pair.partition, other.partition])
+
+
+async def test_a_fabric_manager_that_others_told_something_else_is_told_again(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    pair, foreign, taken = machine.step(1, 2), machine.step(7, 8), machine.step(5, 8)
+    machine.held = (hold(pair, taken),)
+    machine.inject.restart_fabric_manager()
+    machine.manager.set_active([foreign.partition])
+    assert {one.id for one in machine.partitions.list_groups() if one.active} == {pair.partition, foreign.partition}
+    machine.inject.restart_fabric_manager(anew=True)
+    machine.held = (hold(pair),)
+    assert not any(one.active for one in machine.partitions.list_groups())
+
+
+async def test_fabric_manager_is_told_nothing_while_a_record_cannot_be_read(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    step = machine.step(1, 2)
+    machine.held = (hold(step), hold(unread=True))
+    machine.inject.restart_fabric_manager()
+    with pytest.raises(RecordsUnread, match="default/u has cannot be read"):
+        await machine.applier.apply(step, None, build_claim("u", step))
+    with pytest.raises(UndoLater, match="cannot be read"):
+        await machine.applier.undo(step, True, build_claim("u", step))
+    assert machine.machine.read().state.fabric_phase == "waiting"
+
+
+async def test_an_id_that_names_other_gpus_by_now_is_neither_told_nor_deactivated(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    pair = machine.step(1, 2)
+    machine.held = (hold(pair),)
+    machine.set_mode(1, first=1)
+    (moved,) = (one for one in machine.manager.list_groups() if one.identities == pair.members)
+    assert moved.id == pair.partition + 1
+    machine.inject.restart_fabric_manager()
+    machine.partitions.list_groups()
+    assert machine.active == [moved.id]
+    await machine.applier.undo(replace(pair, members=("module 9",)), True, build_claim("u", pair))
+    assert machine.active == [moved.id]
+    await machine.applier.undo(pair, True, build_claim("u", pair))
     assert machine.active == []
 
 
@@ -229,7 +303,7 @@ async def test_devices_keep_their_partitions_while_fabric_manager_is_away(tmp_pa
         machine.tree,
         settings=replace(machine.settings, fabric_partitions=True),
         baseboard=baseboard,
-        fabric_manager=machine.manager,
+        partitions=machine.partitions,
     )
     first = (await reader.read()).fabric
     machine.set_mode(None)

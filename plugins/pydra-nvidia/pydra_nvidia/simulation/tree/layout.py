@@ -97,10 +97,9 @@ def _driver_sections(root: str, view: View, location: str, state: str) -> Iterat
 
     def make_loaded() -> Files:
         newest = max((board.model.architecture for board in boards), default=0)
-        files = loaded_driver_files(
+        return loaded_driver_files(
             version, architecture, open_module=newest >= _BLACKWELL, imex_channels=host.imex_channels
         )
-        return files | daemon_files(persistence=True, fabric=has_switches(boards))
 
     def make_installed() -> Files:
         folder = find_layout(host.driver_root, architecture).programs
@@ -115,6 +114,12 @@ def _driver_sections(root: str, view: View, location: str, state: str) -> Iterat
         return installed_files(host.driver_root, version, architecture) | programs
 
     yield "driver", (scenario, loaded, version), lambda: make_loaded() if loaded else {}
+    starts = view.state.fabric_starts
+    yield (
+        "daemons",
+        (scenario, loaded, starts),
+        lambda: daemon_files(persistence=True, fabric=has_switches(boards), starts=starts) if loaded else {},
+    )
     yield "installation", (scenario, absent, version), lambda: {} if absent else make_installed()
     hook = hook_path(host.cdi_hook)
     yield "hook", hook, lambda: hook_program(hook)
