@@ -67,9 +67,10 @@ class FunctionConfigurer:
         operations = []
         for names in _TOGETHER:
             known = {name: getattr(present, name, None) for name in names}
-            changes = {name: value for name in names if (value := getattr(wanted, name)) is not None}
+            changes = {name: value for name, value in wanted.list_known().items() if name in names}
             if any(value != known[name] for name, value in changes.items()):
-                operations.append(SetFunction(index=card, number=step.number, **{**known, **changes}))
+                state = FunctionState(**{**known, **changes})
+                operations.append(SetFunction(index=card, number=step.number, state=state))
         refused = self._kernel.apply(self._host, operations)
         # Not all cards must know the address: the function has it itself.
         for one in refused:

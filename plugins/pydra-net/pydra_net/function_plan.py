@@ -42,9 +42,7 @@ def plan_function(device: str, config: NetworkConfig, found: ConfiguredFunction 
         raise TerminalError(
             f"interface.vf: the card of {device}, {found.function.card}, has no interface on the node; remove it"
         )
-    before = {
-        name: getattr(found.state, name) for name in target.__struct_fields__ if getattr(target, name) is not None
-    }
+    before = {name: getattr(found.state, name) for name in target.list_known()}
     return [
         ConfigureFunction(
             device=device,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -109,6 +110,10 @@ class FunctionState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     trust: bool | None = None
     link_state: int | None = None
 
+    def list_known(self) -> dict[str, Any]:
+        """What is known of it, by name."""
+        return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A network interface. `kind` is that of a virtual one (`veth`, `macvlan`), empty for hardware.
@@ -188,10 +193,9 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
         return next((one for one in self.links if one.name == name or name in one.alternative_names), None)
 
 
-class Interface(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A link with all that is configured on it; `master` is the name of the link that it is enslaved to."""
+class Configuration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is configured on an interface; `master` is the name of the link that it is enslaved to."""
 
-    link: Link
     master: str = ""
     addresses: tuple[Address, ...] = ()
     routes: tuple[Route, ...] = ()
@@ -199,7 +203,13 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rules: tuple[Rule, ...] = ()
     """Those that choose a table which only this link's routes are in."""
     features: Mapping[str, bool] = {}
-    """Those of ethtool that a claim changes, as they are; so `private_flags`."""
+    """Those of ethtool that a claim changes; so `private_flags`."""
     private_flags: Mapping[str, bool] = {}
+
+
+class Interface(Configuration, frozen=True, kw_only=True, omit_defaults=True):
+    """A link of the node with all that is configured on it."""
+
+    link: Link
     speed: int = 0
     """In Mbit/s, if it is known. An interface in a pod is published with it."""

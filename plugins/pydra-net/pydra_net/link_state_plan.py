@@ -5,12 +5,11 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 
-import msgspec
 from msgspec.structs import replace
 
 from pydra_net.claim_config import EthtoolConfig, InterfaceConfig, NetworkConfig, RouteConfig, RuleConfig
 from pydra_net.dhcp.messages import Lease
-from pydra_net.hardware_types import Address, Interface, Link, Neighbour, Reading, Route, Rule
+from pydra_net.hardware_types import Address, Configuration, Interface, Link, Neighbour, Reading, Route, Rule
 from pydra_net.link_parameters import list_changes
 from pydra_net.operations import (
     AddAddress,
@@ -40,22 +39,15 @@ _PERMANENT, _UNUSABLE = 0x80, 0x48
 """Of addresses: somebody set it; it is tentative, or another host has it."""
 
 
-class LinkState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How an interface is in one place; empty fields are left as they are. `master` is a link's name."""
+class LinkState(Configuration, frozen=True, kw_only=True, omit_defaults=True):
+    """How an interface is in one place; empty fields are left as they are."""
 
     name: str
     up: bool = True
     mtu: int = 0
     mac: str = ""
     alias: str = ""
-    master: str = ""
     parameters: Mapping[str, int] = {}
-    addresses: tuple[Address, ...] = ()
-    routes: tuple[Route, ...] = ()
-    neighbours: tuple[Neighbour, ...] = ()
-    rules: tuple[Rule, ...] = ()
-    features: Mapping[str, bool] = {}
-    private_flags: Mapping[str, bool] = {}
     vrf: str = ""
     vrf_table: int = 0
     without_programs: bool = False

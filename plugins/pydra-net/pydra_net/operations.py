@@ -216,18 +216,10 @@ class SetFunction(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     number: int
-    mac: str | None = None
-    vlan: int | None = None
-    qos: int | None = None
-    min_rate: int | None = None
-    max_rate: int | None = None
-    spoof_check: bool | None = None
-    trust: bool | None = None
-    link_state: int | None = None
+    state: FunctionState
 
     def __str__(self) -> str:
-        changes = {name: getattr(self, name) for name in self.__struct_fields__[2:]}
-        return "set " + ", ".join(f"{name} {value}" for name, value in changes.items() if value is not None)
+        return "set " + ", ".join(f"{name} {value}" for name, value in self.state.list_known().items())
 
 
 class RemoveLink(msgspec.Struct, frozen=True, kw_only=True):

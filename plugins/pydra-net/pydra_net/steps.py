@@ -12,13 +12,34 @@ from pydra_net.link_state_plan import LinkState
 _MARK = "pydra."
 
 
-class GiveInterface(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag="give-interface"):
+class _StepOfDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """What all steps have: the device that they are for, which the claim has as a whole if they have no share of it."""
+
+    device: str
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """What only one claim has, or a share of it."""
+        return (self.device,)
+
+    @property
+    def share_id(self) -> str | None:
+        """It is the whole device."""
+        return None
+
+
+class _StepOfShare(_StepOfDevice, frozen=True, kw_only=True):
+    """Of a device, or of a share of it."""
+
+    share_id: str | None = None
+
+
+class GiveInterface(_StepOfDevice, frozen=True, kw_only=True, tag_field="step", tag="give-interface"):
     """Let a claim have an interface of the node: it is moved when the pod's sandbox exists, and moved back.
 
     `before` is how it is on the node, `target` how it is in the pod.
     """
 
-    device: str
     before: Interface
     target: LinkState
     pci_address: str = ""
@@ -27,16 +48,6 @@ class GiveInterface(msgspec.Struct, frozen=True, kw_only=True, tag_field="step",
     def key(self) -> str:
         """Only one claim has it."""
         return self.device
-
-    @property
-    def holds(self) -> tuple[str, ...]:
-        """The interface."""
-        return (self.device,)
-
-    @property
-    def share_id(self) -> None:
-        """It is the whole interface."""
-        return
 
     @property
     def moves(self) -> bool:
@@ -65,15 +76,13 @@ class GiveInterface(msgspec.Struct, frozen=True, kw_only=True, tag_field="step",
         return f"give-interface {self.before.link.name}"
 
 
-class ShareInterface(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag="share-interface"):
+class ShareInterface(_StepOfShare, frozen=True, kw_only=True, tag_field="step", tag="share-interface"):
     """Let a claim have a virtual interface on one of the node's, which stays: it is made in the pod, and removed.
 
     `parent` is the node's interface, `kind` that of the virtual one, with its `mode` or the ID of its `vlan`;
     `identity` is a part of names that only this share has, and `target` how it is in the pod.
     """
 
-    device: str
-    share_id: str | None = None
     parent: Link
     kind: str
     mode: str = ""
@@ -85,11 +94,6 @@ class ShareInterface(msgspec.Struct, frozen=True, kw_only=True, tag_field="step"
     def key(self) -> str:
         """Only one claim has it."""
         return f"{self.device}/{self.share_id or ''}"
-
-    @property
-    def holds(self) -> tuple[str, ...]:
-        """The share."""
-        return (self.device,)
 
     @property
     def moves(self) -> bool:
@@ -127,15 +131,13 @@ class ShareInterface(msgspec.Struct, frozen=True, kw_only=True, tag_field="step"
         return f"share-interface {self.parent.name}"
 
 
-class GiveRdma(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag="give-rdma", omit_defaults=True):
+class GiveRdma(_StepOfShare, frozen=True, kw_only=True, tag_field="step", tag="give-rdma", omit_defaults=True):
     """Let a claim have the RDMA device of its interface, or `alone`, one without an interface.
 
     Containers get its device nodes, `nodes`. If it `moves`, it is in the pod only, as the interface is; else all
     namespaces have it, and nothing is done.
     """
 
-    device: str
-    share_id: str | None = None
     name: str
     nodes: tuple[str, ...] = ()
     pci_address: str = ""
@@ -146,11 +148,6 @@ class GiveRdma(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag=
     def key(self) -> str:
         """Only one claim has it, or a share of it."""
         return f"rdma/{self.device}/{self.share_id or ''}"
-
-    @property
-    def holds(self) -> tuple[str, ...]:
-        """The device."""
-        return (self.device,)
 
     def __str__(self) -> str:
         """`give-rdma mlx5_0`, for messages."""
@@ -163,13 +160,12 @@ def _is_same_hardware(known: Link, link: Link) -> bool:
     return not (known.permanent_mac and link.permanent_mac) or known.permanent_mac == link.permanent_mac
 
 
-class ConfigureFunction(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag="configure-function"):
+class ConfigureFunction(_StepOfDevice, frozen=True, kw_only=True, tag_field="step", tag="configure-function"):
     """Let a card do with a claim's virtual function what the claim says; that is done on the node, before the pod.
 
     `before` has what `target` has, as it was. `card` is the address of the card, `card_name` its interface.
     """
 
-    device: str
     card: str
     card_name: str
     pci_address: str
@@ -181,16 +177,6 @@ class ConfigureFunction(msgspec.Struct, frozen=True, kw_only=True, tag_field="st
     def key(self) -> str:
         """Only one claim has it."""
         return f"function/{self.device}"
-
-    @property
-    def holds(self) -> tuple[str, ...]:
-        """The device."""
-        return (self.device,)
-
-    @property
-    def share_id(self) -> None:
-        """It is the whole function."""
-        return
 
     @property
     def name(self) -> str:

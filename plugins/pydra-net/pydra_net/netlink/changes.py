@@ -12,7 +12,7 @@ from typing import Any
 
 from pyroute2.netlink.exceptions import NetlinkError
 
-from pydra_net.hardware_types import FOREVER, Route
+from pydra_net.hardware_types import FOREVER, FunctionState, Route
 from pydra_net.netlink.ethtool import set_ethtool
 from pydra_net.netlink.parameters import set_parameter
 from pydra_net.netlink.programs import detach_programs
@@ -65,7 +65,7 @@ def apply_change(ip: Any, operation: Operation) -> None:
         case SetSysctls(index=index, values=values):
             _set_sysctls(index, values)
         case SetFunction():
-            call(ip.link, "set", index=operation.index, vf=_build_function(operation))
+            call(ip.link, "set", index=operation.index, vf=_build_function(operation.number, operation.state))
         case SetEthtool():
             set_ethtool(operation)
         case DetachPrograms(index=index):
@@ -193,7 +193,7 @@ def _set_sysctls(index: int, values: Mapping[str, int]) -> None:
             raise KernelRefused(f"{name} = {value} (net.ipv6.conf): {error.strerror}") from error
 
 
-def _build_function(wanted: SetFunction) -> dict[str, Any]:
+def _build_function(number: int, wanted: FunctionState) -> dict[str, Any]:
     named: dict[str, Any] = {
         "mac": wanted.mac,
         "spoofchk": None if wanted.spoof_check is None else int(wanted.spoof_check),
@@ -203,7 +203,7 @@ def _build_function(wanted: SetFunction) -> dict[str, Any]:
     }
     if wanted.max_rate is not None:
         named["rate"] = {"min_tx_rate": wanted.min_rate or 0, "max_tx_rate": wanted.max_rate}
-    return {"vf": wanted.number, **{name: value for name, value in named.items() if value is not None}}
+    return {"vf": number, **{name: value for name, value in named.items() if value is not None}}
 
 
 def _build_link(wanted: SetLink) -> dict[str, Any]:

@@ -308,8 +308,8 @@ class SimulatedKernel:
                     if isinstance(operation, SetEthtool):
                         self._set_ethtool(self.read(where), operation)
                     self.namespaces[where.path] = _apply(self.read(where), operation)
-                    if isinstance(operation, SetFunction) and operation.mac:
-                        self._give_address(operation, operation.mac)
+                    if isinstance(operation, SetFunction) and operation.state.mac:
+                        self._give_address(operation, operation.state.mac)
                 except KernelRefused as error:
                     refused.append(f"{operation}: {error}")
                 self._save()
@@ -394,10 +394,8 @@ def _apply(reading: Reading, operation: Operation) -> Reading:
 def _set_function(reading: Reading, card: Link, wanted: SetFunction) -> Reading:
     if wanted.number >= len(card.functions):
         raise KernelRefused(os.strerror(errno.EINVAL))
-    names = FunctionState.__struct_fields__
-    changes = {name: value for name in names if (value := getattr(wanted, name)) is not None}
     functions = list(card.functions)
-    functions[wanted.number] = replace(functions[wanted.number], **changes)
+    functions[wanted.number] = replace(functions[wanted.number], **wanted.state.list_known())
     return _exchange(reading, replace(card, functions=tuple(functions)))
 
 

@@ -17,7 +17,7 @@ from namespaces import TestNamespace, TestNode, find_problem, make_node
 from net_agent import NetAgent, build_sandbox, build_settings
 from pydra import TerminalError
 from pydra_net.claim_config import NetworkConfig
-from pydra_net.hardware_types import Ethtool, Programs
+from pydra_net.hardware_types import Ethtool, FunctionState, Programs
 from pydra_net.netlink.kernel import NetlinkKernel
 from pydra_net.operations import DetachPrograms, KernelRefused, SetEthtool, SetFunction, SetLink, SetSysctls
 
@@ -113,7 +113,11 @@ def test_a_link_that_has_just_gone_is_no_failure_of_what_is_read_or_set(node: Te
     assert KERNEL.read_function(host, gone, 0) is None
     operations = (
         *(SetSysctls(index=gone, values={"accept_ra": 1}), SetEthtool(index=gone, features={"rx-gro": True})),
-        *(DetachPrograms(index=gone), SetFunction(index=gone, number=0, trust=True), SetLink(index=gone, up=True)),
+        *(
+            DetachPrograms(index=gone),
+            SetFunction(index=gone, number=0, state=FunctionState(trust=True)),
+            SetLink(index=gone, up=True),
+        ),
     )
     assert len(KERNEL.apply(host, operations)) == len(operations)
     host.close()
