@@ -158,7 +158,7 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     addr_gen_mode: Literal[0, 1, 3] | None = None
     """How its IPv6 addresses are made, as the sysctl says it."""
     disable_ebpf_programs: bool | None = None
-    """Whether eBPF programs (tc, tcx, XDP) are detached from it."""
+    """Whether eBPF programs (tc, tcx, XDP) are detached from it; they are not put back when it is on the node again."""
     vrf: VrfConfig | None = None
     """The VRF of the pod that it is in."""
     vf: VfConfig | None = None

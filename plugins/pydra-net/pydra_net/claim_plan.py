@@ -12,7 +12,7 @@ from pydra_net.claim_config import NetworkConfig
 from pydra_net.ethtool_names import list_present, resolve_ethtool
 from pydra_net.function_plan import plan_function
 from pydra_net.hardware_reader import Node
-from pydra_net.hardware_types import Ethtool, Link
+from pydra_net.hardware_types import Ethtool, Link, Programs
 from pydra_net.held_claims import list_holders
 from pydra_net.link_state_plan import find_state_in_pod, read_interface
 from pydra_net.rdma_plan import is_alone, plan_rdma
@@ -73,7 +73,8 @@ def _plan_device(
     link = find_link(device.device, node)
     if config.interface.addressing == "Unnumbered":
         raise TerminalError("interface.addressing: found Unnumbered, which is for virtual interfaces; set a type")
-    interface = replace(read_interface(node.reading, link), speed=node.speeds.get(link.index, 0))
+    speed, programs = node.speeds.get(link.index, 0), node.programs.get(link.index, Programs())
+    interface = replace(read_interface(node.reading, link), speed=speed, programs=programs)
     ethtool = None
     if config.ethtool is not None:
         found = node.ethtool.get(device.device, Ethtool())

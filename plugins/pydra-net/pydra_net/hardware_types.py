@@ -213,3 +213,5 @@ class Interface(Configuration, frozen=True, kw_only=True, omit_defaults=True):
     link: Link
     speed: int = 0
     """In Mbit/s, if it is known. An interface in a pod is published with it."""
+    programs: Programs = Programs()
+    """Those that others had attached, which are not put back."""

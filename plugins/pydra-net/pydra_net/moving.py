@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from pydra import ClaimError, LeftBehind, UndoLater
-from pydra_net.hardware_types import Link, Reading
+from pydra_net.hardware_types import Link, Programs, Reading
 from pydra_net.link_parameters import SIZES
 from pydra_net.link_state_plan import find_state_before, plan_changes
 from pydra_net.operations import Kernel, KernelRefused, Mark, Namespace
@@ -94,9 +94,27 @@ class Mover:
     def unmark(self, step: GiveInterface) -> None:
         """Leave no trace of the claim on the interface."""
         link = find(step, self._kernel.read_links(self._host))
-        if link is not None and step.mark:
+        if link is None:
+            return
+        self._tell_programs(step, link)
+        if step.mark:
             for refused in self._kernel.apply(self._host, (Mark(index=link.index, name=step.mark, present=False),)):
                 _log.warning("%s: %s", link.name, refused)
+
+    def _tell_programs(self, step: GiveInterface, link: Link) -> None:
+        """Tell which eBPF programs are missing: those that were detached, and tc filters, which end with any move."""
+        before = step.before.programs
+        if before == Programs() and not step.before.link.has_xdp:
+            return
+        present = self._kernel.read_programs(self._host, (link.index,)).get(link.index, Programs())
+        missing = [one for one in (*before.filters, *before.tcx) if one not in (*present.filters, *present.tcx)]
+        if step.before.link.has_xdp and not link.has_xdp:
+            missing.append("that of XDP")
+        if missing:
+            _log.warning(
+                "%s (%s) is back without the eBPF programs %s; whoever attached them must do it again",
+                *(link.name, step.device, ", ".join(missing)),
+            )
 
     def is_in(self, step: GiveInterface, pod: Namespace) -> bool:
         """Whether the interface is there."""

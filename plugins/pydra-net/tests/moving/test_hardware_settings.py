@@ -137,7 +137,7 @@ def test_a_kernel_that_is_always_interrupted_is_a_reason_to_try_again(node: Test
     host.close()
 
 
-async def test_ebpf_programs_are_told_and_detached_in_the_pod(node: TestNode) -> None:
+async def test_ebpf_programs_are_told_and_detached_in_the_pod(node: TestNode, caplog: pytest.LogCaptureFixture) -> None:
     host = KERNEL.open(node.host.path)
     index = next(link.index for link in KERNEL.read_links(host).links if link.name == "nic0")
     try:
@@ -160,6 +160,7 @@ async def test_ebpf_programs_are_told_and_detached_in_the_pod(node: TestNode) ->
         )
         inside.close()
         await agent.unprepare("claim")
+    assert "nic0 (nic0) is back without the eBPF programs handle_ingress, by_link, that of XDP; whoever" in caplog.text
     host.close()
     for link in links:
         os.close(link)
