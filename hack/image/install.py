@@ -37,7 +37,9 @@ def main() -> None:
     else:
         core = Path("/core", *site_packages().parts[1:])
         have = {canonical(found.name) for found in metadata.distributions(path=[str(core)])}
-        install([build(Path("plugins", folder)) for folder in folders], root, have)
+        projects = [Path("plugins", folder) for folder in folders]
+        install([build(project) for project in projects], root, have)
+        image_root.leave_out(root / site_packages().relative_to("/"), projects)
     image_root.finish(root)
 
 

@@ -8,6 +8,7 @@ SOURCE_DATE_EPOCH.
 from __future__ import annotations
 
 import compileall
+import fnmatch
 import os
 import py_compile
 import re
@@ -16,7 +17,9 @@ import stat
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 ALWAYS = ("base-files", "ca-certificates", "coreutils", "libc6", "libgcc-s1", "libseccomp2", "libstdc++6")
@@ -86,6 +89,23 @@ def finish(root: Path) -> None:
             anybody = stat.S_ISDIR(status.st_mode) or status.st_mode & 0o100
             path.chmod(0o1777 if path == root / "tmp" else 0o755 if anybody else 0o644)
         os.utime(path, (moment, moment), follow_symlinks=False)
+
+
+def leave_out(site: Path, projects: Iterable[Path]) -> None:
+    """Remove what the projects do not use of distributions that they need: what they do is `tool.pydra.image.used`."""
+    for project in projects:
+        about = tomllib.loads((project / "pyproject.toml").read_text())
+        for name, patterns in about.get("tool", {}).get("pydra", {}).get("image", {}).get("used", {}).items():
+            (found,) = metadata.distributions(name=name, path=[str(site)])
+            files = [one for one in found.files or () if not one.parts[0].endswith(".dist-info")]
+            unused = [one for one in files if not any(fnmatch.fnmatchcase(str(one), pattern) for pattern in patterns)]
+            if len(unused) == len(files):
+                sys.exit(f"{project}: tool.pydra.image.used: {name} has no {' or '.join(patterns)}; correct that")
+            for one in unused:
+                (site / one).unlink(missing_ok=True)
+            for folder in sorted({folder for one in unused for folder in one.parents} - {Path()}, reverse=True):
+                if (site / folder).is_dir() and not any((site / folder).iterdir()):
+                    (site / folder).rmdir()
 
 
 def _copy_python(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import shutil
@@ -55,6 +56,32 @@ def test_no_image_has_pydra_dev_or_the_simulation_of_a_vendors_library() -> None
     rules = (ROOT / ".dockerignore").read_text().splitlines()
     assert {"plugins/pydra-dev", "plugins/*/*/simulation"} <= set(rules)
     assert list(ROOT.glob("plugins/*/*/simulation")), "the rule leaves something out"
+
+
+def test_what_images_leave_out_of_packages_is_not_missed(tmp_path: Path) -> None:
+    for file in importlib.metadata.files("cel-expr-python") or ():
+        if ".pyc" not in file.name:
+            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file.locate(), tmp_path / file)
+    root, projects = load(ROOT / "hack" / "image" / "root.py"), [ROOT / "plugins" / "pydra-net"]
+    root.leave_out(tmp_path, projects)
+    assert sorted(path.name.partition("-")[0] for path in tmp_path.iterdir()) == ["cel_expr_python"] * 2
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 16_000_000
+    code = (
+        "from cel_expr_python import cel; from pydra import Device; from pydra_net.device_filter import DeviceFilter;"
+        """chosen = DeviceFilter('cel.bind(d, device.attributes["dra.net"], d.?mtu.orValue(0) > 1 &&"""
+        """ sets.contains([d.type.lowerAscii()], ["veth"]) && [1].all(i, v, i < v) && [[1]].flatten() == [1])');"""
+        "print(cel.__file__, chosen.selects('dra.net', Device(name='a', attributes={'type': 'VETH', 'mtu': 9})))"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith(str(tmp_path)), done.stderr
+    assert done.stdout.endswith(" True\n")
+    shutil.rmtree(tmp_path / "cel_expr_python")
+    record = next(tmp_path.glob("*.dist-info/RECORD"))
+    record.write_text(record.read_text().replace("cel_expr_python/cel.", "cel_expr_python/other."))
+    with pytest.raises(SystemExit, match=r"cel-expr-python has no cel_expr_python/cel.\*.so; correct that"):
+        root.leave_out(tmp_path, projects)
 
 
 def test_every_plugin_with_a_backend_gets_an_image_by_the_name_that_the_chart_asks_for() -> None:
