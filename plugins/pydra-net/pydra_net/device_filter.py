@@ -17,9 +17,12 @@ from pydra import Device, PydraError
 
 _ENVIRONMENT = """
 extensions:
+- {name: bindings}
+- {name: lists}
 - {name: optional}
 - {name: sets}
 - {name: strings, version: 2}
+- {name: two-var-comprehensions}
 variables:
 - {name: device, type_name: map, params: [{type_name: string}, {type_name: dyn}]}
 """

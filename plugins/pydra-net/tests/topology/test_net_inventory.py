@@ -76,6 +76,7 @@ def test_devices_have_the_names_and_attributes_of_dranet(tmp_path: Path) -> None
         ({"exclude_types": "device"}, {"dummy0"}),
         ({"exclude_types": "dummy", "interfaces": "eth[34]"}, {"eth3", "eth4"}),
         ({"filter": 'device.attributes["dra.net"].type != "dummy"', "exclude": "eth[234]"}, {"eth1"}),
+        ({"filter": 'cel.bind(net, device.attributes["dra.net"], net.type == "dummy")'}, {"dummy0"}),
         ({"filter": 'device.attributes["dra.net"].rdmaDevice.matches("_[12]$")'}, {"eth1", "eth2"}),
         (
             {"filter": 'device.attributes["resource.kubernetes.io"].?numaNode.orValue(9) > 0'},
