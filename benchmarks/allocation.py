@@ -43,7 +43,7 @@ def measure_allocation(report: Report, *, rounds: int) -> None:
             )
             seconds.append(time.perf_counter() - began)
             assert [one.device for one in allocation.devices.results] == [f"d{index}" for index in range(992, 1000)]
-        report.parts(name, [Timing(name="allocation", seconds=seconds)], "the selector is compiled anew", "200 ms")
+        report.parts(name, [Timing(name="allocation", seconds=seconds)], "the selector is compiled each time", "200 ms")
 
 
 def _build_slices(devices: int) -> list[NamedSlice]:

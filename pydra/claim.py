@@ -274,7 +274,8 @@ class HeldClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     completed: bool
     """Whether `prepare` has ended. If not, something may have been done, as its plan or its steps say."""
     left_over: bool = False
-    """Whether the claim has ended, and these are steps that could not be undone yet. Its uid is no claim's."""
+    """Whether the claim has ended, and its plan has the steps that could not be undone yet. `claim.uid` is then not the
+    UID of a claim in the API."""
 
     @property
     def plan(self) -> Any:

@@ -409,7 +409,7 @@ class BackendSupervisor:
         message = f"{call} has been running for {seconds:.0f} s{waiting}"
         claim = {"claim": f"{call.claim.namespace}/{call.claim.name}", "uid": call.claim.uid} if call.claim else {}
         _log.warning("backend %s: %s", self._source, message, extra={"fields": {"backend": self._name, **claim}})
-        if call.claim is None:  # what a claim's call takes is told by its end
+        if call.claim is None:  # the duration of a claim's call is reported when it ends
             self._report(BackendSlow(backend=self._name, message=message))
 
     # Waiting for the process

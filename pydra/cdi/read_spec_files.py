@@ -48,7 +48,8 @@ def parse_devices(content: bytes, uid: str, *, pool: str) -> tuple[AllocatedDevi
 def find_spec_problems(document: object) -> tuple[str, ...]:
     """Return why a runtime refuses a CDI spec, decoded from any driver's file; nothing if it takes the file.
 
-    A value of a wrong type or an unknown field is told alone, all that breaks a rule together, each with its place.
+    A value of a wrong type or an unknown field is reported alone; broken rules are reported together, each with its
+    place.
     """
     try:
         spec = msgspec.convert(document, SpecDocument)

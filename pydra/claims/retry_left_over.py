@@ -16,7 +16,7 @@ CAP_SECONDS = 300.0
 async def retry_left_over(preparer: ClaimPreparer, store: RecordStore) -> None:
     """Try at once, so at each start, and again after growing pauses; never returns.
 
-    What is left over anew is first tried after `FIRST_SECONDS`: it has just failed.
+    What has just been left over is first tried after `FIRST_SECONDS`, because it has just failed.
     """
     pause = FIRST_SECONDS
     while True:

@@ -27,7 +27,7 @@ _LEAST_FREE = 16 * 1024 * 1024
 """Bytes: thousands of records. Less is a disk that is about to be full."""
 _CONTAINERD = ("/etc/containerd/config.toml", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml")
 _CDI_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
-"""What both runtimes read unless they are told otherwise."""
+"""What both runtimes read by default."""
 _CRI = ("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
 """containerd's plugin with the settings of CDI: in version 2 of its file, and in version 3."""
 

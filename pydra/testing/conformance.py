@@ -510,7 +510,7 @@ class _Run:
     async def _restores(self) -> list[str]:
         problems = []
         if self._prepared and not self._hopeless:
-            with anyio.CancelScope() as self._probing:  # by an event that is told below
+            with anyio.CancelScope() as self._probing:  # by an event that is set below
                 problems = await crash_in_restore(self._session)
         return self._describe_events(RestoreFailed) or problems
 

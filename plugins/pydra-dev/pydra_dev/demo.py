@@ -655,7 +655,7 @@ _LOG_FIELDS = re.compile(r"(  \w+=\S*)+$")
 
 
 def _is_quoted(logger: str, message: str) -> bool:
-    """Whether this line of the agent is told as it is."""
+    """Whether this line of the agent is printed unchanged."""
     if logger == "agent.inventory_loop":
         return message.startswith("wait_changed ")
     return logger == "backends.supervisor" and ": ready again in process " in message

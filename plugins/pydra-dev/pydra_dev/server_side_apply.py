@@ -1,7 +1,7 @@
 """Server-side apply: each manager's fields are what it applied last. Pure.
 
 A field goes when the last manager that applied it leaves it out. Another manager's field is changed by force only.
-Whoever wrote a field otherwise is its manager too, without a name here. Lists whose items have the keys below are
+Other writers of a field are its managers too, without a name here. Lists whose items have the keys below are
 joined by them; any other list is one value. Source: Kubernetes docs, Server-Side Apply.
 """
 

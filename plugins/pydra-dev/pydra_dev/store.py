@@ -41,7 +41,7 @@ class HistoryLostError(Exception):
 
 
 class Store:
-    """Collections of objects by key; `listen` is told after each write."""
+    """Collections of objects by key; `listen` is called after each write."""
 
     def __init__(self, *, history: int = DEFAULT_HISTORY) -> None:
         self._version = 0
@@ -141,7 +141,7 @@ class Store:
         return reversed(newer)
 
     def compact(self) -> None:
-        """Forget the whole history: a watch that resumes from before now is told that it is too late."""
+        """Forget the whole history: a watch that resumes from before now gets the status 410."""
         self._changes.clear()
         self._compacted = self._version
 

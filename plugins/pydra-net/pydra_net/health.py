@@ -24,7 +24,7 @@ class CarrierHistory:
         self._counts: dict[str, deque[tuple[float, int]]] = {}
 
     def note(self, links: Mapping[str, Link]) -> Mapping[str, int]:
-        """Return the changes of each device. One that is not there any more, as in a pod, begins anew."""
+        """Return the changes of each device. One that is not there any more, as in a pod, starts from zero."""
         now = self._clock()
         self._counts = {name: self._counts.get(name, deque()) for name in links}
         changes = {}

@@ -23,7 +23,7 @@ _PAUSE = 10.0
 """Seconds after a failure."""
 
 _QUIET = 0.2
-"""Seconds in which events of a pod are collected: whoever is in its network can cause thousands."""
+"""Seconds in which events of a pod are collected: anyone in its network can cause thousands."""
 
 _log = logging.getLogger(__name__)
 

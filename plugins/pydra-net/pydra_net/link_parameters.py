@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 SIZES = {"gso_max_size": 41, "gro_max_size": 58, "gso_ipv4_max_size": 63, "gro_ipv4_max_size": 64}
 """Attributes of a link, which it keeps when it is moved."""
 IPV4 = {"forwarding": 1, "proxy_arp": 3, "rp_filter": 8, "arp_announce": 18, "arp_ignore": 19}
-"""What a link gets anew, from the defaults of the namespace, whenever it is moved."""
+"""What the kernel resets to the defaults of the namespace whenever a link is moved."""
 IPV6 = (
     "disable_ipv6",
     "addr_gen_mode",

@@ -54,7 +54,7 @@ class LinkState(Configuration, frozen=True, kw_only=True, omit_defaults=True):
     dhcp: bool = False
     slaac: bool = False
     sysctls: Mapping[str, int] = {}
-    """Of IPv6: a link gets them anew whenever it is moved."""
+    """Of IPv6: the kernel resets them whenever a link is moved."""
 
     @property
     def is_given_addresses(self) -> bool:
@@ -200,7 +200,7 @@ def plan_changes(wanted: LinkState, link: Link, reading: Reading) -> tuple[Opera
     """What makes the link as it should be. What is there beside that stays.
 
     Addresses come before the link is up, so that they are there when it is, and routes afterwards: they need it. What
-    makes the hardware begin anew is set while it is down, and a VRF is joined before there are addresses: IPv6 would
+    restarts the hardware is set while it is down, and a VRF is joined before there are addresses: IPv6 would
     lose them.
     """
     return (

@@ -16,7 +16,7 @@ from pydra_nri.event_handlers import Handlers, Updates
 from pydra_nri.session import REQUEST_TIMEOUT, Sent, Session
 
 SOCKET = "/var/run/nri/nri.sock"
-"""A runtime makes it anew at each start, so a container needs the directory."""
+"""A runtime creates it at each start, so a container must mount the directory."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 _BUFFER = 1 << 20

@@ -51,7 +51,7 @@ _MEASURE_PATIENCE = 1.0
 """Seconds that a measurement waits for its turn with NVML."""
 
 _EVENT_PAUSE = 2.0
-"""Seconds from one event that is told to the next."""
+"""Seconds between two events that are reported."""
 
 _LOOKS = 3
 """How often hardware that changes while it is read is read again."""
@@ -279,7 +279,7 @@ class NvidiaBackend:
         ]
 
     def _reread(self, claim: Claim) -> Reading:
-        """The hardware, with what can have changed of the claim's GPUs read anew: all of it, to take one from NVML."""
+        """The hardware, with what can have changed of the claim's GPUs read again: all of it, to take one from NVML."""
         names = [parse_name(device.device) for device in claim.devices]
         if any(isinstance(name, VfioName) for name in names):
             reading = self._hardware.read_here()

@@ -69,7 +69,7 @@ def build_function_attributes(function: PciFunction) -> dict[str, AttributeValue
 
 
 def parse_version(text: str) -> Version | None:
-    """The first three numbers: drivers have four since 6.19.14, which is no semantic version. None where there is none.
+    """The first three numbers: drivers have four since 6.19.14, not a semantic version. None if there is no version.
 
     AMD's driver publishes the text as it is, which the API server refuses with the whole slice.
     """

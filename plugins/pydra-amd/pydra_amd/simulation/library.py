@@ -7,7 +7,7 @@ It reads its answers from files beside the machine's tree, which stand for fault
     library/fails                       `amdsmi_init 34`: what a function answers, one on each line
     library/0000:05:00.0/links          UUDXUUUX: the states of the xGMI links
     library/0000:05:00.0/throttled      how often the socket was too hot
-    library/0000:05:00.0/events         names of events, one on each line; each is told once
+    library/0000:05:00.0/events         names of events, one on each line; each is reported once
 """
 
 from __future__ import annotations

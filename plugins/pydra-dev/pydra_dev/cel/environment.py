@@ -223,7 +223,7 @@ def _functions(*, runtime: bool) -> Mapping[str, cel.FunctionDecl]:
         name = f"{match['target']}.{match['name']}" if is_namespace else match["name"]
         target = [match["target"]] if match["target"] and not is_namespace else []
         names = [*target, *(match["types"].split(", ") if match["types"] else [])]
-        # At run time only kinds are told apart: a map is a quantity or a version, a list is a list of anything.
+        # At run time there are only kinds: a map is a quantity or a version, a list is a list of anything.
         kinds = ["map" if one in TAGS else one.partition("(")[0] for one in names]
         key = ", ".join(kinds if runtime else names)
         overload = partial(

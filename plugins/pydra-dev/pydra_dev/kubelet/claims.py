@@ -20,7 +20,7 @@ JsonObject: TypeAlias = Mapping[str, Any]
 
 
 class ClaimKey(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """A claim as plugins are told of it."""
+    """A claim as it is sent to plugins."""
 
     namespace: str
     name: str

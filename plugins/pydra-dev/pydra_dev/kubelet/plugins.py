@@ -1,6 +1,6 @@
 """The plugins of a node: their registration sockets, their connections, and which instance is called.
 
-The registry directory is scanned; a socket that is made anew at the same path is another one, and the old plugin is
+The registry directory is scanned; a socket that is created again at the same path is another one, and the old plugin is
 deregistered first. Registration is retried until it succeeds. A connection is made at once and again whenever it is
 lost; calls never wait for it.
 """
@@ -120,7 +120,7 @@ class CallError(Exception):
 
 
 class PluginInstance:
-    """A connection to a plugin's DRA service, and the calls made over it. `changed` is told of each (dis)connection."""
+    """A connection to a plugin's DRA service, and the calls made over it. Each (dis)connection calls `changed`."""
 
     def __init__(self, plugin: Plugin, periods: Periods, *, changed: Callable[[], None]) -> None:
         self.plugin = plugin

@@ -1,4 +1,4 @@
-"""What the embedded kubelet is told: who it is, where its files are, how patient it is. Values only.
+"""Settings of the embedded kubelet: its node, its paths and its timeouts. Values only.
 
 Periods and deadlines are in seconds; the defaults of `Periods` are those of Kubernetes 1.36. Source:
 pkg/kubelet/cm/dra, pkg/kubelet/pluginmanager, google.golang.org/grpc.
@@ -27,7 +27,7 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
     """How long the kubelet waits, and for what."""
 
     registry_scan: float = 0.1
-    """Between two looks at the registry; the original is told by inotify and acts once a second."""
+    """Between two scans of the registry; the real kubelet uses inotify and acts once a second."""
     dial: float = 10.0
     get_info: float = 1.0
     notify: float = 5.0

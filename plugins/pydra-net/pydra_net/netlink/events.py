@@ -15,7 +15,7 @@ _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 
 
 class LinkEvents:
-    """Events of a namespace. What they say is not read: whoever waits looks at everything again.
+    """Events of a namespace. What they say is not read: those that wait read everything again.
 
     The kernel keeps as many as fit into `buffer` bytes, or into its default.
     """

@@ -66,7 +66,7 @@ class SimulatedNamespace:
 
 
 class NoEvents:
-    """Never reports anything: whoever waits has a period, too."""
+    """Never reports anything: callers that wait also have a period."""
 
     async def wait(self) -> None:
         """Wait for ever."""

@@ -45,7 +45,7 @@ _OWN_METHODS = ("CreateContainer", "UpdateContainer", "StopContainer")
 
 
 class OperationFailed(Exception):
-    """What the kubelet is told: a plugin refused, or two plugins wanted different things."""
+    """The error that the kubelet gets: a plugin refused, or two plugins wanted different things."""
 
 
 class Registered(msgspec.Struct, kw_only=True):

@@ -159,7 +159,7 @@ EVENTS = (
         (ANEW,),
         "Fabric Manager was restarted",
     ),
-    Event("reboot", "the machine starts anew: all that is volatile is gone", (), "the machine was rebooted"),
+    Event("reboot", "the machine restarts: all that is volatile is gone", (), "the machine was rebooted"),
 )
 
 

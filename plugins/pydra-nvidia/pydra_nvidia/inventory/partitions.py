@@ -153,7 +153,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 def build_table(profiles: tuple[Profile, ...]) -> Table:
     """Small profiles first, since the scheduler takes the first that fits; a place that blocks fewer others before.
 
-    Profiles of one size are told apart by their engines: the plain one comes before the one with media engines.
+    Profiles of one size differ in their engines: the plain one comes before the one with media engines.
     """
     places = [(profile, placement) for profile in profiles for placement in profile.placements]
     figures = {profile.id: profile_figures(profile) for profile in profiles}

@@ -192,7 +192,7 @@ class NodeFabric(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_fabrics(nvml: Nvml) -> tuple[GpuFabric, ...]:
-    """One for each GPU that NVML counts. Raises NvmlError when there is no talking to NVML."""
+    """One for each GPU that NVML counts. Raises NvmlError if NVML does not answer."""
     return tuple(_read_gpu_fabric(nvml, index) for index in range(nvml.call("nvmlDeviceGetCount")))
 
 

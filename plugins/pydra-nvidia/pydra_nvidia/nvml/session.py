@@ -56,7 +56,7 @@ class NvmlSession:
     async def run(self, work: Callable[[Nvml], T], *, patience: float = float("inf")) -> T:
         """`work` in a thread, alone with NVML, after waiting for others for at most `patience` seconds.
 
-        Raises what it raises; NvmlError when there is no session to be had, InMaintenance when there must be none,
+        Raises what it raises; NvmlError if no session can be opened, InMaintenance if none may be opened,
         Busy when it got no turn.
         """
         return await in_thread(self.run_here, work, patience=patience)

@@ -22,7 +22,7 @@ LONGEST_SOCKET = 107
 """Bytes of a Unix socket's path. Source: unix(7)."""
 
 LOG_LIMIT = 8 << 20
-"""Bytes of a daemon's log on disk after which it begins anew: each client adds to it, and disks are small there."""
+"""Bytes of a daemon's log on disk after which it is truncated: each client adds to it, and disks are small there."""
 
 _LOCK = struct.Struct("@hhqqi0q")
 """`struct flock` of a 64-bit Linux. Source: fcntl(2)."""

@@ -1,6 +1,6 @@
 """Things that happen to the machine from outside, at run time: what an operator, an application or fate does.
 
-Any process may use it; the others see it at their next call, and who waits for events is told.
+Any process may use it; the others see it at their next call, and those that wait for events get one.
 
     inject = Injector(machine)
     inject.xid(minor=3, code=79)

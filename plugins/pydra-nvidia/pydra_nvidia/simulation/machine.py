@@ -318,7 +318,7 @@ def reload_driver(view: View) -> None:
 
 
 def reboot(view: View) -> None:
-    """The machine starts anew: every GPU that is plugged is back with the NVIDIA driver."""
+    """The machine restarts: every GPU that is plugged is back with the NVIDIA driver."""
     reload_driver(view)
     view.state.boot += 1
     view.state.fabric.clear()

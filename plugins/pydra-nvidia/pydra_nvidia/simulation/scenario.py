@@ -46,7 +46,7 @@ class DriverPart(_Part, frozen=True, kw_only=True):
     `state`: `loaded`, `unloaded` (the library is there, the module is not), or `absent` (neither); what it is later is
     the machine's. `missing` lists C symbols (`*` allowed) that this driver's library lacks. `privileged` False: this
     process is not root, so whatever changes the hardware answers NO_PERMISSION. `named_profiles_when_off` False: the
-    second version of profiles, with names, is told in MIG mode only, as nvml.h says; the first is told always.
+    second version of profiles, with names, is available in MIG mode only, as nvml.h says; the first always is.
     `counts_lost` False: a session that begins while a GPU is lost does not count it, instead of failing to reach it.
     `fabric_mode` is Fabric Manager's; None: it does not run. `fabric_first` is the ID of its first partition.
     """

@@ -132,7 +132,7 @@ def _find_foreign_template(view: View) -> Condition | None:
 
 
 def _plan_existing(resource: Resource, found: JsonObject | None, wanted: JsonObject) -> Iterable[Request]:
-    """The object exists with its label and finalizer; one that is being deleted is let go, and made anew when it is."""
+    """The object exists with its label and finalizer; one being deleted is released, and created again later."""
     if found is None:
         yield Create(resource, wanted)
     elif is_deleting(found):

@@ -32,7 +32,7 @@ class ControllerMetrics:
             self.reconciles.labels(result)
 
     def count(self, domains: Iterable[JsonObject]) -> None:
-        """Count the domains anew."""
+        """Count all domains again."""
         found = Tally((one.get("status") or {}).get("status") or "NotReady" for one in domains)
         for status in ("Ready", "NotReady"):
             self.domains.labels(status).set(found[status])

@@ -1,7 +1,7 @@
 """The daemon's loops: keep /etc/hosts and nvidia-imex as the clique says, and report whether it is ready.
 
 It writes nothing but its own directory, its own /etc/hosts and one condition of its own pod. A kill at any point costs
-a restart of the container: all files are written anew before nvidia-imex is started.
+a restart of the container: all files are written again before nvidia-imex is started.
 """
 
 from __future__ import annotations

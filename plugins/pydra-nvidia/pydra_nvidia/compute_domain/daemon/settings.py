@@ -1,4 +1,4 @@
-"""What a daemon's container is told by its variables: by CDI, by the DaemonSet, and for tests."""
+"""The variables of a daemon's container: those set by CDI, those of the DaemonSet, and those for tests."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     echo get_default_active_thread_percentage | nvidia-cuda-mps-control
 
 Faults of the scenario strike `nvidia_cuda_mps_control` when a daemon is started, `nvidia_cuda_mps_control_serve` in
-it before it serves, and `nvidia_cuda_mps_control_<command>` when it is told something: raise, delay, hang, exit.
+it before it serves, and `nvidia_cuda_mps_control_<command>` when it gets a command: raise, delay, hang, exit.
 It starts no servers. Source: NVIDIA's guide to MPS, "nvidia-cuda-mps-control" and "Logging"; how client and daemon
 speak is our own.
 """
@@ -30,7 +30,7 @@ _UNITS = "KMGT"
 
 
 class Refused(Exception):
-    """The daemon says no. `status` is the client's: a command that makes no sense is told, and nothing more."""
+    """The daemon refuses. `status` is the client's: a command that makes no sense is only reported."""
 
     def __init__(self, words: str, status: int = 0) -> None:
         self.status = status

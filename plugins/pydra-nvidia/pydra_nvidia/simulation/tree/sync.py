@@ -49,7 +49,7 @@ class TreeSync:
         self._view: View | None = None
         sys = os.path.join(self.root, "sys")
         dev = os.path.join(self.root, "dev")
-        self._kernel = PciKernel(sys, dev, IDS)  # what it is told here, the machine knows
+        self._kernel = PciKernel(sys, dev, IDS)  # what is written here, the machine knows
         told = PciKernel(sys, dev, IDS, GpuListener(machine))
         self.tree: Tree = SyncedTree(Roots(host=self.root, sys=sys, proc=os.path.join(self.root, "proc")), told, self)
 
@@ -72,8 +72,8 @@ class TreeSync:
     def follow(self, view: View) -> None:
         """The machine has changed, and is this caller's alone: bring the files in line."""
         self._forget_if_stale()
-        anew = self._was_rebooted(view)
-        if anew:
+        rebooted = self._was_rebooted(view)
+        if rebooted:
             self._keys.clear()
         sections = list(list_sections(*self._arguments(view)))
         changed = [one for one in sections if self._keys.get(one[0], self) != one[1]]
@@ -81,7 +81,7 @@ class TreeSync:
         self._free(view, gone)
         if changed or gone:
             for name, key, make in changed:
-                self._bring(name, make(), anew=anew)
+                self._bring(name, make(), rebooted=rebooted)
                 self._keys[name] = key
             for name in gone:
                 self._bring(name, {})
@@ -135,9 +135,9 @@ class TreeSync:
         before = self._made.get("host", {}).get(BOOT_ID)
         return before not in (None, boot_entry(view.scenario.seed, view.state.boot))
 
-    def _bring(self, name: str, files: Files, *, anew: bool = False) -> None:
+    def _bring(self, name: str, files: Files, *, rebooted: bool = False) -> None:
         before = self._made.get(name, {})
-        change_files(self.root, dict.fromkeys(before, folder()) if anew else before, files, CONTENTS)
+        change_files(self.root, dict.fromkeys(before, folder()) if rebooted else before, files, CONTENTS)
         if before != files:
             self._made[name] = files
             self._write_note(name.replace("/", "."), msgspec.json.encode(files))
