@@ -341,13 +341,11 @@ class Channel(asyncio.Protocol, Generic[M]):
         parse: Callable[[bytes], M],
         on_message: Callable[[M], None],
         on_end: Callable[[WireError | None], None],
-        *,
-        limit: int = MAX_FRAME,
     ) -> None:
         self._parse = parse
         self._on_message = on_message
         self._on_end = on_end
-        self._splitter = FrameSplitter(limit)
+        self._splitter = FrameSplitter(MAX_FRAME)
         self._budget = Budget(FRAMES_PER_PERIOD, PERIOD_SECONDS)
         self._handled = 0
         self._paused = False

@@ -185,7 +185,6 @@ async def load_credentials(
     *,
     environ: Mapping[str, str],
     kubeconfig: str = "",
-    context: str = "",
     verify_x509_strict: bool = False,
     service_account: str = SERVICE_ACCOUNT_DIRECTORY,
     deadline: float = LOAD_DEADLINE,
@@ -203,7 +202,7 @@ async def load_credentials(
     if not path and environ.get("KUBERNETES_SERVICE_HOST"):
         load, source = _service_account_loader(environ, service_account), "the pod's service account"
     elif path or _is_file(home):
-        load, source = _KubeconfigLoader(path or home, context, deadline, environ).load, f"kubeconfig {path or home}"
+        load, source = _KubeconfigLoader(path or home, deadline, environ).load, f"kubeconfig {path or home}"
     else:
         raise SettingsError(
             [
@@ -288,9 +287,8 @@ class _KubeconfigLoader:
     process.
     """
 
-    def __init__(self, path: str, context: str, deadline: float, environ: Mapping[str, str]) -> None:
+    def __init__(self, path: str, deadline: float, environ: Mapping[str, str]) -> None:
         self._path = path
-        self._context = context
         self._deadline = deadline
         self._environ = environ
         self._content: tuple[bytes, ...] = ()
@@ -306,7 +304,7 @@ class _KubeconfigLoader:
         found: Any = SimpleNamespace(host="", api_key={})
         try:
             if self._loader is None or content != self._content:
-                self._loader, self._content = _build_loader(module, self._path, self._context, self._deadline), content
+                self._loader, self._content = _build_loader(module, self._path, self._deadline), content
             elif refused:
                 self._loader.plugin_until = 0.0  # revoked, or the clocks of this machine and the server's differ
             await self._loader.load_and_set(found)
@@ -325,7 +323,7 @@ class _KubeconfigLoader:
         )
 
 
-def _build_loader(module: Any, path: str, context: str, deadline: float) -> Any:
+def _build_loader(module: Any, path: str, deadline: float) -> Any:
     class Loader(module.KubeConfigLoader):  # type: ignore[misc]
         """Runs a credential plugin in a process group of its own, which ends with it or at the deadline."""
 
@@ -357,7 +355,7 @@ def _build_loader(module: Any, path: str, context: str, deadline: float) -> Any:
         for name in INLINE if isinstance(entry, dict) else ():
             if data := entry.pop(f"{name}-data", None):  # preferred to a file of the same name
                 entry[name] = _keep_in_memory(name, base64.b64decode(data), files)
-    loader = Loader(config_dict=config, active_context=context or None, config_base_path=None)
+    loader = Loader(config_dict=config, config_base_path=None)
     weakref.finalize(loader, _close_all, files)
     weakref.finalize(loader, _close_all, plugin_files)
     return loader

@@ -20,11 +20,11 @@ _CYCLES = 4
 _SETTLE_SECONDS = 1.0
 
 
-def choose_points(waits: int, limit: int = POINTS) -> list[int]:
+def choose_points(waits: int) -> list[int]:
     """Return which of so many waits to interrupt, from 1: all, or the first, the last and some between."""
-    if waits <= limit:
+    if waits <= POINTS:
         return list(range(1, waits + 1))
-    return [1 + place * (waits - 1) // (limit - 1) for place in range(limit)]
+    return [1 + place * (waits - 1) // (POINTS - 1) for place in range(POINTS)]
 
 
 def list_orders(session: Session, interruption: Interruption, *methods: Method) -> Iterator[tuple[Order, str]]:

@@ -220,13 +220,13 @@ def _check_json_object(path: str, value: object) -> Errors:
         yield too_long(path, MAX_TEXT)
 
 
-def check_class(spec: schema.ClassSpec, *, lists: bool = False, path: str = "spec") -> Errors:
+def check_class(spec: schema.ClassSpec, *, lists: bool = False) -> Errors:
     """Everything wrong with a DeviceClass's spec; `lists`: attributes may be lists."""
-    yield from check_list(f"{path}.selectors", spec.selectors, MAX_SELECTORS, partial(check_selector, lists=lists))
-    yield from check_list(f"{path}.config", spec.config, MAX_REQUESTS, _check_config)
+    yield from check_list("spec.selectors", spec.selectors, MAX_SELECTORS, partial(check_selector, lists=lists))
+    yield from check_list("spec.config", spec.config, MAX_REQUESTS, _check_config)
     name = spec.extended_resource_name
     if name is not None and (not _EXTENDED.fullmatch(name) or name.partition("/")[0].endswith("kubernetes.io")):
-        yield invalid(f"{path}.extendedResourceName", name, "must be a valid extended resource name")
+        yield invalid("spec.extendedResourceName", name, "must be a valid extended resource name")
 
 
 def drop_stale_devices(status: schema.ClaimStatus, old: schema.ClaimStatus) -> schema.ClaimStatus:

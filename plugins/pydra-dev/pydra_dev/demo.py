@@ -187,14 +187,13 @@ class Demo:
         options: Options,
         *,
         write: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
         make_run: RunMaker | None = None,
     ) -> None:
         self._options = options
         self._make_run = make_run or DemoRun
         self._page = Page()
         self._address = parse_address(options.web) if options.web is not None else None
-        self._printer = Printer(write, clock, self._page.tell, quiet=options.quiet)
+        self._printer = Printer(write, time.monotonic, self._page.tell, quiet=options.quiet)
         self._scope = anyio.CancelScope()
         self._run: Run | None = None
         self._stopped = False

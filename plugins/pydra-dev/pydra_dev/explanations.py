@@ -252,9 +252,12 @@ def describe_others(reviews: Sequence[Review]) -> tuple[str, ...]:
     )
 
 
-def _list_some(names: Sequence[str], most: int = 4) -> str:
-    more = len(names) - most
-    return ", ".join(names) if more <= 0 else f"{', '.join(names[:most])} and {more} more"
+_MOST_NAMES = 4
+
+
+def _list_some(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:_MOST_NAMES])} and {more} more"
 
 
 def describe_cdi_spec(path: str, content: bytes) -> Paragraph:

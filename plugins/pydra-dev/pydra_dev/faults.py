@@ -179,10 +179,10 @@ class RequestLog:
         """How many there were."""
         return len(self.select(verb, resource, subresource))
 
-    def writes(self, resource: str = "") -> tuple[Call, ...]:
+    def writes(self) -> tuple[Call, ...]:
         """The calls that were meant to change something."""
         reads = {"get", "list", "watch"}
-        return tuple(call for call in self.select(resource=resource) if call.verb not in reads and not call.dry_run)
+        return tuple(call for call in self.calls if call.verb not in reads and not call.dry_run)
 
     def clear(self) -> None:
         """Forget what came so far."""

@@ -83,8 +83,9 @@ def default_slice(spec: schema.SliceSpec, now: str) -> schema.SliceSpec:
     return replace(spec, devices=devices)
 
 
-def check_slice(spec: schema.SliceSpec, old: schema.SliceSpec | None, rules: SliceRules, path: str = "spec") -> Errors:
+def check_slice(spec: schema.SliceSpec, old: schema.SliceSpec | None, rules: SliceRules) -> Errors:
     """Everything wrong with a slice's spec; `old` is the stored one of an update."""
+    path = "spec"
     yield from check_driver(f"{path}.driver", spec.driver)
     yield from check_pool(f"{path}.pool.name", spec.pool.name)
     if spec.pool.resource_slice_count <= 0:
@@ -302,16 +303,16 @@ def _each_text(attribute: schema.Attribute) -> list[tuple[str, str]]:
     return texts + [(f"versions[{index}]", text) for index, text in enumerate(attribute.versions or ())]
 
 
-def check_taint_rule(spec: schema.TaintRuleSpec, rules: SliceRules, path: str = "spec") -> Errors:
+def check_taint_rule(spec: schema.TaintRuleSpec, rules: SliceRules) -> Errors:
     """Everything wrong with a DeviceTaintRule's spec."""
-    chosen, at = spec.device_selector or schema.DeviceSelector(), f"{path}.deviceSelector"
+    chosen, at = spec.device_selector or schema.DeviceSelector(), "spec.deviceSelector"
     if chosen.driver is not None:
         yield from check_driver(f"{at}.driver", chosen.driver)
     if chosen.pool is not None:
         yield from check_pool(f"{at}.pool", chosen.pool)
     if chosen.device is not None:
         yield from check_label(f"{at}.device", chosen.device)
-    yield from check_taint(f"{path}.taint", spec.taint, rules)
+    yield from check_taint("spec.taint", spec.taint, rules)
 
 
 def check_taint(path: str, taint: schema.Taint, rules: SliceRules) -> Errors:

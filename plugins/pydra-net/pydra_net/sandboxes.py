@@ -43,9 +43,9 @@ class Sandboxes:
         """The pod's sandboxes; the one that runs, if there is one, comes first."""
         return sorted((one for one in self._known.values() if one.pod_uid == uid), key=lambda one: not one.is_running)
 
-    def list_namespaces(self, *, but: Sandbox | None = None) -> list[Namespace]:
+    def list_namespaces(self) -> list[Namespace]:
         """Those of all sandboxes."""
-        return [one.namespace for one in self._known.values() if one is not but]
+        return [one.namespace for one in self._known.values()]
 
     def list_attached(self) -> frozenset[str]:
         """The devices that are in a pod."""

@@ -16,8 +16,6 @@ from pydra_amd.modes.compute_mode import GpuGone
 from pydra_amd.steps import BindVfio
 from pydra_pci import (
     FunctionState,
-    KernelWork,
-    Loader,
     Tree,
     VfioBinder,
     find_users,
@@ -34,12 +32,10 @@ _AFTER_SECONDS = 5.0
 class Passthrough:
     """`deadline`: how many seconds the users of a GPU are waited for. AMD's library must be closed meanwhile."""
 
-    def __init__(
-        self, tree: Tree, deadline: float, *, load: Loader | None = None, kernel: KernelWork | None = None
-    ) -> None:
+    def __init__(self, tree: Tree, deadline: float) -> None:
         self._tree = tree
         self._deadline = deadline
-        self._binder = VfioBinder(tree, variable=DEADLINE, left=_left, load=load, kernel=kernel)
+        self._binder = VfioBinder(tree, variable=DEADLINE, left=_left)
 
     async def apply(self, step: BindVfio, ours: Collection[str]) -> None:
         """Bind the function; `ours` are the addresses that the same claim passes through. Raises ClaimError."""

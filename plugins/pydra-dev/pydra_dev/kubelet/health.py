@@ -102,14 +102,12 @@ class HealthStreams:
         cache: HealthCache,
         *,
         report: Report,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._tasks = tasks
         self._cache = cache
         self._news = anyio.Event()
         self._report = report
-        self._clock = clock
         self._streams: dict[str, dict[str, anyio.CancelScope]] = {}
 
     def follow(self, driver: str, instances: Sequence[PluginInstance]) -> None:
@@ -127,7 +125,7 @@ class HealthStreams:
     async def tell(self, changed: Callable[[], None]) -> None:
         """Call `changed` whenever a pod's status may differ: after a report, and when one expires. Until cancelled."""
         while True:
-            now = self._clock()
+            now = time.monotonic()
             expiry = self._cache.next_expiry(now)
             with anyio.move_on_after(math.inf if expiry is None else expiry - now):
                 await self._news.wait()
@@ -170,7 +168,7 @@ class HealthStreams:
                     self._store(instance.plugin.driver, answer.devices)
 
     def _store(self, driver: str, devices: Sequence[Any]) -> None:
-        now, lease = self._clock(), self._settings.periods.health_lease
+        now, lease = time.monotonic(), self._settings.periods.health_lease
         news = []
         for device in devices:
             if device.device is None:  # a device without a name is nobody's

@@ -43,6 +43,10 @@ log = logging.getLogger(__name__)
 
 _REGISTRATION = "/pluginregistration.Registration"
 
+_DIAL_SECONDS = 10.0
+_GET_INFO_SECONDS = 1.0
+_NOTIFY_SECONDS = 5.0
+
 Identity: TypeAlias = tuple[int, int]
 """Inode and time of creation: what differs between two sockets at one path."""
 Sockets: TypeAlias = Mapping[str, Identity]
@@ -343,7 +347,7 @@ class Registrar:
         # The kubelet dials the registration socket by its bare path, which grpc-go makes the authority.
         channel = WatchedChannel(socket, authority=quote(socket, safe=""))
         try:
-            with anyio.fail_after(self._settings.periods.dial):
+            with anyio.fail_after(_DIAL_SECONDS):
                 await channel.connect()
             await self._register_over(channel, socket)
         finally:
@@ -352,7 +356,7 @@ class Registrar:
     async def _register_over(self, channel: WatchedChannel, socket: str) -> None:
         get_info = UnaryUnaryMethod(channel, f"{_REGISTRATION}/GetInfo", InfoRequest, PluginInfo)
         with settle_cancellation():
-            info = await get_info(InfoRequest(), timeout=self._settings.periods.get_info)
+            info = await get_info(InfoRequest(), timeout=_GET_INFO_SECONDS)
         try:
             plugin = accept_plugin(
                 socket=socket,
@@ -377,7 +381,7 @@ class Registrar:
         path = f"{_REGISTRATION}/NotifyRegistrationStatus"
         notify = UnaryUnaryMethod(channel, path, RegistrationStatus, RegistrationStatusResponse)
         with settle_cancellation():
-            await notify(status, timeout=self._settings.periods.notify)
+            await notify(status, timeout=_NOTIFY_SECONDS)
 
 
 def _text(error: Exception) -> str:

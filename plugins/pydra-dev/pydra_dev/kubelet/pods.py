@@ -285,7 +285,6 @@ class PodWorkers:
         tasks: TaskGroup,
         report: Report,
         stop_containers: StopContainers,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._client = client
@@ -294,7 +293,6 @@ class PodWorkers:
         self._tasks = tasks
         self._report = report
         self._stop_containers = stop_containers
-        self._clock = clock
         self._workers: dict[str, _Worker] = {}
         self._repeated: dict[tuple[str, str, str], tuple[str, int]] = {}
         """The Event's name and count, by the pod's UID, the reason and the message."""
@@ -345,13 +343,13 @@ class PodWorkers:
         if worker is not None:
             worker.update(None if gone else pod)
         elif not gone:
-            worker = self._workers[uid] = _Worker(pod, adopt_state(pod, self._clock()))
+            worker = self._workers[uid] = _Worker(pod, adopt_state(pod, time.monotonic()))
             self._tasks.start_soon(self._work, worker, name=f"pod {worker.name}")
 
     async def _work(self, worker: _Worker) -> None:
         while True:
             worker.changed = anyio.Event()
-            todo = plan_pod(worker.pod, worker.state, self._clock())
+            todo = plan_pod(worker.pod, worker.state, time.monotonic())
             if todo is Todo.LEAVE:
                 break
             try:
@@ -373,7 +371,7 @@ class PodWorkers:
                 if worker.state.phase is Phase.RUNNING:
                     self._begin_probes(worker)
                     await self._write_status(worker, "Running")
-                return math.inf if worker.state.ends is None else max(worker.state.ends - self._clock(), 0)
+                return math.inf if worker.state.ends is None else max(worker.state.ends - time.monotonic(), 0)
             case Todo.STOP:
                 await self._stop_containers(worker.name)
                 worker.state = PodState(phase=Phase.STOPPED)
@@ -401,7 +399,7 @@ class PodWorkers:
         except InjectionError as error:
             message = f"Error: failed to create container: CDI device injection failed: {error}"
             return await self._fail(worker, "Failed", message, self._settings.periods.resync)
-        worker.state = PodState(phase=Phase.RUNNING, ends=find_end(pod, self._clock()))
+        worker.state = PodState(phase=Phase.RUNNING, ends=find_end(pod, time.monotonic()))
         self._report(PodRunning(pod=worker.name))
         return 0
 
@@ -492,7 +490,7 @@ class PodWorkers:
     def _find_health(self, pod: JsonObject) -> dict[str, list[tuple[str, list[ResourceHealth]]]]:
         if self._settings.minor < 36:  # the gate ResourceHealthStatus is off
             return {}
-        now = self._clock()
+        now = time.monotonic()
         found: dict[str, list[tuple[str, list[ResourceHealth]]]] = {}
         for container in pod["spec"]["containers"]:
             for claim, devices in self._preparer.find_devices(pod, container):

@@ -28,9 +28,6 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
 
     registry_scan: float = 0.1
     """Between two scans of the registry; the real kubelet uses inotify and acts once a second."""
-    dial: float = 10.0
-    get_info: float = 1.0
-    notify: float = 5.0
     call: float = 45.0
     registration_retry: Backoff = Backoff(first=0.5, factor=2, longest=122)
     reconnect: Backoff = Backoff(first=1, factor=1.6, longest=120)

@@ -21,6 +21,9 @@ from pydra_nvidia.settings import Settings
 LONGEST_SOCKET = 107
 """Bytes of a Unix socket's path. Source: unix(7)."""
 
+_LOG_END = 600
+"""Bytes at the end of a log that messages show."""
+
 LOG_LIMIT = 8 << 20
 """Bytes of a daemon's log on disk after which it is truncated: each client adds to it, and disks are small there."""
 
@@ -106,11 +109,11 @@ class MpsDirectory(msgspec.Struct, frozen=True, kw_only=True):
         except (OSError, ValueError):
             return None
 
-    def read_log(self, size: int = 600) -> str:
+    def read_log(self) -> str:
         """The end of the daemon's log, on one line."""
         try:
             with open(f"{self.log}/control.log", "rb") as file:
-                file.seek(max(os.fstat(file.fileno()).st_size - size, 0))
+                file.seek(max(os.fstat(file.fileno()).st_size - _LOG_END, 0))
                 return " ".join(file.read().decode(errors="replace").split())
         except OSError:
             return ""

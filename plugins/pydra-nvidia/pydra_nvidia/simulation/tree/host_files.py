@@ -56,11 +56,10 @@ def extra_files(files: Mapping[str, str]) -> Files:
     return {path.lstrip("/"): exact(content) for path, content in files.items()}
 
 
-def usual_links(root: str = "") -> Files:
-    """The links in the root of a distribution; `root` is below the tree's root."""
-    prefix = f"{root}/" if root else ""
-    return {f"{prefix}{name}": link(target) for name, target in _USUAL_LINKS.items()} | {
-        f"{prefix}{target}": folder() for target in _USUAL_LINKS.values()
+def usual_links() -> Files:
+    """The links in the root of a distribution."""
+    return {name: link(target) for name, target in _USUAL_LINKS.items()} | {
+        target: folder() for target in _USUAL_LINKS.values()
     }
 
 
