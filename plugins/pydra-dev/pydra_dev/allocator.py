@@ -12,7 +12,7 @@ from pydra_dev import schema
 from pydra_dev.allocation_result import build_allocation
 from pydra_dev.pools import Candidate, DeviceKey, NamedSlice, build_pools
 from pydra_dev.quantity import parse_quantity
-from pydra_dev.search import AllocationError, InUse, NamedClaim, Search, Wish
+from pydra_dev.search import DEFAULT_FEATURES, AllocationError, Features, InUse, NamedClaim, Search, Wish
 from pydra_dev.status import JsonObject
 
 __all__ = ["AllocationError", "InUse", "NamedClaim", "Review", "Reviews", "allocate", "read_in_use", "review_devices"]
@@ -44,27 +44,13 @@ def allocate(
     classes: Mapping[str, schema.ClassSpec],
     in_use: InUse,
     build_uid: Callable[[], str],
-    lists: bool = False,
-    groups: bool = True,
-    both_names: bool = False,
-    compares_lists: bool = True,
+    features: Features = DEFAULT_FEATURES,
 ) -> tuple[schema.Allocation, ...]:
     """One allocation per claim; raises AllocationError.
 
-    `build_uid` makes share ids. `lists`: attributes may be lists (the feature gate DRAListTypeAttributes).
-    `groups`: compatibility groups are known (DRADeviceCompatibilityGroups).
-    `both_names`: capacities may be requested with and without the driver's domain (Kubernetes 1.38).
-    `compares_lists`: constraints compare them; the scheduler of 1.36 does not, even with the gate.
+    `build_uid` makes share ids.
     """
-    search = Search(
-        claims,
-        build_pools(slices, node, groups=groups),
-        classes,
-        in_use,
-        lists=lists,
-        both_names=both_names,
-        compares_lists=compares_lists,
-    )
+    search = Search(claims, build_pools(slices, node, groups=features.groups), classes, in_use, features)
     if not search.run():
         raise AllocationError(_explain(search))
     return tuple(
@@ -107,24 +93,13 @@ def review_devices(
     slices: Iterable[NamedSlice],
     classes: Mapping[str, schema.ClassSpec],
     in_use: InUse,
-    lists: bool = False,
-    groups: bool = True,
-    both_names: bool = False,
-    compares_lists: bool = True,
+    features: Features = DEFAULT_FEATURES,
 ) -> Reviews:
     """For each request, or each of its alternatives, every device that the node reaches; raises AllocationError.
 
     A reason is what is against the device beside what the search has picked; without a solution it has picked nothing.
     """
-    search = Search(
-        claims,
-        build_pools(slices, node, groups=groups),
-        classes,
-        in_use,
-        lists=lists,
-        both_names=both_names,
-        compares_lists=compares_lists,
-    )
+    search = Search(claims, build_pools(slices, node, groups=features.groups), classes, in_use, features)
     problem = "" if search.run() else _explain(search)
     picked = {(pick.claim, pick.request, pick.candidate.key) for pick in search.picks}
     found = tuple(

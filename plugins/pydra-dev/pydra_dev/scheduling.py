@@ -32,11 +32,14 @@ from pydra_dev.kinds import DEVICE_CLASSES, DEVICE_TAINT_RULES, NODES, PODS, RES
 from pydra_dev.metadata import build_uid
 from pydra_dev.node_resources import FIELD, AccountError, build_status, count_claim, explain_shortage, list_containers
 from pydra_dev.pools import DeviceKey, NamedSlice, add_taints, matches_node
-from pydra_dev.search import find_blocking_taint
+from pydra_dev.search import Features, find_blocking_taint
 from pydra_dev.status import JsonObject
 from pydra_dev.verbs import Api
 
 MAX_RESERVED = 256
+ALL_LISTS = Features(lists=True)
+"""For a cluster whose gates are not known: lists are compared where a device has them."""
+
 BOTH_NAMES = 38
 """The first minor release in which requests name capacities with or without the driver's domain."""
 COMPARED_LISTS = 37
@@ -227,10 +230,7 @@ class Scheduler:
                 classes=_parse_classes(self._api.list(DEVICE_CLASSES).items),
                 in_use=read_claims_in_use(self._api.list(RESOURCE_CLAIMS).items),
                 build_uid=lambda: build_uid(self._api.random),
-                lists=self._api.gates[LISTS],
-                groups=self._api.gates[GROUPS],
-                both_names=self._api.minor >= BOTH_NAMES,
-                compares_lists=self._api.minor >= COMPARED_LISTS,
+                features=_find_features(self._api),
             )
         except AllocationError as error:
             raise UnschedulableError(f"cannot allocate all claims: {error}") from error
@@ -353,10 +353,7 @@ def review_claim(api: Api, claim: JsonObject, node: str) -> Reviews:
         slices=objects[RESOURCE_SLICES],
         classes=objects[DEVICE_CLASSES],
         rules=api.list(DEVICE_TAINT_RULES).items,
-        lists=api.gates[LISTS],
-        groups=api.gates[GROUPS],
-        both_names=api.minor >= BOTH_NAMES,
-        compares_lists=api.minor >= COMPARED_LISTS,
+        features=_find_features(api),
     )
 
 
@@ -368,10 +365,7 @@ def review_objects(
     slices: Iterable[JsonObject],
     classes: Iterable[JsonObject],
     rules: Iterable[JsonObject] = (),
-    lists: bool = True,
-    groups: bool = True,
-    both_names: bool = False,
-    compares_lists: bool = True,
+    features: Features = ALL_LISTS,
 ) -> Reviews:
     """Do the same for objects of any cluster; raises StatusError, too, for one that cannot be read."""
     others = [one for one in claims if one["metadata"]["uid"] != claim["metadata"]["uid"]]
@@ -381,10 +375,16 @@ def review_objects(
         slices=add_taints(map(_parse_slice, slices), _parse_taint_rules(rules)),
         classes=_parse_classes(classes),
         in_use=read_claims_in_use(others),
-        lists=lists,
-        groups=groups,
-        both_names=both_names,
-        compares_lists=compares_lists,
+        features=features,
+    )
+
+
+def _find_features(api: Api) -> Features:
+    return Features(
+        lists=api.gates[LISTS],
+        compares_lists=api.minor >= COMPARED_LISTS,
+        groups=api.gates[GROUPS],
+        both_names=api.minor >= BOTH_NAMES,
     )
 
 

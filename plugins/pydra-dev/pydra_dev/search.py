@@ -70,6 +70,22 @@ class _Place(msgspec.Struct, frozen=True):
     start: int = 0
 
 
+class Features(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scheduler can do, by its version and its feature gates."""
+
+    lists: bool = False
+    """Attributes may be lists (the feature gate DRAListTypeAttributes)."""
+    compares_lists: bool = True
+    """Constraints compare lists; the scheduler of 1.36 does not, even with the gate."""
+    groups: bool = True
+    """Compatibility groups are known (DRADeviceCompatibilityGroups)."""
+    both_names: bool = False
+    """Capacities may be requested with and without the driver's domain (Kubernetes 1.38)."""
+
+
+DEFAULT_FEATURES = Features()
+
+
 class Search:
     """One attempt to allocate the claims of a pod on a node; `run` it once.
 
@@ -83,16 +99,13 @@ class Search:
         pools: Sequence[PoolView],
         classes: Mapping[str, schema.ClassSpec],
         in_use: InUse,
-        *,
-        lists: bool = False,
-        both_names: bool = False,
-        compares_lists: bool = True,
+        features: Features,
     ) -> None:
         self.picks: list[Pick] = []
         self.claims, self.pools = claims, pools
-        self.selection = Selection(claims, classes, lists=lists)
-        self._books = Books(pools, in_use, both_names=both_names)
-        self._constraints = [build_constraints(claim.spec, lists=compares_lists) for claim in claims]
+        self.selection = Selection(claims, classes, lists=features.lists)
+        self._books = Books(pools, in_use, both_names=features.both_names)
+        self._constraints = [build_constraints(claim.spec, lists=features.compares_lists) for claim in claims]
         self.candidates = [one for pool in pools if not pool.problem for one in pool.candidates]
         self._counts = [0] * len(claims)
         self._tries = 0

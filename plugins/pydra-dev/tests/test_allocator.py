@@ -11,6 +11,7 @@ import pytest
 from pydra_dev import schema
 from pydra_dev.allocator import AllocationError, NamedClaim, allocate, read_in_use, review_devices
 from pydra_dev.pools import NamedSlice
+from pydra_dev.search import Features
 
 DRIVER = "gpu.example.com"
 NODE = {"metadata": {"name": "n1", "labels": {"zone": "a"}}, "spec": {}}
@@ -65,9 +66,7 @@ def solve(
             classes=parsed,
             in_use=read_in_use(held),
             build_uid=lambda: f"share-{next(counter)}",
-            groups=groups,
-            both_names=both_names,
-            compares_lists=compares_lists,
+            features=Features(groups=groups, both_names=both_names, compares_lists=compares_lists),
         )
     )
 
