@@ -144,6 +144,30 @@ def test_nobody_but_the_nvidia_agent_is_privileged() -> None:
             assert {"type": "RuntimeDefault"} in profiles, name
 
 
+def test_the_net_agent_can_write_where_virtual_functions_are_made_if_it_makes_some_and_nowhere_else() -> None:
+    objects = render(NET, at("backends.net.settings.virtualFunctions", "eth1=8"))
+    agent, volumes = objects.agent(), by_name(objects.pod()["volumes"])
+    assert by_name(agent["env"])["PYDRA_NET_SYS_ROOT"]["value"] == "/host/sys"
+    below = {one["mountPath"]: one for one in agent["volumeMounts"] if one["mountPath"].startswith("/host")}
+    assert below.keys() == {"/host", "/host/sys/devices"}
+    assert below["/host"]["readOnly"] is True
+    devices = below["/host/sys/devices"]
+    assert not devices.get("readOnly")
+    assert volumes[devices["name"]]["hostPath"] == {"path": "/sys/devices", "type": "Directory"}
+    without = render(NET).agent()
+    assert agent["securityContext"] == without["securityContext"]
+    assert "/host/sys/devices" not in [one["mountPath"] for one in without["volumeMounts"]]
+    assert "PYDRA_NET_SYS_ROOT" not in by_name(without["env"])
+
+
+def test_a_pool_of_nodes_can_write_there_if_its_settings_need_it() -> None:
+    pools = {"label": "pool", "pools": {"cards": {"values": ["cards"], "settings": {"virtualFunctions": "eth1=8"}}}}
+    objects = render(NET, at("backends.net.nodePools", pools))
+    for name, mounted in (("pydra-net", False), ("pydra-net-cards", True)):
+        mounts = [one["mountPath"] for one in objects.agent(name)["volumeMounts"]]
+        assert ("/host/sys/devices" in mounts) is mounted
+
+
 def test_only_agents_are_user_0() -> None:
     for name, pod in pods(render(ALL_ON)):
         if name in AGENTS:

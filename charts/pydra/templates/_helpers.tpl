@@ -147,7 +147,12 @@ readinessProbe: {{ merge (dict "httpGet" (dict "path" "/readyz" "port" "metrics"
 {{- $paths := dict -}}
 {{- $owners := dict -}}
 {{- range $name, $backend := .backends -}}
-{{- range default list $backend.hostPaths -}}
+{{- $own := default list $backend.hostPaths -}}
+{{- /* Below the host's root, which is read-only, for what is to be written alone. */ -}}
+{{- if include "pydra.sysDevices" $backend -}}
+{{- $own = append $own (dict "path" "/sys/devices" "mountPath" "/host/sys/devices" "type" "Directory") -}}
+{{- end -}}
+{{- range $own -}}
 {{- $place := clean (default .path .mountPath) -}}
 {{- $entry := merge (dict "path" (clean .path)) (omit . "mountPath") -}}
 {{- if has $place $taken -}}
@@ -169,6 +174,9 @@ readinessProbe: {{ merge (dict "httpGet" (dict "path" "/readyz" "port" "metrics"
 {{- range $name, $backend := .backends -}}
 {{- range $key, $_ := default dict $backend.settings -}}
 {{- $_ := set $taken (include "pydra.variable" (dict "name" $name "key" $key)) (printf "backends.%s.settings.%s" $name $key) -}}
+{{- end -}}
+{{- if include "pydra.sysDevices" $backend -}}
+{{- $_ := set $taken (include "pydra.variable" (dict "name" $name "key" "sysRoot")) (printf "backends.%s.settingsNeed.sysDevices" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- range $name, $backend := .backends -}}

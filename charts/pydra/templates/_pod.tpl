@@ -114,6 +114,9 @@ containers:
       - {name: PYTHONPATH, value: /packages/start}
       {{- end }}
       {{- range $name := $names }}
+      {{- if include "pydra.sysDevices" (get $.backends $name) }}
+      - {name: {{ include "pydra.variable" (dict "name" $name "key" "sysRoot") }}, value: /host/sys}
+      {{- end }}
       {{- with (get $.backends $name).env }}
       {{- toYaml . | nindent 6 }}
       {{- end }}
@@ -240,6 +243,12 @@ Args: settings, unless (setting to the value with which it needs nothing).
 {{- define "pydra.hostPID" -}}
 {{- $unless := dig "hostPID" dict (default dict .settingsNeed) -}}
 {{- if or .hostPID (include "pydra.needing" (dict "settings" .settings "unless" $unless) | fromJsonArray) -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Whether a backend needs to write to the host's /sys/devices; empty when not. */ -}}
+{{- define "pydra.sysDevices" -}}
+{{- $unless := dig "sysDevices" dict (default dict .settingsNeed) -}}
+{{- if include "pydra.needing" (dict "settings" .settings "unless" $unless) | fromJsonArray -}}true{{- end -}}
 {{- end -}}
 
 {{- /* Whether any of these backends is to share the host's network, as its pod then does; empty when not. */ -}}

@@ -56,8 +56,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     shared only if it is named without `*`."""
     virtual_functions: str = ""
     """How many virtual functions (SR-IOV) cards get that have none, such as `eth1=8,ens*=4`, by the names of their
-    interfaces. A card that the node itself needs gets some only if it is named without `*`. This needs a `/sys` that
-    can be written."""
+    interfaces. A card that the node itself needs gets some only if it is named without `*`. Cards are written to
+    below `sysRoot`, and the chart mounts what is needed for that."""
     node_addresses: str = ""
     """The addresses of the Node object: an interface that has one is not offered. The chart sets it."""
 
