@@ -17,10 +17,10 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A backend that can be called. `driver` is its default driver name, empty when the settings must give one.
 
     `reasons` are those of its errors that have one of their own, by the name of the class, whether they can be used
-    or not. `survives_reboot`: the hardware keeps what `prepare` did to it across a reboot of the node. `one_pod`: a
-    claim is for one pod, which the backend is given. `deadline` is
-    how many seconds a call for a claim may take, where the agent's settings give less. `settings` are its own,
-    where it has a SETTINGS_TYPE.
+    or not. `misspelt` are its names that resemble one of the contract that it lacks, with that one.
+    `survives_reboot`: the hardware keeps what `prepare` did to it across a reboot of the node. `one_pod`: a claim is
+    for one pod, which the backend is given. `deadline` is how many seconds a call for a claim may take, where the
+    agent's settings give less. `settings` are its own, where it has a SETTINGS_TYPE.
     """
 
     name: str
@@ -30,6 +30,7 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     methods: tuple[Method, ...]
     config_kinds: tuple[str, ...]
     reasons: Mapping[str, str]
+    misspelt: Mapping[str, str] = {}
     survives_reboot: bool = False
     one_pod: bool = False
     deadline: float = 0.0

@@ -7,6 +7,7 @@ nothing that comes from there. The rules for devices and counters are in `pydra.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import re
@@ -46,6 +47,8 @@ OPTIONAL: dict[Method, tuple[str, ...]] = {
     Method.INHERIT: ("directory",),
 }
 
+_CONSTANTS = ("CONFIG_TYPES", "SETTINGS_TYPE", "DEVICE_CLASSES", "STEP_TYPES", "SURVIVES_REBOOT", "ONE_POD", "DEADLINE")
+
 MAX_SAMPLES = 10_000
 """Samples of one `measure`; each is a series of `/metrics`, which the agent keeps in its memory."""
 
@@ -70,6 +73,17 @@ def find_methods(backend: Any) -> tuple[Method, ...]:
     return tuple(method for method in Method if getattr(backend, method.value, None) is not None)
 
 
+def find_misspelt(backend: Any, live: Any) -> dict[str, str]:
+    """Return names of the backend that resemble an optional one of the contract which it lacks, with that one."""
+    coroutines = [method.value for method in OPTIONAL if getattr(live, method.value, None) is None]
+    constants = [name for name in _CONSTANTS if getattr(backend, name, None) is None]
+    helpers = [name for name in _own_functions(live) if _is_coroutine(getattr(live, name))]
+    others = [name for name in dir(backend) if name.isupper() and name not in _CONSTANTS]
+    found = {name: find_similar(name, coroutines, cutoff=0.85) for name in helpers}
+    found |= {name: find_similar(name, constants, cutoff=0.85) for name in others}
+    return {name: meant for name, meant in found.items() if meant}
+
+
 def _object_violations(backend: Any) -> Iterator[str]:
     connect, settings_type = getattr(backend, "connect", None), getattr(backend, "SETTINGS_TYPE", None)
     if connect is None:
@@ -78,6 +92,8 @@ def _object_violations(backend: Any) -> Iterator[str]:
         yield f"connect is a {type(connect).__name__}; it must be a function that returns an async context manager"
     elif inspect.iscoroutinefunction(connect) or inspect.isasyncgenfunction(connect):
         yield "connect is a coroutine or generator; put @contextlib.asynccontextmanager above it"
+    elif _is_wrapped_without_yield(connect):
+        yield "connect has no yield; write `yield` and the object with the coroutines, instead of returning it"
     else:
         yield from _signature_violations("connect", connect, ("settings",) if settings_type is not None else ())
     if settings_type is not None and connect is None:
@@ -96,6 +112,12 @@ def _object_violations(backend: Any) -> Iterator[str]:
     yield from _config_type_violations(getattr(backend, "CONFIG_TYPES", {}))
     yield from _step_type_violations(getattr(backend, "STEP_TYPES", ()))
     yield from _device_class_violations(getattr(backend, "DEVICE_CLASSES", {}))
+
+
+def _is_wrapped_without_yield(connect: Any) -> bool:
+    """Return whether it is a coroutine below @asynccontextmanager, which takes any function."""
+    wrapper = getattr(connect, "__globals__", {}).get("__name__", "")
+    return wrapper == contextlib.__name__ and inspect.iscoroutinefunction(getattr(connect, "__wrapped__", None))
 
 
 def _check_violations(check: Any, settings_type: Any) -> Iterator[str]:

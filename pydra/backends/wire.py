@@ -128,12 +128,14 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """Backend to agent, once, when it can be called: what it is and what it has.
 
     `reasons` are those of its own errors, by the name of the class, as far as their code is imported by then.
+    `misspelt` are names that it has which resemble one of the contract that it lacks, with that one.
     """
 
     driver: str
     methods: tuple[Method, ...]
     config_kinds: tuple[str, ...] = ()
     reasons: Mapping[str, str] = {}
+    misspelt: Mapping[str, str] = {}
     survives_reboot: bool = False
     one_pod: bool = False
     deadline: float = 0.0

@@ -50,7 +50,7 @@ from pydra.errors import (
 from pydra.inventory.api_rules import validate_inventory
 from pydra.settings import CLAIM_DEADLINE, CONNECT_DEADLINE, DISCOVER_DEADLINE, Settings, parse_settings
 from pydra.testing.interruptions import Leaks, cancel_everywhere, crash_in_prepare, crash_in_restore, crash_in_unprepare
-from pydra.testing.inventory_checks import find_changes, find_pair, find_unaffordable, list_usable
+from pydra.testing.inventory_checks import find_changes, find_pair, find_plan_changes, find_unaffordable, list_usable
 from pydra.testing.report import Check, Report, fold_alike
 from pydra.testing.rules import Rule
 from pydra.testing.session import ABSENT, Session
@@ -226,6 +226,8 @@ class _Run:
 
     async def _read(self, facts: BackendFacts) -> None:
         await self._probe(Rule.DRIVER, self._driver)
+        if facts.misspelt:
+            await self._probe(Rule.NAMES, self._misspelt_names)
         if facts.reasons:
             await self._probe(Rule.REASONS, self._reasons)
         await self._probe(Rule.DISCOVER, self._discover)
@@ -386,6 +388,12 @@ class _Run:
             self._notes.append(f"DRIVER is absent, so every admin must give one: --driver {name}=NAME")
         return []
 
+    async def _misspelt_names(self) -> list[str]:
+        """Advise of names that the agent does not know: they may as well be helpers."""
+        known = self._session.facts.misspelt if self._session.facts is not None else {}
+        self._notes += [f"{name} means nothing to the agent; did you mean {meant}?" for name, meant in known.items()]
+        return []
+
     async def _settings(self) -> list[str]:
         """Show the settings; the agent refuses invalid ones before anything else."""
         if self._invalid_settings is not None:
@@ -492,12 +500,12 @@ class _Run:
         first = await self._session.backend.plan(claim, until=self._session.deadline())
         again = await self._session.backend.plan(claim, until=self._session.deadline())
         changed = [
-            f"plan changes {change}"
+            f"plan must change nothing, and did: {change}"
             for one in self._session.observations()
             if one.method is Method.PLAN
             for change in one.changes
         ]
-        return [*dict.fromkeys(changed), *([] if first == again else [f"first {first}, then {again}"])]
+        return [*dict.fromkeys(changed), *find_plan_changes(first, again)]
 
     async def _crash_after_plan(self) -> list[str]:
         claim = self._session.claim("planned")

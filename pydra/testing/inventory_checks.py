@@ -1,4 +1,4 @@
-"""What conformance checks read from an inventory: changes, counters, and which devices claims could have. Pure."""
+"""What conformance checks read from answers: changes, counters, and which devices claims could have. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from fractions import Fraction
 from itertools import combinations
 from typing import TypeAlias
 
+from pydra.claim import Claim
 from pydra.devices import Device, HealthStatus, Inventory
 from pydra.inventory.compatibility_groups import is_compatible
 from pydra.quantity import parse_quantity
@@ -38,6 +39,17 @@ def _compare(before: Device, after: Device) -> Iterator[str]:
     for field in ("consumes_counters", "allow_multiple_allocations", "node_allocatable"):
         if getattr(before, field) != getattr(after, field):
             yield f"{field} changed from {getattr(before, field)} to {getattr(after, field)}"
+
+
+def find_plan_changes(first: Claim, again: Claim) -> list[str]:
+    """Return how two answers of `plan` for one claim differ, each step by its place."""
+    changes = [] if first.plan == again.plan else [f"plan answered {first.plan!r}, then {again.plan!r}"]
+    if len(first.steps) != len(again.steps):
+        changes.append(f"plan answered {len(first.steps)} steps, then {len(again.steps)}")
+    for place, (one, other) in enumerate(zip(first.steps, again.steps, strict=False)):
+        if one != other:
+            changes.append(f"plan: steps[{place}] was {one.step!r}, then {other.step!r}")
+    return changes
 
 
 def list_usable(inventory: Inventory) -> list[Device]:

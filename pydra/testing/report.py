@@ -64,7 +64,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def verdict(self) -> str:
         """The result in one line, with the rules that are broken."""
         if self.ok:
-            return f"backend {self.backend} keeps the contract"
+            unprepared = next((check.skipped for check in self.checks if check.rule == "prepare" and check.skipped), "")
+            limit = f" as far as it was checked: nothing was prepared ({unprepared})" if unprepared else ""
+            return f"backend {self.backend} keeps the contract{limit}"
         count = len(self.problems)
         rules = ", ".join(check.rule for check in self.checks if check.problems)
         return f"backend {self.backend} has {count} problem{'s' if count != 1 else ''}: {rules}"

@@ -25,6 +25,11 @@ class Rule(Enum):
         "not where an agent has prepared claims: `restore` would remove what belongs to no claim of the run",
     )
     DRIVER = "driver", "it names its driver", "without `DRIVER` every admin must give a name"
+    NAMES = (
+        "names",
+        "names that resemble those of the contract are those",
+        "the agent never calls a misspelt `wait_changed`, and says nothing of it",
+    )
     SETTINGS = "settings", "its settings are valid", "the agent refuses invalid ones before anything else"
     REASONS = (
         "reasons",

@@ -31,6 +31,7 @@ from pydra.backends.error_codec import Fault, FaultKind, build_fault, find_custo
 from pydra.backends.validation import (
     find_coroutine_violations,
     find_methods,
+    find_misspelt,
     find_object_violations,
     find_settings_type_violations,
 )
@@ -202,6 +203,7 @@ def _hello(backend: Any, live: Any, settings: tuple[SettingValue, ...]) -> Hello
         methods=find_methods(live),
         config_kinds=tuple(sorted(getattr(backend, "CONFIG_TYPES", {}))),
         reasons=find_custom_reasons(),
+        misspelt=find_misspelt(backend, live),
         survives_reboot=getattr(backend, "SURVIVES_REBOOT", False),
         one_pod=getattr(backend, "ONE_POD", False),
         deadline=getattr(live, "DEADLINE", 0.0),

@@ -69,6 +69,12 @@ PROOFS = {
     Rule.CONNECT: Proof("del discover", says="discover is missing"),
     Rule.CALLED: Proof("async def restore(held): pass", records=True),
     Rule.DRIVER: Proof("DRIVER = ''", says="DRIVER is absent"),
+    Rule.NAMES: Proof(
+        "async def wait_change(): pass\nCONFIG_TYPE = {}\nasync def watch(): pass\nLIMIT = 3",
+        says="      - wait_change means nothing to the agent; did you mean wait_changed?\n"
+        "      - CONFIG_TYPE means nothing to the agent; did you mean CONFIG_TYPES?\n"
+        "ok ",
+    ),
     Rule.SETTINGS: Proof(SETTINGS, environ={"PYDRA_PROOF_LEVEL": "high"}, says="high"),
     Rule.REASONS: Proof(
         "class Busy(ClaimError): reason = 'BoardBusy'\nclass Odd(ClaimError): reason = 'the board is busy'",
@@ -203,7 +209,8 @@ PROOFS = {
         says="s after it was cancelled; at most 1 s are allowed",
     ),
     Rule.PLAN: Proof(
-        "async def plan(claim, held):\n    await asyncio.to_thread(remember, claim.uid)", says="plan changes open /"
+        "async def plan(claim, held):\n    await asyncio.to_thread(remember, claim.uid)",
+        says="plan must change nothing, and did: open /",
     ),
     Rule.PLAN_CRASH: Proof(
         "async def plan(claim, held): return 1\n"
@@ -257,6 +264,35 @@ async def check(proof: Proof, directory: Path, **options: Any) -> Report:
 async def test_a_good_backend_breaks_no_rule(tmp_path: Path) -> None:
     report = await check(Proof(), tmp_path)
     assert {check.rule for check in report.checks if check.mark != "ok"} == set(), report.text
+
+
+async def test_a_plan_that_changes_is_told_by_its_steps(tmp_path: Path) -> None:
+    code = """
+from itertools import count
+seen = count()
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    size: int
+STEP_TYPES = (Load,)
+async def plan(claim, held): return Plan(steps=[Load(size=7), Load(size=next(seen))])
+async def apply(step, result, claim): pass
+async def undo(step, result, claim): pass
+async def prepare(claim): return [one.prepared() for one in claim.devices]
+"""
+    report = await check(Proof(code), tmp_path)
+    (said,) = (check.problems[0] for check in report.checks if check.rule == Rule.PLAN.value)
+    assert said.startswith("plan: steps[1] was {'type': 'load', 'size': "), said
+    assert "Claim(" not in said
+
+
+async def test_a_backend_of_which_nothing_could_be_prepared_is_not_said_to_keep_the_contract(tmp_path: Path) -> None:
+    code = """
+async def discover():
+    return Inventory(devices=(Device(name="a", health=Health(status=HealthStatus.UNHEALTHY, message="broken")),))
+"""
+    report = await check(Proof(code), tmp_path)
+    assert report.ok
+    wanted = "keeps the contract as far as it was checked: nothing was prepared (no healthy device)"
+    assert report.verdict == f"backend proof {wanted}"
 
 
 async def test_a_process_that_does_not_run_for_a_while_does_not_block_its_event_loop(tmp_path: Path) -> None:

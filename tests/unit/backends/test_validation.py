@@ -193,6 +193,11 @@ async def connecting() -> AsyncIterator[Any]:
     yield None
 
 
+@contextlib.asynccontextmanager  # type: ignore[arg-type] - the mistake
+async def returning() -> Any:
+    return None
+
+
 def backend(**changes: Any) -> Any:
     parts: dict[str, Any] = {"discover": nothing, "prepare": with_claim, "unprepare": with_prepared}
     return SimpleNamespace(**{name: part for name, part in (parts | changes).items() if part is not ...})
@@ -235,6 +240,7 @@ def test_a_backend_that_keeps_the_contract_has_no_violations(good: Any) -> None:
         (backend(DEVICE_CLASSES={"a.b": {"n": object()}}), ["DEVICE_CLASSES['a.b'].n is a object, which is not JSON"]),
         (SimpleNamespace(connect=nothing), ["connect is a coroutine or generator; put @contextlib"]),
         (SimpleNamespace(connect=3), ["connect is a int"]),
+        (SimpleNamespace(connect=returning), ["connect has no yield; write `yield` and the object"]),
         (
             SimpleNamespace(DRIVER="-"),
             ["discover is missing", "prepare is missing", "unprepare is missing", 'DRIVER is "-"'],
