@@ -237,9 +237,9 @@ async def _judge_claim(
         return [
             *_judge_pending(pods, node),
             *await _judge_classes(reader, claim.body),
-            *await _judge_drivers(reader, claim.body),
+            *await _judge_drivers(reader, claim.body, Level.PROBLEM),
         ]
-    return _judge_allocation(claim.body)
+    return [*_judge_allocation(claim.body), *await _judge_drivers(reader, claim.body, Level.NOTE)]
 
 
 async def _miss(reader: Reader, claim: _Claim, *, is_held: bool) -> Finding:
@@ -318,7 +318,7 @@ async def _judge_classes(reader: Reader, body: JsonObject) -> list[Finding]:
     ]
 
 
-async def _judge_drivers(reader: Reader, body: JsonObject) -> list[Finding]:
+async def _judge_drivers(reader: Reader, body: JsonObject, level: Level) -> list[Finding]:
     """Find configs for a driver of which no device is published: the others ignore them."""
     slices = await reader.list(RESOURCE_SLICES)
     known = {str(one["spec"]["driver"]) for one in slices}
@@ -327,7 +327,7 @@ async def _judge_drivers(reader: Reader, body: JsonObject) -> list[Finding]:
     return [
         Finding(
             subject="config",
-            level=Level.PROBLEM,
+            level=level,
             found=f"config[{place}] is for driver {driver}, which publishes no device{suggest(driver, known)}",
             advice="a driver ignores what is for another one; kubectl get resourceslices lists the drivers",
         )

@@ -183,6 +183,21 @@ def test_what_no_device_has_is_told_with_the_selector_the_values_and_the_count(q
     assert f"pydra slices --node-name {NODE} lists" in printed
 
 
+def test_a_config_for_a_misspelt_driver_is_told_of_a_claim_that_is_prepared(quiet: Node, tool: Tool) -> None:
+    config = [{"opaque": {"driver": "baord.example.com", "parameters": {"apiVersion": "v1", "kind": "Board"}}}]
+    requests = [{"name": "r0", "exactly": {"deviceClassName": "board"}}]
+    claim = quiet.api.create_claim(quiet.board.device(), devices={"requests": requests, "config": config})
+    quiet.kubelet.prepare_one(claim)
+    found = tool.json("explain", "claim", claim.name)["findings"]
+    assert [(one["level"], one["found"]) for one in found if one["subject"] == "config"] == [
+        (
+            "note",
+            'config[0] is for driver baord.example.com, which publishes no device (did you mean "board.example.com"?)',
+        )
+    ]
+    quiet.kubelet.release(claim)
+
+
 def test_a_claim_of_a_wrong_name_is_told_which_there_is(quiet: Node, tool: Tool) -> None:
     quiet.api.create_claim(name="patient", allocated=False)
     code, printed = tool.run("explain", "claim", "default/patent")

@@ -11,6 +11,7 @@ from math import ceil
 
 import msgspec
 
+from pydra.errors import suggest
 from pydra_dev import schema
 from pydra_dev.quantity import BINARY, format_quantity, parse_quantity
 
@@ -40,7 +41,7 @@ def plan_share(device: schema.Device, requested: Mapping[str, str], domain: str 
         requested = {_find_name(name, device, domain): amount for name, amount in requested.items()}
     missing = sorted(set(requested) - set(device.capacity))
     if missing:
-        raise CapacityError(f"has no capacity {missing[0]}")
+        raise CapacityError(f"has no capacity {missing[0]}{suggest(missing[0], device.capacity)}")
     return {name: _plan_amount(name, capacity, requested.get(name)) for name, capacity in device.capacity.items()}
 
 

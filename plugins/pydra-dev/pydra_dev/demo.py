@@ -36,6 +36,7 @@ from pydra_dev.explanations import (
     describe_sample,
     describe_slices,
     describe_step,
+    describe_unused,
 )
 from pydra_dev.kinds import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.kubelet.observations import Called, ContainerCreated, PodFailed, PodRunning, Registered, Step
@@ -443,6 +444,7 @@ class DemoRun:
             http_address=agent.http_address,
             pid=agent.pid,
             pods=self._pods,
+            claims=[one["metadata"] for one in self._api.list(RESOURCE_CLAIMS).items],
         )
         if self._explain:
             self._printer.write(hints)
@@ -512,6 +514,9 @@ class DemoRun:
             self._told.add(uid)
             told = describe_allocation(claim)
             self._say(msgspec.structs.replace(told, details=(*told.details, *self._explain_others(claim))))
+            drivers = {one["spec"]["driver"] for one in self._api.list(RESOURCE_SLICES).items}
+            if unused := describe_unused(claim, drivers):
+                self._printer.say_failure((unused.headline, *unused.details), unused)
 
     def _explain_others(self, claim: JsonObject) -> tuple[str, ...]:
         with suppress(AllocationError):  # the devices may have changed since

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 import msgspec
 
+from pydra.errors import suggest
 from pydra_dev.allocator import Review
 from pydra_dev.cdi_specs import Hook, Mount
 from pydra_dev.kubelet.observations import (
@@ -116,8 +117,9 @@ def describe_step(step: Step) -> Paragraph | None:  # noqa: PLR0911 - one case f
             return Paragraph(headline=f"pod {pod}: {reason}", details=(message,))
         case ContainerCreated():
             return Paragraph(
-                headline=f"container created: {step.container} of pod {step.pod}, changed by its CDI devices",
-                details=(*(f"+ {line}" for line in describe_changes(step.before, step.after)),),
+                headline=f"container created: {step.container} of pod {step.pod}, "
+                + ("changed by its CDI devices" if step.cdi_ids else "without CDI devices"),
+                details=(*(f"+ {line}" for line in describe_changes(step.before, step.after)), *step.without),
             )
         case PodRunning(pod=pod):
             return Paragraph(headline=f"running: pod {pod}")
@@ -217,6 +219,19 @@ def describe_allocation(claim: Mapping[str, Any]) -> Paragraph:
     )
 
 
+def describe_unused(claim: Mapping[str, Any], drivers: Collection[str]) -> Paragraph | None:
+    """The configs of a claim that no driver reads, since none of these drivers has the name."""
+    configs = claim["spec"]["devices"].get("config") or ()
+    named = ((place, (one.get("opaque") or {}).get("driver", "")) for place, one in enumerate(configs))
+    unused = [
+        f"config[{place}] is for driver {driver}, which publishes no device{suggest(driver, drivers)}"
+        for place, driver in named
+        if driver and driver not in drivers
+    ]
+    name = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
+    return Paragraph(headline=f"without effect: config of claim {name}", details=tuple(unused)) if unused else None
+
+
 class Refusal(msgspec.Struct, frozen=True):
     """Devices that a request does not have, for one reason."""
 
@@ -281,9 +296,18 @@ def describe_sample(manifests: Iterable[str]) -> str:
 
 
 def describe_hints(
-    root: str, *, backend: str, kubeconfig: str, settings: str, http_address: str, pid: int, pods: Sequence[str]
+    root: str,
+    *,
+    backend: str,
+    kubeconfig: str,
+    settings: str,
+    http_address: str,
+    pid: int,
+    pods: Sequence[str],
+    claims: Sequence[Mapping[str, Any]],
 ) -> str:
-    """How to look around while the node stays up; `pods` as namespace/name."""
+    """How to look around while the node stays up; `pods` as namespace/name, and the metadata of claims."""
+    claim = f"{claims[0]['namespace']}/{claims[0]['name']}" if claims else "NAMESPACE/NAME"
     namespace, _, name = pods[0].partition("/") if pods else ("default", "/", "NAME")
     return f"""
 The node stays up. From another terminal:
@@ -296,6 +320,7 @@ The node stays up. From another terminal:
   export PYDRA_CONFIG={settings}
   pydra doctor
   pydra slices
+  pydra explain claim {claim}
   pydra check {backend}
   pydra checkpoint list
   curl -s http://{http_address}/metrics
@@ -303,10 +328,9 @@ The node stays up. From another terminal:
   ls -lR {root}
   kill -9 {pid}
 
-These show the API objects, delete the pod, diagnose the node, try the backend with several devices, crashes and
-cancelled calls, show the agent's metrics and log, list sockets, records
-and CDI files, and kill the agent, which is then started again, as a DaemonSet would, with the backend as it is then: it
-finds what it had prepared.
+These show the API objects, delete the pod, diagnose the node and a claim, try the backend with several devices,
+crashes and cancelled calls, show the agent's metrics and log, list sockets, records and CDI files, and kill the agent,
+which is then started again, as a DaemonSet would, with the backend as it is then: it finds what it had prepared.
 Ctrl-C here deletes all pods, waits until their claims are unprepared, and stops everything.
 A second Ctrl-C does not wait.
 """

@@ -24,11 +24,20 @@ from pydra_dev.controller_decisions import (
     is_finished,
     is_schedulable,
     set_condition,
+    template_claims,
 )
 from pydra_dev.daemon_sets import get_daemon_node
 from pydra_dev.extended_resources import explain_shortage as explain_extended_shortage
 from pydra_dev.gates import ALLOCATABLE, GROUPS, LISTS
-from pydra_dev.kinds import DEVICE_CLASSES, DEVICE_TAINT_RULES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pydra_dev.kinds import (
+    DEVICE_CLASSES,
+    DEVICE_TAINT_RULES,
+    NODES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+)
 from pydra_dev.metadata import build_uid
 from pydra_dev.node_resources import FIELD, AccountError, build_status, count_claim, explain_shortage, list_containers
 from pydra_dev.pools import DeviceKey, NamedSlice, add_taints, matches_node
@@ -120,7 +129,7 @@ class Scheduler:
         claims = []
         for pod_claim, name in claim_names(pod).items():
             if name is None:
-                raise UnschedulableError(f"waiting for the ResourceClaim of pod claim {pod_claim!r} to be created")
+                raise UnschedulableError(self._explain_absence(pod, pod_claim))
             claim = self._api.find(RESOURCE_CLAIMS, name, namespace=pod["metadata"]["namespace"])
             if claim is None:
                 raise UnschedulableError(f'resourceclaim "{name}" not found')
@@ -128,6 +137,14 @@ class Scheduler:
                 raise UnschedulableError(f'resourceclaim "{name}" is being deleted')
             claims.append(claim)
         return claims
+
+    def _explain_absence(self, pod: JsonObject, pod_claim: str) -> str:
+        namespace, template = pod["metadata"]["namespace"], template_claims(pod).get(pod_claim, "")
+        if not template or self._api.find(RESOURCE_CLAIM_TEMPLATES, template, namespace=namespace) is not None:
+            return f"waiting for the ResourceClaim of pod claim {pod_claim!r} to be created"
+        is_claim = self._api.find(RESOURCE_CLAIMS, template, namespace=namespace) is not None
+        hint = "; there is a ResourceClaim of that name, which resourceClaimName takes" if is_claim else ""
+        return f'resourceclaimtemplate "{template}" not found{hint}'
 
     def _choose_node(
         self, pod: JsonObject, claims: Sequence[JsonObject]

@@ -456,7 +456,8 @@ def parse_fields(kind: str, type_: type[T], value: Any) -> T:
     try:
         return msgspec.convert(value, type_, dec_hook=_decode)
     except (msgspec.ValidationError, ValueError) as error:
-        raise refuse_fields(kind, str(error)) from error
+        part = next((one for one in ("spec", "status") if type_.__name__.lower().endswith(one)), "")
+        raise refuse_fields(kind, str(error).replace("`$.", f"`$.{part}.") if part else str(error)) from error
 
 
 def refuse_fields(kind: str, why: str) -> StatusError:

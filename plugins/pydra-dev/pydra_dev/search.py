@@ -200,7 +200,8 @@ class Search:
             return False
         if self._books.find_incompatible(candidate) or not self._books.draw(candidate):
             return False
-        if find_blocking_taint(candidate.device, wish.wanted.tolerations):
+        if taint := find_blocking_taint(candidate.device, wish.wanted.tolerations):
+            self._books.note_refusal(candidate, f"tainted {format_taint(taint)}")
             return False
         added: list[Constraint] = []
         for constraint in self._constraints[wish.claim]:
@@ -214,6 +215,7 @@ class Search:
             if obstacle:
                 for one in added:
                     one.remove(wish.name)
+                self._books.note_refusal(candidate, f"against {obstacle}")
                 return False
             constraint.add(wish.name, candidate)
             added.append(constraint)
@@ -350,6 +352,7 @@ class Books:
         self._drawn: dict[str, dict[CounterKey, Fraction]] = defaultdict(lambda: defaultdict(Fraction))
         # What picked devices have drawn, which is less: see `draw`.
         self._held: dict[str, dict[CounterKey, Fraction]] = defaultdict(lambda: defaultdict(Fraction))
+        self._refused: dict[DeviceKey, str] = {}
 
     def find_holder(self, wish: Wish, candidate: Candidate) -> str:
         """Who has the device, when the request cannot have it for that reason."""
@@ -425,8 +428,14 @@ class Books:
         if counter is None:
             return ""
         refused = self._find_drained(candidate, self._held[candidate.pool]) is None
+        if refused and candidate.key in self._refused:
+            return self._refused[candidate.key]
         why = " (kube-scheduler counts devices that it refused for a taint or constraint)" if refused else ""
         return f"short of counter {'/'.join(counter)}{why}"
+
+    def note_refusal(self, candidate: Candidate, why: str) -> None:
+        """Note why a device was refused after it had drawn its counters; the first reason is kept."""
+        self._refused.setdefault(candidate.key, why)
 
     def _find_drained(self, candidate: Candidate, drawn: Mapping[CounterKey, Fraction]) -> CounterKey | None:
         takes = candidate.consumption

@@ -25,9 +25,18 @@ def describe_values(expression: str, driver: str, device: schema.Device) -> str:
 
 
 def suggest_name(expression: str, driver: str, device: schema.Device) -> str:
-    """` (did you mean "model"?)` for the first name that the device lacks, if it has one that is close."""
-    read = ((name, _read_values(driver, device, kind, domain)) for kind, domain, name in _find_reads(expression))
-    return next((found for name, known in read if name not in known and (found := suggest(name, known))), "")
+    """` (did you mean "model"?)` for the first name, or domain, that the device lacks, if it has one that is close."""
+    for kind, domain, name in _find_reads(expression):
+        known = _read_values(driver, device, kind, domain)
+        meant = suggest(name, known) if known else suggest(domain, _find_domains(driver, device))
+        if meant and name not in known:
+            return meant
+    return ""
+
+
+def _find_domains(driver: str, device: schema.Device) -> set[str]:
+    """The domains of the names that a device has."""
+    return {name.partition("/")[0] if "/" in name else driver for name in (*device.attributes, *device.capacity)}
 
 
 def _find_reads(expression: str) -> Iterator[tuple[str, str, str]]:

@@ -166,6 +166,12 @@ class Printer:
         for key, paragraph in self._first:
             count = self._failures[key]
             lines.append(paragraph.headline.rstrip(":") + (f", {count} times" if count > 1 else ""))
-            lines += [f"  {line}" for line in paragraph.details[-1:]]  # of a traceback, the error
+            lines += [f"  {line}" for line in _choose_detail(paragraph)]
         if lines:
             self.say(Paragraph(headline=f"problems: {len(self._first)}", details=tuple(lines)))
+
+
+def _choose_detail(paragraph: Paragraph) -> tuple[str, ...]:
+    """What a failure says in one line: the first, or of a traceback the error at its end."""
+    is_traceback = any(line.lstrip().startswith("Traceback") for line in paragraph.details)
+    return paragraph.details[-1:] if is_traceback else paragraph.details[:1]

@@ -177,6 +177,17 @@ def numa(name: str, node: int) -> JsonObject:
     return {"name": name, "attributes": {"numa": {"int": node}}}
 
 
+def drawing(*devices: JsonObject) -> list[NamedSlice]:
+    """A pool of devices that each draw all of a counter set of their own."""
+    pool, counters = {**POOL, "resourceSliceCount": 2}, {"slots": {"value": "1"}}
+    draw = [{**one, "consumesCounters": [{"counterSet": one["name"], "counters": counters}]} for one in devices]
+    sets = [{"name": one["name"], "counters": counters} for one in devices]
+    return [
+        a_slice(name="a", pool=pool, devices=None, sharedCounters=sets),
+        a_slice(*draw, name="b", pool=pool),
+    ]
+
+
 def memory(amount: str) -> JsonObject:
     return {"capacity": {"requests": {"memory": amount}}}
 
@@ -275,9 +286,23 @@ NEWER = {**POOL, "generation": 2, "resourceSliceCount": 2}
         pytest.param(
             (a_slice(SHARED),),
             (),
-            a_claim(request(capacity={"requests": {"cores": "1"}})),
-            "1 has no capacity cores",
+            a_claim(request(capacity={"requests": {"memroy": "1"}})),
+            r'1 has no capacity memroy \(did you mean "memory"\?\)',
             id="no capacity",
+        ),
+        pytest.param(
+            drawing(numa("a", 0), numa("b", 0), numa("c", 1)),
+            (),
+            a_claim(request(count=3), constraints=[{"matchAttribute": f"{DRIVER}/numa"}]),
+            "1 against matchAttribute gpu.example.com/numa: has 1, the devices before it 0",
+            id="a constraint, where devices draw counters",
+        ),
+        pytest.param(
+            (a_slice(numa("a", 0)),),
+            (),
+            a_claim(request(selectors=[cel('device.attributes["gpu.exmaple.com"].numa == 1')])),
+            r'no such key: numa \(did you mean "gpu.example.com"\?\)',
+            id="domain",
         ),
         pytest.param(
             (a_slice(*gpus(1), name="a"), a_slice({"name": "new"}, name="b", pool=NEWER)),

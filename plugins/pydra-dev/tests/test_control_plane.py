@@ -209,7 +209,7 @@ async def test_a_selector_that_cannot_be_evaluated_is_told_to_the_pod() -> None:
         pytest.param({"nodeSelector": {"zone": "b"}}, "didn't match Pod's node affinity/selector", id="node selector"),
         pytest.param(
             {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "none"}]},
-            "waiting for the ResourceClaim of pod claim 'gpu' to be created",
+            'resourceclaimtemplate "none" not found',
             id="no template",
         ),
     ],
@@ -218,6 +218,15 @@ async def test_a_pod_that_cannot_be_scheduled_says_why(spec: JsonObject, why: st
     async with a_world() as world:
         world.publish({"name": "gpu-0"})
         world.add_pod("pod", **spec)
+        await world.until(lambda: why in world.refusal("pod"))
+
+
+async def test_a_claim_that_is_named_as_a_template_is_told() -> None:
+    async with a_world() as world:
+        world.publish({"name": "gpu-0"})
+        world.add_claim("mine")
+        world.add_pod("pod", resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "mine"}])
+        why = 'resourceclaimtemplate "mine" not found; there is a ResourceClaim of that name'
         await world.until(lambda: why in world.refusal("pod"))
 
 

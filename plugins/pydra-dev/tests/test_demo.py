@@ -393,10 +393,19 @@ def test_a_failure_that_repeats_is_counted_and_said_once_more_at_the_end() -> No
     assert "because" in first
     assert [line.split(", ")[-1] for line in more] == [f"for the {n}th time with the same error" for n in (4, 16, 64)]
     printer.say_failure(("another",), Paragraph(headline="another failed:", details=("Traceback", "RuntimeError: x")))
+    printer.say_failure(("pending",), Paragraph(headline="it is pending", details=("no device is free", "not a: used")))
     printer.summarize()
     headline, *lines = said[-1].splitlines()
-    assert headline.endswith("problems: 2")
-    assert [line.strip() for line in lines] == ["it failed, 70 times", "because", "another failed", "RuntimeError: x"]
+    assert headline.endswith("problems: 3")
+    shown = [
+        "it failed, 70 times",
+        "because",
+        "another failed",
+        "RuntimeError: x",
+        "it is pending",
+        "no device is free",
+    ]
+    assert [line.strip() for line in lines] == shown
 
 
 def test_what_the_backend_says_and_tracebacks_are_told_of_the_agents_log() -> None:

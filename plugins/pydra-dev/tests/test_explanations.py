@@ -20,6 +20,7 @@ from pydra_dev.explanations import (
     describe_sample,
     describe_slices,
     describe_step,
+    describe_unused,
     render,
     shorten,
 )
@@ -91,6 +92,26 @@ def test_a_container_is_printed_as_what_its_devices_changed() -> None:
     paragraph = describe_step(step)
     assert paragraph is not None
     assert [line.split() for line in paragraph.details] == [["+", "env", "GPU=0"]]
+
+
+def test_a_config_that_no_driver_reads_is_told() -> None:
+    configs = [{"opaque": {"driver": name}} for name in ("gpu.example.com", "gpu.exmaple.com")]
+    claim = {"metadata": {"namespace": "ns", "name": "c"}, "spec": {"devices": {"config": configs}}}
+    assert describe_unused(claim, {"gpu.example.com"}) == Paragraph(
+        headline="without effect: config of claim ns/c",
+        details=(
+            'config[1] is for driver gpu.exmaple.com, which publishes no device (did you mean "gpu.example.com"?)',
+        ),
+    )
+    assert describe_unused(claim, {"gpu.example.com", "gpu.exmaple.com"}) is None
+
+
+def test_a_container_without_devices_is_printed_with_the_reason() -> None:
+    spec, why = OciSpec(env=("PATH=/bin",)), "no device of claim:c/gpus: the claim has no such request"
+    step = ContainerCreated(pod="ns/p", container="main", cdi_ids=(), without=(why,), before=spec, after=spec)
+    assert describe_step(step) == Paragraph(
+        headline="container created: main of pod ns/p, without CDI devices", details=(why,)
+    )
 
 
 def test_published_devices_are_a_table_of_what_differs_between_them() -> None:
@@ -182,6 +203,7 @@ def test_the_hints_name_where_everything_is() -> None:
         http_address="127.0.0.1:1",
         pid=42,
         pods=["ns/p"],
+        claims=[{"namespace": "ns", "name": "p-npu-x2k"}],
     )
     for needed in (
         "KUBECONFIG=/tmp/x/kubeconfig",
@@ -190,6 +212,7 @@ def test_the_hints_name_where_everything_is() -> None:
         "kill -9 42",
         "pydra check npu",
         "delete pod -n ns p",
+        "pydra explain claim ns/p-npu-x2k",
     ):
         assert needed in hints
 

@@ -12,6 +12,7 @@ from pydra_dev.kubelet.claims import (
     PodClaimError,
     check_claim,
     container_requests,
+    explain_missing,
     find_drivers,
     find_pod_claims,
     group_by_driver,
@@ -54,6 +55,19 @@ def test_a_template_whose_claim_is_not_made_yet_is_waited_for() -> None:
 
 def test_a_template_that_needs_no_claim_is_left_out() -> None:
     assert find_pod_claims(pod([{"name": "b", "resourceClaimTemplateName": "t"}], [{"name": "b"}])) == ()
+
+
+def test_claims_without_devices_in_a_container_are_told_with_the_reason() -> None:
+    entries = [{"name": name, "resourceClaimName": name} for name in ("used", "misnamed", "init", "forgotten")]
+    main, init = (
+        {"resources": {"claims": claims}}
+        for claims in ([{"name": "used"}, {"name": "misnamed", "request": "gpus"}], [{"name": "init"}])
+    )
+    one = {**POD, "spec": {"resourceClaims": entries, "containers": [main], "initContainers": [init]}}
+    assert explain_missing(one, main, [("claim:used", ["device"]), ("claim:misnamed/gpus", [])]) == (
+        "no device of claim:misnamed/gpus: the claim has no such request",
+        "no device of claim:forgotten: no container names it in resources.claims",
+    )
 
 
 @pytest.mark.parametrize(

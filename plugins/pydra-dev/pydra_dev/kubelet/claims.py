@@ -105,6 +105,20 @@ def container_requests(container: JsonObject) -> tuple[tuple[str, str], ...]:
     return tuple((one["name"], one.get("request", "")) for one in used)
 
 
+def explain_missing(
+    pod: JsonObject, container: JsonObject, devices: Iterable[tuple[str, Sequence[object]]]
+) -> tuple[str, ...]:
+    """Why a container has no device of claims of its pod; `devices` are those that it has, by what it names."""
+    absent = [label for label, found in devices if "/" in label and not found]
+    everybody = (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
+    named = {entry for one in everybody for entry, _ in container_requests(one)}
+    unnamed = [one.entry for one in find_pod_claims(pod) if one.entry not in named]
+    return (
+        *(f"no device of {label}: the claim has no such request" for label in absent),
+        *(f"no device of claim:{entry}: no container names it in resources.claims" for entry in unnamed),
+    )
+
+
 class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device as the kubelet keeps it; no `requests` means that it is for all of the claim's."""
 

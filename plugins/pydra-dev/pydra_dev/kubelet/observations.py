@@ -61,11 +61,15 @@ class PodFailed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContainerCreated(msgspec.Struct, frozen=True, kw_only=True):
-    """The runtime made a container: its OCI configuration before and after the CDI devices."""
+    """The runtime made a container: its OCI configuration before and after the CDI devices.
+
+    `without` says of which claims it has no device, and why.
+    """
 
     pod: str
     container: str
     cdi_ids: tuple[str, ...]
+    without: tuple[str, ...] = ()
     before: OciSpec
     after: OciSpec
 

@@ -24,6 +24,7 @@ from pydra.errors import KubeError, NotFound
 from pydra.kube.api_resources import EVENTS, PODS, WatchEventType
 from pydra.kube.client import KubeClient
 from pydra_dev.cdi_specs import read_registry
+from pydra_dev.kubelet.claims import explain_missing
 from pydra_dev.kubelet.health import HealthCache
 from pydra_dev.kubelet.observations import ContainerCreated, PodEnded, PodFailed, PodRunning, Report
 from pydra_dev.kubelet.preparer import CLAIM_ERRORS, ClaimPreparer
@@ -427,8 +428,10 @@ class PodWorkers:
         ids = self._preparer.find_cdi_ids(worker.last, container)
         directories = self._settings.cdi_directories
         before, after = create_container(worker.last, container, ids, directories, worker.address)
+        without = explain_missing(worker.last, container, self._preparer.find_devices(worker.last, container))
+        name = container["name"]
         self._report(
-            ContainerCreated(pod=worker.name, container=container["name"], cdi_ids=ids, before=before, after=after)
+            ContainerCreated(pod=worker.name, container=name, cdi_ids=ids, without=without, before=before, after=after)
         )
 
     async def _clean(self, worker: _Worker) -> float:
