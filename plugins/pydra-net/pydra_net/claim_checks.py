@@ -67,17 +67,22 @@ def check_addresses(target: LinkState, reading: Reading, index: int = 0) -> None
 
 
 def check_share(share: ShareInterface, reading: Reading, others: Sequence[tuple[InterfaceStep, str]]) -> None:
-    """Check what a share may not have beside the node's interface and other shares.
+    """Check what a share may not have beside the node's interfaces and other shares.
 
     Raises:
-        TerminalError: the node has one of its addresses, it is larger than the interface, or excludes another share of
-            the same claim.
-        InterfaceBusy: another claim's share has its VLAN, its address, or is of a kind that excludes it.
+        TerminalError: the node has one of its addresses, or an interface that excludes it, it is larger than the
+            interface, or excludes another share of the same claim.
+        InterfaceBusy: another claim's share has its VLAN, its address, or is of a kind or mode that excludes it.
     """
     parent, target = share.parent, share.target
     if target.mtu > parent.mtu:
         raise TerminalError(f"interface.mtu: found {target.mtu}, but {parent.name} has {parent.mtu}")
     check_addresses(target, reading)
+    for link in reading.links:
+        if link.lower == parent.index and (problem := _find_exclusion(share, link.kind, link.vlan, link.ipvlan_mode)):
+            raise TerminalError(
+                f"{share.name} ({share.device}) {problem.format(holder=f'the node itself ({link.name})')}"
+            )
     for other, holder in others:
         if not isinstance(other, ShareInterface) or other.device != share.device or other.key == share.key:
             continue
@@ -115,13 +120,25 @@ def check_pod(claim: Claim, steps: Sequence[InterfaceStep], held: Sequence[HeldC
 
 def _find_conflict(share: ShareInterface, other: ShareInterface) -> str:
     """Return why both cannot be; `{holder}` stands for the other's claim."""
-    if share.kind == other.kind == "vlan" and share.vlan == other.vlan:
-        return f"has VLAN {share.vlan} for {{holder}} already; it is free when that has ended"
-    if share.kind != other.kind and {share.kind, other.kind} <= _EXCLUSIVE:
-        return f"has {other.kind} interfaces, for {{holder}}, so the kernel makes no {share.kind} interface on it"
+    if problem := _find_exclusion(share, other.kind, other.vlan, other.mode):
+        return problem
     mine, theirs = _list_ips(share.target), _list_ips(other.target)
     if mine & theirs and share.vlan == other.vlan:
         return f"has a share with the address {min(map(str, mine & theirs))} for {{holder}} already"
+    return ""
+
+
+def _find_exclusion(share: ShareInterface, kind: str, vlan: int, ipvlan_mode: str) -> str:
+    """Return why the share cannot be beside an interface on the same one; `{holder}` stands for who has that."""
+    if share.kind == kind == "vlan" and share.vlan == vlan:
+        return f"has VLAN {share.vlan} for {{holder}} already; it is free when that has ended"
+    if share.kind != kind and {share.kind, kind} <= _EXCLUSIVE:
+        return f"has {kind} interfaces, for {{holder}}, so the kernel makes no {share.kind} interface on it"
+    if share.kind == kind == "ipvlan" and ipvlan_mode not in ("", share.mode):
+        return (
+            f"has ipvlan interfaces of mode {ipvlan_mode}, for {{holder}}, which would get the mode {share.mode}, too; "
+            "set the same ipvlan.mode"
+        )
     return ""
 
 

@@ -145,6 +145,10 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a card does with its virtual functions, if that was asked for."""
     parameters: Mapping[str, int] = {}
     most_gso: int = 0
+    vlan: int = 0
+    """The ID of a VLAN interface."""
+    ipvlan_mode: str = ""
+    """That of all ipvlan interfaces on one."""
 
     @property
     def is_loopback(self) -> bool:
@@ -168,6 +172,10 @@ class RdmaDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     links: tuple[int, ...] = ()
     active: bool = False
+
+
+IPVLAN_MODES = ("l2", "l3", "l3s")
+"""By the numbers of the kernel."""
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):

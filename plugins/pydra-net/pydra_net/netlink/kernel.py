@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 
-from pydra_net.hardware_types import Ethtool, FunctionState, Link, Programs, RdmaDevice, Reading
+from pydra_net.hardware_types import IPVLAN_MODES, Ethtool, FunctionState, Link, Programs, RdmaDevice, Reading
 from pydra_net.netlink.arp import find_user
 from pydra_net.netlink.changes import apply_change, call, explain
 from pydra_net.netlink.dhcp_sockets import DhcpPackets, open_packets
@@ -38,7 +38,6 @@ T = TypeVar("T")
 _FUNCTIONS = 1
 """RTEXT_FILTER_VF: tell of virtual functions, too."""
 _ATTEMPTS = 4
-_IPVLAN_MODES = {"l2": 0, "l3": 1, "l3s": 2}
 
 
 class NetlinkKernel:
@@ -131,7 +130,7 @@ class NetlinkKernel:
             case "macvlan":
                 named["macvlan_mode"] = link.mode
             case "ipvlan":
-                named["ipvlan_mode"] = _IPVLAN_MODES[link.mode]
+                named["ipvlan_mode"] = IPVLAN_MODES.index(link.mode)
             case "vlan":
                 named["vlan_id"] = link.vlan
         _ask(

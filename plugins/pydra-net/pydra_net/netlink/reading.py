@@ -8,13 +8,25 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydra_net.hardware_types import FOREVER, Address, FunctionState, Link, Neighbour, Reading, Route, Rule
+from pydra_net.hardware_types import (
+    FOREVER,
+    IPVLAN_MODES,
+    Address,
+    FunctionState,
+    Link,
+    Neighbour,
+    Reading,
+    Route,
+    Rule,
+)
 from pydra_net.link_parameters import IPV4, SIZES
 
 _IFF_UP = 1
 _AF_INET, _AF_INET6 = 2, 10
 _FAMILIES = {_AF_INET: 4, _AF_INET6: 6}
 _NUD_PERMANENT = 0x80
+_VLAN_PROTOCOL = 0x8100
+"""802.1Q; others have IDs of their own."""
 _UNKNOWN = 0xFFFFFFFF
 """What a driver says that cannot tell."""
 _NO_MAC = "00:00:00:00:00:00"
@@ -81,7 +93,21 @@ def read_link(message: Any) -> Link:
         functions=tuple(_read_functions(message)),
         parameters=dict(_read_parameters(message)),
         most_gso=message.get_attr("IFLA_TSO_MAX_SIZE") or 0,
+        **_read_kind(info),
     )
+
+
+def _read_kind(info: Any) -> dict[str, Any]:
+    """What only links of some kinds have."""
+    data: Any = info.get_attr("IFLA_INFO_DATA") if info is not None else None
+    if data is None:
+        return {}
+    kind = info.get_attr("IFLA_INFO_KIND")
+    if kind == "vlan" and data.get_attr("IFLA_VLAN_PROTOCOL") in (None, _VLAN_PROTOCOL):
+        return {"vlan": data.get_attr("IFLA_VLAN_ID")}
+    if kind == "ipvlan" and (number := data.get_attr("IFLA_IPVLAN_MODE")) is not None:
+        return {"ipvlan_mode": IPVLAN_MODES[number] if number < len(IPVLAN_MODES) else str(number)}
+    return {}
 
 
 def _read_functions(message: Any) -> Iterator[FunctionState]:

@@ -8,9 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from pydra import ClaimError, TerminalError
 from pydra_net.claim_config import NetworkConfig
+from pydra_net.hardware_types import Link
+from pydra_net.netlink.reading import read_link
 from pydra_net.simulation.machine import MACHINE_TYPES
 from simulated_node import SimulatedNode
 
@@ -43,6 +46,11 @@ def node(tmp_path: Path) -> SimulatedNode:
             {"addresses": ["10.0.4.5/24"]},
             {"addresses": ["10.0.4.5/16"]},
             "has a share with the address 10.0.4.5 for claim team/first already",
+        ),
+        (
+            {"type": "ipvlan"},
+            {"type": "ipvlan", "ipvlan": {"mode": "l3"}},
+            "has ipvlan interfaces of mode l2, for claim team/first, which would get the mode l3, too; set the same",
         ),
         ({}, {"addresses": ["10.0.2.1/24"]}, "the node itself has 10.0.2.1; give the pod an address of its own"),
         ({}, {"mtu": 9001}, "interface.mtu: found 9001, but eth2 has 9000"),
@@ -78,6 +86,51 @@ async def test_shares_of_one_claim_that_exclude_each_other_are_refused_for_good(
                 f"{ETH2}/2",
                 configs_by_device=(config({"name": "net1", **first}), config({"name": "net2", **second})),
             )
+
+
+@pytest.mark.parametrize(
+    ("present", "wanted", "message"),
+    [
+        ({"kind": "vlan", "vlan": 5}, {"type": "vlan", "vlan": {"id": 5}}, "has VLAN 5 for the node itself (own0)"),
+        ({"kind": "macvlan"}, {"type": "ipvlan"}, "has macvlan interfaces, for the node itself (own0), so the kernel"),
+        (
+            {"kind": "ipvlan", "ipvlan_mode": "l3s"},
+            {"type": "ipvlan"},
+            "has ipvlan interfaces of mode l3s, for the node itself (own0), which would get the mode l2",
+        ),
+    ],
+)
+async def test_what_the_node_itself_has_on_the_interface_excludes_a_share_before_the_pod_starts(
+    present: dict[str, Any], wanted: dict[str, Any], message: str, node: SimulatedNode
+) -> None:
+    parent = node.before.find_name("eth2")
+    assert parent is not None
+    node.kernel.add_link(Link(index=20, name="own0", lower=parent.index, **present))
+    async with node.run() as agent:
+        with pytest.raises(TerminalError, match=re.escape(message)):
+            await agent.prepare("claim", f"{ETH2}/1", configs=config(wanted))
+        await agent.prepare("other", f"{ETH2}/1", configs=config({"type": "vlan", "vlan": {"id": 6}}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "found"),
+    [
+        ("vlan", [["IFLA_VLAN_ID", 5], ["IFLA_VLAN_PROTOCOL", 0x8100]], (5, "")),
+        ("vlan", [["IFLA_VLAN_ID", 5], ["IFLA_VLAN_PROTOCOL", 0x88A8]], (0, "")),
+        ("ipvlan", [["IFLA_IPVLAN_MODE", 2]], (0, "l3s")),
+    ],
+)
+def test_the_kernel_says_which_vlan_and_mode_a_link_has(
+    kind: str, attributes: list[list[Any]], found: tuple[int, str]
+) -> None:
+    message = ifinfmsg()
+    info = [["IFLA_INFO_KIND", kind], ["IFLA_INFO_DATA", {"attrs": attributes}]]
+    message["attrs"] = [["IFLA_IFNAME", "own0"], ["IFLA_LINKINFO", {"attrs": info}]]
+    message.encode()
+    decoded = ifinfmsg(message.data)
+    decoded.decode()
+    link = read_link(decoded)
+    assert (link.vlan, link.ipvlan_mode) == found
 
 
 async def test_vlans_and_macvlans_are_beside_each_other(node: SimulatedNode) -> None:
