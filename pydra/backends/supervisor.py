@@ -373,6 +373,7 @@ class BackendSupervisor:
         assert call.until is not None
         with anyio.move_on_after(call.until - anyio.current_time()):
             while self._find_end() is None:
+                # Claims that `inherit` returns are not held yet: a `restore` before it would end them.
                 process = self._open_process if call.method is Method.INHERIT else self._restored_process
                 if process is not None and self._attribution.may_call(call.id, busy=not process.idle):
                     return process
@@ -382,7 +383,7 @@ class BackendSupervisor:
         raise of_call(self._find_end() or self._unavailable(), reached_backend=reached)
 
     def _decode(self, reply: Reply, wanted: type[T], method: Method, claim: Claim | None = None) -> T:
-        try:
+        try:  # here, not on the connection: an invalid result fails only its own call
             return msgspec.msgpack.decode(reply.result, type=wanted)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             violations = find_value_violations(reply.result, wanted) or (str(error),)

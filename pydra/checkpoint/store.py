@@ -220,6 +220,7 @@ class RecordStore:
         """Make the record, of a claim that is being undone, one of what is left over; return it, under its new uid.
 
         A rename, which needs no disk space; if the steps that are left cannot be written, the file has all of them.
+        Under another uid, because the claim may be prepared again under its own.
         """
         uid = record.claim.uid
         number = next(n for n in itertools.count(1) if f"{uid}{LEFT_OVER}{n}" not in self._records)

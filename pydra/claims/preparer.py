@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FETCH_KNOWN_SECONDS = 2.0
-"""The wait for the API server if the record can be used instead."""
+"""The wait for the API server if the record can be used instead, which is right as long as a pod uses the claim."""
 
 
 class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
@@ -506,6 +506,7 @@ class ClaimPreparer:
             # Answered before it is undone, which may take a whole deadline again: the kubelet waits for 45 s only.
             work.answer.set_result(error)
             if is_new:  # what an earlier boot completed stays: the hardware remembers it, and may hold data
+                # What never reached the backend is not undone: that could reset hardware that others use.
                 latest = replace(record, claim=work.record.claim)
                 await self._roll_back(latest, reached=is_called and error.reached_backend)
             raise
@@ -574,11 +575,11 @@ class ClaimPreparer:
                 self._metadata.remove(_ref(claim))
             except CdiError as error:  # they hold no device: the claim ends all the same
                 _log.warning("%s; garbage collection tries again", error)
-        if record.stage is Stage.COMPLETED:
+        if record.stage is Stage.COMPLETED:  # after a crash in the backend's unprepare it would look usable
             await self._store.set_back(claim.uid)
 
     async def _finish_undo(self, record: Record, *, backend: bool = True) -> None:
-        """Have the backend undo what was done, and remove the record; what cannot be undone now gets one of its own."""
+        """Undo, and remove the record. What cannot be undone now gets one of its own, so that the pod can end."""
         claim, latest = record.claim, record
         until = self._clock() + self._deadlines.unprepare
         if backend and not record.left_over:
