@@ -13,42 +13,24 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pydra import PydraError
 from pydra_amd.settings import Settings
 from pydra_amd.simulation.faults import take_fault
 from pydra_amd.simulation.machine import Driver
 from pydra_amd.simulation.machine_types import MACHINE_TYPES
-from pydra_amd.simulation.tree import (
-    build_tree,
-)
+from pydra_amd.simulation.tree import write_files
 from pydra_pci import Roots, Tree
 from pydra_pci.simulation.kernel import PciKernel
+from pydra_pci.simulation.scenarios import find_machine, open_tree
 
 DRIVER_IDS = {"amdgpu": "pci:v00001002d*sv*sd*bc12sc00i*"}
 """What the driver takes of itself, when a function is free."""
 
 
-class ScenarioError(PydraError):
-    """There is no such scenario, or no place for its files."""
-
-    reason = "InvalidScenario"
-
-
 def open_simulation(settings: Settings) -> Tree:
     """The tree of the machine of `settings.scenario`, made if it is not there yet. Raises ScenarioError."""
-    machine = MACHINE_TYPES.get(settings.scenario)
-    if machine is None:
-        raise ScenarioError(f"there is no scenario {settings.scenario}; bundled are: {', '.join(MACHINE_TYPES)}")
+    machine = find_machine(settings.scenario, MACHINE_TYPES)
     state = default_state() if settings.state == Settings().state else settings.state
-    root = os.path.join(os.path.realpath(state), "tree")
-    try:
-        if not os.path.exists(root):
-            build_tree(root, machine)
-    except OSError as error:
-        raise ScenarioError(
-            f"cannot write the simulated machine to {root}: {error.strerror}; set PYDRA_AMD_STATE to a directory of "
-            "your own"
-        ) from error
+    root = open_tree(state, lambda draft: write_files(draft, machine), variable="PYDRA_AMD_STATE")
     driver = Driver(root, machine)
     kernel = PciKernel(f"{root}/sys", f"{root}/dev", DRIVER_IDS, driver)
 

@@ -13,6 +13,7 @@ from pydra_amd.host.amdgpu import BOUND, COMPUTE, KFD_NODE, MEMORY
 from pydra_amd.host.kfd import GENERATION, NODES, XGMI
 from pydra_amd.models import PARTITIONS, VENDOR, WHOLE
 from pydra_amd.simulation.machine_types import MachineType
+from pydra_pci.simulation.scenarios import write_tree
 
 GIB = 1 << 30
 PCIE = 2
@@ -38,12 +39,12 @@ def build_modalias(device: str) -> str:
 
 
 def build_tree(root: str, machine: MachineType) -> None:
-    """All files of the machine; links to /dev/null stand for device nodes.
+    """All files of the machine, in their place. Raises OSError."""
+    write_tree(root, lambda draft: write_files(draft, machine))
 
-    Built beside its place and moved there, so that nobody reads half a machine. Raises OSError.
-    """
-    os.makedirs(os.path.dirname(root), exist_ok=True)
-    draft = tempfile.mkdtemp(prefix=".tree-", dir=os.path.dirname(root))
+
+def write_files(draft: str, machine: MachineType) -> None:
+    """All files of the machine; links to /dev/null stand for device nodes."""
     _draft_file(f"{draft}/sys/module/amdgpu/version", machine.driver_version)
     _draft_file(f"{draft}/sys/module/amdgpu/srcversion", "0D4DFC1B7F5A2C4E6B8A901")
     _draft_file(f"{draft}/sys/module/amdgpu/refcnt", "0")
@@ -62,13 +63,6 @@ def build_tree(root: str, machine: MachineType) -> None:
     if machine.mode:
         write_memory(draft, machine.mode.memory, machine.mode.memory)
     write_topology(draft, machine, [machine.mode.compute if machine.mode else WHOLE] * len(machine.buses))
-    os.chmod(draft, 0o755)  # noqa: S103 - as a machine's root is; mkdtemp makes it private
-    try:
-        os.rename(draft, root)
-    except OSError:
-        shutil.rmtree(draft)
-        if not os.path.exists(root):  # else another process was first
-            raise
 
 
 def read_modes(root: str) -> list[str]:
@@ -93,7 +87,7 @@ def write_topology(root: str, machine: MachineType, modes: Sequence[str]) -> Non
     folder = f"{root}/sys/{os.path.dirname(NODES)}"
     os.makedirs(folder, exist_ok=True)
     nodes = tempfile.mkdtemp(prefix="nodes-", dir=folder)
-    os.chmod(nodes, 0o755)  # noqa: S103 - as above
+    os.chmod(nodes, 0o755)  # noqa: S103 - as in a machine; mkdtemp makes it private
     for number in range(PROCESSORS):
         _draft_file(f"{nodes}/{number}/properties", "cpu_cores_count 96\nsimd_count 0\ndrm_render_minor 0")
     modes_shown = [] if machine.virtual else modes

@@ -9,18 +9,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pydra import PydraError
 from pydra_cpu.settings import Settings
 from pydra_cpu.simulation.machine import MACHINE_TYPES
 from pydra_nri.simulation.runtime import FakeRuntime
+from pydra_pci.simulation.scenarios import find_machine, open_tree
 
 THIS_MACHINE = "this-machine"
-
-
-class ScenarioError(PydraError):
-    """There is no such scenario, or no place for its files."""
-
-    reason = "InvalidScenario"
 
 
 @asynccontextmanager
@@ -36,22 +30,6 @@ async def open_simulation(settings: Settings) -> AsyncIterator[Settings]:
 
 
 def _make_files(settings: Settings) -> Settings:
-    """Write the machine's files, unless they are there."""
-    machine = MACHINE_TYPES.get(settings.scenario)
-    if machine is None:
-        raise ScenarioError(
-            f"there is no scenario {settings.scenario}; bundled are: {', '.join((THIS_MACHINE, *MACHINE_TYPES))}"
-        )
-    root = Path(settings.state).resolve() / "tree"
-    try:
-        if not root.exists():
-            root.parent.mkdir(parents=True, exist_ok=True)
-            draft = Path(tempfile.mkdtemp(dir=root.parent))  # nobody reads half a machine
-            machine.write(draft)
-            draft.rename(root)
-    except OSError as error:
-        raise ScenarioError(
-            f"cannot write the simulated machine to {root}: {error.strerror}; set PYDRA_CPU_STATE to a directory of "
-            "your own"
-        ) from error
-    return replace(settings, host_root=str(root), sys_root=f"{root}/sys", proc_root=f"{root}/proc")
+    machine = find_machine(settings.scenario, MACHINE_TYPES, THIS_MACHINE)
+    root = open_tree(settings.state, lambda draft: machine.write(Path(draft)), variable="PYDRA_CPU_STATE")
+    return replace(settings, host_root=root, sys_root=f"{root}/sys", proc_root=f"{root}/proc")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
 
 import msgspec
 
+from pydra_pci.simulation.scenarios import write_tree
 from pydra_tpu.generations import VENDOR
 from pydra_tpu.hardware_types import VFIO_CONTROL
 from pydra_tpu.simulation.machine_types import MachineType
@@ -54,25 +54,18 @@ def uses_vfio(machine: MachineType) -> bool:
     return machine.generation.name not in ("v2", "v3", "v4")
 
 
-def build_tree(root: str, machine: MachineType, alter: Callable[[str], None] = lambda _root: None) -> None:
-    """The files of the machine: PCI functions below /sys, and device nodes, for which links to /dev/null stand.
+def build_tree(root: str, machine: MachineType) -> None:
+    """The files of the machine, in their place. Raises OSError."""
+    write_tree(root, lambda draft: write_files(draft, machine))
 
-    Built beside its place, altered, and moved there, so that nobody reads half a machine. Raises OSError.
-    """
-    os.makedirs(os.path.dirname(root), exist_ok=True)
-    draft = tempfile.mkdtemp(prefix=".tree-", dir=os.path.dirname(root))
+
+def write_files(draft: str, machine: MachineType) -> None:
+    """The files of the machine: PCI functions below /sys, and device nodes, for which links to /dev/null stand."""
     for function in list_functions(machine):
         _add_function(draft, function, machine)
     _write(f"{draft}/sys/class/dmi/id/product_uuid", MACHINE_UUID)
     os.makedirs(f"{draft}/proc")
     os.makedirs(f"{draft}/logs")
-    alter(draft)
-    os.chmod(draft, 0o755)  # noqa: S103 - as a machine's root is; mkdtemp makes it private
-    try:
-        os.rename(draft, root)
-    except OSError:
-        if not os.path.exists(root):  # else another process was first
-            raise
 
 
 def _add_function(root: str, function: MachineFunction, machine: MachineType) -> None:

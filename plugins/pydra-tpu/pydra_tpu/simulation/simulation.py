@@ -15,20 +15,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from msgspec.structs import replace
 
-from pydra import PydraError
+from pydra_pci.simulation.scenarios import ScenarioError, find_machine, open_tree
 from pydra_tpu.settings import Settings
-from pydra_tpu.simulation.machine import build_tree, default_state, list_functions
+from pydra_tpu.simulation.machine import default_state, list_functions, write_files
 from pydra_tpu.simulation.machine_types import MACHINE_TYPES, MachineType
 from pydra_tpu.simulation.metadata import describe_slice, serve_metadata
 from pydra_tpu.simulation.runtime import SimulatedRuntime, describe_workload, run_runtime
 
 LINKS = 4
-
-
-class ScenarioError(PydraError):
-    """There is no such scenario, or no place for its files."""
-
-    reason = "InvalidScenario"
 
 
 def _remove_node(root: str, machine: MachineType) -> None:
@@ -90,10 +84,8 @@ async def open_simulation(settings: Settings) -> AsyncIterator[tuple[Settings, S
     Raises ScenarioError.
     """
     name, *faults = settings.scenario.split("+")
-    machine = MACHINE_TYPES.get(name)
+    machine = find_machine(name, MACHINE_TYPES)
     known = (*FILE_FAULTS, *MACHINE_FAULTS, *LINK_FAULTS, *SERVICE_FAULTS)
-    if machine is None:
-        raise ScenarioError(f"there is no scenario {name}; bundled are: {', '.join(MACHINE_TYPES)}")
     if unknown := [fault for fault in faults if fault not in known]:
         raise ScenarioError(
             f"{settings.scenario}: there is no {unknown[0]}; after a + there can be: {', '.join(known)}"
@@ -142,16 +134,12 @@ async def open_simulation(settings: Settings) -> AsyncIterator[tuple[Settings, S
 def _make_files(settings: Settings, machine: MachineType, faults: Sequence[str]) -> str:
     """The directory of the machine's files, which are made when they are not there. Raises ScenarioError."""
     state = f"{default_state()}/{settings.scenario}" if settings.state == Settings().state else settings.state
-    root = os.path.join(os.path.realpath(state), "tree")
-    try:
-        if not os.path.exists(root):
-            build_tree(root, machine, lambda draft: _break(draft, machine, faults))
-    except OSError as error:
-        raise ScenarioError(
-            f"cannot write the simulated machine to {root}: {error.strerror}; set PYDRA_TPU_STATE to a directory of "
-            "your own"
-        ) from error
-    return root
+
+    def write(draft: str) -> None:
+        write_files(draft, machine)
+        _break(draft, machine, faults)
+
+    return open_tree(state, write, variable="PYDRA_TPU_STATE")
 
 
 def _break(root: str, machine: MachineType, faults: Sequence[str]) -> None:
