@@ -26,7 +26,7 @@ from pydra_amd.hardware_types import Reading
 from pydra_amd.held_claims import build_data
 from pydra_amd.settings import Partitioning
 from pydra_amd.steps import Hold
-from pydra_pci import Tree, find_live_socket
+from pydra_pci import Tree, find_live_socket, read_checkpoint
 
 FILE = "checkpoint.json"
 
@@ -56,7 +56,7 @@ class _Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 async def inherit_claims(directory: str, reading: Reading, tree: Tree) -> Inheritance:
     """What the plugin directory holds of that driver's. Raises VendorRuns."""
     path = os.path.join(directory, FILE)
-    text = await asyncio.to_thread(_read, path)
+    text = await asyncio.to_thread(read_checkpoint, path)
     if text is None:
         return Inheritance()
     if socket := await find_live_socket(directory):
@@ -107,13 +107,3 @@ def _convert_claim(
 def _find(device: _Device, offered: Mapping[str, Offered]) -> Offered | None:
     found = offered.get(device.device)
     return found if found is not None and found.partition is not None else None
-
-
-def _read(path: str) -> bytes | None:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ClaimError(f"{path} cannot be read: {error.strerror}; is the plugin directory mounted?") from error

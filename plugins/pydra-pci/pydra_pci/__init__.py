@@ -30,7 +30,7 @@ from pydra_pci.functions import (
     read_root,
 )
 from pydra_pci.health_reactions import DEFAULT_EFFECT, EFFECTS, Assessment, Reaction
-from pydra_pci.live_sockets import find_live_socket
+from pydra_pci.other_drivers import find_live_socket, read_checkpoint
 from pydra_pci.passthrough import (
     BindVfio,
     VfioBinder,
@@ -95,6 +95,7 @@ __all__ = [
     "parse_regions",
     "plan_binding",
     "read_attribute",
+    "read_checkpoint",
     "read_command",
     "read_driver",
     "read_function",

@@ -32,7 +32,7 @@ from pydra_nvidia.takeover.vendor_checkpoint import (
     parse_vendor_checkpoint,
 )
 from pydra_nvidia.takeover.vendor_claims import ConvertedClaim, convert_claim, plan_cleaning
-from pydra_pci import Tree, find_live_socket, is_vfio, read_function
+from pydra_pci import Tree, find_live_socket, is_vfio, read_checkpoint, read_function
 
 _log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ async def read_left(directory: str, tree: Tree, *, switch: str) -> VendorCheckpo
     `switch` is the value of its chart that ends it. Raises VendorRuns, and ClaimError for a file that cannot be read.
     """
     path = os.path.join(directory, FILE)
-    text = await asyncio.to_thread(_read, path)
+    text = await asyncio.to_thread(read_checkpoint, path)
     if text is None:
         return None
     if socket := await find_live_socket(directory):
@@ -204,13 +204,3 @@ def _find_result(step: Step, targets: Sequence[Target | None]) -> Any:
 def _mps_edits(root: str) -> ContainerEdits:
     """For clients of an MPS control daemon that NVIDIA's driver started, and whose directory may go with it."""
     return mps_client_edits(f"{root}/pipe", f"{root}/shm", optional=True)
-
-
-def _read(path: str) -> bytes | None:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ClaimError(f"{path} cannot be read: {error.strerror}; is the plugin directory mounted?") from error

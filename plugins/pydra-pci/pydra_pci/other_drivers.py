@@ -1,9 +1,11 @@
-"""Whether another program serves on this node, by the sockets in its directory."""
+"""Another driver on this node, from which a backend takes over: whether it still serves, and its checkpoint."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+
+from pydra import ClaimError
 
 _SECONDS = 2.0
 
@@ -31,3 +33,14 @@ async def _is_live(path: str) -> bool:
         return False
     writer.close()
     return True
+
+
+def read_checkpoint(path: str) -> bytes | None:
+    """Return the content of another driver's checkpoint; None if there is none. Raises ClaimError."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ClaimError(f"{path} cannot be read: {error.strerror}; is the plugin directory mounted?") from error
