@@ -66,8 +66,9 @@ class Path(msgspec.Struct, frozen=True):
 
 
 def problem(path: Path) -> str:
-    """Return one problem: the path and its text."""
-    return f"{quote('; ')} + {path}"
+    """Return one problem: the path and its text. One `format` is checked faster than many `+`, which have overloads."""
+    text = "".join(part.replace("%", "%%") if index % 2 else "%s" for index, part in enumerate(path.parts))
+    return f"{quote(f'; {text}')}.format([{', '.join(path.parts[::2])}])"
 
 
 def show(value: str) -> str:
