@@ -200,6 +200,20 @@ async def test_peers_that_join_in_a_burst_are_all_known_in_the_end_and_no_signal
         assert (node.path / "hosts").read_text().count("compute-domain-daemon-") == 5
 
 
+async def test_imex_reads_its_keys_again_when_the_secret_has_changed(scene: Scene) -> None:
+    node = scene.add_node("a")
+    scene.enter("a")
+    keys = node.path / "tls"
+    keys.mkdir()
+    for name in ("tls.key", "tls.crt", "ca.crt"):
+        (keys / name).write_text("first")
+    async with node.run(IMEX_TLS_DIRECTORY=str(keys)):
+        await scene.until(node.is_ready)
+        assert node.imex()["reloads"] == 0
+        (keys / "tls.crt").write_text("second")
+        await scene.until(lambda: node.imex()["reloads"] == 1)
+
+
 async def test_an_imex_that_dies_is_started_again_and_the_reason_is_told(scene: Scene) -> None:
     node = scene.add_node("a")
     scene.enter("a")

@@ -14,6 +14,8 @@ from pydra import SettingsError
 from pydra.controllers import JsonObject
 from pydra_nvidia.compute_domain.names import peer_name
 
+KEY_FILES = ("tls.key", "tls.crt", "ca.crt")
+"""Of a Secret with the keys for IMEX's TLS."""
 BEGIN, END = "# Begin: nodes of the ComputeDomain", "# End: nodes of the ComputeDomain"
 _NAME = re.compile(r"\scompute-domain-daemon-\d{4}(\s|$)")
 _FIELD = re.compile(r"\{\{-?\s*\.(\w+)\s*-?\}\}")

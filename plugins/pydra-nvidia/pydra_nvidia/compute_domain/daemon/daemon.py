@@ -6,6 +6,7 @@ a restart of the container: all files are written again before nvidia-imex is st
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ import anyio
 
 from pydra.controllers import PODS, Informer, KubeClient, KubeError, Resource
 from pydra_nvidia.compute_domain.daemon.configuration import (
+    KEY_FILES,
     find_own,
     merge_hosts,
     parse_peers,
@@ -39,6 +41,8 @@ CLIQUES = Resource(
 )
 NOT_READY_PERIOD, READY_PERIOD, DOMAIN_PERIOD = 1.0, 5.0, 30.0
 """Seconds between two questions: until it is ready, afterwards, and about the whole domain."""
+KEYS_PERIOD = 5.0
+"""Seconds between two looks at the files of TLS."""
 RESTART_PAUSE, RESTART_LIMIT, STABLE_SECONDS = 1.0, 30.0, 60.0
 REPORT_RETRY = 5.0
 IS_READY = True, "nvidia-imex is ready"
@@ -142,7 +146,7 @@ class Daemon:
 
     async def _run_once(self) -> None:
         """One process, from start to end."""
-        own, known = self._own, self._known()
+        own, known, keys = self._own, self._known(), self._read_keys()
         self._write_hosts()
         try:
             imex = await ImexProcess.start(self._settings.program, str(self._directory / "imexd.cfg"))
@@ -153,7 +157,8 @@ class Daemon:
         log.info("nvidia-imex is started as node %s", own)
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._keep_told, imex, own, Told(peers=known, at=time.monotonic()))
+                told = Told(peers=known, keys=keys, at=time.monotonic())
+                tasks.start_soon(self._keep_told, imex, own, told)
                 how = await imex.wait()
                 tasks.cancel_scope.cancel()
             log.warning("%s; it is started again", how)
@@ -169,15 +174,26 @@ class Daemon:
                 log.warning("this node is %s now and no longer %s: nvidia-imex is restarted", self._own, own)
                 await imex.end()
                 return
-            due = plan_reload(told, self._known(), time.monotonic())
+            keys = self._read_keys()
+            due = plan_reload(told, self._known(), time.monotonic(), keys)
             if due == 0:
                 self._write_hosts()
-                told = Told(peers=self._known(), at=time.monotonic())
+                told = Told(peers=self._known(), keys=keys, at=time.monotonic())
                 imex.reload()
                 self._metrics.reloads.inc()
                 continue
-            with anyio.move_on_after(due):
+            with anyio.move_on_after(KEYS_PERIOD if due is None and keys else due):
                 await self._changed.wait()
+
+    def _read_keys(self) -> tuple[str, ...]:
+        """Digests of the files of TLS: the kubelet replaces them when the Secret changes. Empty without TLS."""
+        directory, found = Path(self._settings.tls_directory), list[str]()
+        for name in KEY_FILES if self._settings.tls_directory else ():
+            try:
+                found.append(hashlib.sha256((directory / name).read_bytes()).hexdigest())
+            except OSError:  # nvidia-imex says what it misses
+                found.append("")
+        return tuple(found)
 
     # Readiness
 

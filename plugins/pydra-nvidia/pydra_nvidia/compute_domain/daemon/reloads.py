@@ -1,4 +1,4 @@
-"""When nvidia-imex must be signalled to look up its peers again. Pure.
+"""When nvidia-imex must be signalled to look up its peers, and to read the files of its TLS, again. Pure.
 
 It acts on SIGUSR1 at most once in 5 s and forgets the others, so a signal that is sent too early leaves it with old
 addresses until the next change. Here none is sent too early: what changes meanwhile waits for the next one.
@@ -18,12 +18,13 @@ Peers: TypeAlias = tuple[tuple[int, str], ...]
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What nvidia-imex knows, and since when: by its start, or by the last signal."""
+    """What nvidia-imex knows, and since when: by its start, or by the last signal. `keys` are digests, of its TLS."""
 
     peers: Peers
+    keys: tuple[str, ...] = ()
     at: float
 
 
-def plan_reload(told: Told, peers: Peers, now: float) -> float | None:
-    """Seconds until the signal is due, 0 for now; None if IMEX knows these peers."""
-    return None if told.peers == peers else max(0.0, told.at + SPACING - now)
+def plan_reload(told: Told, peers: Peers, now: float, keys: tuple[str, ...] = ()) -> float | None:
+    """Seconds until the signal is due, 0 for now; None if IMEX knows these peers and keys."""
+    return None if (told.peers, told.keys) == (peers, keys) else max(0.0, told.at + SPACING - now)
