@@ -16,7 +16,16 @@ import pytest
 from anyio.abc import Process
 
 from domain_cluster import OWN, Cluster
-from pydra.controllers import NODES, PODS, RESOURCE_CLAIM_TEMPLATES
+from pydra.controllers import (
+    NODES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    Cache,
+    Informer,
+    KubeClient,
+    LostLease,
+    load_credentials,
+)
 from pydra_dev import kinds
 from pydra_dev.apiserver import ApiServer, serve_api
 from pydra_dev.faults import Fault
@@ -24,7 +33,7 @@ from pydra_dev.status import StatusError
 from pydra_dev.verbs import Signal
 from pydra_nvidia.compute_domain.controller.facts import CLIQUES, COMPUTE_DOMAINS, DAEMON_SETS
 from pydra_nvidia.compute_domain.controller.requests import LabelNode
-from pydra_nvidia.compute_domain.controller.writer import build_label, name_manager
+from pydra_nvidia.compute_domain.controller.writer import Writer, build_label, name_manager
 from pydra_nvidia.compute_domain.custom_resources import DEFINITIONS
 from pydra_nvidia.compute_domain.names import DOMAIN_LABEL
 
@@ -167,13 +176,46 @@ def holder(scene: Scene) -> str:
     return str(leases[0]["spec"]["holderIdentity"]) if leases else ""
 
 
-async def test_what_the_api_server_refuses_is_told_on_the_domain_and_others_go_on(scene: Scene) -> None:
-    scene.server.faults.add(Fault(verb="create", resource="resourceclaimtemplates", times=1000, status=403))
+@pytest.mark.parametrize("status", [403, 429, 500])
+async def test_what_the_api_server_refuses_is_told_on_the_domain_and_holds_nothing_else_up(
+    scene: Scene, status: int
+) -> None:
+    scene.server.faults.add(Fault(verb="create", resource="resourceclaimtemplates", times=None, status=status))
     async with scene.controller("--leader-election=false"):
-        scene.cluster.create_domain("cd")
-        await scene.until(lambda: any("injected fault 403" in note for note in notes(scene)))
+        start_domain(scene)
+        await scene.until(lambda: any(f"injected fault {status}" in note for note in notes(scene)))
+        await scene.until(scene.is_ready)
+        assert scene.cluster.condition("cd", "ObjectsCreated")[0] == "RequestFailed"
         scene.server.faults.clear()
-        await scene.until(lambda: len(scene.cluster.list(DAEMON_SETS)) == 1)
+        await scene.until(lambda: scene.cluster.condition("cd", "ObjectsCreated")[0] == "Created")
+
+
+async def test_nothing_is_sent_when_the_lease_is_lost_between_two_requests(scene: Scene) -> None:
+    uid = scene.cluster.create_domain("cd")
+    requests, writes = scene.cluster.plan(uid), scene.writes()
+    assert len(requests) > 2
+    credentials = await load_credentials(environ={}, kubeconfig=str(scene.server.kubeconfig))
+    async with KubeClient(credentials, user_agent="test") as client:
+        informers = {one: Informer(client, one) for one in (COMPUTE_DOMAINS, RESOURCE_CLAIM_TEMPLATES)}
+        caches = {one: Cache(one, informer, lambda *_: None) for one, informer in informers.items()}
+        answers = iter([True, False])
+        with pytest.raises(LostLease):
+            await Writer(client, caches, lambda: next(answers)).carry_out(requests)
+    assert scene.writes() == writes + 1
+
+
+async def test_what_a_domain_left_that_lost_its_finalizer_goes_at_once_for_the_next_of_its_name(scene: Scene) -> None:
+    start_domain(scene)
+    async with scene.controller("--leader-election=false"):
+        await scene.until(scene.is_ready)
+        scene.cluster.patch(COMPUTE_DOMAINS, "cd", {"metadata": {"finalizers": None}}, "default")
+        scene.cluster.delete_domain("cd")
+        for node in FABRIC:
+            scene.cluster.end_pod(f"pod-{node}")
+        uid = start_domain(scene)
+        await scene.until(scene.is_ready)
+        assert scene.cluster.labels() == {"a": uid, "b": uid}
+        assert {entry[0] for entry in scene.cluster.indexes()} == {f"{uid}.rack.1"}
 
 
 def notes(scene: Scene, reason: str = "RequestFailed") -> Sequence[str]:

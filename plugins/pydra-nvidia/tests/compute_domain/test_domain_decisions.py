@@ -237,6 +237,50 @@ def test_a_template_of_somebody_else_is_told_and_left_alone() -> None:
     assert cluster.list(COMPUTE_DOMAINS) == ()
 
 
+def test_a_domain_without_a_spec_is_told_so_and_costs_the_others_nothing() -> None:
+    cluster, _ = start("a")
+    kind = next(one for one in cluster.api.kinds if one.kind == COMPUTE_DOMAINS.kind)
+    cluster.api.create(kind, {"metadata": {"name": "bare"}}, namespace="default")
+    cluster.settle()
+    assert cluster.condition("bare")[0] == cluster.condition("bare", "ObjectsCreated")[0] == "SpecMissing"
+    assert cluster.condition("cd")[0] == "NodesReady"
+    cluster.delete_domain("bare")
+    cluster.settle()
+    assert [one["metadata"]["name"] for one in cluster.list(COMPUTE_DOMAINS)] == ["cd"]
+
+
+def test_a_deletion_that_the_finalizer_of_another_holds_up_says_whose() -> None:
+    cluster, uid = start()
+    name = f"computedomain-daemon-{uid}"
+    cluster.patch(DAEMON_SETS, name, {"metadata": {"finalizers": [FINALIZER, "example.com/audit"]}}, OWN)
+    cluster.delete_domain("cd")
+    cluster.settle()
+    assert cluster.condition("cd", "Deleting") == (
+        "WaitingForFinalizers",
+        f"deleted after {OWN}/{name}, which has the finalizers example.com/audit",
+    )
+    cluster.patch(DAEMON_SETS, name, {"metadata": {"finalizers": []}}, OWN)
+    cluster.settle()
+    assert cluster.list(COMPUTE_DOMAINS) == ()
+
+
+def test_peers_that_a_ready_daemon_misses_are_a_condition_of_the_domain_until_they_are_back() -> None:
+    cluster, _ = start("a", "b")
+    assert not any(one["type"] == "Connected" for one in cluster.domain("cd")["status"]["conditions"])
+    cluster.set_ready("b", ready=True, why="a has driver 575.1, and this node 570.2")
+    cluster.settle()
+    assert cluster.condition("cd")[0] == "NodesReady"
+    assert cluster.condition("cd", "Connected") == ("DomainDegraded", "b: a has driver 575.1, and this node 570.2")
+    assert [one.get("message") for one in cluster.domain("cd")["status"]["nodes"]][1].startswith("a has driver 575.1")
+    cluster.set_ready("b", ready=True)
+    cluster.settle()
+    assert cluster.condition("cd", "Connected")[0] == "NodesConnected"
+    assert [note.partition(":")[0] for note in cluster.notes if "onnected" in note or "Degraded" in note] == [
+        "DomainDegraded",
+        "NodesConnected",
+    ]
+
+
 def test_a_claim_of_another_namespace_brings_no_label_and_is_told_so() -> None:
     cluster, uid = start("a")
     cluster.start_pod("intruder", uid, "b", namespace="other")

@@ -27,6 +27,7 @@ from pydra_nvidia.compute_domain.controller.requests import (
     Replace,
     Request,
     UnlabelNode,
+    is_status,
 )
 from pydra_nvidia.compute_domain.controller.settings import ControllerSettings
 from pydra_nvidia.compute_domain.controller.views import build_view
@@ -194,7 +195,8 @@ class Cluster:
                 continue
             conditions = [{"type": "Ready", "status": str(ready)}]
             if why:
-                conditions.append({"type": "resource.nvidia.com/imex", "status": "False", "message": why})
+                imex = {"status": str(ready), "reason": "DomainDegraded" if ready else "NotReady", "message": why}
+                conditions.append({"type": "resource.nvidia.com/imex", **imex})
             address = (pod.get("status") or {}).get("podIP") or f"10.0.{number}.{self.now % 250 + 1}"
             status = {"phase": "Running", "podIP": address, "conditions": conditions}
             self.patch(PODS, pod["metadata"]["name"], {"status": status}, OWN, "status")
@@ -225,8 +227,11 @@ class Cluster:
         return decision.requests
 
     def send(self, requests: Sequence[Request]) -> bool:
-        """Carry them out until one fails, as an API server would; whether none did."""
+        """Carry them out as the writer does, against an API server; whether none failed."""
+        failed = False
         for request in requests:
+            if failed and is_status(request):
+                continue
             self.requests.append(request)
             try:
                 self._send(request)
@@ -235,8 +240,10 @@ class Cluster:
                     continue
                 if error.code not in (404, 409):
                     raise
-                return False
-        return True
+                failed = True
+                if isinstance(request, Patch) and request.comes_first:
+                    break
+        return not failed
 
     def _send(self, request: Request) -> None:
         api = self.api

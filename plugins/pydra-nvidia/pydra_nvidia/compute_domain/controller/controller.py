@@ -25,18 +25,15 @@ from pydra.controllers import (
     Change,
     Conflict,
     EventRecorder,
-    EventRequest,
     Informer,
     JsonObject,
     KubeClient,
     KubeError,
     LeaderElection,
     Resource,
-    Subject,
     object_key,
 )
 from pydra_nvidia.compute_domain.controller.decisions import (
-    ACTION,
     decide,
     list_unknown_domain_events,
     plan_garbage,
@@ -52,6 +49,7 @@ from pydra_nvidia.compute_domain.controller.facts import (
     template_key,
 )
 from pydra_nvidia.compute_domain.controller.metrics import ControllerMetrics
+from pydra_nvidia.compute_domain.controller.requests import is_status
 from pydra_nvidia.compute_domain.controller.settings import ControllerSettings
 from pydra_nvidia.compute_domain.controller.views import View, build_view
 from pydra_nvidia.compute_domain.controller.writer import Writer
@@ -94,11 +92,12 @@ class Controller:
         self._watch(PODS, label_selector=DOMAIN_LABEL, **own)
         self._watch(DAEMON_SETS, label_selector=DOMAIN_LABEL, **own)
         self._watch(CLIQUES, **own)
-        self._writer = Writer(client, self._caches)
+        self._writer = Writer(client, self._caches, self._may_act)
         self._due = dict[str, float]()
         self._active = set[str]()
         self._failures = dict[str, int]()
         self._woken = anyio.Event()
+        self._forced = anyio.Event()
         self.synced = False
 
     def _watch(self, resource: Resource, **selectors: str) -> None:
@@ -129,6 +128,8 @@ class Controller:
         for found in (before, after):
             if found is not None:
                 self._wake(self._concerned(resource, found))
+        if resource is COMPUTE_DOMAINS and after is None:
+            self._forced.set()  # it may have gone without its finalizer, and the next one of its name waits
         if resource is NODES and _label_or_none(before) != _label_or_none(after):
             self._wake_all()  # a node that another domain waits for may be free
         was_updating = resource is DAEMON_SETS and before is not None and is_updating(before)
@@ -191,11 +192,9 @@ class Controller:
         if view is None or not self._may_act():
             self._failures.pop(uid, None)
             return await self._tell_unknown(uid) if self._may_act() else None
-        decision = decide(view, self._settings, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
-        try:
-            await self._writer.carry_out(decision.requests)
-        except KubeError as error:
-            return self._fail(view.domain, error)
+        decision = decide(view, self._settings, _stamp())
+        if errors := await self._writer.carry_out(decision.requests):
+            return await self._fail(view, errors[0])
         for event in decision.events:
             self._recorder.record(event)
         self._failures.pop(uid, None)
@@ -216,8 +215,9 @@ class Controller:
             self._recorder.record(event)
         return None
 
-    def _fail(self, domain: JsonObject, error: KubeError) -> float:
-        uid, (namespace, name) = get_uid(domain), object_key(domain)
+    async def _fail(self, view: View, error: KubeError) -> float:
+        """Say on the domain what the API server has refused; return when to try again."""
+        uid, (namespace, name) = view.uid, object_key(view.domain)
         failures = self._failures[uid] = self._failures.get(uid, 0) + 1
         pause = min(BACKOFF * 2.0 ** min(failures - 1, 10), BACKOFF_LIMIT)
         self._metrics.reconciles.labels("conflict" if isinstance(error, Conflict) else "error").inc()
@@ -225,11 +225,12 @@ class Controller:
             log.info("ComputeDomain %s/%s has changed meanwhile: %s", namespace, name, error)
             return pause
         log.warning("ComputeDomain %s/%s: %s; trying again in %.1f s", namespace, name, error, pause)
-        subject = Subject(
-            api_version=COMPUTE_DOMAINS.api_version, kind="ComputeDomain", name=name, namespace=namespace, uid=uid
-        )
-        note = f"{error}; trying again"
-        self._recorder.record(EventRequest(subject=subject, reason="RequestFailed", note=note, action=ACTION))
+        if not error.status:  # it does not answer
+            return pause
+        decision = decide(view, self._settings, _stamp(), failed=str(error))
+        unsaid = await self._writer.carry_out([one for one in decision.requests if is_status(one)])
+        for event in decision.events if not unsaid else ():
+            self._recorder.record(event)
         return pause
 
     def _may_act(self) -> bool:
@@ -260,7 +261,9 @@ class Controller:
             except KubeError as error:
                 log.warning("what is left of deleted ComputeDomains cannot be removed now: %s", error)
                 pause = BACKOFF_LIMIT
-            await anyio.sleep(pause)
+            with anyio.move_on_after(pause):
+                await self._forced.wait()
+            self._forced = anyio.Event()
 
     async def _collect(self) -> bool:
         """Remove what is left of domains that do not exist; return whether there was anything."""
@@ -274,8 +277,13 @@ class Controller:
         requests = plan_garbage(domains, objects, nodes)
         if requests:
             log.info("removing %d objects and labels of ComputeDomains that do not exist", len(requests))
-            await self._writer.carry_out(requests)
+            if errors := await self._writer.carry_out(requests):
+                raise errors[0]
         return bool(requests)
+
+
+def _stamp() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _label_or_none(found: JsonObject | None) -> str | None:

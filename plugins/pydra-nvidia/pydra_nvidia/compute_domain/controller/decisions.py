@@ -33,6 +33,7 @@ from pydra_nvidia.compute_domain.controller.facts import (
     is_updating,
     list_finalizers,
     list_named_domains,
+    template_key,
 )
 from pydra_nvidia.compute_domain.controller.objects import (
     HASH_ANNOTATION,
@@ -52,7 +53,9 @@ from pydra_nvidia.compute_domain.controller.requests import (
 )
 from pydra_nvidia.compute_domain.controller.settings import ControllerSettings
 from pydra_nvidia.compute_domain.controller.status import (
+    CONNECTED,
     CREATED,
+    DEGRADED,
     DELETING,
     NAMED,
     READY,
@@ -60,6 +63,7 @@ from pydra_nvidia.compute_domain.controller.status import (
     Condition,
     NodeState,
     build_status,
+    judge_connected,
     judge_ready,
     list_node_states,
 )
@@ -67,30 +71,37 @@ from pydra_nvidia.compute_domain.controller.views import View
 from pydra_nvidia.compute_domain.names import DOMAIN_LABEL, FINALIZER
 
 ACTION = "Reconcile"
-_WARNINGS = frozenset({"TemplateNameTaken", "NodesNotReady", "WaitingForPods"})
+FAILED = "RequestFailed"
+_WARNINGS = frozenset(
+    {"TemplateNameTaken", "SpecMissing", "NodesNotReady", "WaitingForPods", "WaitingForFinalizers", FAILED, DEGRADED}
+)
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests in their order, each only after the one before it succeeded; a changed status comes last."""
+    """Requests in their order; one that fails keeps none of the others back but the status, which comes last."""
 
     requests: tuple[Request, ...] = ()
     events: tuple[EventRequest, ...] = ()
 
 
-def decide(view: View, settings: ControllerSettings, now: str) -> Decision:
-    """What is to be done for one domain. `now` is in RFC 3339."""
-    return _decide_deletion(view, settings, now) if is_deleting(view.domain) else _decide_life(view, settings, now)
+def decide(view: View, settings: ControllerSettings, now: str, failed: str = "") -> Decision:
+    """What is to be done for one domain. `now` is in RFC 3339; `failed` is why a request failed, for the status."""
+    act = _decide_deletion if is_deleting(view.domain) else _decide_life
+    return act(view, settings, now, failed)
 
 
-def _decide_life(view: View, settings: ControllerSettings, now: str) -> Decision:
+def _decide_life(view: View, settings: ControllerSettings, now: str, failed: str) -> Decision:
     requests: list[Request] = []
     if not has_finalizer(view.domain):
-        requests.append(patch_finalizers(COMPUTE_DOMAINS, view.domain, [*list_finalizers(view.domain), FINALIZER]))
-    problem = _find_foreign_template(view)
+        finalizers = [*list_finalizers(view.domain), FINALIZER]
+        requests.append(patch_finalizers(COMPUTE_DOMAINS, view.domain, finalizers, comes_first=True))
+    problem = _find_problem(view)
     if problem is None:
         wanted = build_workload_template(view.domain)
         requests += _plan_existing(RESOURCE_CLAIM_TEMPLATES, view.workload_template, wanted)
     created = Condition(type=CREATED, status=True, reason="Created", message="all objects are created")
+    if failed:
+        created = Condition(type=CREATED, status=False, reason=FAILED, message=failed)
     return _serve(view, settings, now, requests, problem or created)
 
 
@@ -108,9 +119,22 @@ def _serve(
         requests += [*update, *_plan_labels(view), *plan_cliques(view, members, settings.namespace)]
         conditions.append(updated)
         states = list_node_states(view, members, settings)
-    problem = condition if condition.type == CREATED and not condition.status else None
+    conditions += judge_connected(view, states)
+    problem = condition if condition.type == CREATED and not condition.status and condition.reason != FAILED else None
     conditions.insert(0, judge_ready(view, states, problem, settings))
     return _finish(view, requests, build_status(view, states, conditions, now), conditions)
+
+
+def _find_problem(view: View) -> Condition | None:
+    """What keeps the domain from having a template, and is its owner's to change."""
+    if template_key(view.domain)[1]:
+        return _find_foreign_template(view)
+    return Condition(
+        type=CREATED,
+        status=False,
+        reason="SpecMissing",
+        message="the domain has no spec, which the API server accepts; set spec.channel.resourceClaimTemplate.name",
+    )
 
 
 def _find_foreign_template(view: View) -> Condition | None:
@@ -193,7 +217,7 @@ def _plan_labels(view: View) -> Iterable[Request]:
             yield UnlabelNode(node=node, version=view.node_versions.get(node, ""))
 
 
-def _decide_deletion(view: View, settings: ControllerSettings, now: str) -> Decision:
+def _decide_deletion(view: View, settings: ControllerSettings, now: str, failed: str) -> Decision:
     """In order: no new pods, no running pods, no daemons, no labels; then the domain itself.
 
     Pods that have a channel are served until they end, also those that have not started yet.
@@ -205,7 +229,8 @@ def _decide_deletion(view: View, settings: ControllerSettings, now: str) -> Deci
         requests += _plan_removal(RESOURCE_CLAIM_TEMPLATES, view.workload_template)
     if pods := _list_pods(view.own_claims):
         why = f"deleted when the pods that use it have ended: {pods}"
-        deleting = Condition(type=DELETING, status=False, reason="WaitingForPods", message=why)
+        reason = FAILED if failed else "WaitingForPods"
+        deleting = Condition(type=DELETING, status=False, reason=reason, message=failed or why)
         return _serve(view, settings, now, requests, deleting)
     for resource, found in (
         (DAEMON_SETS, view.daemon_set),
@@ -217,8 +242,22 @@ def _decide_deletion(view: View, settings: ControllerSettings, now: str) -> Deci
     requests += [UnlabelNode(node=node, version=view.node_versions.get(node, "")) for node in view.own_nodes]
     gone = view.workload_template is None or _find_foreign_template(view) is not None
     if gone and not (view.daemon_set or view.daemon_template or view.cliques or view.own_nodes):
-        return Decision(requests=(_drop_finalizer(COMPUTE_DOMAINS, view.domain),))
-    return Decision(requests=tuple(requests))
+        requests.append(_drop_finalizer(COMPUTE_DOMAINS, view.domain))
+    held = "; ".join(_list_held(view))
+    if not failed and not held:
+        return Decision(requests=tuple(requests))
+    reason = FAILED if failed else "WaitingForFinalizers"
+    deleting = Condition(type=DELETING, status=False, reason=reason, message=failed or f"deleted after {held}")
+    conditions = [judge_ready(view, (), None, settings), deleting]
+    return _finish(view, requests, build_status(view, (), conditions, now), conditions)
+
+
+def _list_held(view: View) -> Iterable[str]:
+    """The domain's objects that others keep from going away."""
+    for found in (view.workload_template, view.daemon_set, view.daemon_template, *view.cliques):
+        others = [one for one in list_finalizers(found) if one != FINALIZER] if found is not None else []
+        if found is not None and others and is_deleting(found) and get_label(found) == view.uid:
+            yield f"{'/'.join(object_key(found))}, which has the finalizers {', '.join(others)}"
 
 
 def _plan_removal(resource: Resource, found: JsonObject) -> Iterable[Request]:
@@ -267,7 +306,8 @@ def _list_changes(view: View, conditions: Sequence[Condition]) -> Iterable[Event
         old = find_condition(view.domain, condition.type)
         status = "True" if condition.status else "False"
         same = (old.get("status"), old.get("reason")) == (status, condition.reason)
-        if same or (condition.type in (CREATED, UPDATED) and condition.status and old.get("status") != "False"):
+        silent = condition.type in (CREATED, UPDATED, CONNECTED)
+        if same or (silent and condition.status and old.get("status") != "False"):
             continue
         if condition.type == READY and any(
             other.type != READY and other.reason == condition.reason for other in conditions

@@ -45,8 +45,15 @@ def get_uid(found: JsonObject) -> str:
 
 
 def template_key(domain: JsonObject) -> tuple[str, str]:
-    """Namespace and name of the template for a domain's pods."""
-    return str(domain["metadata"]["namespace"]), str(domain["spec"]["channel"]["resourceClaimTemplate"]["name"])
+    """Namespace and name of the template for a domain's pods; no name without a spec, which the CRD does not demand."""
+    channel = (domain.get("spec") or {}).get("channel") or {}
+    name = (channel.get("resourceClaimTemplate") or {}).get("name")
+    return str(domain["metadata"]["namespace"]), str(name or "")
+
+
+def get_num_nodes(domain: JsonObject) -> int:
+    """How many nodes its owner wants to be ready, 0 if that is not said."""
+    return int((domain.get("spec") or {}).get("numNodes") or 0)
 
 
 def is_updating(daemon_set: JsonObject) -> bool:

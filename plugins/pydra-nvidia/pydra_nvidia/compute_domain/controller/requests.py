@@ -31,6 +31,8 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     body: JsonObject
     subresource: str = ""
+    comes_first: bool = False
+    """Nothing else is sent without it."""
 
 
 class Delete(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,8 +62,16 @@ class UnlabelNode(msgspec.Struct, frozen=True, kw_only=True):
 Request: TypeAlias = Create | Replace | Patch | Delete | LabelNode | UnlabelNode
 
 
-def patch_finalizers(resource: Resource, found: JsonObject, finalizers: list[str]) -> Patch:
+def is_status(request: Request) -> bool:
+    """Whether it writes a status, which says what the other requests have done."""
+    return isinstance(request, Patch) and request.subresource == "status"
+
+
+def patch_finalizers(
+    resource: Resource, found: JsonObject, finalizers: list[str], *, comes_first: bool = False
+) -> Patch:
     """Replace an object's finalizers, if it is still as it was seen."""
     metadata = {"finalizers": finalizers, "resourceVersion": found["metadata"]["resourceVersion"]}
     namespace, name = object_key(found)
-    return Patch(resource=resource, namespace=namespace, name=name, body={"metadata": metadata})
+    body = {"metadata": metadata}
+    return Patch(resource=resource, namespace=namespace, name=name, body=body, comes_first=comes_first)

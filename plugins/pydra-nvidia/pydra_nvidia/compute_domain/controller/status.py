@@ -10,6 +10,7 @@ from pydra.controllers import JsonObject
 from pydra_nvidia.compute_domain.controller.cliques import OUTSIDE, Member, choose_pods
 from pydra_nvidia.compute_domain.controller.facts import (
     find_condition,
+    get_num_nodes,
     get_pod_ip,
     is_deleting,
     is_pod_ready,
@@ -20,7 +21,10 @@ from pydra_nvidia.compute_domain.controller.views import View
 from pydra_nvidia.compute_domain.names import DRIVER, IMEX_CONDITION
 
 READY, CREATED, UPDATED, DELETING = "Ready", "ObjectsCreated", "DaemonsUpToDate", "Deleting"
+CONNECTED = "Connected"
 """The types of conditions."""
+DEGRADED = "DomainDegraded"
+"""The reason why a daemon, which is ready, says that its peers are not connected, or have another driver."""
 NAMED = 5
 """How many nodes a condition names."""
 _NO_AGENT = f"its slice of {DRIVER}, which tells its clique, does not exist: no agent serves the node"
@@ -36,11 +40,15 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of the domain: ready, or what it waits for. `member` is None before it has an address and a clique."""
+    """A node of the domain: ready, or what it waits for. `member` is None before it has an address and a clique.
+
+    `degraded` is what the daemon says of its peers.
+    """
 
     node: str
     waits_for: str
     member: Member | None = None
+    degraded: str = ""
 
 
 def list_node_states(view: View, members: Mapping[str, Member], settings: ControllerSettings) -> Sequence[NodeState]:
@@ -52,9 +60,15 @@ def list_node_states(view: View, members: Mapping[str, Member], settings: Contro
             node=node,
             waits_for=_find_wait(view, node, pods.get(node), members.get(node), settings),
             member=members.get(node),
+            degraded=_find_degraded(pods.get(node)),
         )
         for node in sorted(nodes)
     ]
+
+
+def _find_degraded(pod: JsonObject | None) -> str:
+    imex = find_condition(pod, IMEX_CONDITION) if pod is not None and is_pod_ready(pod) else {}
+    return shorten(str(imex.get("message") or "")) if imex.get("reason") == DEGRADED else ""
 
 
 def _find_wait(
@@ -115,7 +129,7 @@ def judge_ready(
         return _ready(
             "HostManaged", "the hosts run their IMEX daemons; what is ready is known on each node", ready=True
         )
-    wanted = max(1, int(view.domain["spec"].get("numNodes") or 0))
+    wanted = max(1, get_num_nodes(view.domain))
     waiting = [state for state in states if state.waits_for]
     ready = len(states) - len(waiting)
     if not states:
@@ -127,6 +141,18 @@ def judge_ready(
     if ready < wanted:
         return _ready("TooFewNodes", f"{ready} nodes are ready, and spec.numNodes is {wanted}")
     return _ready("NodesReady", f"all {ready} nodes are ready", ready=True)
+
+
+def judge_connected(view: View, states: Sequence[NodeState]) -> Sequence[Condition]:
+    """The condition Connected, once a daemon has said of its peers that something is wrong."""
+    degraded = [f"{state.node}: {state.degraded}" for state in states if state.degraded]
+    if degraded:
+        more = f"; and {len(degraded) - NAMED} more" if len(degraded) > NAMED else ""
+        message = "; ".join(degraded[:NAMED]) + more
+        return [Condition(type=CONNECTED, status=False, reason=DEGRADED, message=message)]
+    if not find_condition(view.domain, CONNECTED):
+        return []
+    return [Condition(type=CONNECTED, status=True, reason="NodesConnected", message="no daemon misses a peer")]
 
 
 def _ready(reason: str, message: str, *, ready: bool = False) -> Condition:
@@ -145,7 +171,7 @@ def build_status(view: View, states: Sequence[NodeState], conditions: Sequence[C
     old = {one.get("type"): one for one in (view.domain.get("status") or {}).get("conditions") or ()}
     return {
         "status": "Ready" if ready.status else "NotReady",
-        "summary": f"{count}/{max(len(states), int(view.domain['spec'].get('numNodes') or 0))}",
+        "summary": f"{count}/{max(len(states), get_num_nodes(view.domain))}",
         "observedGeneration": generation,
         "conditions": [_build_condition(one, old.get(one.type) or {}, generation, now) for one in conditions],
         **({"nodes": nodes} if nodes else {}),
@@ -176,5 +202,5 @@ def _build_node(state: NodeState) -> JsonObject:
         if member.other_clique is not None
         else ""
     )
-    message = state.waits_for or changed
+    message = state.waits_for or changed or state.degraded
     return {**node, "status": "NotReady" if state.waits_for else "Ready", **({"message": message} if message else {})}

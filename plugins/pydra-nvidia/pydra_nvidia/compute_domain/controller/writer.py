@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 import anyio
 
-from pydra.controllers import NODES, Cache, Conflict, JsonObject, KubeClient, NotFound, Resource, object_key
+from pydra.controllers import (
+    NODES,
+    Cache,
+    Conflict,
+    JsonObject,
+    KubeClient,
+    KubeError,
+    LostLease,
+    NotFound,
+    Resource,
+    object_key,
+)
 from pydra_nvidia.compute_domain.controller.facts import get_label
 from pydra_nvidia.compute_domain.controller.requests import (
     Create,
@@ -18,6 +29,7 @@ from pydra_nvidia.compute_domain.controller.requests import (
     Replace,
     Request,
     UnlabelNode,
+    is_status,
 )
 from pydra_nvidia.compute_domain.names import DOMAIN_LABEL
 
@@ -40,37 +52,48 @@ def build_label(request: LabelNode) -> JsonObject:
 class Writer:
     """Writes to the API server, and tells the caches what is stored now."""
 
-    def __init__(self, client: KubeClient, caches: Mapping[Resource, Cache]) -> None:
+    def __init__(
+        self, client: KubeClient, caches: Mapping[Resource, Cache], may_act: Callable[[], bool] = lambda: True
+    ) -> None:
         self._client = client
         self._caches = caches
+        self._may_act = may_act
 
-    async def carry_out(self, requests: Sequence[Request]) -> None:
-        """Carry out all, in order. What is to be changed and does not exist any more is passed over.
+    async def carry_out(self, requests: Sequence[Request]) -> Sequence[KubeError]:
+        """Carry out all, in order; return why some failed. What is to be changed and is gone is passed over.
 
-        Raises KubeError: of the first request that failed; those after it are not sent.
+        Those after one that failed are sent all the same, unless that one `comes_first`; but not a status, which would
+        say that all is done. Raises LostLease, before a request that another instance may be sending by now.
         """
+        errors = list[KubeError]()
+        limit = anyio.CapacityLimiter(AT_ONCE)
         for is_label, group in groupby(requests, key=lambda one: isinstance(one, LabelNode | UnlabelNode)):
-            batch = list(group)
-            if not is_label:
-                for one in batch:
-                    await self._send(one)
+            if is_label:
+                async with anyio.create_task_group() as tasks:
+                    for one in group:
+                        tasks.start_soon(self._send_aside, one, limit, errors)
                 continue
-            errors = list[Exception]()
-            limit = anyio.CapacityLimiter(AT_ONCE)
-            async with anyio.create_task_group() as tasks:
-                for one in batch:
-                    tasks.start_soon(self._send_aside, one, limit, errors)
-            if errors:
-                raise errors[0]
+            for one in group:
+                if errors and is_status(one):
+                    continue
+                try:
+                    await self._send(one)
+                except KubeError as error:
+                    errors.append(error)
+                    if isinstance(one, Patch) and one.comes_first:
+                        return errors
+        return errors
 
-    async def _send_aside(self, request: Request, limit: anyio.CapacityLimiter, errors: list[Exception]) -> None:
+    async def _send_aside(self, request: Request, limit: anyio.CapacityLimiter, errors: list[KubeError]) -> None:
         async with limit:
             try:
                 await self._send(request)
-            except Exception as error:  # noqa: BLE001 - raised by the caller, when the others have ended
+            except KubeError as error:
                 errors.append(error)
 
     async def _send(self, request: Request) -> None:
+        if not self._may_act():
+            raise LostLease("the Lease was not renewed in time")
         log.debug("%r", request)
         try:
             if isinstance(request, LabelNode):
