@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect as mi
 
-from pydra.backends.type_messages import LEAVES, describe, show
+from pydra.backends.type_messages import EXAMPLES, LEAVES, describe, is_quantity_type, show
 from pydra.errors import suggest
 from pydra.quantity import is_quantity
 
@@ -56,7 +56,10 @@ def _fits_length(size: int, wanted: mi.StrType | mi.CollectionType | mi.DictType
 
 
 def _metadata(value: Any, wanted: mi.Metadata, path: str) -> Iterator[str]:
-    yield from _walk(value, wanted.type, path)
+    if is_quantity_type(wanted) and (isinstance(value, bool) or not isinstance(value, int | str)):
+        yield _found(value, wanted, path)
+    else:
+        yield from _walk(value, wanted.type, path)
 
 
 def _anything(value: Any, wanted: mi.Type, path: str) -> Iterator[str]:
@@ -212,7 +215,8 @@ def _same_kind(value: Any, wanted: mi.Type) -> bool:
 
 _JSON_KINDS: tuple[tuple[Any, Any], ...] = (
     (mi.BoolType, bool),
-    (mi.IntType | mi.FloatType, int | float),
+    (mi.IntType, int),
+    (mi.FloatType, int | float),
     (mi.StrType | mi.EnumType, str),
     (mi.LiteralType, str | int),
     (mi.CollectionType | mi.TupleType, list | tuple),
@@ -241,14 +245,6 @@ _WALKS: tuple[tuple[Any, Callable[[Any, Any, str], Iterator[str]]], ...] = (
     (_Object, _object),
     (mi.UnionType, _union),
 )
-
-
-EXAMPLES = "a quantity such as 2, 80Gi, 1500m or 1e3"
-
-
-def is_quantity_type(wanted: mi.Type) -> bool:
-    """Return whether the type's strings are quantities."""
-    return isinstance(wanted, mi.Metadata) and (wanted.extra_json_schema or {}).get("format") == "quantity"
 
 
 def find_bad_quantities(value: Any, wanted: type) -> tuple[str, ...]:

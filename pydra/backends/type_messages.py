@@ -11,6 +11,8 @@ from msgspec import inspect as mi
 
 MAX_SHOWN = 60
 
+EXAMPLES = "a quantity such as 2, 80Gi, 1500m or 1e3"
+
 LEAVES: dict[type[mi.Type], Any] = {
     mi.DateTimeType: datetime.datetime,
     mi.DateType: datetime.date,
@@ -48,7 +50,7 @@ def describe(wanted: mi.Type) -> str:  # noqa: PLR0911 - one line a type
     """Describe what a type allows, in JSON's terms."""
     match wanted:
         case mi.Metadata(type=inner):
-            return describe(inner)
+            return EXAMPLES if is_quantity_type(wanted) else describe(inner)
         case mi.NoneType():
             return "null"
         case mi.BoolType():
@@ -62,7 +64,7 @@ def describe(wanted: mi.Type) -> str:  # noqa: PLR0911 - one line a type
         case mi.LiteralType(values=values):
             return ", ".join(map(show, values))
         case mi.StructType() | mi.DictType() | mi.TypedDictType() | mi.DataclassType():
-            return "an object"
+            return _object(wanted)
         case mi.CollectionType():
             return "a list" + _length(wanted)
         case mi.TupleType(item_types=items):
@@ -71,6 +73,17 @@ def describe(wanted: mi.Type) -> str:  # noqa: PLR0911 - one line a type
             return " or ".join(dict.fromkeys(describe(one) for one in types))
         case _:
             return f"a {LEAVES[type(wanted)].__name__.lower()}" if type(wanted) in LEAVES else "another value"
+
+
+def _object(wanted: mi.Type) -> str:
+    """Name a class of the contract, which a backend answers with; configuration has other ones."""
+    cls = wanted.cls if isinstance(wanted, mi.StructType) else dict
+    return f"a pydra.{cls.__name__}" if cls.__module__.startswith("pydra.") else "an object"
+
+
+def is_quantity_type(wanted: mi.Type) -> bool:
+    """Return whether the type's strings are quantities."""
+    return isinstance(wanted, mi.Metadata) and (wanted.extra_json_schema or {}).get("format") == "quantity"
 
 
 def _range(wanted: mi.IntType | mi.FloatType) -> str:

@@ -308,12 +308,15 @@ def _wrong_items(where: str, items: Any, wanted: type) -> Iterator[str]:
 
 
 def find_value_violations(body: msgspec.Raw, wanted: Any) -> tuple[str, ...]:
-    """Return every mismatch between an encoded result and the type."""
+    """Return every mismatch between an encoded result and the type; those that several items share, once."""
     try:
         value = msgspec.msgpack.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return (f"the answer cannot be decoded: {error}",)
-    return find_mismatches(value, wanted)
+    alike: dict[str, list[str]] = {}
+    for one in find_mismatches(value, wanted):
+        alike.setdefault(re.sub(r"\[\d+\]", "[]", one), []).append(one)
+    return tuple(one if not more else f"{one} (and {len(more)} more like this)" for one, *more in alike.values())
 
 
 def answers_exactly(claim: Claim, prepared: Sequence[PreparedDevice]) -> bool:

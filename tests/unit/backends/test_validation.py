@@ -162,6 +162,33 @@ def test_all_wrong_values_inside_an_answer_are_told() -> None:
     )
 
 
+ATTRIBUTE = "true or false or an integer or a string or a pydra.Version or a list"
+DEVICE: dict[str, Any] = {"name": "a"}
+
+
+@pytest.mark.parametrize(
+    ("devices", "violation"),
+    [
+        ([DEVICE | {"attributes": {"speed": 1.5}}], f"attributes.speed: found 1.5, allowed: {ATTRIBUTE}"),
+        ([DEVICE | {"capacity": {"memory": 8}}], "capacity.memory: found 8, allowed: a pydra.Capacity"),
+        (
+            [DEVICE | {"capacity": {"memory": {"value": 8.5}}}],
+            "capacity.memory.value: found 8.5, allowed: a quantity such as 2, 80Gi, 1500m or 1e3",
+        ),
+        (
+            [DEVICE | {"health": False}] * 3,
+            "health: found false, allowed: a pydra.Health (and 2 more like this)",
+        ),
+    ],
+    ids=["attribute", "class", "quantity", "alike"],
+)
+def test_what_a_field_of_an_answer_takes_is_told_in_the_words_of_the_contract(
+    devices: list[Any], violation: str
+) -> None:
+    body = build_result({"devices": devices})
+    assert find_value_violations(body, Inventory) == (f"$.devices[0].{violation}",)
+
+
 def test_bytes_that_are_no_value_are_told() -> None:
     (violation,) = find_value_violations(msgspec.Raw(b"\xc1"), Inventory)
     assert violation.startswith("the answer cannot be decoded")
