@@ -25,6 +25,19 @@ def test_single_values_can_be_set(assignment: str) -> None:
     assert render(overlay(SIM, NVIDIA), at(path, yaml.safe_load(value)))
 
 
+def test_the_table_of_privileges_has_the_agent_of_each_backend() -> None:
+    rows = re.findall(r"^\| agents? of ([^|]+)\|", README, flags=re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)}
+    assert named == set(yaml.safe_load((CHART / "values.yaml").read_text())["backends"])
+
+
+def test_permissions_for_claims_status_are_told_with_the_setting_that_gives_them() -> None:
+    assert "resourceclaims/status" in str(render(SIM, at("settings.deviceStatus", True)))
+    told = [one for one in re.split(r"\. |\n\n|\n- ", README) if "resourceclaims/status" in one]
+    assert told
+    assert all("`deviceStatus`" in one for one in told)
+
+
 def test_there_is_something_to_try() -> None:
     assert len(BLOCKS) >= 2
     assert len(ASSIGNMENTS) >= 4

@@ -12,6 +12,7 @@ import pytest
 from pydra import ClaimError
 from pydra.backends.claim_config import find_config_problems
 from pydra.backends.discovery import list_backends
+from pydra.checkpoint.record import SCHEMA
 from pydra.cli.tool import build_parser
 from tests.house.pages import FOLLOWED, PAGES, ROOT, find_yaml, read
 from tests.house.scripts import load
@@ -89,6 +90,10 @@ def test_the_readme_shows_the_minimal_example_of_25_lines() -> None:
     source = (ROOT / "examples" / "minimal" / "my_fpga.py").read_text()
     assert f"```python\n{source}```" in read("README.md")
     assert len([line for line in source.splitlines() if line.strip() and not line.strip().startswith('"""')]) <= 25
+
+
+def test_the_page_on_upgrades_names_the_schema_of_records() -> None:
+    assert f"in all versions so far: {SCHEMA} for claims with" in read("docs/upgrade.md")
 
 
 def test_the_errors_in_the_backend_contract_can_be_raised() -> None:

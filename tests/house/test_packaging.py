@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import pydra
+from tests.house.pages import PAGES, read
 from tests.house.scripts import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +47,27 @@ def test_what_a_distribution_needs_to_be_built_and_to_run_is_pinned_by_hash(proj
     for extra in about(project)["project"].get("optional-dependencies", {}).values():
         needed += extra
     assert {canonical(one) for one in needed} <= pinned | ours
+
+
+INSTALLED = [
+    pytest.param(*found, id=f"{page} {number}")
+    for page in PAGES
+    for number, found in enumerate(
+        re.findall(r"^ *pip install ((?:\S+ )*\./plugins/[^#\n]*|pydra\S*.*).*\n *(.*)", read(page), re.MULTILINE)
+    )
+]
+
+
+@pytest.mark.parametrize(("arguments", "after"), INSTALLED)
+def test_what_a_page_installs_is_in_the_sources_with_all_that_it_needs(arguments: str, after: str) -> None:
+    """No index has pydra's distributions before the first release."""
+    given = [one for one in arguments.split() if one.startswith("./") or one == "."]
+    assert not re.search(r"(^| )pydra", arguments), "it is taken from an index"
+    projects = [about(ROOT / one)["project"] for one in given]
+    needed = {canonical(name) for project in projects for name in project["dependencies"]}
+    needed |= {"pydra-dev"} if after.startswith("pydra dev") else set()
+    ours = {canonical(about(one)["project"]["name"]) for one in PROJECTS}
+    assert needed & ours <= {canonical(project["name"]) for project in projects}
 
 
 def test_what_running_needs_is_taken_from_the_pins_of_development() -> None:
