@@ -204,7 +204,8 @@ def unsupported_media_type(found: str, supported: Sequence[str]) -> StatusError:
 
 def unauthorized() -> StatusError:
     """401: no token, or not the right one."""
-    return StatusError(401, "Unauthorized", "Unauthorized")
+    message = "Unauthorized: the server's address in the kubeconfig has the token, and works without a header, too"
+    return StatusError(401, "Unauthorized", message)
 
 
 def too_large_version(asked: int, current: int) -> StatusError:

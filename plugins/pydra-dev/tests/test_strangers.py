@@ -49,6 +49,23 @@ async def test_what_a_web_page_could_send_is_refused(headers: dict[str, str], co
         assert not server.api.list(PODS).items
 
 
+async def test_curl_creates_and_applies_yaml_at_the_address_in_the_kubeconfig() -> None:
+    manifest = "metadata: {name: p, labels: {a: b}}\nspec:\n  containers: [{name: c, image: i}]\n"
+    async with serve_control_plane() as server, aiohttp.ClientSession() as session:
+        address = yaml.safe_load(server.kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
+        headers = {"Content-Type": "application/yaml"}
+        async with session.post(address + PODS_PATH, data=manifest.encode(), headers=headers) as answer:
+            assert answer.status == 201, await answer.text()
+        headers = {"Content-Type": "application/apply-patch+yaml"}
+        labels = b"apiVersion: v1\nkind: Pod\nmetadata: {labels: {c: d}}\n"
+        path = f"{address}{PODS_PATH}/p?fieldManager=me"
+        async with session.patch(path, data=labels, headers=headers) as answer:
+            assert answer.status == 200, await answer.text()
+        assert server.api.get(PODS, "p", namespace="default")["metadata"]["labels"] == {"a": "b", "c": "d"}
+        async with session.post(server.url + PODS_PATH, data=manifest.encode(), headers=JSON) as answer:
+            assert "the server's address in the kubeconfig has the token" in await answer.text()
+
+
 @pytest.mark.parametrize("host", ["localhost:80", "127.0.0.1:80", "[::1]:80"])
 async def test_a_client_with_the_token_is_answered_under_every_name_of_this_machine(host: str) -> None:
     async with serve_control_plane() as server:
