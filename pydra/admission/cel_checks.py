@@ -150,8 +150,8 @@ class Checks:
     def _annotated(self, wanted: mi.Metadata, value: Value, check: Callable[[mi.Type, Value], str]) -> str:
         if not is_quantity_type(wanted):
             return check(wanted.type, value)
-        test = f"type({value.name}) == string && !isQuantity({value.name})"
-        return gather([check(wanted.type, value), choose(test, value.found(EXAMPLES), NOTHING)])
+        fits = f"type({value.name}) == int || type({value.name}) == string && isQuantity({value.name})"
+        return choose(f"!({fits})", value.found(EXAMPLES), NOTHING)
 
     def _union(self, wanted: mi.UnionType, value: Value) -> str:
         """Build the check for a union: the members of the value's JSON kind decide; with objects, their tag."""

@@ -80,6 +80,7 @@ def test_every_field_is_looked_at_and_what_is_allowed_is_said() -> None:
         "unknown field, allowed: fast",
     ):
         assert words in check, words
+    assert "an integer or a string" not in check, "quantities are called so, as by the webhook"
 
 
 def test_what_cel_cannot_tell_is_listed_where_admins_and_tools_read_it() -> None:
