@@ -123,6 +123,7 @@ class NvidiaBackend:
         something may belong to a claim that is being prepared.
         """
         entries = read_entries(held)
+        self._hardware.note_claims()
         self._restored.set()
         await self._mps.end_orphans(entries)
         try:

@@ -145,6 +145,11 @@ class HardwareReader:
             root = None
         return self._bus.drivers(), read_module_version(self._tree), list_instances(self._tree), root, self._socket()
 
+    def note_claims(self) -> None:
+        """The records of all claims are known from now on."""
+        if self._partitions is not None:
+            self._partitions.knows_claims = True
+
     def is_fabric_back(self) -> bool:
         """Whether Fabric Manager, which did not answer at the last reading, does now. Blocks."""
         fabric = self.last.fabric

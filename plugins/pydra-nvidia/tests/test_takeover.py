@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from pydra_nvidia.composition import open_backend
 from pydra_nvidia.machine_access import find_machine
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
+from pydra_nvidia.takeover.takeover import FabricUnknown
 from small_agent import SmallAgent
 
 DATA = Path(__file__).parent / "data" / "vendor-checkpoints"
@@ -55,6 +56,36 @@ async def test_a_function_goes_back_to_the_driver_only_if_that_driver_bound_it(
         await agent.unprepare(taken.claim.uid)
     (gpu,) = machine.machine.read().state.gpus.values()
     assert gpu.driver == ("nvidia" if overridden else "vfio-pci")
+
+
+async def test_a_partition_of_fabric_manager_is_the_claims_that_nvidias_driver_activated_it_for(tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario.json"
+    gpus = [{"model": "h100-80gb", "count": 2}]
+    settings = {"fabric_partitions": True}
+    scenario.write_text(json.dumps({"gpus": gpus, "driver": {"fabricMode": 1}, "settings": settings}))
+    environ = {"PYDRA_NVIDIA_SCENARIO": str(scenario), "PYDRA_NVIDIA_STATE": str(tmp_path / "machine")}
+    machine = open_simulation(str(scenario), environ["PYDRA_NVIDIA_STATE"])
+    with machine.machine.change() as view:
+        view.state.fabric = [1]  # of the first GPU
+        uuid = next(one.uuid for one in view.boards.values() if one.module == 1)
+    directory = tmp_path / "gpu.nvidia.com"
+    directory.mkdir()
+    document = json.loads((DATA / "gpu.json").read_bytes())
+    del document["v2"]
+    text = json.dumps(document).replace("GPU-2fa81118-5a5f-aa66-7660-471eed407181", uuid)
+    (directory / "checkpoint.json").write_text(text)
+    async with open_backend(find_machine(environ)) as backend:
+        machine.inject.restart_fabric_manager()
+        with pytest.raises(FabricUnknown, match="fmpm --set-activated-list"):
+            await backend.inherit(str(directory))
+        with machine.machine.change() as view:
+            view.state.fabric, view.state.fabric_phase = [1], "resumed"
+        (taken,) = (await backend.inherit(str(directory))).claims
+        assert [one.step.partition for one in taken.claim.steps] == [1]
+        agent = SmallAgent(backend)
+        agent.note(replace(taken.claim, namespace="default", name="train"), completed=True)
+        await agent.unprepare(taken.claim.uid)
+    assert machine.machine.read().state.fabric == []
 
 
 @pytest.fixture

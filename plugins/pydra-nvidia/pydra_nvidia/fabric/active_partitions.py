@@ -32,6 +32,8 @@ class ActivePartitions:
         self._manager = manager
         self._read_held = read_held
         self._ended: set[tuple[str, str]] = set()
+        self.knows_claims = False
+        """Whether claims of another driver have been taken over, so that the records name all."""
 
     def begin(self, uid: str, step: ActivateFabric) -> None:
         """The claim gets its partition: from now on it counts as the records say."""
@@ -64,6 +66,8 @@ class ActivePartitions:
 
     def _resume(self, waits: FabricManagerError) -> tuple[Group, ...]:
         """It has said no more than that it waits: the IDs are those of the records."""
+        if not self.knows_claims:
+            raise waits
         entries = self._read_held()
         if unread := sorted(entry.name for entry in entries if entry.unread):
             raise RecordsUnread(

@@ -74,10 +74,7 @@ def plan_fabric(targets: Sequence[Target], reading: Reading) -> tuple[ActivateFa
         raise ClaimError(f"Fabric Manager's partitions are not known: {reading.fabric.problem or 'it reports none'}")
     for partition in reading.fabric.partitions:
         if partition.gpus == wanted:
-            persistent = tuple(sorted(gpu.pci for gpu in reading.gpus if gpu.persistence and gpu.pci in wanted))
-            return (
-                ActivateFabric(partition=partition.id, gpus=wanted, members=partition.members, persistent=persistent),
-            )
+            return (_build_step(partition, reading),)
     size = len(wanted)
     offered = "; ".join(
         f"{one.id} has {', '.join(one.gpus)}" for one in reading.fabric.partitions if len(one.gpus) == size
@@ -87,6 +84,18 @@ def plan_fabric(targets: Sequence[Target], reading: Reading) -> tuple[ActivateFa
         f" {f'of {size} GPUs only these: {offered}' if offered else f'no {size} GPUs'}; request all GPUs of a partition"
         f" in one claim: a count of {size} with the constraint matchAttribute: gpu.nvidia.com/partition{size}"
     )
+
+
+def find_activated(targets: Iterable[Target], reading: Reading) -> tuple[ActivateFabric, ...]:
+    """The step that NVIDIA's driver has done for a claim: the partition of exactly its GPUs is active."""
+    partitions = reading.fabric.partitions if reading.fabric is not None else ()
+    users = tuple(sorted({_address(one) for one in _find_users(targets)}))
+    return tuple([_build_step(one, reading) for one in partitions if one.active and one.gpus == users])
+
+
+def _build_step(partition: FabricPartition, reading: Reading) -> ActivateFabric:
+    persistent = tuple(sorted(gpu.pci for gpu in reading.gpus if gpu.persistence and gpu.pci in partition.gpus))
+    return ActivateFabric(partition=partition.id, gpus=partition.gpus, members=partition.members, persistent=persistent)
 
 
 def explain_disconnected(entries: Iterable[Entry], reading: Reading) -> dict[str, str]:

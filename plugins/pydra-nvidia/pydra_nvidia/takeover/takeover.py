@@ -43,6 +43,12 @@ class VendorRuns(ClaimError):
     reason = "VendorRuns"
 
 
+class FabricUnknown(ClaimError):
+    """Fabric Manager does not say which partitions are active."""
+
+    reason = "FabricPartitionsUnknown"
+
+
 class VendorTakeover:
     """What the admin should know is logged."""
 
@@ -71,6 +77,11 @@ class VendorTakeover:
         if not checkpoint.claims:
             return Inheritance(files=(path,))
         reading = await self._hardware.read()
+        if reading.fabric is not None and reading.fabric.problem:
+            raise FabricUnknown(
+                "the claims of NVIDIA's driver cannot be taken over before it is known which of Fabric Manager's"
+                f" partitions they have: {reading.fabric.problem}; if it was restarted, run fmpm --set-activated-list"
+            )
         completed = [vendor for vendor in checkpoint.claims if vendor.completed and vendor.devices]
         overridden = await asyncio.to_thread(self._find_overridden, reading)
         planned = [

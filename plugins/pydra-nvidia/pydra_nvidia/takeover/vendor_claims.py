@@ -10,6 +10,7 @@ import msgspec
 from pydra import AllocatedDevice, Claim, ClaimError
 from pydra_nvidia.claim_plan import find_holds, name_devices
 from pydra_nvidia.devices import Partition, Passthrough, Target, WholeGpu, find_targets
+from pydra_nvidia.fabric.plan_fabric import find_activated
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.held_claims import Hold
 from pydra_nvidia.host.pci import DRIVER
@@ -69,6 +70,7 @@ def convert_claim(
                 f"claim {vendor.uid} uses the MPS control daemon that NVIDIA's driver started: delete the Deployment"
                 f" mps-control-daemon-{device.mps} when the claim has ended"
             )
+    steps = [*find_activated([one for one in targets if one], reading), *steps]
     return ConvertedClaim(
         claim=Claim(uid=vendor.uid, namespace=vendor.namespace, name=vendor.name, devices=devices),
         holds=tuple(holds),

@@ -130,6 +130,7 @@ class Machine:
         persistenced = Persistenced(simulation.tree, lambda: find_driver_root(simulation.tree, self.settings))
         self.held: tuple[Entry, ...] = ()
         self.partitions = ActivePartitions(self.manager, lambda: self.held)
+        self.partitions.knows_claims = True
         self.applier = ActivateFabricApplier(
             self.manager, self.partitions, self.session, PersistenceMode(self.session, persistenced)
         )
