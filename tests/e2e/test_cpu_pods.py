@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -16,7 +18,7 @@ from pydra_cpu.devices import DRIVER
 from tests.e2e.cluster import IMAGE as POD_IMAGE
 from tests.e2e.cluster import STAY, Cluster, find_processes, open_cluster
 from tests.e2e.hardware import ask
-from tests.e2e.release import IMAGE, PRIVILEGED, open_release
+from tests.e2e.release import IMAGE, PRIVILEGED, Release, open_release
 
 pytestmark = [
     pytest.mark.skipif(not IMAGE, reason="PYDRA_E2E_CHART_IMAGE names no image that is on the node"),
@@ -27,15 +29,21 @@ RUNTIME_RESTART = os.environ.get("PYDRA_E2E_RUNTIME_RESTART", "")
 LOOK = "grep Cpus_allowed_list: /proc/self/status >/dev/termination-log"
 
 
-@pytest.mark.gates("DRAConsumableCapacity")
-async def test_a_claim_has_cpus_of_its_own_and_others_have_them_back_when_it_ends() -> None:
-    everything = parse_cpu_list(Path("/sys/devices/system/cpu/online").read_text().strip())
+@asynccontextmanager
+async def open_published() -> AsyncIterator[tuple[Cluster, Release, frozenset[int]]]:
+    """Yield a cluster in which the chart's agent publishes the CPUs of this node, and these."""
     async with (
         open_cluster(DRIVER, **PRIVILEGED) as cluster,
         open_release(cluster, {"cpu": {"enabled": True}}) as release,
     ):
         await release.install()
         await cluster.wait("devices are published", cluster.devices)
+        yield cluster, release, parse_cpu_list(Path("/sys/devices/system/cpu/online").read_text().strip())
+
+
+@pytest.mark.gates("DRAConsumableCapacity")
+async def test_a_claim_has_cpus_of_its_own_and_others_have_them_back_when_it_ends() -> None:
+    async with open_published() as (cluster, _, everything):
         for name in ("pinned", "stays"):
             await cluster.create_claim(name, requests=ask(DRIVER, capacity={"requests": {f"{DRIVER}/cpu": "1"}}))
         await cluster.create_pod("pinned", LOOK, resourceClaimName="pinned")
@@ -51,13 +59,7 @@ async def test_a_claim_has_cpus_of_its_own_and_others_have_them_back_when_it_end
 
 @pytest.mark.gates("DRAConsumableCapacity")
 async def test_containers_keep_their_cpus_when_agent_and_runtime_are_killed_and_others_get_them_afterwards() -> None:
-    everything = parse_cpu_list(Path("/sys/devices/system/cpu/online").read_text().strip())
-    async with (
-        open_cluster(DRIVER, **PRIVILEGED) as cluster,
-        open_release(cluster, {"cpu": {"enabled": True}}) as release,
-    ):
-        await release.install()
-        await cluster.wait("devices are published", cluster.devices)
+    async with open_published() as (cluster, release, everything):
         await cluster.create_claim("stays", requests=ask(DRIVER, capacity={"requests": {f"{DRIVER}/cpu": "1"}}))
         pinned = await cluster.start_pod("stays", STAY, resourceClaimName="stays")
         neighbour = await cluster.start_pod("neighbour", STAY, claims={})

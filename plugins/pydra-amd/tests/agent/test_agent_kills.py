@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from amd_node import run_scene
+from amd_node import Scene, run_scene
 from pydra.kube.api_resources import PODS
 from pydra.settings import KUBELET_CALL_DEADLINE
 
@@ -52,35 +53,63 @@ class Reaper:
         return not (self._place / "end").exists()
 
 
-async def test_a_mode_changes_and_changes_back_when_agent_and_backend_are_killed_at_any_step(tmp_path: Path) -> None:
+class Lives(NamedTuple):
+    """A node, and its agent that is killed at moments of a claim and started again."""
+
+    node: Scene
+    reaper: Reaper
+    start: Callable[[], Awaitable[Agent]]
+    agents: list[Agent]
+
+    async def die(self) -> None:
+        await self.agents[-1].process.wait()
+
+    async def prepare(self, moment: str, name: str, *wanted: Any) -> None:
+        """Start a pod; its claim is prepared in spite of a kill at this moment."""
+        self.reaper.come(f"agent {moment}")
+        await self.node.ask(name, *wanted)
+        await self.die()
+        await self.start()
+        await self.node.wait_running(name)
+
+    async def unprepare(self, moment: str, name: str) -> list[str]:
+        """End a pod, and return what was left when the agent was killed at this moment; in the end nothing is."""
+        self.reaper.come(f"agent {moment}")
+        await self.node.node.client.delete(PODS, name, namespace="default")
+        await self.die()
+        left = self.node.leftovers()
+        await self.start()
+        await self.node.wait_ended(name)
+        await self.node.wait_clean()
+        return left
+
+
+@asynccontextmanager
+async def live(tmp_path: Path, **environ: str) -> AsyncIterator[Lives]:
     reaper = Reaper(tmp_path / "mortal")
+    agents: list[Agent] = []
     async with run_scene(tmp_path) as node, AsyncExitStack() as ended:
 
         async def start() -> Agent:
-            return await ended.enter_async_context(node.agent(*FLAGS, environ=reaper.environ))
+            agents.append(await ended.enter_async_context(node.agent(*FLAGS, environ={**reaper.environ, **environ})))
+            return agents[-1]
 
-        agent = await start()
-        for number, (preparing, unpreparing) in enumerate(KILLS):
-            name = f"pod-{number}"
-            reaper.come(f"agent {preparing}")
-            await node.ask(name, "cpx", COUNT)
-            await agent.process.wait()
-            agent = await start()
-            await node.wait_running(name)
-            assert node.modes() == ["CPX", "CPX"]
-            reaper.come(f"agent {unpreparing}")
-            await node.node.client.delete(PODS, name, namespace="default")
-            await agent.process.wait()
-            assert node.leftovers() != []
-            agent = await start()
-            await node.wait_ended(name)
-            await node.wait_clean()
-        reaper.come("agent within CPX")
-        await node.ask("gone", "cpx")
-        await agent.process.wait()
-        await node.node.client.delete(PODS, "gone", namespace="default")
         await start()
-        await node.wait_clean()
+        yield Lives(node, reaper, start, agents)
+
+
+async def test_a_mode_changes_and_changes_back_when_agent_and_backend_are_killed_at_any_step(tmp_path: Path) -> None:
+    async with live(tmp_path) as lives:
+        for number, (preparing, unpreparing) in enumerate(KILLS):
+            await lives.prepare(preparing, f"pod-{number}", "cpx", COUNT)
+            assert lives.node.modes() == ["CPX", "CPX"]
+            assert await lives.unprepare(unpreparing, f"pod-{number}") != []
+        lives.reaper.come("agent within CPX")
+        await lives.node.ask("gone", "cpx")
+        await lives.die()
+        await lives.node.node.client.delete(PODS, "gone", namespace="default")
+        await lives.start()
+        await lives.node.wait_clean()
 
 
 async def test_a_mode_changes_and_changes_back_when_the_backend_alone_is_killed_in_the_middle(tmp_path: Path) -> None:
@@ -107,30 +136,13 @@ RELOADS = [
 
 
 async def test_a_memory_mode_changes_and_changes_back_when_the_agent_is_killed_at_any_step(tmp_path: Path) -> None:
-    reaper = Reaper(tmp_path / "mortal")
-    environ = {**reaper.environ, "PYDRA_AMD_PARTITIONING": "memory"}
-    async with run_scene(tmp_path) as node, AsyncExitStack() as ended:
-
-        async def start() -> Agent:
-            return await ended.enter_async_context(node.agent(*FLAGS, environ=environ))
-
-        agent = await start()
+    async with live(tmp_path, PYDRA_AMD_PARTITIONING="memory") as lives:
+        node = lives.node
         for number, (preparing, unpreparing) in enumerate(RELOADS):
-            name = f"pod-{number}"
-            reaper.come(f"agent {preparing}")
-            await node.ask(name, "cpx_nps4")
-            await agent.process.wait()
-            agent = await start()
-            await node.wait_running(name)
+            await lives.prepare(preparing, f"pod-{number}", "cpx_nps4")
             assert (node.modes()[0], node.memory_modes()) == ("CPX", {"NPS4"})
-            assert reaper.seconds() > KUBELET_CALL_DEADLINE
-            reaper.come(f"agent {unpreparing}")
-            await node.node.client.delete(PODS, name, namespace="default")
-            await agent.process.wait()
-            assert node.leftovers() != []
-            agent = await start()
-            await node.wait_ended(name)
-            await node.wait_clean()
+            assert lives.reaper.seconds() > KUBELET_CALL_DEADLINE
+            assert await lives.unprepare(unpreparing, f"pod-{number}") != []
             assert node.memory_modes() == {"NPS1"}
 
 
@@ -142,26 +154,9 @@ TAKES = [
 
 
 async def test_a_gpu_is_taken_and_given_back_when_the_agent_is_killed_at_any_step(tmp_path: Path) -> None:
-    reaper = Reaper(tmp_path / "mortal")
-    environ = {**reaper.environ, "PYDRA_AMD_VFIO": "true"}
-    async with run_scene(tmp_path) as node, AsyncExitStack() as ended:
-
-        async def start() -> Agent:
-            return await ended.enter_async_context(node.agent(*FLAGS, environ=environ))
-
-        agent = await start()
+    async with live(tmp_path, PYDRA_AMD_VFIO="true") as lives:
         for number, (preparing, unpreparing) in enumerate(TAKES):
-            name = f"guest-{number}"
-            reaper.come(f"agent {preparing}")
-            await node.ask(name, "vfio")
-            await agent.process.wait()
-            agent = await start()
-            await node.wait_running(name)
-            assert node.driver("0000:05:00.0") == "vfio-pci"
-            reaper.come(f"agent {unpreparing}")
-            await node.node.client.delete(PODS, name, namespace="default")
-            await agent.process.wait()
-            agent = await start()
-            await node.wait_ended(name)
-            await node.wait_clean()
-            assert node.driver("0000:05:00.0") == "amdgpu"
+            await lives.prepare(preparing, f"guest-{number}", "vfio")
+            assert lives.node.driver("0000:05:00.0") == "vfio-pci"
+            await lives.unprepare(unpreparing, f"guest-{number}")
+            assert lives.node.driver("0000:05:00.0") == "amdgpu"
