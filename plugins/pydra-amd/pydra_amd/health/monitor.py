@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from pydra_amd.amdsmi.events import RESET_BEGINS, RESET_ENDS, THROTTLED, Event
 from pydra_amd.amdsmi.links_and_throttling import THERMAL, GpuReading
@@ -22,9 +22,8 @@ _QUIET_SECONDS = 300.0
 class HealthMonitor:
     """Made inside the event loop, which it wakes."""
 
-    def __init__(self, tree: Tree, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self._lock = threading.Lock()
@@ -44,7 +43,7 @@ class HealthMonitor:
                 self._resetting.discard(event.address)
             elif event.kind == THROTTLED:
                 is_known = self._is_throttled(event.address)
-                self._throttled[event.address] = self._clock()
+                self._throttled[event.address] = time.monotonic()
                 if is_known:
                     return
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
@@ -87,8 +86,8 @@ class HealthMonitor:
         """Firmware without events counts how often it held the clocks down for heat."""
         count = sum(told.throttled.get(cause, 0) for cause in THERMAL)
         if count > self._counts.get(address, count):
-            self._throttled[address] = self._clock()
+            self._throttled[address] = time.monotonic()
         self._counts[address] = count
 
     def _is_throttled(self, address: str) -> bool:
-        return self._clock() - self._throttled.get(address, float("-inf")) < _QUIET_SECONDS
+        return time.monotonic() - self._throttled.get(address, float("-inf")) < _QUIET_SECONDS
