@@ -62,6 +62,8 @@ CONFIG_PLACE = "/imexd"
 """Where the daemon's pod has the directory of its ComputeDomain."""
 
 _MOUNT_OPTIONS = ("rw", "nosuid", "nodev", "bind")
+_NAMES_SINCE = [570, 158, 1]
+"""The first driver whose IMEX knows its nodes by names."""
 _LOOK_AGAIN = 1.0
 """Seconds between two questions whether an IMEX daemon is ready."""
 
@@ -252,11 +254,18 @@ class ComputeDomainBackend:
         """What the kernel driver lacks for a node in a fabric."""
         try:
             find_imex_channels(self._tree, 1)
-            if self._settings.imex is Imex.DRIVER_MANAGED:
-                find_imex_management(self._tree)
+            if self._settings.imex is not Imex.DRIVER_MANAGED:
+                return ""
+            find_imex_management(self._tree)
         except CapabilityMissing as error:
             return str(error)
-        return ""
+        version = read_module_version(self._tree)
+        if not version or [int(part) for part in version.split(".")] >= _NAMES_SINCE:
+            return ""
+        return (
+            f"the NVIDIA driver is {version}, and IMEX daemons of ComputeDomains need"
+            f" {'.'.join(f'{part:02}' for part in _NAMES_SINCE)} or newer: older ones know nodes by addresses only"
+        )
 
     def _names(self) -> tuple[str, ...]:
         return (CHANNEL, DAEMON) if self._settings.imex is Imex.DRIVER_MANAGED else (CHANNEL,)

@@ -168,6 +168,13 @@ async def test_a_driver_that_is_too_old_for_daemons_is_told(tmp_path: Path) -> N
         assert "fabric-imex-mgmt" in health.message
 
 
+async def test_a_driver_whose_imex_knows_no_names_is_told(tmp_path: Path) -> None:
+    async with machine(tmp_path, "driver: {version: 570.124.06}\n" + gpus({})) as node:
+        assert "the NVIDIA driver is 570.124.06" in (await node.health()).message
+        node.becomes("driver: {version: 570.158.01}\n" + gpus({}))
+        assert await node.health() == Health()
+
+
 @pytest.mark.parametrize(
     ("said", "fabric"),
     [

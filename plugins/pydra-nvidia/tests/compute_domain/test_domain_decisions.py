@@ -264,6 +264,30 @@ def test_a_deletion_that_the_finalizer_of_another_holds_up_says_whose() -> None:
     assert cluster.list(COMPUTE_DOMAINS) == ()
 
 
+def test_a_domain_with_the_name_of_one_whose_daemons_are_still_leaving_takes_nothing_of_it() -> None:
+    cluster, first = start("a", "b")
+    for node in ("a", "b"):
+        cluster.end_pod(f"pod-{node}")
+    cluster.delete_domain("cd")
+    while first in cluster.uids():
+        cluster.send(cluster.plan(first))
+    assert len(cluster.list(PODS)) == 2
+    second = cluster.create_domain("cd")
+    for node in ("b", "a"):
+        cluster.start_pod(f"new-{node}", second, node)
+    while requests := cluster.plan(second):
+        cluster.send(requests)
+    assert cluster.labels() == {"a": second, "b": second}
+    assert cluster.condition("cd")[1].startswith("0 of 2 nodes are ready; a: no daemon pod yet; b: no daemon pod yet")
+    assert list(cluster.indexes()) == []
+    cluster.settle()
+    for node in ("a", "b"):
+        cluster.set_ready(node, ready=True)
+    cluster.settle()
+    assert cluster.condition("cd")[0] == "NodesReady"
+    assert {name for name, _, _ in cluster.indexes()} == {f"{second}.{RACK}"}
+
+
 def test_peers_that_a_ready_daemon_misses_are_a_condition_of_the_domain_until_they_are_back() -> None:
     cluster, _ = start("a", "b")
     assert not any(one["type"] == "Connected" for one in cluster.domain("cd")["status"]["conditions"])
