@@ -220,7 +220,7 @@ async def connecting() -> AsyncIterator[Any]:
     yield None
 
 
-@contextlib.asynccontextmanager  # type: ignore[arg-type] - the mistake
+@contextlib.asynccontextmanager  # type: ignore[arg-type]  # the mistake
 async def returning() -> Any:
     return None
 
