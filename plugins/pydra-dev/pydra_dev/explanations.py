@@ -144,8 +144,8 @@ def _describe_health(driver: str, devices: Sequence[tuple[str, str, str]]) -> Pa
     if not devices:
         return Paragraph(headline=f"health: driver {driver} stopped reporting, its devices are Unknown")
     said = (f"{count} {health}" for health, count in sorted(Counter(health for _, _, health in devices).items()))
-    sick = tuple(f"{pool}/{device} is {health}" for pool, device, health in devices if health != "Healthy")
-    return Paragraph(headline=f"health: devices of {driver}: {', '.join(said)}", details=sick[:SHOWN_DEVICES])
+    unhealthy = tuple(f"{pool}/{device} is {health}" for pool, device, health in devices if health != "Healthy")
+    return Paragraph(headline=f"health: devices of {driver}: {', '.join(said)}", details=unhealthy[:SHOWN_DEVICES])
 
 
 TABLE_ROWS, TABLE_WIDTH = 16, 110

@@ -27,7 +27,7 @@ class SimBackend:
         self._seen: object = None
 
     async def discover(self) -> pydra.Inventory:
-        """All devices, with their health. A partition is as ill as its accelerator."""
+        """All devices, with their health. A partition has the health of its accelerator."""
         self._seen = self._machine.read_signature()  # first, so that a change while the rest is read is noticed
         version, ailments = self._machine.read_scenario().driver_version, self._machine.read_ailments()
         parts = self._machine.read_parts().values()

@@ -1,4 +1,4 @@
-"""Decides how ill a device is: as ill as its worst chip."""
+"""Decides the health of a device: that of its worst chip."""
 
 from __future__ import annotations
 

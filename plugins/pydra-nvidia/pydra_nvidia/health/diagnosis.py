@@ -127,9 +127,9 @@ def diagnose(reading: Reading, incidents: Iterable[Incident], *, settings: Setti
 
 
 def suspend(last: Diagnosis, reading: Reading, why: str) -> Diagnosis:
-    """Nobody knows how anything is while it is left alone, and no new pod should come to where no claim is prepared.
+    """The diagnosis during maintenance: no health is known, and no new pod should come to where no claim is prepared.
 
-    What was ill then counts as ill.
+    What was unhealthy before stays unhealthy.
     """
     taint = Taint(key=MAINTENANCE, effect=TaintEffect.NO_SCHEDULE)
 
@@ -202,7 +202,7 @@ def _lost(lost: LostGpu) -> _Finding:
 
 
 def _assess(findings: Iterable[_Finding], settings: Settings, *, silence: str = "") -> Assessment:
-    sick: list[Health] = []
+    unhealthy: list[Health] = []
     informing: list[Taint] = []
     order = list(DEFAULT_REACTIONS)
     for finding in sorted(findings, key=lambda one: order.index(one.signal)):
@@ -211,7 +211,7 @@ def _assess(findings: Iterable[_Finding], settings: Settings, *, silence: str = 
         if reaction is Reaction.NONE:
             informing.append(Taint(key=key, value=finding.value, effect=TaintEffect.NONE))
         elif reaction is not Reaction.IGNORE:
-            sick.append(
+            unhealthy.append(
                 Health(
                     status=HealthStatus.UNHEALTHY,
                     message=finding.message,
@@ -220,9 +220,9 @@ def _assess(findings: Iterable[_Finding], settings: Settings, *, silence: str = 
                     effect=EFFECTS[reaction],
                 )
             )
-    if silence and not sick:
-        sick.append(Health(status=HealthStatus.UNKNOWN, message=f"the GPU does not answer: {silence}"))
-    return combine(sick, informing)
+    if silence and not unhealthy:
+        unhealthy.append(Health(status=HealthStatus.UNKNOWN, message=f"the GPU does not answer: {silence}"))
+    return combine(unhealthy, informing)
 
 
 def _key(signal: Signal) -> str:

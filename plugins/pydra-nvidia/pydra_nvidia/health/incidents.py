@@ -1,4 +1,4 @@
-"""XIDs: what they mean, what it takes to be well again, and those so far, in a file, so that no restart heals a GPU.
+"""XIDs: what they mean, what ends them, and those so far, in a file, so that a restart does not make a GPU healthy.
 
 A reboot empties the file's directory. It may be changed by another process, an admin's or an overlapping agent's: it is
 read again then, and each change is made by one process at a time.
