@@ -1,8 +1,8 @@
-"""Decides what a claim gets: which chips, in which mesh, and what its containers are given."""
+"""What containers get for a device: the nodes of its chips, and the environment of the claim's whole mesh. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from pydra import (
     AllocatedDevice,
@@ -12,45 +12,22 @@ from pydra import (
     DeviceNode,
     Mount,
     PreparedDevice,
-    UnknownDevice,
 )
 from pydra_tpu.cdi.environment import build_environment
 from pydra_tpu.cdi.mesh_processes import find_processes
 from pydra_tpu.claim_config import TpuConfig
-from pydra_tpu.devices import identify
-from pydra_tpu.geometry import SubSlice, find_sub_slice
+from pydra_tpu.devices import find_chips, identify
+from pydra_tpu.geometry import SubSlice
 from pydra_tpu.hardware_types import VFIO_CONTROL, Host, host_node
 from pydra_tpu.settings import Settings
 
 LOGS = "/tmp/tpu_logs"  # noqa: S108 - where libtpu writes
 
 
-class NotAMesh(ClaimError):
-    """The chips of a claim cannot form a mesh."""
-
-    reason = "NotAMesh"
-
-
 class ChipUnusable(ClaimError):
     """A chip of a claim cannot be given to containers."""
 
     reason = "ChipUnusable"
-
-
-def find_chips(
-    devices: Sequence[AllocatedDevice], offered: Mapping[str, SubSlice], count: int, *, admin: bool
-) -> tuple[int, ...]:
-    """The chips of the devices with, or without, admin access. Raises UnknownDevice, NotAMesh."""
-    wanted = [one.device for one in devices if one.admin_access is admin]
-    if unknown := [name for name in wanted if name not in offered]:
-        raise UnknownDevice(f"this machine has no device {unknown[0]}; it has {', '.join(offered) or 'none'}")
-    chips = tuple(sorted({index for name in wanted for index in offered[name].chips}))
-    if chips and find_sub_slice(chips, count) is None:
-        raise NotAMesh(
-            f"chips {', '.join(map(str, chips))} of this host do not form a mesh together; "
-            "ask for one device of the shape that is needed, such as 2x2, or for all chips of a host"
-        )
-    return chips
 
 
 def prepare_claim(
