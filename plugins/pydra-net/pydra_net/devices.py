@@ -10,12 +10,6 @@ from pydra_net.hardware_types import Link
 DRIVER = "dra.net"
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_REPRESENTOR = re.compile(r"(c\d+)?pf\d+(vf|sf)\d+")
-
-
-def is_representor(link: Link) -> bool:
-    """Whether a link stands for another function, in the switch of a card."""
-    return bool(_REPRESENTOR.fullmatch(link.port))
 
 
 def name_device(link: Link, pci_address: str, port: int = 0) -> str:
@@ -27,7 +21,7 @@ def name_device(link: Link, pci_address: str, port: int = 0) -> str:
     if not pci_address:
         return link.name if _LABEL.fullmatch(link.name) else f"net-{_encode(link.name)}"
     place = name_function(pci_address)
-    if is_representor(link):
+    if link.is_representor:
         return f"{place}-{link.port}"
     return f"{place}-port{port}" if port else place
 

@@ -195,7 +195,8 @@ class HardwareReader:
         if link.is_loopback or link.master:
             return False
         is_named = link.name in split(self._settings.shared)
-        return is_named or (_matches(link.name, self._settings.shared) and self._is_wanted(link) and not is_needed)
+        is_kept = is_needed or link.is_representor
+        return is_named or (_matches(link.name, self._settings.shared) and self._is_wanted(link) and not is_kept)
 
     def _read_speed(self, link: Link) -> int:
         text = self._tree.read(self._tree.sys(f"class/net/{link.name}/speed"))

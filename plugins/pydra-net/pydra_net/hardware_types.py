@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+
+_REPRESENTOR = re.compile(r"(c\d+)?pf\d+(vf|sf)\d+")
 
 FOREVER = 0xFFFFFFFF
 """The lifetime of an address that does not end."""
@@ -154,6 +157,11 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_loopback(self) -> bool:
         """Whether it is `lo`."""
         return self.hardware == 772
+
+    @property
+    def is_representor(self) -> bool:
+        """Whether it stands for another function, in the switch of a card."""
+        return bool(_REPRESENTOR.fullmatch(self.port))
 
     @property
     def pci_address(self) -> str:

@@ -37,6 +37,8 @@ def find_unmovable(reading: Reading) -> Mapping[int, str]:
     for link in reading.links:
         if link.is_loopback:
             reasons.setdefault(link.index, "is the loopback interface")
+        elif link.is_representor:
+            reasons.setdefault(link.index, "stands for another function in the switch of its card, which needs it")
         elif link.kind in _NOT_MOVABLE:
             reasons.setdefault(link.index, f"is a {link.kind}, which cannot leave the node's network namespace")
         elif shared := [one for one in reading.routes.get(link.index, ()) if one.shared]:

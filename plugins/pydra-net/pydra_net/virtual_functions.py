@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from pydra_net.devices import is_representor
 from pydra_net.hardware_types import FunctionState, Link, Reading
 from pydra_pci import Tree, function_path, read_attribute
 
@@ -57,7 +56,7 @@ def _list_functions(tree: Tree, card: str) -> Iterator[tuple[int, str]]:
 
 def find_card(reading: Reading, card: str) -> Link | None:
     """The interface of the card itself."""
-    return next((one for one in reading.links if one.pci_address == card and not is_representor(one)), None)
+    return next((one for one in reading.links if one.pci_address == card and not one.is_representor), None)
 
 
 class FunctionMaker:
@@ -111,7 +110,7 @@ class FunctionMaker:
     def _list_wanted(self, links: Sequence[Link], needed: frozenset[int]) -> Iterator[tuple[Link, int]]:
         """Cards with a number; one that the node needs only if it is named without `*`."""
         for link in links:
-            if not link.pci_address or link.kind or is_representor(link):
+            if not link.pci_address or link.kind or link.is_representor:
                 continue
             if not self._tree.exists(function_path(self._tree, link.pci_address, "sriov_totalvfs")):
                 continue

@@ -102,6 +102,18 @@ def test_an_expression_that_cannot_select_is_refused_with_the_settings(expressio
         Settings(filter=expression)
 
 
+def test_what_stands_for_a_function_in_the_switch_of_a_card_is_not_offered(tmp_path: Path) -> None:
+    machine = MACHINE.build()
+    card = machine.links[-2]
+    links = tuple(
+        replace(card, index=90 + number, name=f"{card.name}_{number}", port=port, permanent_mac="")
+        for number, port in enumerate(("pf0vf0", "pf0sf7", "c1pf0vf1"))
+    )
+    reading = replace(machine, links=(*machine.links, *links))
+    for settings in ({}, {"shared": "*"}):
+        assert publish(tmp_path, reading, **settings).keys() == publish(tmp_path, **settings).keys()
+
+
 @pytest.mark.parametrize(
     ("settings", "shared"),
     [
