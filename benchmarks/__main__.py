@@ -18,6 +18,7 @@ from benchmarks.allocation import measure_allocation
 from benchmarks.claims import measure_claims
 from benchmarks.cpu_calls import measure_cpu_calls
 from benchmarks.floor import measure_floor
+from benchmarks.net_attach import measure_net_attach
 from benchmarks.nvidia_agent import measure_nvidia_agent, measure_nvidia_rest
 from benchmarks.nvidia_calls import measure_nvidia_calls
 from benchmarks.path import measure_path
@@ -40,6 +41,7 @@ PARTS = (
     "tpu-calls",
     "tpu-agent",
     "cpu-calls",
+    "net-attach",
 )
 
 
@@ -74,6 +76,7 @@ def main() -> None:
         "tpu-calls": lambda: measure_tpu_calls(report, rounds=rounds),
         "tpu-agent": lambda: measure_tpu_agent(report, rounds=rounds, seconds=20 if quick else 60),
         "cpu-calls": lambda: measure_cpu_calls(report, rounds=rounds),
+        "net-attach": lambda: measure_net_attach(report, rounds=rounds),
     }
     within = True
     for name in arguments.parts or PARTS:

@@ -293,8 +293,8 @@ def plan_lease(wanted: LinkState, lease: Lease | None, link: Link, reading: Read
     kept = set(map(_place, added))
     earlier = [one for one in reading.routes.get(index, ()) if one.family == 4 and one.protocol == _BY_DHCP]
     return (
-        *(RemoveAddress(index=index, address=one) for one in present if one.address != lease.address),
         *(RemoveRoute(index=index, route=one) for one in earlier if _place(one) not in kept),
+        *(RemoveAddress(index=index, address=one) for one in present if one.address != lease.address),
         AddAddress(index=index, address=Address(address=lease.address, valid=lease.seconds, preferred=lease.seconds)),
         *(AddRoute(index=index, route=one) for one in added),
     )

@@ -36,22 +36,12 @@ class ConfiguredFunction(msgspec.Struct, frozen=True, kw_only=True):
 def find_virtual_function(tree: Tree, address: str) -> VirtualFunction | None:
     """The virtual function at this address, if it is one."""
     card = tree.link(function_path(tree, address, "physfn")).rpartition("/")[2]
-    for number, one in _list_functions(tree, card) if card else ():
-        if one == address:
-            return VirtualFunction(address=address, card=card, number=number)
-    return None
-
-
-def list_functions(tree: Tree, card: str) -> list[str]:
-    """The addresses of a card's virtual functions."""
-    return [address for _, address in _list_functions(tree, card)]
-
-
-def _list_functions(tree: Tree, card: str) -> Iterator[tuple[int, str]]:
-    for name in tree.names(function_path(tree, card, "")):
+    for name in tree.names(function_path(tree, card, "")) if card else ():
         number = name.removeprefix("virtfn")
-        if number != name and number.isdecimal():
-            yield int(number), tree.link(function_path(tree, card, name)).rpartition("/")[2]
+        is_it = tree.link(function_path(tree, card, name)).rpartition("/")[2] == address
+        if number != name and number.isdecimal() and is_it:
+            return VirtualFunction(address=address, card=card, number=int(number))
+    return None
 
 
 def find_card(reading: Reading, card: str) -> Link | None:

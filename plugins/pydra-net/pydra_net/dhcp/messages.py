@@ -5,11 +5,8 @@ from __future__ import annotations
 import ipaddress
 import struct
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
 
 import msgspec
-
-T = TypeVar("T")
 
 DISCOVER, OFFER, REQUEST, DECLINE, ACK, NAK, RELEASE = 1, 2, 3, 4, 5, 6, 7
 FOREVER = 0xFFFFFFFF
@@ -103,7 +100,7 @@ def decode(data: bytes) -> Reply:
     options = _read_options(data[_HEADER.size :])
     if len(options.get(_KIND, b"")) != 1:
         raise ValueError("found a message without a type")
-    seconds = _read_number(options, _SECONDS, FOREVER)
+    seconds = int(_read_number(options, _SECONDS, FOREVER))
     if options[_KIND][0] in (OFFER, ACK):
         _check_lease(ipaddress.IPv4Address(address), seconds)
     renew, rebind = _read_times(options, seconds)
@@ -156,7 +153,7 @@ def _read_times(options: Mapping[int, bytes], seconds: int) -> tuple[float, floa
     return max(renew, least), max(rebind, least * 7 / 4)
 
 
-def _read_number(options: Mapping[int, bytes], code: int, default: T) -> int | T:
+def _read_number(options: Mapping[int, bytes], code: int, default: float) -> float:
     value = options.get(code)
     return int.from_bytes(value) if value is not None and len(value) == 4 else default
 

@@ -14,7 +14,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from pydra_net.hardware_types import FOREVER, FunctionState, Route
 from pydra_net.netlink.ethtool import set_ethtool
-from pydra_net.netlink.parameters import set_parameter
+from pydra_net.netlink.links import set_parameter
 from pydra_net.netlink.programs import detach_programs
 from pydra_net.netlink.sysctls import set_sysctl
 from pydra_net.operations import (
@@ -61,7 +61,7 @@ def apply_change(ip: Any, operation: Operation) -> None:
         case SetLink():
             call(ip.link, "set", **_build_link(operation))
         case SetParameter(index=index, name=name, value=value):
-            call(set_parameter, ip, index, name, value)
+            set_parameter(index, name, value)
         case SetSysctls(index=index, values=values):
             _set_sysctls(index, values)
         case SetFunction():
@@ -76,8 +76,6 @@ def apply_change(ip: Any, operation: Operation) -> None:
             call(ip.link, "property_add" if present else "property_del", index=index, altname=name)
         case RemoveLink(index=index):
             call(ip.link, "del", index=index)
-        case RemoveRoute(index=index, route=route):
-            _remove_route(ip, index, route)
         case _:
             _add(ip, operation)
 
@@ -105,25 +103,9 @@ def _add(ip: Any, operation: Operation) -> None:
             interface = ipaddress.ip_interface(one.address)
             call(ip.addr, "del", index=index, address=str(interface.ip), prefixlen=interface.network.prefixlen)
         case AddRoute(index=index, route=route):
-            optional = {
-                "gateway": route.gateway,
-                "prefsrc": route.source,
-                "priority": route.priority,
-                "flags": route.flags,
-                "metrics": {name.removeprefix("RTAX_").lower(): value for name, value in route.metrics.items()},
-            }
-            call(
-                ip.route,
-                "replace",
-                family=_FAMILIES[route.family],
-                dst=route.destination,
-                oif=index,
-                table=route.table,
-                scope=route.scope,
-                type=route.type,
-                proto=route.protocol or 4,
-                **{name: value for name, value in optional.items() if value},
-            )
+            call(ip.route, "replace", **_build_route(index, route))
+        case RemoveRoute(index=index, route=route):
+            call(ip.route, "del", **_build_route(index, route))
         case AddNeighbour(index=index, neighbour=neighbour):
             call(
                 ip.neigh,
@@ -146,20 +128,24 @@ def _add(ip: Any, operation: Operation) -> None:
             )
 
 
-def _remove_route(ip: Any, index: int, route: Route) -> None:
-    try:
-        ip.route(
-            "del",
-            family=_FAMILIES[route.family],
-            dst=route.destination,
-            oif=index,
-            table=route.table,
-            priority=route.priority,
-            scope=route.scope,
-        )
-    except NetlinkError as error:
-        if error.code != errno.ESRCH:  # it has gone, as with its gateway's network
-            raise KernelRefused(explain(error)) from error
+def _build_route(index: int, route: Route) -> dict[str, Any]:
+    optional = {
+        "gateway": route.gateway,
+        "prefsrc": route.source,
+        "priority": route.priority,
+        "flags": route.flags,
+        "metrics": {name.removeprefix("RTAX_").lower(): value for name, value in route.metrics.items()},
+    }
+    return {
+        "family": _FAMILIES[route.family],
+        "dst": route.destination,
+        "oif": index,
+        "table": route.table,
+        "scope": route.scope,
+        "type": route.type,
+        "proto": route.protocol or 4,
+        **{name: value for name, value in optional.items() if value},
+    }
 
 
 def _join_vrf(ip: Any, index: int, name: str, table: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 from collections import deque
@@ -20,6 +19,7 @@ from pydra_net.netlink.changes import apply_change, call, explain
 from pydra_net.netlink.dhcp_sockets import DhcpPackets, open_packets
 from pydra_net.netlink.ethtool import read_ethtool
 from pydra_net.netlink.events import LinkEvents
+from pydra_net.netlink.links import get_link, move_link
 from pydra_net.netlink.namespaces import OpenNamespace
 from pydra_net.netlink.programs import read_programs
 from pydra_net.netlink.rdma import move_rdma, read_exclusive, read_rdma
@@ -35,8 +35,6 @@ from pydra_net.operations import (
 )
 
 T = TypeVar("T")
-_FUNCTIONS = 1
-"""RTEXT_FILTER_VF: tell of virtual functions, too."""
 _ATTEMPTS = 4
 
 
@@ -73,8 +71,8 @@ class NetlinkKernel:
 
     def read_link(self, where: Namespace, index: int) -> Link | None:
         """One link."""
-
-        return _ask(where, lambda ip: _read_one(ip, index))
+        found = _run(where, lambda: get_link(index))
+        return None if found is None else read_link(found)
 
     def read_ethtool(self, where: Namespace, index: int) -> Ethtool:
         """What ethtool can set of a link."""
@@ -97,8 +95,9 @@ class NetlinkKernel:
 
     def read_function(self, where: Namespace, index: int, number: int) -> FunctionState | None:
         """What a card, whose link this is, does with a virtual function; None if it cannot tell."""
-        card = _ask(where, lambda ip: _read_one(ip, index, ext_mask=_FUNCTIONS))
-        return card.functions[number] if card and number < len(card.functions) else None
+        found = _run(where, lambda: get_link(index, functions=True))
+        functions = () if found is None else read_link(found).functions
+        return functions[number] if number < len(functions) else None
 
     def read_rdma(self, where: Namespace) -> Sequence[RdmaDevice]:
         """The RDMA devices only."""
@@ -115,7 +114,8 @@ class NetlinkKernel:
     def move(self, where: Namespace, index: int, to: Namespace, name: str) -> int:
         """Move and rename in one message: the link has its own name, or the other one in the other namespace."""
         assert isinstance(to, OpenNamespace)
-        _ask(where, lambda ip: call(ip.link, "set", index=index, net_ns_fd=to.fd, ifname=name))
+        file = to.fd
+        _run(where, lambda: move_link(index, file, name))
         try:
             return to.run(lambda: socket.if_nametoindex(name))
         except OSError as error:
@@ -158,15 +158,6 @@ class NetlinkKernel:
         return _ask(where, apply_all) if operations else ()
 
 
-def _read_one(ip: Any, index: int, **named: int) -> Link | None:
-    try:
-        return next(map(read_link, ip.link("get", index=index, **named)), None)
-    except NetlinkError as error:
-        if error.code != errno.ENODEV:
-            raise
-        return None
-
-
 def _list(directory: str) -> list[str]:
     try:
         return [os.path.join(directory, name) for name in sorted(os.listdir(directory))]
@@ -175,17 +166,20 @@ def _list(directory: str) -> list[str]:
 
 
 def _ask(where: Namespace, work: Callable[[Any], T]) -> T:
-    assert isinstance(where, OpenNamespace)
-
     def open_and_work() -> T:
         with IPRoute() as ip:  # type: ignore[no-untyped-call]
             return work(ip)
 
+    return _run(where, open_and_work)
+
+
+def _run(where: Namespace, work: Callable[[], T]) -> T:
+    assert isinstance(where, OpenNamespace)
     try:
         for _ in range(_ATTEMPTS - 1):
             with suppress(NetlinkDumpInterrupted):  # something changed meanwhile
-                return where.run(open_and_work)
-        return where.run(open_and_work)
+                return where.run(work)
+        return where.run(work)
     except (NetlinkError, OSError) as error:
         text = explain(error) if isinstance(error, NetlinkError) else error.strerror
         raise KernelRefused(f"the kernel did not list the interfaces of {where.path}: {text}; try again") from error

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import struct
 import sys
 from collections.abc import Iterator
 
 from pydra_net.hardware_types import RdmaDevice
+from pydra_net.netlink.messages import ACK, DUMP, HEADER, ask, pack, unpack
 from pydra_net.operations import KernelRefused
 
 _NETLINK_RDMA = 20
-_REQUEST, _ACK, _DUMP = 0x1, 0x4, 0x300
-_ERROR, _DONE = 2, 3
 _CLIENT = 5 << 10
 """RDMA_NL_NLDEV, of whose messages the following are."""
 _GET, _SET, _PORT_GET, _SYS_GET = 1, 2, 5, 6
@@ -22,19 +20,15 @@ _INDEX, _NAME, _PORT_STATE, _LINK, _NETNS_MODE, _NETNS_FD = 1, 2, 12, 50, 66, 68
 """RDMA_NLDEV_ATTR_DEV_INDEX, _DEV_NAME, _PORT_STATE, _NDEV_INDEX, RDMA_NLDEV_SYS_ATTR_NETNS_MODE, _NET_NS_FD."""
 _ACTIVE = 4
 
-_HEADER = struct.Struct("=IHHII")
-_ATTRIBUTE = struct.Struct("=HH")
-_MOST_BYTES = 1 << 16
-
 Attributes = dict[int, bytes]
 
 
 def read_rdma() -> tuple[RdmaDevice, ...]:
     """The devices that this thread's namespace has; in shared mode those of the node."""
     found = []
-    for device in _ask(_GET, _DUMP):
+    for device in _ask(_GET, DUMP):
         index = _number(device[_INDEX])
-        ports = list(_ask(_PORT_GET, _DUMP, {_INDEX: device[_INDEX]}))
+        ports = list(_ask(_PORT_GET, DUMP, {_INDEX: device[_INDEX]}))
         links = (_number(port[_LINK]) for port in ports if _LINK in port)
         found.append(
             RdmaDevice(
@@ -55,7 +49,7 @@ def read_exclusive() -> bool:
 def move_rdma(index: int, namespace: int) -> None:
     """Move a device of this thread's namespace to another one, given as an open file. Raises KernelRefused."""
     try:
-        list(_ask(_SET, _ACK, {_INDEX: struct.pack("=I", index), _NETNS_FD: struct.pack("=I", namespace)}))
+        list(_ask(_SET, ACK, {_INDEX: struct.pack("=I", index), _NETNS_FD: struct.pack("=I", namespace)}))
     except OSError as error:
         raise KernelRefused(os.strerror(error.errno or errno.EIO)) from error
 
@@ -63,49 +57,11 @@ def move_rdma(index: int, namespace: int) -> None:
 def _ask(operation: int, flags: int = 0, attributes: Attributes | None = None) -> Iterator[Attributes]:
     """Yield the attributes of each answer; nothing if the kernel has no RDMA. Raises OSError."""
     try:
-        asking = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_RDMA)
+        for message in ask(_NETLINK_RDMA, _CLIENT | operation, flags, pack(attributes or {})):
+            yield unpack(message[HEADER.size :])
     except OSError as error:
         if error.errno not in (errno.EPROTONOSUPPORT, errno.ESOCKTNOSUPPORT):
             raise
-        return
-    with asking:
-        asking.bind((0, 0))
-        packed = b"".join(_pack(number, value) for number, value in (attributes or {}).items())
-        asking.send(_HEADER.pack(_HEADER.size + len(packed), _CLIENT | operation, _REQUEST | flags, 1, 0) + packed)
-        going_on = True
-        while going_on:
-            going_on = bool(flags)  # else there is one answer
-            for kind, content in _split(asking.recv(_MOST_BYTES)):
-                if kind == _ERROR and (code := struct.unpack_from("=i", content)[0]):
-                    raise OSError(-code, os.strerror(-code))
-                if kind in (_ERROR, _DONE):
-                    return
-                yield dict(_unpack(content))
-
-
-def _split(data: bytes) -> Iterator[tuple[int, bytes]]:
-    place = 0
-    while place + _HEADER.size <= len(data):
-        length, kind, *_ = _HEADER.unpack_from(data, place)
-        yield kind, data[place + _HEADER.size : place + length]
-        place += _align(max(length, _HEADER.size))
-
-
-def _unpack(content: bytes) -> Iterator[tuple[int, bytes]]:
-    place = 0
-    while place + _ATTRIBUTE.size <= len(content):
-        length, number = _ATTRIBUTE.unpack_from(content, place)
-        yield number & 0x3FFF, content[place + _ATTRIBUTE.size : place + length]
-        place += _align(max(length, _ATTRIBUTE.size))
-
-
-def _pack(number: int, value: bytes) -> bytes:
-    length = _ATTRIBUTE.size + len(value)
-    return _ATTRIBUTE.pack(length, number) + value + b"\0" * (_align(length) - length)
-
-
-def _align(length: int) -> int:
-    return (length + 3) & ~3
 
 
 def _number(value: bytes) -> int:

@@ -1,0 +1,74 @@
+"""What a pod's sandbox waits for an interface: in network namespaces of this kernel, without the runtime. Needs root.
+
+What is beside the CPU time is the kernel's: it waits for all CPUs when it moves a link.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.report import Report
+from pydra import AllocatedDevice
+from pydra_net.claim_config import NetworkConfig
+from pydra_net.hardware_types import Interface
+from pydra_net.link_state_plan import find_state_in_pod
+from pydra_net.moving import Mover
+from pydra_net.netlink.kernel import NetlinkKernel
+from pydra_net.share_plan import plan_share
+from pydra_net.steps import GiveInterface
+from pydra_net.virtual_interfaces import Sharer
+
+MAC = "02:00:00:00:00:55"
+ADDRESSES = {"addresses": ["10.1.0.5/24", "fd01::5/64"]}
+NINE = {
+    "interface": {**ADDRESSES, "mtu": 1300, "hardwareAddr": MAC, "arpIgnore": 1, "forwarding": True},
+    "routes": [{"destination": f"10.{net}.0.0/16", "gateway": "10.1.0.1"} for net in (8, 9)],
+    "neighbors": [{"destination": "10.1.0.9", "hardwareAddr": MAC}],
+}
+DEVICE = AllocatedDevice(request="nic", pool="node", device="nic0")
+
+
+def measure_net_attach(report: Report, *, rounds: int) -> None:
+    """A whole interface and a share, with nothing and nine things configured: the median and the fastest tenth."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
+        host, pod = Path(root, "host"), Path(root, "pod")
+        for path in (host, pod):
+            path.touch()
+            subprocess.run(["unshare", f"--net={path}", "true"], check=True)
+        make = "ip link add nic0 type veth peer name nic1; ip link set nic0 up; ip link set nic1 up"
+        subprocess.run(["nsenter", f"--net={host}", "sh", "-ec", make], check=True)
+        try:
+            _measure(report, str(host), str(pod), rounds)
+        finally:
+            subprocess.run(["umount", "--lazy", host, pod], check=True)
+
+
+def _measure(report: Report, host_path: str, pod_path: str, rounds: int) -> None:
+    kernel = NetlinkKernel(())
+    host, pod = kernel.open(host_path), kernel.open(pod_path)
+    (interface,) = [Interface(link=one) for one in kernel.read_links(host).links if one.name == "nic0"]
+    for what, settings in (("nothing", {}), ("9 things", NINE)):
+        config = msgspec.convert(settings, NetworkConfig)
+        give = GiveInterface(device="nic0", before=interface, target=find_state_in_pod(interface, config))
+        cases: list[tuple[str, Any, Any]] = [
+            ("a whole interface", Mover(kernel, host, lambda _: True), give),
+            ("a macvlan share", Sharer(kernel, host), plan_share("uid", DEVICE, config, interface.link)),
+        ]
+        for name, applier, step in cases:
+            applier.mark(step, ())
+            times = []
+            for _ in range(rounds):
+                begin, used = time.perf_counter(), time.process_time()
+                applier.give(step, pod)
+                times.append((time.perf_counter() - begin, time.process_time() - used))
+                applier.take_back(step, (pod,))
+            applier.unmark(step)
+            full, cpu = (sorted(1000 * one for one in column) for column in zip(*times, strict=True))
+            unit = f"ms (fastest tenth {full[rounds // 10]:.1f}; CPU {cpu[rounds // 2]:.1f})"
+            report.figure(f"{name} with {what}", full[rounds // 2], unit, "20 ms")
