@@ -264,6 +264,22 @@ def test_a_deletion_that_the_finalizer_of_another_holds_up_says_whose() -> None:
     assert cluster.list(COMPUTE_DOMAINS) == ()
 
 
+def test_an_object_that_is_deleted_and_that_another_holds_is_told_and_then_made_again() -> None:
+    cluster, uid = start("a")
+    cluster.patch(RESOURCE_CLAIM_TEMPLATES, "cd", {"metadata": {"finalizers": [FINALIZER, "example.com/a"]}}, "default")
+    cluster.delete(RESOURCE_CLAIM_TEMPLATES, "cd", "default")
+    cluster.settle()
+    assert cluster.condition("cd", "ObjectsCreated") == (
+        "WaitingForFinalizers",
+        "created again after default/cd, which has the finalizers example.com/a",
+    )
+    assert cluster.condition("cd")[0] == "NodesReady"
+    cluster.patch(RESOURCE_CLAIM_TEMPLATES, "cd", {"metadata": {"finalizers": []}}, "default")
+    cluster.settle()
+    assert cluster.condition("cd", "ObjectsCreated")[0] == "Created"
+    assert get_label(cluster.api.get(TEMPLATE_KIND, "cd", namespace="default")) == uid
+
+
 def test_a_domain_with_the_name_of_one_whose_daemons_are_still_leaving_takes_nothing_of_it() -> None:
     cluster, first = start("a", "b")
     for node in ("a", "b"):

@@ -71,10 +71,8 @@ from pydra_nvidia.compute_domain.controller.views import View
 from pydra_nvidia.compute_domain.names import DOMAIN_LABEL, FINALIZER
 
 ACTION = "Reconcile"
-FAILED = "RequestFailed"
-_WARNINGS = frozenset(
-    {"TemplateNameTaken", "SpecMissing", "NodesNotReady", "WaitingForPods", "WaitingForFinalizers", FAILED, DEGRADED}
-)
+FAILED, HELD = "RequestFailed", "WaitingForFinalizers"
+_WARNINGS = frozenset({"TemplateNameTaken", "SpecMissing", "NodesNotReady", "WaitingForPods", FAILED, HELD, DEGRADED})
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +100,8 @@ def _decide_life(view: View, settings: ControllerSettings, now: str, failed: str
     created = Condition(type=CREATED, status=True, reason="Created", message="all objects are created")
     if failed:
         created = Condition(type=CREATED, status=False, reason=FAILED, message=failed)
+    elif held := "; ".join(_list_held(view)):
+        created = Condition(type=CREATED, status=False, reason=HELD, message=f"created again after {held}")
     return _serve(view, settings, now, requests, problem or created)
 
 
@@ -120,7 +120,8 @@ def _serve(
         conditions.append(updated)
         states = list_node_states(view, members, settings)
     conditions += judge_connected(view, states)
-    problem = condition if condition.type == CREATED and not condition.status and condition.reason != FAILED else None
+    is_owners = condition.type == CREATED and not condition.status and condition.reason not in (FAILED, HELD)
+    problem = condition if is_owners else None
     conditions.insert(0, judge_ready(view, states, problem, settings))
     return _finish(view, requests, build_status(view, states, conditions, now), conditions)
 
@@ -246,7 +247,7 @@ def _decide_deletion(view: View, settings: ControllerSettings, now: str, failed:
     held = "; ".join(_list_held(view))
     if not failed and not held:
         return Decision(requests=tuple(requests))
-    reason = FAILED if failed else "WaitingForFinalizers"
+    reason = FAILED if failed else HELD
     deleting = Condition(type=DELETING, status=False, reason=reason, message=failed or f"deleted after {held}")
     conditions = [judge_ready(view, (), None, settings), deleting]
     return _finish(view, requests, build_status(view, (), conditions, now), conditions)
