@@ -607,7 +607,7 @@ class _Run:
     async def _unprepare_again(self) -> list[str]:
         await self._unprepare()
         await self._look_for_leaks(
-            Method.UNPREPARE, "prepare and unprepare", lambda place: self._session.use(f"leak-{place}")
+            Method.PREPARE, "prepare and unprepare", lambda place: self._session.use(f"leak-{place}")
         )
         return []
 

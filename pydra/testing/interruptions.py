@@ -146,7 +146,7 @@ class Leaks:
         self.descriptors: list[str] = []
 
     async def look(self, session: Session, method: Method, name: str, call: Callable[[int], Awaitable[object]]) -> None:
-        """Make the call several times, the last of whose coroutines is `method`, and compare what is open after each.
+        """Make the call several times, and compare what is open after each call of `method`, which is a part of it.
 
         What is still open a while later is left behind.
         """

@@ -266,22 +266,32 @@ async def test_a_good_backend_breaks_no_rule(tmp_path: Path) -> None:
     assert {check.rule for check in report.checks if check.mark != "ok"} == set(), report.text
 
 
-async def test_a_plan_that_changes_is_told_by_its_steps(tmp_path: Path) -> None:
-    code = """
+STEPS = """
 from itertools import count
 seen = count()
 class Load(msgspec.Struct, frozen=True, tag="load"):
     size: int
 STEP_TYPES = (Load,)
-async def plan(claim, held): return Plan(steps=[Load(size=7), Load(size=next(seen))])
+del unprepare
+async def plan(claim, held): return Plan(steps=[Load(size=7), Load(size={size})])
 async def apply(step, result, claim): pass
 async def undo(step, result, claim): pass
-async def prepare(claim): return [one.prepared() for one in claim.devices]
+async def prepare(claim):
+    {leak}
+    return await good(claim)
 """
-    report = await check(Proof(code), tmp_path)
+
+
+async def test_a_plan_that_changes_is_told_by_its_steps(tmp_path: Path) -> None:
+    report = await check(Proof(STEPS.format(size="next(seen)", leak="")), tmp_path)
     (said,) = (check.problems[0] for check in report.checks if check.rule == Rule.PLAN.value)
     assert said.startswith("plan: steps[1] was {'type': 'load', 'size': "), said
     assert "Claim(" not in said
+
+
+async def test_what_a_backend_without_unprepare_leaves_open_is_told(tmp_path: Path) -> None:
+    report = await check(Proof(STEPS.format(size=8, leak="os.open('/dev/null', os.O_RDONLY)")), tmp_path)
+    assert [check.rule for check in report.checks if check.problems] == [Rule.LEAKED_DESCRIPTORS.value], report.text
 
 
 async def test_a_backend_of_which_nothing_could_be_prepared_is_not_said_to_keep_the_contract(tmp_path: Path) -> None:
