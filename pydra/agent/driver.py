@@ -160,7 +160,7 @@ class Driver:
             raise SettingsError(
                 [
                     f"backend {self.backend} has no driver name of its own; "
-                    f"give it one: --driver {self._configured_name}=NAME"
+                    f"set DRIVER in its module, or give it one: --driver {self._configured_name}=NAME"
                 ]
             )
         holder = self._context.driver_owners.setdefault(driver, self.backend)

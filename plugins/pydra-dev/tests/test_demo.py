@@ -139,7 +139,7 @@ async def test_a_pod_that_keeps_failing_ends_the_demo_and_the_reason_is_told_twi
         pytest.param(
             BACKEND.replace("DRIVER =", "NAME ="),
             "",
-            ":=NAME",
+            "; set DRIVER in its module, or give it one: --driver ",
             "the backend cannot be used (BackendNotServed)",
             id="no driver is named",
         ),
