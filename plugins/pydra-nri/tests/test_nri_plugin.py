@@ -157,6 +157,20 @@ async def test_a_runtime_that_restarts_tells_everything_once_more(socket: str) -
             assert backend.known == ["trainer"]
 
 
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_runtime_that_ends_closes_all_connections(turns: int, socket: str) -> None:
+    runtime = FakeRuntime()
+    async with runtime.serve(socket):
+        reader, writer = await asyncio.open_unix_connection(socket)
+        for _ in range(turns):  # until the runtime has noticed the connection, reads from it, or neither
+            await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        assert await reader.read() == b""
+    writer.close()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_a_runtime_that_ends_many_connections_is_tried_until_it_serves_one(socket: str) -> None:
     many, ended = 12, asyncio.Queue[None]()
 

@@ -32,7 +32,7 @@ class Node:
     """An embedded node, whose containers a fake runtime creates, too."""
 
     def __init__(self, node: EmbeddedNode, root: Path, steps: list[Step]) -> None:
-        self.runtime = FakeRuntime()
+        self.runtime = FakeRuntime(request_timeout=100.0)
         self.node = node
         self._root = root
         self._steps = steps

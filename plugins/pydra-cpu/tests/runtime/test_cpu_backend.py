@@ -52,7 +52,7 @@ async def serve(
         state = tmp_path / f"var/lib/kubelet/{name}_manager_state"
         state.parent.mkdir(parents=True, exist_ok=True)
         state.write_text(f'{{"policyName": "{policy}"}}')
-    node = node or Node(FakeRuntime())
+    node = node or Node(FakeRuntime(request_timeout=100.0))
     found = Settings(
         sys_root=f"{tmp_path}/sys",
         proc_root=f"{tmp_path}/proc",
@@ -164,7 +164,7 @@ async def test_a_container_with_a_forged_variable_is_not_created(tmp_path: Path)
 
 
 async def test_containers_of_another_driver_keep_their_cpus_and_no_claim_gets_them(tmp_path: Path) -> None:
-    node = Node(FakeRuntime())
+    node = Node(FakeRuntime(request_timeout=100.0))
     theirs = ("DRA_CPUSET_11111111-2222-3333-4444-555555555555=0-2",)
     pinned = LinuxContainer(resources=LinuxResources(cpu=LinuxCPU(cpus="0-2", mems="0")))
     old = Container(id="old", name="old", pod_sandbox_id=POD.id, env=theirs, linux=pinned)

@@ -32,7 +32,7 @@ class Node:
     """An embedded node with network namespaces, and a fake runtime for its pods."""
 
     def __init__(self, embedded: EmbeddedNode, network: TestNode, steps: list[Step]) -> None:
-        self.runtime = FakeRuntime()
+        self.runtime = FakeRuntime(request_timeout=100.0)
         self.embedded = embedded
         self.network = network
         self._steps = steps

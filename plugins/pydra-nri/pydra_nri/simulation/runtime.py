@@ -84,19 +84,31 @@ class FakeRuntime:
         """What happened to plugins: `registered cpu`, `closed cpu`, `skipped cpu at CreateContainer`."""
         self._changed = asyncio.Condition()
         self._lock = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], PluginConnection] = {}
 
     @asynccontextmanager
     async def serve(self, socket: str) -> AsyncIterator[None]:
         """Accept plugins at a socket, until the runtime ends; pods and containers are there when it is served again."""
-        server = await asyncio.start_unix_server(self._accept, socket)
+        ended = False
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if ended:  # it connected at the last moment
+                writer.transport.abort()
+            else:
+                await self._accept(reader, writer)
+
+        server = await asyncio.start_unix_server(accept, socket)
         try:
             yield
         finally:
+            ended = True
+            for _ in range(5):
+                await asyncio.sleep(0)  # what asyncio is accepting when its server closes would stay open
             server.close()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            serving = dict(self._connections)
+            for connection in serving.values():
+                connection.close()
+            await asyncio.gather(*serving, return_exceptions=True)
             self.plugins.clear()
 
     async def wait_logged(self, line: str, *, times: int = 1) -> None:
@@ -125,14 +137,18 @@ class FakeRuntime:
             return Value()
 
         connection = PluginConnection(reader, writer, serve, cut=self.cut)
-        async with asyncio.TaskGroup() as tasks:
-            reading = tasks.create_task(connection.run())
-            self._tasks.add(reading)
-            await asyncio.wait((reading, name), return_when=asyncio.FIRST_COMPLETED)
-            if name.done():
-                await self._synchronize(name.result())
-            await connection.closed.wait()
-            self._tasks.discard(reading)
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections[task] = connection
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reading = tasks.create_task(connection.run())
+                await asyncio.wait((reading, name), return_when=asyncio.FIRST_COMPLETED)
+                if name.done():
+                    await self._synchronize(name.result())
+                await connection.closed.wait()
+        finally:
+            del self._connections[task]
         if name.done():
             self.plugins = [one for one in self.plugins if one is not name.result()]
             await self._note(f"closed {name.result().name}")
