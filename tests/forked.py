@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -18,17 +19,33 @@ PROCESSES.set_forkserver_preload(
             f"pydra_nvidia.{name}"
             for name in ("mig.apply_partitions", "nvml.session", "simulation.simulation", "prior_state")
         ),
+        "pydra_nvidia.compute_domain.command",
         *("pydra_pci", "pydra_pci.simulation.kernel"),
+        *("pydra.cli.tool", "pydra_dev.demo"),
     ]
 )
 """There is one server for all of a test process, so what any test needs is listed here; what is absent is left out."""
 
 
-class ForkedAgent:
-    """An agent with these arguments and this environment; what it prints is appended to the file `log`."""
+class ForkedProgram:
+    """The `main` of a module with these arguments and this environment.
 
-    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], log: str) -> None:
-        self._process = PROCESSES.Process(target=_run_agent, args=(tuple(arguments), dict(environ), log))
+    What it prints is appended to the file `log`, which may be a named pipe. It ignores the signals in `ignored` when it
+    begins.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environ: Mapping[str, str],
+        log: str,
+        *,
+        ignored: Sequence[signal.Signals] = (),
+    ) -> None:
+        self._process = PROCESSES.Process(
+            target=_run, args=(module, tuple(arguments), dict(environ), log, tuple(ignored))
+        )
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -47,7 +64,7 @@ class ForkedAgent:
         """Wait for its end, and block for so long at most; how it ended."""
         self._process.join(seconds)
         status = self.returncode
-        assert status is not None, "the agent has not ended"
+        assert status is not None, "it has not ended"
         return status
 
     def send_signal(self, number: int) -> None:
@@ -64,7 +81,18 @@ class ForkedAgent:
         self.send_signal(signal.SIGKILL)
 
 
-def _run_agent(arguments: Sequence[str], environ: Mapping[str, str], log: str) -> None:
+class ForkedAgent(ForkedProgram):
+    """An agent."""
+
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], log: str) -> None:
+        super().__init__("pydra.cli.agent", arguments, environ, log)
+
+
+def _run(
+    module: str, arguments: Sequence[str], environ: Mapping[str, str], log: str, ignored: Sequence[signal.Signals]
+) -> None:
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environ)
     sys.path[:0] = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
@@ -72,6 +100,4 @@ def _run_agent(arguments: Sequence[str], environ: Mapping[str, str], log: str) -
     for stream in (sys.stdout, sys.stderr):
         os.dup2(output, stream.fileno())
     os.close(output)
-    from pydra.cli.agent import main  # noqa: PLC0415 - the test's process has no need of it
-
-    sys.exit(main(arguments))
+    sys.exit(importlib.import_module(module).main(arguments))

@@ -8,15 +8,14 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from multiprocessing import forkserver
 from pathlib import Path
-from subprocess import PIPE
 from typing import Any
 
 import aiohttp
 import anyio
 import anyio.lowlevel
 import pytest
-from anyio.abc import Process
 
 from pydra_dev import kinds
 from pydra_dev.apiserver import ApiServer, serve_api
@@ -25,13 +24,15 @@ from pydra_dev.node import free_port
 from pydra_nvidia.compute_domain.custom_resources import CLIQUE_DEFINITION, DEFINITIONS
 from pydra_nvidia.compute_domain.imex_daemons import TEMPLATE
 from pydra_nvidia.compute_domain.names import IMEX_CONDITION
+from tests.forked import ForkedProgram
 
 JsonObject = dict[str, Any]
 UID, CLIQUE = "0f4a1c5e", "rack.1"
 NAME = f"{UID}.{CLIQUE}"
 DEADLINE = 100
 CLIQUES = parse_definition(CLIQUE_DEFINITION).kind
-COMMAND = (sys.executable, "-m", "pydra_nvidia.compute_domain.command", "daemon")
+
+forkserver.ensure_running()  # before the first test, so that it is no test's leak
 
 
 class Node:
@@ -87,7 +88,7 @@ class Node:
             return response.status, await response.text()
 
     @asynccontextmanager
-    async def run(self, **more: str) -> AsyncIterator[Process]:
+    async def run(self, **more: str) -> AsyncIterator[ForkedProgram]:
         """The daemon, ended as a container is."""
         environ = {
             **os.environ,
@@ -108,15 +109,14 @@ class Node:
             "IMEX_CONTROL_PROGRAM": str(self.path / "nvidia-imex-ctl"),
             **more,
         }
-        process = await anyio.open_process(COMMAND, env=environ, stdout=PIPE, stderr=None)
+        module = "pydra_nvidia.compute_domain.command"
+        process = ForkedProgram(module, ("daemon",), environ, str(self.path / "log"))
         try:
             yield process
         finally:
-            if process.returncode is None:
-                process.terminate()
+            process.terminate()
             with anyio.move_on_after(DEADLINE):
                 await process.wait()
-            await process.aclose()
 
 
 class Scene:
