@@ -100,4 +100,6 @@ def _run(
     for stream in (sys.stdout, sys.stderr):
         os.dup2(output, stream.fileno())
     os.close(output)
+    # Buffered as the program would find it.
+    sys.stdout = open(sys.stdout.fileno(), "w", closefd=False)  # noqa: SIM115
     sys.exit(importlib.import_module(module).main(arguments))

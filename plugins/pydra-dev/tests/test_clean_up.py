@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from pod_manifests import TWO_PODS
+from tests.forked import ForkedProgram
 
 BACKEND = """
 import os
@@ -30,9 +31,25 @@ async def unprepare(claim, prepared):
         if os.path.exists(f"{{PLACE}}/{{device.device}}"):
             os.unlink(f"{{PLACE}}/{{device.device}}")
 """
-IN_THE_BACKGROUND = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
-"""A shell that is not interactive lets what it starts with & ignore Ctrl-C."""
+IN_THE_BACKGROUND = (signal.SIGINT,)
+"""What a shell that is not interactive lets programs ignore that it starts with &."""
 REFUSED = "if claim.devices[0].device == 'two': raise ClaimError('no power')"
+
+forkserver.ensure_running()  # before the first test, so that it is no test's leak
+
+
+class Demo:
+    """`pydra dev` at work, and what it prints."""
+
+    def __init__(self, process: ForkedProgram, stdout: TextIO) -> None:
+        self._process = process
+        self.stdout = stdout
+
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        return self._process.join(60)
 
 
 class Hardware:
@@ -52,17 +69,18 @@ class Hardware:
         return sorted(os.listdir(self.place))
 
     @contextmanager
-    def start(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        pydra = (sys.executable, "-m", "pydra", "dev", "--backend", str(self.backend), *arguments)
-        command = (*IN_THE_BACKGROUND, *pydra)
-        environ = {**os.environ, "PYTHONUNBUFFERED": ""}
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
-        ) as process:
-            try:
-                yield process
-            finally:
-                process.kill()
+    def start(self, *arguments: str) -> Iterator[Demo]:
+        output = self.backend.with_name("output")
+        if not output.exists():
+            os.mkfifo(output)
+        command = ("dev", "--backend", str(self.backend), *arguments)
+        process = ForkedProgram("pydra.cli.tool", command, os.environ, str(output), ignored=IN_THE_BACKGROUND)
+        try:
+            with output.open() as stdout:
+                yield Demo(process, stdout)
+        finally:
+            process.kill()
+            process.join(60)
 
 
 @pytest.fixture
@@ -70,8 +88,7 @@ def hardware(tmp_path: Path) -> Hardware:
     return Hardware(tmp_path)
 
 
-def read_until(process: subprocess.Popen[str], wanted: str) -> str:
-    assert process.stdout is not None
+def read_until(process: Demo, wanted: str) -> str:
     text = ""
     for line in process.stdout:
         text += line
@@ -80,8 +97,7 @@ def read_until(process: subprocess.Popen[str], wanted: str) -> str:
     raise AssertionError(f"{wanted!r} is not in {text}")
 
 
-def read_rest(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
+def read_rest(process: Demo) -> str:
     return process.stdout.read()
 
 
@@ -122,7 +138,6 @@ def test_a_signal_during_prepare_waits_for_it_and_undoes_it(hardware: Hardware) 
 def test_a_closed_pipe_undoes_what_the_backend_has_configured(hardware: Hardware) -> None:
     with hardware.start() as process:
         read_until(process, "running: pod default/sample")
-        assert process.stdout is not None
         process.stdout.close()
         assert process.wait() == 128 + signal.SIGPIPE
     assert not hardware.configured
