@@ -72,7 +72,7 @@ def try_out(programs: Path, scratch: Path) -> None:
 def run_tests(environment: Path, tree: Path, arguments: list[str]) -> None:
     """All tests but those of the house, in a tree without the sources, so that only the wheels can answer."""
     folders = ("tests", "charts", "docs", "examples", "proto", "hack", "benchmarks")
-    for name in (*folders, "README.md", "CHANGELOG.md", "pyproject.toml"):
+    for name in (*folders, "README.md", "CHANGELOG.md", "conftest.py", "pyproject.toml"):
         copy(ROOT / name, tree / name)
     for part in (
         found for name in ("tests", "docs", "examples", "README.md") for found in ROOT.glob(f"plugins/*/{name}")

@@ -103,6 +103,8 @@ async def discover(state: Path) -> AsyncIterator[tuple[str, Inventory]]:
         for settings in variants:
             place = str(state / (settings["scenario"] or "default"))  # both of NVIDIA's see the same machine
             async with backend.connect(backend.SETTINGS_TYPE(**settings, state=place)) as connected:
+                if hasattr(connected, "restore"):  # the agent's first call, for which some wait
+                    await connected.restore(())
                 yield backend.DRIVER, await connected.discover()
 
 

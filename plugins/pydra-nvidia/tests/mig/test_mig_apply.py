@@ -376,8 +376,8 @@ ABSENT = ("INVALID_ARGUMENT", "NOT_SUPPORTED", "NOT_FOUND")
 async def test_what_a_driver_denies_for_a_moment_is_not_left_without_a_record(
     node: MakeNode, op: str, code: str, call: str
 ) -> None:
+    one = node(H100)
     for after in range(5):
-        one = node(H100)
         denial = {"op": op, "do": "raise", "code": code, "after": after, "count": 2}
         if call == "apply":
             one.fault(denial)
