@@ -53,6 +53,17 @@ $(VENV)/.docs: constraints.txt $(PROJECTS) | $(BIN)/python
 	@$(call FROM_SOURCES,. $(PLUGINS))
 	@touch $@
 
+# Packages that the tests of the core do not import: most of what `setup` installs, in bytes and time.
+NOT_FOR_UNIT := $(LARGE)|amdsmi|cyclonedx-python-lib|helm-python-sdk|import-linter|jax|ml-dtypes|mkdocs|mypy|numpy|opt-einsum|playwright|promql-parser|ruff|scipy
+
+$(VENV)/.unit: constraints.txt $(PROJECTS) | $(BIN)/python
+	@awk '/^[^ ]/ { unused = /^($(NOT_FOR_UNIT))==/ } !unused' constraints.txt >$(VENV)/unit.txt
+	@echo "installing the $$(grep -c == $(VENV)/unit.txt) packages that the tests of the core need into $(VENV)"
+	@$(PIP_INSTALL) --require-hashes -r $(VENV)/unit.txt
+	@echo "installing pydra and its plugins from the sources"
+	@$(call FROM_SOURCES,. $(PLUGINS))
+	@touch $@
+
 $(VENV)/.installed: constraints.txt constraints-run.txt $(PROJECTS) | $(BIN)/python
 	@echo "installing the $$(grep -c == constraints.txt) packages that development needs into $(VENV)"
 	@awk '/^[^ ]/ { large = /^($(LARGE))==/ } { print >("$(VENV)/" (large ? "large.txt" : "others.txt")) }' constraints.txt
@@ -60,7 +71,7 @@ $(VENV)/.installed: constraints.txt constraints-run.txt $(PROJECTS) | $(BIN)/pyt
 	$(PIP_INSTALL) --require-hashes -r $(VENV)/others.txt; others=$$?; wait $$! && exit $$others
 	@echo "installing pydra and its plugins from the sources"
 	@$(call FROM_SOURCES,. $(PLUGINS))
-	@touch $(VENV)/.run $(VENV)/.docs $@
+	@touch $(VENV)/.run $(VENV)/.docs $(VENV)/.unit $@
 
 .PHONY: setup
 setup: $(VENV)/.installed ## create .venv with everything that development needs
@@ -94,7 +105,7 @@ house: setup ## the tests of the repository itself: floors, sizes, docs, generat
 	$(IN_MEMORY) $(BIN)/pytest -q $(WORKERS) tests/house
 
 .PHONY: unit
-unit: setup ## the tests that start no agent, in a minute, against the sources (ARGS goes to pytest)
+unit: $(VENV)/.unit ## the tests that start no agent, in a minute, against the sources (ARGS goes to pytest)
 	$(IN_MEMORY) $(BIN)/pytest -q $(WORKERS) tests/unit tests/contract plugins/pydra-sim/tests $(ARGS)
 
 .PHONY: wheels
