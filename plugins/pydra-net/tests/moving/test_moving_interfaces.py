@@ -245,13 +245,15 @@ async def test_no_file_stays_open_after_pods_have_come_and_gone(node: TestNode) 
 
 
 async def test_events_that_the_kernel_dropped_are_a_reason_to_look_again(node: TestNode) -> None:
-    events = LinkEvents(OpenNamespace(node.host.path), buffer=1)
+    namespace = OpenNamespace(node.host.path)
+    events = LinkEvents(namespace, buffer=1)
     for _ in range(2):
         node.host.run(
             "for one in 1 2 3 4 5 6 7 8; do ip link set nic0 mtu $((1400 + one)); done; ip link set nic0 mtu 1400"
         )
         await events.wait()
     events.close()
+    namespace.close()
 
 
 async def test_changes_of_the_nodes_network_are_noticed_without_polling(node: TestNode) -> None:

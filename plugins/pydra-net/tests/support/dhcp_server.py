@@ -6,7 +6,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 from pydra_net.dhcp.messages import ACK, DECLINE, DISCOVER, NAK, OFFER, RELEASE, REQUEST
 from pydra_net.netlink.namespaces import OpenNamespace
@@ -84,9 +84,8 @@ def advertise(path: str, link: str) -> None:
             opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
             opened.sendto(message, ("ff02::1", 0, 0, socket.if_nametoindex(link)))
 
-    where = OpenNamespace(path)
-    where.run(send)
-    where.close()
+    with closing(OpenNamespace(path)) as where:
+        where.run(send)
 
 
 def _read_options(data: bytes) -> Iterator[tuple[int, bytes]]:
