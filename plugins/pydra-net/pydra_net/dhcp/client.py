@@ -63,11 +63,14 @@ class Client:
         open_packets: Callable[[str], Awaitable[Packets]],
         find_user: Callable[[str], Awaitable[str]],
         set_lease: Callable[[Lease | None], Awaitable[None]],
+        *,
+        after_conflict: float = _AFTER_CONFLICT,
     ) -> None:
         self._identity = identity
         self._open_packets = open_packets
         self._find_user = find_user
         self._set_lease = set_lease
+        self._after_conflict = after_conflict
         self._used = ""
         self.problem = ""
 
@@ -146,7 +149,7 @@ class Client:
         if problem != self.problem:
             _log.warning("%s: %s; it is declined", self._identity.name, problem)
         self.problem = problem
-        await asyncio.sleep(_AFTER_CONFLICT)
+        await asyncio.sleep(self._after_conflict)
         return False
 
     async def _keep(self, lease: Lease) -> Lease | None:

@@ -22,7 +22,7 @@ from pydra_net.dhcp.client import Client, Identity
 from pydra_net.dhcp.messages import DECLINE, DISCOVER, RELEASE, REQUEST, Lease, Request, decode, encode
 from pydra_net.hardware_types import Reading
 from pydra_net.operations import Namespace
-from pydra_net.simulation.kernel import HOST
+from pydra_net.simulation.kernel import HOST, SimulatedPackets
 from pydra_net.simulation.machine import MACHINE_TYPES
 from pydra_nri import Container, PodSandbox
 from pydra_nri.simulation.runtime import OperationFailed
@@ -257,6 +257,27 @@ async def test_whoever_floods_the_pods_network_does_not_stop_the_backend() -> No
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert running.cancelled()
+
+
+async def test_after_an_address_that_somebody_else_has_the_server_is_asked_for_another() -> None:
+    server, leases, client = DhcpServer(), asyncio.Queue[Lease | None](), Identity(name="eth1", mac="02:00:00:00:00:01")
+
+    async def open_packets(_address: str) -> SimulatedPackets:
+        return SimulatedPackets(server.answer)
+
+    async def find_user(address: str) -> str:
+        user = "02:00:00:00:00:99" if address == ADDRESS else ""
+        server.address = "10.0.0.78"
+        return user
+
+    running = asyncio.create_task(Client(client, open_packets, find_user, leases.put, after_conflict=0).run())
+    async with asyncio.timeout(30):
+        lease = await leases.get()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert lease is not None
+    assert lease.address == "10.0.0.78/24"
+    assert [kind for kind, _ in server.log] == [DISCOVER, REQUEST, DECLINE, DISCOVER, REQUEST]
 
 
 class Advertised:
