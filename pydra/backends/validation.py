@@ -275,7 +275,7 @@ def _answer_type_violations(method: Method, answer: Any) -> Iterator[str]:
     match method:
         case Method.DISCOVER:
             if not isinstance(answer, Inventory):
-                yield f"{name} returned a {type(answer).__name__}, not a pydra.Inventory"
+                yield f"{name} returned {_class_of(answer)}, not a pydra.Inventory"
                 return
             yield from _wrong_items(f"{name}: devices", answer.devices, Device)
             yield from _wrong_items(f"{name}: counter_sets", answer.counter_sets, CounterSet)
@@ -290,7 +290,7 @@ def _answer_type_violations(method: Method, answer: Any) -> Iterator[str]:
             yield from _wrong_items(name, answer, Sample)
         case Method.INHERIT:
             if not isinstance(answer, Inheritance):
-                yield f"{name} returned a {type(answer).__name__}, not a pydra.Inheritance"
+                yield f"{name} returned {_class_of(answer)}, not a pydra.Inheritance"
                 return
             yield from _wrong_items(f"{name}: claims", answer.claims, InheritedClaim)
         case Method.UNPREPARE | Method.UNDO | Method.WAIT_CHANGED | Method.RESTORE:
@@ -300,11 +300,16 @@ def _answer_type_violations(method: Method, answer: Any) -> Iterator[str]:
 
 def _wrong_items(where: str, items: Any, wanted: type) -> Iterator[str]:
     if not isinstance(items, list | tuple):
-        yield f"{where} is a {type(items).__name__}, not a list or tuple of pydra.{wanted.__name__}"
+        yield f"{where} is {_class_of(items)}, not a list or tuple of pydra.{wanted.__name__}"
         return
     for index, item in enumerate(items):
         if not isinstance(item, wanted):
             yield f"{where}[{index}] is a {type(item).__name__}, not a pydra.{wanted.__name__}"
+
+
+def _class_of(answer: Any) -> str:
+    """Name what was returned, for a sentence that goes on."""
+    return "None (is `return` missing?)" if answer is None else f"a {type(answer).__name__}"
 
 
 def find_value_violations(body: msgspec.Raw, wanted: Any) -> tuple[str, ...]:

@@ -135,14 +135,14 @@ def test_samples_have_names_that_prometheus_takes() -> None:
         (Method.DISCOVER, {}, ["discover returned a dict, not a pydra.Inventory"]),
         (Method.DISCOVER, Inventory(devices=({"name": "a"},)), ["discover: devices[0] is a dict, not a pydra.Device"]),  # type: ignore[arg-type]
         (Method.PREPARE, [A.prepared()], []),
-        (Method.PREPARE, None, ["prepare is a NoneType, not a list or tuple of pydra.PreparedDevice"]),
+        (Method.PREPARE, None, ["prepare is None (is `return` missing?), not a list or tuple of pydra.PreparedDevice"]),
         (Method.PREPARE, [A], ["prepare[0] is a AllocatedDevice, not a pydra.PreparedDevice"]),
         (Method.PREPARE, [A.prepared(edits={})], ["prepare: edits of a are a dict, not pydra.ContainerEdits"]),  # type: ignore[arg-type]
         (Method.MEASURE, [1], ["measure[0] is a int, not a pydra.Sample"]),
         (Method.UNPREPARE, True, ["unprepare returned a bool; it must return nothing"]),
         (Method.WAIT_CHANGED, None, []),
         (Method.INHERIT, Inheritance(), []),
-        (Method.INHERIT, None, ["inherit returned a NoneType, not a pydra.Inheritance"]),
+        (Method.INHERIT, None, ["inherit returned None (is `return` missing?), not a pydra.Inheritance"]),
         (
             Method.INHERIT,
             Inheritance(claims=(1,)),  # type: ignore[arg-type]
