@@ -140,11 +140,12 @@ class Scheduler:
 
     def _explain_absence(self, pod: JsonObject, pod_claim: str) -> str:
         namespace, template = pod["metadata"]["namespace"], template_claims(pod).get(pod_claim, "")
+        waiting = f"waiting for the ResourceClaim of pod claim {pod_claim!r} to be created"
         if not template or self._api.find(RESOURCE_CLAIM_TEMPLATES, template, namespace=namespace) is not None:
-            return f"waiting for the ResourceClaim of pod claim {pod_claim!r} to be created"
+            return waiting
         is_claim = self._api.find(RESOURCE_CLAIMS, template, namespace=namespace) is not None
         hint = "; there is a ResourceClaim of that name, which resourceClaimName takes" if is_claim else ""
-        return f'resourceclaimtemplate "{template}" not found{hint}'
+        return f'{waiting}: resourceclaimtemplate "{template}" not found{hint}'
 
     def _choose_node(
         self, pod: JsonObject, claims: Sequence[JsonObject]

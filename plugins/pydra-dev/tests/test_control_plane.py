@@ -209,7 +209,7 @@ async def test_a_selector_that_cannot_be_evaluated_is_told_to_the_pod() -> None:
         pytest.param({"nodeSelector": {"zone": "b"}}, "didn't match Pod's node affinity/selector", id="node selector"),
         pytest.param(
             {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "none"}]},
-            'resourceclaimtemplate "none" not found',
+            "waiting for the ResourceClaim of pod claim 'gpu' to be created: resourceclaimtemplate",
             id="no template",
         ),
     ],
