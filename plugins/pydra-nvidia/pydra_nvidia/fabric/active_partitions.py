@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pydra import ClaimError
 from pydra_nvidia.fabric.plan_fabric import find_group
 from pydra_nvidia.held_claims import Entry
-from pydra_nvidia.nvfm import NOT_CONFIGURED, FabricManager, FabricManagerError, Group
+from pydra_nvidia.nvfm import NOT_CONFIGURED, NOT_SUPPORTED, FabricManager, FabricManagerError, Group
 from pydra_nvidia.steps import ActivateFabric
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,9 @@ class ActivePartitions:
         told = sorted({step.partition for step in steps})
         try:
             self._manager.set_active(told)
-        except FabricManagerError as refused:  # it does not wait for the list, but is starting
+        except FabricManagerError as refused:
+            if refused.code not in (NOT_CONFIGURED, NOT_SUPPORTED):  # else it is starting, and does not wait for it
+                _log.warning("Fabric Manager does not take the active partitions %s: %s", told, refused)
             raise waits from refused
         _log.warning("Fabric Manager was restarted, and was told that these partitions are active: %s", told)
         groups = self._manager.list_groups()

@@ -23,8 +23,10 @@ from pydra_nvidia.host.driver_root import find_driver_root
 from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.inventory.attributes import describe_fabric
 from pydra_nvidia.nvfm import (
+    ACTIVE_VERSION,
     CONNECT_VERSIONS,
     LIST_VERSION,
+    ActiveStruct,
     ConnectStruct,
     FabricManager,
     FabricManagerError,
@@ -59,6 +61,7 @@ def target(address: str, *, guest: bool = False, admin: bool = False) -> Any:
 def test_the_structures_have_the_sizes_and_versions_of_the_vendors_header() -> None:
     assert ctypes.sizeof(PartitionStruct) == 2060
     assert (ctypes.sizeof(ListStruct), LIST_VERSION) == (131852, 0x0102030C)
+    assert (ctypes.sizeof(ActiveStruct), ACTIVE_VERSION) == (264, 0x01000108)
     assert (ctypes.sizeof(ConnectStruct), CONNECT_VERSIONS) == (272, (0x0100010C, 0x02000110))
 
 
@@ -278,6 +281,17 @@ async def test_fabric_manager_is_told_nothing_while_a_record_cannot_be_read(tmp_
     with pytest.raises(UndoLater, match="cannot be read"):
         await machine.applier.undo(step, True, build_claim("u", step))
     assert machine.machine.read().state.fabric_phase == "waiting"
+
+
+async def test_a_list_of_active_partitions_that_is_refused_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Machine(tmp_path)
+    machine.held = (hold(replace(machine.step(1, 2), partition=60)),)
+    machine.inject.restart_fabric_manager()
+    with pytest.raises(FabricManagerError, match="waits to be told which partitions are active"):
+        machine.partitions.list_groups()
+    assert "does not take the active partitions [60]: fmSetActivatedFabricPartitions failed" in caplog.text
 
 
 async def test_an_id_that_names_other_gpus_by_now_is_neither_told_nor_deactivated(tmp_path: Path) -> None:
