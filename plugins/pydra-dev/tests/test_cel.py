@@ -1,7 +1,4 @@
-"""CEL selectors as kube-apiserver and kube-scheduler read them: what they cost, what they select, what they refuse.
-
-Costs are those that the real estimator gives (`cel/compile_test.go` of k8s.io/dynamic-resource-allocation, 1.36).
-"""
+"""CEL selectors as kube-apiserver and kube-scheduler read them: what they select, and what they refuse."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from pydra_dev.cel.environment import (
     CompileError,
     EvaluationError,
     Selector,
-    TooComplexError,
     build_variables,
     compile_selector,
 )
@@ -32,7 +28,6 @@ DEVICE: dict[str, Any] = {
     "capacity": {"memory": {"value": "80Gi"}},
 }
 OWN, CAPACITY = f'device.attributes["{DRIVER}"]', f'device.capacity["{DRIVER}"]'
-TEN = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"
 
 
 def evaluate(selector: Selector, **device: Any) -> bool:
@@ -41,33 +36,32 @@ def evaluate(selector: Selector, **device: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("expression", "cost", "result"),
+    ("expression", "result"),
     [
-        ("true", 0, True),
-        ('device.driver == ""', 2, False),
-        (f'device.driver == "{DRIVER}"', 4, True),
-        ("device.allowMultipleAllocations == true", 3, False),
-        ('"no-such-domain" in device.attributes', 3, False),
-        (f'"{DRIVER}" in device.attributes', 3, True),
-        (f"{OWN}.name", 4, True),
-        (f'{OWN}["name"]', 4, True),
-        (f'cel.bind(dra, device.attributes["{DRIVER}"], dra.name)', 15, True),
-        (f"{OWN}.index > 0", 5, True),
-        (f'{OWN}.model == "fish"', 5, False),
-        (f'{OWN}.driverVersion.isGreaterThan(semver("0.0.1"))', 6, True),
-        (f'{OWN}.driverVersion.isGreaterThan(semver("v0.0.1", true)) && isSemver("v1.0.0", true)', 7, True),
-        (f'{CAPACITY}.memory.isGreaterThan(quantity("1Ki"))', 6, True),
-        (f'"memory" in {CAPACITY} && {CAPACITY}.memory.isGreaterThan(quantity("1Ki"))', 10, True),
-        (f'!("other" in {CAPACITY}) || {CAPACITY}.other.isGreaterThan(quantity("1Ki"))', 11, True),
-        (f'device.attributes.exists_one(x, x == "{DRIVER}")', 164, True),
-        (f'{OWN}.exists_one(x, x == "services")', 133, False),
-        (f'{OWN}.model.split("example").size() >= 2', 19, False),
-        (f'{OWN}.model.matches("[^a]?sym")', 18, True),
+        ("true", True),
+        ('device.driver == ""', False),
+        (f'device.driver == "{DRIVER}"', True),
+        ("device.allowMultipleAllocations == true", False),
+        ('"no-such-domain" in device.attributes', False),
+        (f'"{DRIVER}" in device.attributes', True),
+        (f"{OWN}.name", True),
+        (f'{OWN}["name"]', True),
+        (f'cel.bind(dra, device.attributes["{DRIVER}"], dra.name)', True),
+        (f"{OWN}.index > 0", True),
+        (f'{OWN}.model == "fish"', False),
+        (f'{OWN}.driverVersion.isGreaterThan(semver("0.0.1"))', True),
+        (f'{OWN}.driverVersion.isGreaterThan(semver("v0.0.1", true)) && isSemver("v1.0.0", true)', True),
+        (f'{CAPACITY}.memory.isGreaterThan(quantity("1Ki"))', True),
+        (f'"memory" in {CAPACITY} && {CAPACITY}.memory.isGreaterThan(quantity("1Ki"))', True),
+        (f'!("other" in {CAPACITY}) || {CAPACITY}.other.isGreaterThan(quantity("1Ki"))', True),
+        (f'device.attributes.exists_one(x, x == "{DRIVER}")', True),
+        (f'{OWN}.exists_one(x, x == "services")', False),
+        (f'{OWN}.model.split("example").size() >= 2', False),
+        (f'{OWN}.model.matches("[^a]?sym")', True),
     ],
 )
-def test_a_selector_selects_and_costs_what_it_does_in_kubernetes(expression: str, cost: int, result: bool) -> None:
-    selector = compile_selector(expression)
-    assert (evaluate(selector), selector.cost) == (result, cost)
+def test_a_selector_selects_what_it_does_in_kubernetes(expression: str, result: bool) -> None:
+    assert evaluate(compile_selector(expression)) == result
 
 
 @pytest.mark.parametrize(
@@ -126,14 +120,6 @@ def test_what_kubernetes_adds_to_cel_is_there(expression: str) -> None:
 def test_what_kubernetes_would_not_store_does_not_compile(expression: str, why: str) -> None:
     with pytest.raises(CompileError, match=why):
         compile_selector(expression)
-
-
-def test_a_selector_that_could_cost_too_much_is_refused() -> None:
-    nested = "int('1'.find('[0-9]*')) < 100"
-    for name in ("z5", "z4", "z3", "z2", "z", "y", "x"):
-        nested = f"{TEN}.all({name}, {nested})"
-    with pytest.raises(TooComplexError, match="the estimated cost is 85555551, at most 1000000 is allowed"):
-        compile_selector(nested)
 
 
 @pytest.mark.parametrize(

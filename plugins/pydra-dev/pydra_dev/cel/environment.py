@@ -19,7 +19,6 @@ import msgspec
 from cel_expr_python import cel
 
 from pydra_dev import schema
-from pydra_dev.cel.cost import DEVICE, MAX_COST, UNKNOWN, estimate_cost
 from pydra_dev.cel.functions import DECLARATIONS, QUANTITY, TAGS, build_quantity, build_semver
 from pydra_dev.cel.tree import (
     CALL,
@@ -46,15 +45,12 @@ extensions:
 - {name: strings, version: 2}
 - {name: two-var-comprehensions}
 """
+_FIELDS = frozenset({"driver", "allowMultipleAllocations", "attributes", "capacity"})
 _CAPACITY = f"map(string, map(string, {QUANTITY}))"
 
 
 class CompileError(Exception):
     """The expression is not one that kube-apiserver would store; the message says why, in its sense."""
-
-
-class TooComplexError(CompileError):
-    """One evaluation of the expression could cost more than is allowed."""
 
 
 class EvaluationError(Exception):
@@ -64,9 +60,8 @@ class EvaluationError(Exception):
 class Selector:
     """A compiled selector."""
 
-    def __init__(self, expression: str, cost: int, program: cel.Expression) -> None:
+    def __init__(self, expression: str, program: cel.Expression) -> None:
         self.expression = expression
-        self.cost = cost
         self._program = program
 
     def matches(self, device: Variables) -> bool:
@@ -133,22 +128,16 @@ def compile_selector(expression: str, *, lists: bool = False) -> Selector:
     result = tree.types.get(tree.root.id, "dyn")
     if result not in {"bool", "any", *(["dyn"] if lists else [])}:
         raise CompileError(f"must evaluate to bool or the unknown type, not {result}")
-    cost = estimate_cost(tree)
-    if cost > MAX_COST:
-        known = cost if cost < UNKNOWN else "unbounded"
-        raise TooComplexError(
-            f"too complex, exceeds cost limit: the estimated cost is {known}, at most {MAX_COST} is allowed"
-        )
     value = "dyn" if lists else "any"
     outer = frozenset({f"map(string, map(string, {value}))", _CAPACITY})
-    return Selector(expression, cost, _runtime().deserialize(build_tree(with_default_domains(tree, outer))))
+    return Selector(expression, _runtime().deserialize(build_tree(with_default_domains(tree, outer))))
 
 
 def _check_tree(tree: CheckedTree) -> None:
     """What kube-apiserver refuses and the library does not; raises CompileError."""
     for node in walk(tree.root):
         operand = node.children[0] if node.kind == SELECT else node
-        if operand.kind == IDENTIFIER and operand.name == "device" and node.kind == SELECT and node.name not in DEVICE:
+        if operand.kind == IDENTIFIER and operand.name == "device" and node.kind == SELECT and node.name not in _FIELDS:
             raise CompileError(f"compilation failed: ERROR: <input>: undefined field {node.name!r}")
         if node.kind == LIST:
             _check_list(node, tree.types)
