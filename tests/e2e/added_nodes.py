@@ -7,6 +7,7 @@ else is scheduled on them, as they have a taint. Their kubelets renew no Lease, 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -128,7 +129,7 @@ class AddedNode:
         paths = {name: str(hosts) if path == "/etc/hosts" else path for name, path in paths.items()}
         program, *arguments = step.after.args
         beside = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', '')}"
-        with (self.place / "programs.log").open("ab") as log:
+        with (self._nodes.logs / f"{self.place.name}-programs.log").open("ab") as log:
             process = subprocess.Popen(
                 [shutil.which(program, path=beside) or program, *arguments],
                 env={**os.environ, **given, **paths},
@@ -144,7 +145,10 @@ class AddedNode:
 
 
 class AddedNodes:
-    """The nodes, served in `tasks`; `runs` maps programs to variables with paths of their containers."""
+    """The nodes, served in `tasks`; `runs` maps programs to variables with paths of their containers.
+
+    What they and the agents say is in files of the directory `logs`.
+    """
 
     def __init__(
         self,
@@ -155,7 +159,9 @@ class AddedNodes:
         backend: str,
         scenario: str,
         runs: Mapping[str, Mapping[str, str]],
+        logs: Path,
     ) -> None:
+        self.logs = logs
         self.cluster = cluster
         self.runs = runs
         self.members: dict[str, AddedNode] = {}
@@ -164,6 +170,7 @@ class AddedNodes:
         self._backend = backend
         self._scenario = scenario
         self._made = 0
+        self._network = 100 + secrets.randbelow(100)  # `pydra dev` and its tests have the first ones
 
     def build_agent(self, node: AddedNode) -> AgentProcess:
         """The agent of a node, with a machine of its own."""
@@ -175,14 +182,14 @@ class AddedNodes:
             *("--kubelet-root", node.kubelet_root, "--records-dir", f"{node.place}/run"),
             *("--cdi-dir", f"{node.place}/cdi", "--http-address", "", "--healthy-after", "0"),
         ]
-        return AgentProcess(arguments, environ, node.place / "agent.log", "")
+        return AgentProcess(arguments, environ, self.logs / f"{node.place.name}-agent.log", "")
 
     async def join(self, name: str) -> AddedNode:
         """A node with this name and empty directories, once its devices are published."""
         self._made += 1
         place = self._root / f"n{self._made}"
         place.mkdir()
-        node = self.members[name] = AddedNode(self, name, self._made + 1, place)
+        node = self.members[name] = AddedNode(self, name, self._network + self._made, place)
         await self._tasks.start(node.serve)
 
         async def publishes() -> bool:

@@ -95,7 +95,7 @@ async def open_domain_nodes(scratch: Path) -> AsyncIterator[tuple[Cluster, Added
             served(cluster),
             anyio.create_task_group() as tasks,
         ):
-            nodes = AddedNodes(cluster, Path(root), tasks, backend=BACKEND, scenario="gb200", runs=DAEMON)
+            nodes = AddedNodes(cluster, Path(root), tasks, backend=BACKEND, scenario="gb200", runs=DAEMON, logs=scratch)
             with run_controller(cluster.namespace, scratch / "controller.log"):
                 try:
                     yield cluster, nodes, [f"pydra-e2e-{own}-{number}" for number in (1, 2, 3)]
