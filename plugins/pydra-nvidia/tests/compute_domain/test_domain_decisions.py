@@ -11,7 +11,13 @@ from domain_cluster import OWN, SETTINGS, Cluster
 from pydra.controllers import NODES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES
 from pydra_dev.kinds import PODS as POD_KIND
 from pydra_dev.kinds import RESOURCE_CLAIM_TEMPLATES as TEMPLATE_KIND
-from pydra_nvidia.compute_domain.controller.facts import CLIQUES, COMPUTE_DOMAINS, DAEMON_SETS, get_label
+from pydra_nvidia.compute_domain.controller.facts import (
+    CLIQUES,
+    COMPUTE_DOMAINS,
+    DAEMON_SETS,
+    get_label,
+    is_status_change,
+)
 from pydra_nvidia.compute_domain.names import DOMAIN_LABEL, FINALIZER
 
 RACK = "5a4f3c1e-9d27-4b86-a0c5-7e1f2b3d4c5a.2"
@@ -140,6 +146,26 @@ def test_a_node_without_an_agent_is_told() -> None:
     cluster.start_pod("pod", uid, "a")
     cluster.settle()
     assert "a: its slice of compute-domain.nvidia.com, which tells its clique, does not" in cluster.condition("cd")[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"status": {"status": "Ready"}}, True),
+        ({"spec": {"numNodes": 2}}, False),
+        ({"metadata": {"finalizers": []}}, False),
+        ({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, False),
+    ],
+    ids=["status", "spec", "finalizers", "deletion"],
+)
+def test_a_domain_whose_status_was_written_is_told_from_one_that_was_changed(
+    change: dict[str, Any], *, found: bool
+) -> None:
+    """Each failure writes the status: if that woke the controller, it would repeat what fails without a pause."""
+    metadata = {"name": "cd", "resourceVersion": "1", "managedFields": [], "finalizers": [FINALIZER]}
+    before = {"metadata": metadata, "spec": {"numNodes": 1}}
+    written = {**metadata, **change.get("metadata", {}), "resourceVersion": "2", "managedFields": [{"manager": "one"}]}
+    assert is_status_change(before, {**before, **change, "metadata": written}) is found
 
 
 def test_num_nodes_counts_for_the_status_only() -> None:

@@ -44,6 +44,7 @@ from pydra_nvidia.compute_domain.controller.facts import (
     DAEMON_SETS,
     get_label,
     get_uid,
+    is_status_change,
     is_updating,
     list_named_domains,
     template_key,
@@ -125,6 +126,10 @@ class Controller:
 
     def _note(self, resource: Resource, change: Change) -> None:
         before, after = change
+        if resource is COMPUTE_DOMAINS and before is not None and after is not None and is_status_change(before, after):
+            # Nearly always its own write, which must not make it repeat at once what has just failed.
+            self._wake([get_uid(after)], after=BACKOFF_LIMIT)
+            return
         for found in (before, after):
             if found is not None:
                 self._wake(self._concerned(resource, found))

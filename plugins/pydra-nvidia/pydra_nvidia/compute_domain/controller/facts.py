@@ -65,6 +65,17 @@ def is_updating(daemon_set: JsonObject) -> bool:
     )
 
 
+def is_status_change(before: JsonObject, after: JsonObject) -> bool:
+    """Whether nothing but the status differs, as after a write of the status."""
+    return _without_status(before) == _without_status(after)
+
+
+def _without_status(found: JsonObject) -> JsonObject:
+    written = ("resourceVersion", "managedFields")
+    metadata = {name: value for name, value in found["metadata"].items() if name not in written}
+    return {**found, "metadata": metadata, "status": None}
+
+
 def get_label(found: JsonObject, label: str = DOMAIN_LABEL) -> str | None:
     """The value of a label, None without it."""
     value = (found["metadata"].get("labels") or {}).get(label)
