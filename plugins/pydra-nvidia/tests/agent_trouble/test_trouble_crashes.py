@@ -10,7 +10,6 @@ import pytest
 
 if TYPE_CHECKING:
     from conftest import Scene
-
     from tests.integration.agent.process import Agent
 
     MakeScene = Callable[..., AbstractAsyncContextManager[Scene]]

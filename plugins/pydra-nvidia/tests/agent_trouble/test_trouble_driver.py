@@ -14,7 +14,6 @@ from pydra_nvidia.simulation.inject import InUse
 
 if TYPE_CHECKING:
     from conftest import Scene
-
     from tests.integration.agent.process import Agent
 
     MakeScene = Callable[..., AbstractAsyncContextManager[Scene]]

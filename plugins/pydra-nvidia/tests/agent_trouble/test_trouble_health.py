@@ -13,7 +13,6 @@ from pydra_dev.kubelet.observations import PodEnded
 
 if TYPE_CHECKING:
     from conftest import Scene
-
     from tests.integration.agent.process import Agent
 
     MakeScene = Callable[..., AbstractAsyncContextManager[Scene]]

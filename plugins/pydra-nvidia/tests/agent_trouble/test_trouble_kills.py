@@ -15,7 +15,6 @@ from pydra.kube.api_resources import PODS
 
 if TYPE_CHECKING:
     from conftest import Scene
-
     from tests.integration.agent.process import Agent
 
     MakeScene = Callable[..., AbstractAsyncContextManager[Scene]]
