@@ -133,7 +133,7 @@ async def test_a_renewed_lease_replaces_the_routes_of_the_last_one_in_the_kernel
         pytest.skip(problem)
     refused = bytes((16, 10, 7, 10, 99, 0, 1))
     """10.7.0.0/16 by a gateway that is in no network of the interface."""
-    server = DhcpServer((4, ROUTES + refused), (4, ROUTES + refused), (3600, bytes((16, 10, 6, 10, 0, 0, 9))))
+    server = DhcpServer((4, ROUTES + refused))
     with make_node() as node:
         before = node.host.describe("nic0")
         node.switch.run(f"ip addr add {SERVER}/24 dev switch0")
@@ -151,11 +151,13 @@ async def test_a_renewed_lease_replaces_the_routes_of_the_last_one_in_the_kernel
             assert "10.9.0.0/16 via 10.0.0.8" in found
             assert "default" not in pod.run("ip route"), "the pod has one by its pod network"
             async with asyncio.timeout(60):
+                while server.log.count((REQUEST, ADDRESS)) < 2:  # noqa: ASYNC110 - in the kernel
+                    await asyncio.sleep(0.1)
+                server.leases = [(3600, bytes((16, 10, 6, 10, 0, 0, 9)))]
                 while "10.6.0.0/16 via 10.0.0.9" not in pod.describe("net1"):  # noqa: ASYNC110 - in the kernel
                     await asyncio.sleep(0.1)
             assert "10.8.0.0/16" not in pod.describe("net1")
             assert "valid_lft 3" in pod.run("ip addr show net1"), "the kernel ends it if nobody renews it"
-            assert server.log.count((REQUEST, ADDRESS)) == 2
             assert caplog.text.count("add route 10.7.0.0/16") == 1, "not once for each renewal"
             await agent.unprepare("claim")
             async with asyncio.timeout(30):
