@@ -114,11 +114,14 @@ async def served(cluster: Cluster) -> AsyncIterator[None]:
     for resource, body in (*kinds, *classes):
         with suppress(Conflict):
             made.append((resource, (await client.create(resource, body))["metadata"]["name"]))
-    await cluster.wait("ComputeDomains are served", lambda: is_served(cluster))
-    yield
-    for resource, name in made:
-        with suppress(NotFound):
-            await client.delete(resource, name)
+    try:
+        await cluster.wait("ComputeDomains are served", lambda: is_served(cluster))
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            for resource, name in made:
+                with suppress(NotFound):
+                    await client.delete(resource, name)
 
 
 async def is_served(cluster: Cluster) -> bool:
