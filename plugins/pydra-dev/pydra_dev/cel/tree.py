@@ -13,7 +13,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-CONSTANT, IDENTIFIER, SELECT, CALL, LIST, MAP, COMPREHENSION = 3, 4, 5, 6, 7, 8, 9
+CONSTANT, IDENTIFIER, SELECT, CALL, LIST, MAP = range(3, 9)
 """The kinds of a node: the field numbers of `cel.expr.Expr`."""
 
 _Fields: TypeAlias = list[tuple[int, int | bytes]]
