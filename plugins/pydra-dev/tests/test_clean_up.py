@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing import forkserver
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TextIO
 
 import pytest
 
+from demo_process import DemoProcess, run_demo
 from pod_manifests import TWO_PODS
-from tests.forked import ForkedProgram
 
 BACKEND = """
 import os
@@ -35,22 +32,6 @@ IN_THE_BACKGROUND = (signal.SIGINT,)
 """What a shell that is not interactive lets programs ignore that it starts with &."""
 REFUSED = "if claim.devices[0].device == 'two': raise ClaimError('no power')"
 
-forkserver.ensure_running()  # before the first test, so that it is no test's leak
-
-
-class Demo:
-    """`pydra dev` at work, and what it prints."""
-
-    def __init__(self, process: ForkedProgram, stdout: TextIO) -> None:
-        self._process = process
-        self.stdout = stdout
-
-    def send_signal(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    def wait(self) -> int:
-        return self._process.join(60)
-
 
 class Hardware:
     """What a backend has configured: a file for each device that is prepared."""
@@ -68,19 +49,9 @@ class Hardware:
     def configured(self) -> list[str]:
         return sorted(os.listdir(self.place))
 
-    @contextmanager
-    def start(self, *arguments: str) -> Iterator[Demo]:
-        output = self.backend.with_name("output")
-        if not output.exists():
-            os.mkfifo(output)
-        command = ("dev", "--backend", str(self.backend), *arguments)
-        process = ForkedProgram("pydra.cli.tool", command, os.environ, str(output), ignored=IN_THE_BACKGROUND)
-        try:
-            with output.open() as stdout:
-                yield Demo(process, stdout)
-        finally:
-            process.kill()
-            process.join(60)
+    def start(self, *arguments: str) -> AbstractContextManager[DemoProcess]:
+        command = ("--backend", str(self.backend), *arguments)
+        return run_demo(self.backend.parent, *command, ignored=IN_THE_BACKGROUND)
 
 
 @pytest.fixture
@@ -88,29 +59,16 @@ def hardware(tmp_path: Path) -> Hardware:
     return Hardware(tmp_path)
 
 
-def read_until(process: Demo, wanted: str) -> str:
-    text = ""
-    for line in process.stdout:
-        text += line
-        if wanted in line:
-            return text
-    raise AssertionError(f"{wanted!r} is not in {text}")
-
-
-def read_rest(process: Demo) -> str:
-    return process.stdout.read()
-
-
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_undoes_what_the_backend_has_configured_and_ends_the_agent(
     hardware: Hardware, end: signal.Signals
 ) -> None:
     with hardware.start() as process:
-        found = re.search(r"kill -9 (\d+)", read_until(process, "kill -9"))
+        found = re.search(r"kill -9 (\d+)", process.read_until("kill -9"))
         assert found is not None
         assert hardware.configured == ["one"]
         process.send_signal(end)
-        text = read_rest(process)
+        text = process.read_rest()
         assert process.wait() == 0, text
     assert "deleted: pod default/sample" in text
     assert not hardware.configured, text
@@ -128,16 +86,16 @@ def test_a_signal_during_prepare_waits_for_it_and_undoes_it(hardware: Hardware) 
     with hardware.start() as process:
         started.read_text()
         process.send_signal(signal.SIGINT)
-        read_until(process, "deleted: pod default/sample")
+        process.read_until("deleted: pod default/sample")
         proceed.write_text("")
-        text = read_rest(process)
+        text = process.read_rest()
         assert process.wait() == 0, text
     assert hardware.configured == ["proceed", "started"], text
 
 
 def test_a_closed_pipe_undoes_what_the_backend_has_configured(hardware: Hardware) -> None:
     with hardware.start() as process:
-        read_until(process, "running: pod default/sample")
+        process.read_until("running: pod default/sample")
         process.stdout.close()
         assert process.wait() == 128 + signal.SIGPIPE
     assert not hardware.configured
@@ -149,7 +107,7 @@ def test_a_pod_that_fails_does_not_keep_the_devices_of_another_one_configured(
     hardware.write(BACKEND.replace("async def prepare(claim):", f"async def prepare(claim):\n    {REFUSED}"))
     (tmp_path / "pods.yaml").write_text(TWO_PODS)
     with hardware.start("-f", str(tmp_path / "pods.yaml")) as process:
-        text = read_rest(process)
+        text = process.read_rest()
         assert process.wait() == 1
     assert "FAILED: pod default/b has failed 3 times" in text
     assert not hardware.configured, text
@@ -157,12 +115,12 @@ def test_a_pod_that_fails_does_not_keep_the_devices_of_another_one_configured(
 
 def test_each_start_of_watch_begins_with_nothing_configured(hardware: Hardware) -> None:
     with hardware.start("--watch") as process:
-        read_until(process, "running: pod default/sample")
+        process.read_until("running: pod default/sample")
         hardware.write(BACKEND + "\n# changed\n")
-        text = read_until(process, "running: pod default/sample")
+        text = process.read_until("running: pod default/sample")
         assert text.index("unprepared: claim") < text.index("everything starts again")
         process.send_signal(signal.SIGINT)
-        assert process.wait() == 0, read_rest(process)
+        assert process.wait() == 0, process.read_rest()
     assert not hardware.configured
 
 
@@ -171,9 +129,9 @@ def test_what_cannot_be_undone_is_named_with_its_device_and_the_reason(hardware:
         BACKEND.replace("            os.unlink", "            raise ClaimError('it is stuck')\n            os.unlink")
     )
     with hardware.start() as process:
-        read_until(process, "The node stays up")
+        process.read_until("The node stays up")
         process.send_signal(signal.SIGTERM)
-        text = read_rest(process)
+        text = process.read_rest()
         assert process.wait() == 1
     left = text[text.index("left prepared") :]
     assert re.match(r"left prepared: claim default/sample-device-\w+ on one\n", left), left
@@ -193,9 +151,9 @@ async def undo(step, result, claim): raise UndoLater("the bus hangs")
 """
     hardware.write(BACKEND + steps)
     with hardware.start() as process:
-        read_until(process, "The node stays up")
+        process.read_until("The node stays up")
         process.send_signal(signal.SIGTERM)
-        text = read_rest(process)
+        text = process.read_rest()
         assert process.wait() == 1, text
     left = text[text.index("left over") :]
     assert re.match(r"left over: default/sample-device-\w+ of driver mine.example.com has ended and still holds", left)
@@ -208,24 +166,24 @@ def test_a_second_interrupt_does_not_wait_and_names_what_is_left(hardware: Hardw
     waits = f"open('{begun}', 'w').close(); await __import__('asyncio').Event().wait()"
     hardware.write(BACKEND.replace("            os.unlink", f"            {waits}\n            os.unlink"))
     with hardware.start() as process:
-        read_until(process, "The node stays up")
+        process.read_until("The node stays up")
         process.send_signal(signal.SIGINT)
         begun.read_text()
         process.send_signal(signal.SIGINT)
-        assert "left prepared: claim default/sample-device-" in read_rest(process)
+        assert "left prepared: claim default/sample-device-" in process.read_rest()
         assert process.wait() == 1
 
 
 def test_an_agent_that_has_been_killed_is_started_again_to_undo(hardware: Hardware) -> None:
     with hardware.start() as process:
-        text = read_until(process, "kill -9")
+        text = process.read_until("kill -9")
         found = re.search(r"kill -9 (\d+)", text)
         assert found is not None
         process.send_signal(signal.SIGSTOP)
         os.kill(int(found.group(1)), signal.SIGKILL)
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGCONT)
-        text = read_rest(process)
+        text = process.read_rest()
         assert process.wait() == 0, text
     assert not hardware.configured, text
 
@@ -234,12 +192,12 @@ def test_a_pod_that_cannot_be_scheduled_does_not_end_a_node_that_stays_up(hardwa
     hardware.write(BACKEND.replace(', Device(name="two")', ","))
     (tmp_path / "pods.yaml").write_text(TWO_PODS)
     with hardware.start("-f", str(tmp_path / "pods.yaml")) as process:
-        text = read_until(process, "The node stays up")
+        text = process.read_until("The node stays up")
         assert "pending: pod default/b" in text
         assert "not one: request r: in use" in text
         assert hardware.configured == ["one"]
         process.send_signal(signal.SIGINT)
-        text = read_rest(process)
+        text = process.read_rest()
         assert process.wait() == 0, text
     assert not hardware.configured
 
@@ -252,10 +210,10 @@ def test_a_signal_undoes_what_was_prepared_in_this_process(
     waits = "if claim.devices[0].device == 'two': print('waits'); await __import__('asyncio').Event().wait()"
     hardware.write(BACKEND.replace("async def prepare(claim):", f"async def prepare(claim):\n    {waits}"))
     with hardware.start("-f", str(tmp_path / "pods.yaml"), "--in-process") as process:
-        read_until(process, "waits")
+        process.read_until("waits")
         assert hardware.configured == ["one"]
         process.send_signal(end)
-        text = read_rest(process)
+        text = process.read_rest()
         assert process.wait() == 130, text
     assert "unprepared: claim default/a-c-" in text
     assert "unprepared: claim default/b-c-" in text, "its prepare may have done a part of its work"
@@ -269,7 +227,7 @@ def test_an_error_in_this_process_undoes_what_was_prepared_before_and_names_what
     source = BACKEND.replace("async def prepare(claim):", f"async def prepare(claim):\n    {REFUSED}")
     hardware.write(source)
     with hardware.start("-f", str(tmp_path / "pods.yaml"), "--in-process") as process:
-        text = read_rest(process)
+        text = process.read_rest()
         assert process.wait() == 1
     assert "FAILED: prepare failed: ClaimError: no power" in text
     assert not hardware.configured, text
@@ -277,6 +235,6 @@ def test_an_error_in_this_process_undoes_what_was_prepared_before_and_names_what
         source.replace("            os.unlink", "            raise ClaimError('it is stuck')\n            os.unlink")
     )
     with hardware.start("-f", str(tmp_path / "pods.yaml"), "--in-process") as process:
-        text = read_rest(process)
+        text = process.read_rest()
         assert process.wait() == 1
     assert re.search(r"left prepared: claim default/a-c-\w+ on one\n +.*it is stuck", text), text

@@ -9,15 +9,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from anyio.abc import Process
 
+from demo_process import run_demo
 from pod_manifests import TWO_PODS
 from pydra.cli.tool import main
 from pydra.errors import SettingsError
@@ -25,6 +24,7 @@ from pydra_dev.demo import Demo, Options, describe_log, run, run_until_signal
 from pydra_dev.explanations import Paragraph
 from pydra_dev.node import scenario_environment
 from pydra_dev.terminal import Printer, Progress
+from tests.forked import ForkedProgram
 
 TOLD = [
     "ready: API server",
@@ -327,25 +327,6 @@ def test_what_is_missing_is_said_before_anything_starts(options: Options, proble
 DEMO = [sys.executable, "-m", "pydra", "dev"]
 
 
-async def open_demo(environ: Mapping[str, str] = {}) -> Process:
-    return await anyio.open_process(DEMO, env={**os.environ, **environ}, stderr=None)
-
-
-async def read_until(process: Process, found: Callable[[bytes], object]) -> bytes:
-    assert process.stdout is not None
-    text = b""
-    with anyio.fail_after(60):
-        while not found(text):
-            text += await process.stdout.receive()
-    return text
-
-
-def find_agent(text: bytes) -> int:
-    found = re.search(rb"kill -9 (\d+)", text)
-    assert found is not None
-    return int(found.group(1))
-
-
 async def wait_gone(pid: int) -> None:
     with anyio.fail_after(60), suppress(ProcessLookupError):
         while True:
@@ -353,21 +334,23 @@ async def wait_gone(pid: int) -> None:
             await anyio.sleep(0.02)
 
 
-async def test_an_agent_that_is_killed_is_started_again_and_ends_when_the_demo_is_killed(tmp_path: Path) -> None:
+def test_an_agent_that_is_killed_is_started_again_and_ends_when_the_demo_is_killed(tmp_path: Path) -> None:
     leaked = tmp_path / "agent.log"
-    async with await open_demo({"PYDRA_LOG_FILE": str(leaked)}) as process:
-        text = await read_until(process, lambda text: b"Ctrl-C" in text)
-        os.kill(find_agent(text), signal.SIGKILL)
-        again = await read_until(process, lambda text: b"started again (pid" in text)
-        assert b"ended: pydra-agent, by signal 9" in again
-        found = re.search(rb"started again \(pid (\d+)\)", again)
+    with run_demo(tmp_path, environ={"PYDRA_LOG_FILE": str(leaked)}) as process:
+        text = process.read_until("Ctrl-C")
+        agent = re.search(r"kill -9 (\d+)", text)
+        assert agent is not None
+        os.kill(int(agent.group(1)), signal.SIGKILL)
+        again = process.read_until("started again (pid")
+        assert "ended: pydra-agent, by signal 9" in again
+        found = re.search(r"started again \(pid (\d+)\)", again)
         assert found is not None
-        await read_until(process, lambda text: b"registered: driver sim.pydra.dev" in text)
-        process.kill()
-        await wait_gone(int(found.group(1)))
-    root = re.search(rb"tail -f (\S+)/agent.log", text)
+        process.read_until("registered: driver sim.pydra.dev")
+        process.send_signal(signal.SIGKILL)
+        anyio.run(wait_gone, int(found.group(1)))
+    root = re.search(r"tail -f (\S+)/agent.log", text)
     assert root is not None
-    shutil.rmtree(root.group(1).decode())
+    shutil.rmtree(root.group(1))
     assert not leaked.exists(), "the agent's settings are not those of this shell"
 
 
@@ -457,18 +440,18 @@ async def test_an_older_kubernetes_version_can_be_tried() -> None:
     assert code == 0, text
 
 
-async def test_one_variable_lets_the_commands_for_a_node_find_this_one() -> None:
-    async with await open_demo() as process:
-        text = await read_until(process, lambda text: b"A second Ctrl-C" in text)
-        found = re.search(rb"export PYDRA_CONFIG=(\S+)", text)
+def test_one_variable_lets_the_commands_for_a_node_find_this_one(tmp_path: Path) -> None:
+    with run_demo(tmp_path) as process:
+        found = re.search(r"export PYDRA_CONFIG=(\S+)", process.read_until("A second Ctrl-C"))
         assert found is not None
-        environ = {**os.environ, "PYDRA_CONFIG": found.group(1).decode()}
+        environ = {**os.environ, "PYDRA_CONFIG": found.group(1)}
         for command, told in (
             (["doctor"], "node embedded-node"),
             (["slices"], "devices 8"),
             (["checkpoint", "list"], "default/sample-"),
         ):
-            done = await anyio.run_process([sys.executable, "-m", "pydra", *command], env=environ, check=False)
-            assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
-            assert told in done.stdout.decode()
+            said = tmp_path / command[0]
+            assert ForkedProgram("pydra.cli.tool", command, environ, str(said)).join(60) == 0, said.read_text()
+            assert told in said.read_text()
         process.send_signal(signal.SIGTERM)
+        process.read_rest()
