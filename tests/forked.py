@@ -6,8 +6,11 @@ import importlib
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import anyio
 
@@ -30,8 +33,8 @@ PROCESSES.set_forkserver_preload(
 class ForkedProgram:
     """The `main` of a module with these arguments and this environment.
 
-    What it prints is appended to the file `log`, which may be a named pipe. It ignores the signals in `ignored` when it
-    begins.
+    What it prints is appended to the file `log`, which may be a named pipe, or its errors to a file of their own. It
+    ignores the signals in `ignored` when it begins.
     """
 
     def __init__(
@@ -41,10 +44,12 @@ class ForkedProgram:
         environ: Mapping[str, str],
         log: str,
         *,
+        errors: str = "",
         ignored: Sequence[signal.Signals] = (),
     ) -> None:
+        files = (log, errors or log)
         self._process = PROCESSES.Process(
-            target=_run, args=(module, tuple(arguments), dict(environ), log, tuple(ignored))
+            target=_run, args=(module, tuple(arguments), dict(environ), files, tuple(ignored))
         )
         self._process.start()
         assert self._process.pid is not None
@@ -88,18 +93,34 @@ class ForkedAgent(ForkedProgram):
         super().__init__("pydra.cli.agent", arguments, environ, log)
 
 
+def run_forked(module: str, arguments: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run` of a program that ends by itself."""
+    with tempfile.TemporaryDirectory() as place:
+        stdout, stderr = Path(place, "stdout"), Path(place, "stderr")
+        process = ForkedProgram(module, arguments, environ, str(stdout), errors=str(stderr))
+        try:
+            code = process.join(60)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(tuple(arguments), code, stdout.read_text(), stderr.read_text())
+
+
 def _run(
-    module: str, arguments: Sequence[str], environ: Mapping[str, str], log: str, ignored: Sequence[signal.Signals]
+    module: str,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    files: Sequence[str],
+    ignored: Sequence[signal.Signals],
 ) -> None:
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environ)
     sys.path[:0] = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
-    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    for stream in (sys.stdout, sys.stderr):
+    for stream, path in zip((sys.stdout, sys.stderr), files, strict=True):
+        output = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(output, stream.fileno())
-    os.close(output)
+        os.close(output)
     # Buffered as the program would find it.
     sys.stdout = open(sys.stdout.fileno(), "w", closefd=False)  # noqa: SIM115
     sys.exit(importlib.import_module(module).main(arguments))

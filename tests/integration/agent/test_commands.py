@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import IO
 
@@ -15,14 +16,26 @@ import pytest
 from anyio.streams.text import TextReceiveStream
 
 import pydra
+from tests.forked import run_forked
+
+forkserver.ensure_running()  # before the first test, so that it is no test's leak
 
 
-def run(
-    module: str, *arguments: str, path: Path | None = None, stdout: int | IO[str] = subprocess.PIPE
-) -> subprocess.CompletedProcess[str]:
+def build_environ(path: Path | None) -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYDRA_")}
     if path is not None:
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), environ.get("PYTHONPATH", "")]))
+    return environ
+
+
+def run(module: str, *arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return run_forked(module, arguments, build_environ(path))
+
+
+def run_anew(
+    module: str, *arguments: str, path: Path | None = None, stdout: int | IO[str] = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
+    """In a new interpreter, where the start or the output matters."""
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
         stdout=stdout,
@@ -30,7 +43,7 @@ def run(
         text=True,
         timeout=60,
         check=False,
-        env=environ,
+        env=build_environ(path),
     )
 
 
@@ -101,15 +114,15 @@ def test_zsh_gets_a_script_of_its_own() -> None:
 def test_a_terminal_gets_a_drawn_table_and_a_pipe_plain_columns() -> None:
     reader, terminal = pty.openpty()
     with open(terminal, "w", encoding="utf-8") as output:
-        assert run("pydra.cli.tool", "backends", stdout=output).returncode == 0
+        assert run_anew("pydra.cli.tool", "backends", stdout=output).returncode == 0
         drawn = os.read(reader, 65536).decode()
     os.close(reader)
     assert ("─" in drawn, "pydra-sim" in drawn) == (True, True)
-    assert run("pydra.cli.tool", "backends").stdout.isascii()
+    assert run_anew("pydra.cli.tool", "backends").stdout.isascii()
 
 
 def test_python_runs_the_package_as_the_command() -> None:
-    assert run("pydra", "--version").stdout == f"pydra {pydra.__version__}\n"
+    assert run_anew("pydra", "--version").stdout == f"pydra {pydra.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +229,7 @@ def test_an_internal_error_is_one_line() -> None:
 
 def test_output_that_cannot_be_written_is_said_in_a_sentence() -> None:
     with open("/dev/full", "w", encoding="ascii") as full:
-        done = run("pydra.cli.tool", "policy", "--backend", "sim", stdout=full)
+        done = run_anew("pydra.cli.tool", "policy", "--backend", "sim", stdout=full)
     assert (done.returncode, done.stderr) == (1, "pydra: [Errno 28] No space left on device\n")
 
 
@@ -224,13 +237,13 @@ def test_a_reader_who_has_read_enough_is_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w", encoding="ascii") as gone:
-        done = run("pydra.cli.tool", "policy", "--backend", "sim", stdout=gone)
+        done = run_anew("pydra.cli.tool", "policy", "--backend", "sim", stdout=gone)
     assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_pydra_dev_without_pydra_dev_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['pydra_dev'] = None\n")
-    done = run("pydra.cli.tool", "dev", path=tmp_path)
+    done = run_anew("pydra.cli.tool", "dev", path=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "`pydra dev` needs the distribution pydra-dev" in done.stderr
     assert done.stderr.endswith("pip install ./plugins/pydra-dev\n")
