@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from anyio.abc import Process
 
 from pydra.admission.webhook import MAX_BODY, MOST_CONNECTIONS, MOST_LARGE, SMALL_BODY
 from pydra_dev.node import free_port
+from tests.forked import run_forked
 from tests.integration.admission.certificates import Authority, SecretMount
 from tests.integration.admission.serving import connect, review
 from tests.unit.admission.configs import sim
@@ -34,6 +36,8 @@ RIGHT, WRONG = entry("sim.pydra.dev", sim()), entry("sim.pydra.dev", sim(clockMH
 REPOSITORY = Path(__file__).parents[3]
 CROWD = 60
 """Reviews that three API servers send at once."""
+
+forkserver.ensure_running()  # before the first test, so that it is no test's leak
 
 
 def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
@@ -225,7 +229,7 @@ def run(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_said_without_a_traceback(arguments: tuple[str, ...], code: int, words: str) -> None:
-    done = run(*arguments)
+    done = run_forked("pydra.cli.tool", arguments, environment({}))
     assert done.returncode == code
     assert words in done.stderr
     assert "Traceback" not in done.stderr
