@@ -41,7 +41,8 @@ class ActivePartitions:
 
     def end(self, uid: str, step: ActivateFabric) -> None:
         """The claim's partition is given back, though its record may still have it."""
-        self._ended.add((uid, step.key))
+        held = {entry.uid for entry in self._read_held()}
+        self._ended = {(uid, step.key), *(one for one in self._ended if one[0] in held)}
 
     def is_waiting(self) -> bool:
         """Whether Fabric Manager can be asked, or waits to be told; changes nothing."""

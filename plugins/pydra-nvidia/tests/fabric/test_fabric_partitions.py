@@ -259,6 +259,15 @@ async def test_a_restarted_fabric_manager_is_told_of_the_claims_before_anything_
     assert machine.active == sorted([pair.partition, other.partition])
 
 
+async def test_of_claims_that_have_ended_nothing_is_kept(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    step = machine.step(1, 2)
+    for uid in ("u", "v", "w"):
+        await machine.applier.apply(step, None, build_claim(uid, step))
+        await machine.applier.undo(step, True, build_claim(uid, step))
+    assert machine.partitions._ended == {("w", step.key)}, "its record may still be there"
+
+
 async def test_a_fabric_manager_that_others_told_something_else_is_told_again(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     pair, foreign, taken = machine.step(1, 2), machine.step(7, 8), machine.step(5, 8)
