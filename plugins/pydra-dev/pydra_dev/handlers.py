@@ -354,7 +354,7 @@ async def _read_body(request: web.Request, verb: str) -> Any:
         return protobuf.parse_object(raw) if verb == "create" else {}
     try:
         body = _decode(raw, may_be_yaml=given in _YAML)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise bad_request(f"the object provided is unrecognized (must be of type JSON): {error}") from error
     if not isinstance(body, dict) and verb != "patch":
         raise bad_request("the object provided is unrecognized (must be a JSON object)")

@@ -66,6 +66,20 @@ async def test_curl_creates_and_applies_yaml_at_the_address_in_the_kubeconfig() 
             assert "the server's address in the kubeconfig has the token" in await answer.text()
 
 
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [("json", b'{"metadata":' * 2000), ("yaml", b"&a {metadata: *a}")],
+    ids=["too many levels", "within itself"],
+)
+async def test_an_object_that_is_nested_without_end_is_refused(kind: str, body: bytes) -> None:
+    async with serve_control_plane() as server, aiohttp.ClientSession() as session:
+        address = yaml.safe_load(server.kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
+        headers = {"Content-Type": f"application/{kind}"}
+        async with session.post(address + PODS_PATH, data=body, headers=headers) as answer:
+            assert answer.status == 400
+            assert "unrecognized" in (await answer.json())["message"]
+
+
 @pytest.mark.parametrize("host", ["localhost:80", "127.0.0.1:80", "[::1]:80"])
 async def test_a_client_with_the_token_is_answered_under_every_name_of_this_machine(host: str) -> None:
     async with serve_control_plane() as server:
