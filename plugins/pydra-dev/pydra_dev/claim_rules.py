@@ -1,6 +1,6 @@
 """What the API server demands of ResourceClaims, templates and DeviceClasses, and what it fills in. Pure.
 
-CEL expressions must compile and be cheap enough; what their evaluation says of a device is the allocator's.
+CEL expressions must compile; what their evaluation says of a device is the allocator's.
 Source: `pkg/apis/resource/validation/validation.go` and `v1/defaults.go`, Kubernetes 1.36.
 """
 
