@@ -32,6 +32,7 @@ class ActivePartitions:
         self._manager = manager
         self._read_held = read_held
         self._ended: set[tuple[str, str]] = set()
+        self._lost: frozenset[int] = frozenset()
         self.knows_claims = False
         """Whether claims of another driver have been taken over, so that the records name all."""
 
@@ -96,12 +97,15 @@ class ActivePartitions:
         completed = [entry for entry in self._read_held() if entry.completed]
         missing = list_inactive(groups, self._list_steps(completed))
         if not missing:
+            self._lost = frozenset()
             return groups
         active = {group.id for group in groups if group.active}
         try:
             self._manager.set_active(active | missing)
         except FabricManagerError as error:
-            _log.warning("Fabric Manager has lost partitions that claims have, %s: %s", sorted(missing), error)
+            if not missing <= self._lost:  # else it was logged by an earlier call
+                _log.warning("Fabric Manager has lost partitions that claims have, %s: %s", sorted(missing), error)
+            self._lost = frozenset(missing)
             return groups
         _log.warning("Fabric Manager was told again that these partitions are active: %s", sorted(missing))
         return self._manager.list_groups()
