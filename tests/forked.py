@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 
 import anyio
@@ -28,6 +29,9 @@ PROCESSES.set_forkserver_preload(
     ]
 )
 """There is one server for all of a test process, so what any test needs is listed here; what is absent is left out."""
+
+if multiprocessing.current_process().name == "MainProcess":  # not in what is forked, which imports this, too
+    forkserver.ensure_running()  # before the first test, so that it is no test's leak
 
 
 class ForkedProgram:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
 from tests.behaviour.node import DEVICES, Agent, Node, run_node
 from tests.behaviour.waiting import wait_for
-
-forkserver.ensure_running()  # before the first test, so that it is no test's leak
 
 
 @pytest.fixture

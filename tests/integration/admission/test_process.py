@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,6 @@ RIGHT, WRONG = entry("sim.pydra.dev", sim()), entry("sim.pydra.dev", sim(clockMH
 REPOSITORY = Path(__file__).parents[3]
 CROWD = 60
 """Reviews that three API servers send at once."""
-
-forkserver.ensure_running()  # before the first test, so that it is no test's leak
 
 
 def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:

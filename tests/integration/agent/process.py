@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ from tests.forked import ForkedAgent
 
 DEADLINE = 60.0
 BACKENDS = Path(__file__).parent / "backends"
-
-forkserver.ensure_running()  # before the first test, so that it is no test's leak
 
 
 class Agent:

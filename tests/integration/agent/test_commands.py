@@ -7,7 +7,6 @@ import os
 import pty
 import subprocess
 import sys
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import IO
 
@@ -17,8 +16,6 @@ from anyio.streams.text import TextReceiveStream
 
 import pydra
 from tests.forked import run_forked
-
-forkserver.ensure_running()  # before the first test, so that it is no test's leak
 
 
 def build_environ(path: Path | None) -> dict[str, str]:

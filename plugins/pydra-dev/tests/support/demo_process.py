@@ -6,15 +6,12 @@ import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import TextIO
 
 from tests.forked import ForkedProgram
 
 DEADLINE = 60
-
-forkserver.ensure_running()  # before the first test, so that it is no test's leak
 
 
 class DemoProcess:

@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from multiprocessing import forkserver
 from pathlib import Path
 
 import anyio
@@ -38,8 +37,6 @@ from tests.forked import ForkedProgram
 
 FABRIC = {"a": "rack.1", "b": "rack.1"}
 DEADLINE = 100
-
-forkserver.ensure_running()  # before the first test, so that it is no test's leak
 
 
 class Scene:

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,6 @@ UID, CLIQUE = "0f4a1c5e", "rack.1"
 NAME = f"{UID}.{CLIQUE}"
 DEADLINE = 100
 CLIQUES = parse_definition(CLIQUE_DEFINITION).kind
-
-forkserver.ensure_running()  # before the first test, so that it is no test's leak
 
 
 class Node:
