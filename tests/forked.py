@@ -31,7 +31,8 @@ PROCESSES.set_forkserver_preload(
 """There is one server for all of a test process, so what any test needs is listed here; what is absent is left out."""
 
 if multiprocessing.current_process().name == "MainProcess":  # not in what is forked, which imports this, too
-    forkserver.ensure_running()  # before the first test, so that it is no test's leak
+    # Before the first test, so that it is no test's leak, and its imports do not keep an event loop waiting.
+    forkserver.ensure_running()
 
 
 class ForkedProgram:

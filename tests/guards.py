@@ -13,9 +13,7 @@ import inspect
 import logging
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Generator
-from multiprocessing import forkserver
 from typing import Any
 
 import pytest
@@ -58,9 +56,6 @@ def pytest_collection_finish() -> None:
     # What thousands of tests consist of stays until the end: a collection need not look at it, which takes 0.2 s.
     gc.collect()
     gc.freeze()
-    # The first test that forks would wait, in the event loop, for what the server imports.
-    if "tests.forked" in sys.modules:
-        forkserver.ensure_running()
 
 
 def _guard_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
