@@ -60,6 +60,8 @@ def elsewhere() -> Iterator[dict[str, str]]:
         pytest.skip("only root can become another user")
     places = Path(tempfile.mkdtemp())
     sources = {"python": sys.base_prefix, "repository": str(ROOT), "packages": sysconfig.get_path("purelib")}
+    # `make test` has pydra's wheels in one environment, and pytest in another.
+    sources["tools"] = str(Path(pytest.__file__).parents[1])
     try:
         places.chmod(0o755)
         for name in sources:
@@ -72,7 +74,7 @@ def elsewhere() -> Iterator[dict[str, str]]:
 async def test_the_process_of_a_user_has_no_capabilities_and_cannot_read_what_is_roots(
     elsewhere: dict[str, str],
 ) -> None:
-    python, repository, packages = elsewhere
+    python, repository, packages, tools = elsewhere
     mounts = "".join(f"mount --bind {source} {place} && " for place, source in elsewhere.items())
     secret = Path(repository).parent / "token"
     secret.write_text("secret")
@@ -80,7 +82,7 @@ async def test_the_process_of_a_user_has_no_capabilities_and_cannot_read_what_is
     program = f"{python}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
     environ = {
         "PATH": os.environ["PATH"],
-        "PYTHONPATH": os.pathsep.join([repository, packages, f"{repository}/{TROUBLE.relative_to(ROOT)}"]),
+        "PYTHONPATH": os.pathsep.join([repository, packages, f"{repository}/{TROUBLE.relative_to(ROOT)}", tools]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "FAULTY_SECRET": str(secret),
         "LD_LIBRARY_PATH": f"{python}/lib",  # Python may be linked to a library in somebody's home
