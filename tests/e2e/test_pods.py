@@ -55,8 +55,12 @@ async def test_a_claim_with_wrong_parameters_says_what_to_change(tmp_path: Path)
             assert word in note
         await cluster.wait_note("FailedPrepareDynamicResources", about="app", saying="clockMHz")
         await cluster.delete_pod("app")
-        claim = await cluster.client.get(RESOURCE_CLAIMS, "picky", namespace=cluster.namespace)
-        assert not claim["status"].get("reservedFor")
+
+        async def is_free() -> bool:
+            claim = await cluster.client.get(RESOURCE_CLAIMS, "picky", namespace=cluster.namespace)
+            return not claim["status"].get("reservedFor")
+
+        await cluster.wait("the claim is reserved for no pod", is_free)
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not on the PATH")
