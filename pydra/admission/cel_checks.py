@@ -87,8 +87,9 @@ class Checks:
         """
         self._within.append(wanted.cls)
         simple = tuple(field for field in wanted.fields if not _has_parts(field.type))
-        yield gather([self._unknown(wanted, value, header), self._members(wanted, simple, value)])
-        yield from (self._members(wanted, (field,), value) for field in wanted.fields if field not in simple)
+        own = (self._unknown(wanted, value, header), *self._tag(wanted, value))
+        yield gather([*own, self._members(simple, value)])
+        yield from (self._members((field,), value) for field in wanted.fields if field not in simple)
         self._within.pop()
 
     def fields(self, wanted: Object, value: Value) -> str:
@@ -97,7 +98,8 @@ class Checks:
             self._leave(value.where, f"it is a {wanted.cls.__name__} within itself, to any depth")
             return NOTHING
         self._within.append(wanted.cls)
-        check = gather([self._unknown(wanted, value), self._members(wanted, wanted.fields, value)])
+        own = (self._unknown(wanted, value), *self._tag(wanted, value))
+        check = gather([*own, self._members(wanted.fields, value)])
         self._within.pop()
         return check
 
@@ -111,11 +113,11 @@ class Checks:
         said = problem(member(value.path, key).then(f": unknown field, allowed: {allowed}"))
         return f'{value.name}.map({key}, !({key} in [{known}]), {said}).join("")'
 
-    def _members(self, wanted: Object, fields: tuple[mi.Field, ...], value: Value) -> str:
-        """Return the check of these fields, and of the tag; their values are shown at once if they are several."""
+    def _members(self, fields: tuple[mi.Field, ...], value: Value) -> str:
+        """Return the check of these fields of an object; their values are shown at once if they are several."""
         shown = f"s{next(self._numbers)}"
         by_name = len(fields) == 1 and _has_parts(fields[0].type)
-        check = gather([*self._tag(wanted, value), *self._each(fields, value, "" if by_name else shown)])
+        check = gather([*self._each(fields, value, "" if by_name else shown)])
         listed = ", ".join(quote(field.encode_name) for field in fields)
         texts = f"{value.name}.transformMap(k, v, k in [{listed}], {show('v')})"
         return let(shown, texts, check) if f"{shown}[" in check else check

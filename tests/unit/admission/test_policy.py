@@ -63,6 +63,16 @@ def test_no_expression_is_so_long_that_an_api_server_cannot_compile_it_within_a_
     assert max(longest) <= 25_000
 
 
+class Tagged(msgspec.Struct, tag_field="type", tag="fast"):
+    lists: list[int] = []
+    objects: dict[str, int] = {}
+
+
+def test_the_tag_of_a_config_is_checked_once_however_many_parts_its_check_has() -> None:
+    known = KnownBackend(name="tagged", driver="tagged.example.com", types={"a.example.com/v1/Tagged": Tagged})
+    assert "\n".join(expressions(known).values()).count(".type: found") == 1
+
+
 def test_every_field_is_looked_at_and_what_is_allowed_is_said() -> None:
     check = "\n".join(expressions(EVERYTHING).values())
     for field in msgspec.structs.fields(Everything):
