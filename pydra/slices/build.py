@@ -1,12 +1,14 @@
 """Converts a pool to ResourceSlice JSON.
 
-Deterministic: the content of each slice, and the index in its name.
+Deterministic: the content of each slice, and the index in its name. Quantities and times are in the form in which the
+API server stores them, so that what is stored can be compared with it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -223,7 +225,8 @@ def _build_taint(taint: Taint) -> JsonObject:
     if taint.value:
         body["value"] = taint.value
     if taint.time_added is not None:
-        body["timeAdded"] = taint.time_added
+        added = datetime.fromisoformat(taint.time_added).astimezone(UTC)
+        body["timeAdded"] = added.strftime("%Y-%m-%dT%H:%M:%SZ")
     return body
 
 

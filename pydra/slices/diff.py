@@ -5,23 +5,19 @@ pool is whole when there are `resourceSliceCount` slices of it. One write alone 
 whole before and after. More than one write needs a new generation, which changes every slice, so nobody
 allocates from a mixture. Obsolete slices go first, then updates, then creations, in the order of their index.
 
-Two specs are the same when the API server would say so: null, absent and empty are equal, also false for a switch;
-quantities are compared by value (the server rewrites `1024Mi` to `1Gi`), times by instant; the order of devices,
-taints and lists counts, that of attributes does not. A taint without `timeAdded` equals one with any, and a second
-of difference counts as none: the server fills it in and keeps whole seconds. Fields that pydra does not know are
-compared as they are.
+What is wanted is in the form in which the API server stores it (`pydra.slices.build`: canonical quantities, times in
+whole seconds), so two specs are the same if they are equal, except that null, absent and empty mean the same, and that
+a taint without `timeAdded` equals one with any: the server fills it in. The order of devices, taints and lists counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from pydra.kube.api_resources import RESOURCE_SLICES, JsonObject
-from pydra.quantity import parse_quantity
 from pydra.slices.build import WantedPool, build_generate_name, parse_index
 
 CONTENT = (
@@ -34,9 +30,7 @@ CONTENT = (
     "skipNodeOperations",
 )
 """The fields of a spec that may change, besides `pool`; the rest (driver, nodeName) is immutable."""
-SECONDS_TOLERATED = 1.0
-
-Same = Callable[[Any, Any], bool]
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,7 +190,18 @@ def _generation(body: JsonObject) -> int:
 
 def same_content(wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
     """Return whether the stored spec has the content of the wanted one."""
-    return all(_same(wanted.get(field), stored.get(field), _CONTENT_RULES.get(field, _plain)) for field in CONTENT)
+    if wanted.get("devices"):
+        wanted = {**wanted, "devices": keep_times(wanted["devices"], stored.get("devices") or ())}
+    return all(_same(wanted.get(field), stored.get(field)) for field in CONTENT)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Compare two values; false and zero are values, since an attribute may have them."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return all(_same(a.get(key), b.get(key)) for key in a.keys() | b.keys())
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b) or (a in _NOTHING and b in _NOTHING)
 
 
 def keep_times(wanted: Sequence[JsonObject], stored: Sequence[JsonObject]) -> list[JsonObject]:
@@ -224,103 +229,3 @@ def _with_time(taint: JsonObject, stored: Sequence[JsonObject]) -> JsonObject:
 
 def _taint_identity(taint: JsonObject) -> tuple[Any, ...]:
     return taint.get("key"), taint.get("value") or "", taint.get("effect")
-
-
-def _same(a: Any, b: Any, rule: Same) -> bool:
-    if not a or not b:  # absent, null, empty, false; zero and "0" never occur alone where this is used
-        return not a and not b
-    return rule(a, b)
-
-
-# A rule says whether two values mean the same. The functions below that return one (`_list_of`, `_map_of`, `_struct`,
-# `_or_absent`) build the rules at the end of the module, which read like the API's types: a device's `capacity` is a
-# map of structs whose `value` is a quantity, and may be absent. What no rule names is compared by `_plain`.
-def _plain(a: Any, b: Any) -> bool:
-    """Compare values without quantities or times, ignoring null and empty members."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        return all(_same(a.get(key), b.get(key), _plain) for key in a.keys() | b.keys())
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_plain, a, b))
-    return bool(a == b)
-
-
-def _exact(a: Any, b: Any) -> bool:
-    return bool(a == b)
-
-
-def _quantity(a: Any, b: Any) -> bool:
-    if a == b:
-        return True
-    try:
-        return parse_quantity(a) == parse_quantity(b)
-    except (ValueError, TypeError):
-        return False
-
-
-def _time(a: Any, b: Any) -> bool:
-    try:
-        difference = datetime.fromisoformat(a) - datetime.fromisoformat(b)
-    except (ValueError, TypeError):
-        return bool(a == b)
-    return abs(difference.total_seconds()) <= SECONDS_TOLERATED
-
-
-def _any_or_time(a: Any, b: Any) -> bool:
-    return not a or not b or _time(a, b)
-
-
-def _list_of(rule: Same) -> Same:
-    def same(a: Any, b: Any) -> bool:
-        return len(a) == len(b) and all(map(rule, a, b))
-
-    return same
-
-
-def _map_of(rule: Same) -> Same:
-    def same(a: Any, b: Any) -> bool:
-        return a.keys() == b.keys() and all(rule(a[key], b[key]) for key in a)
-
-    return same
-
-
-def _struct(**rules: Same) -> Same:
-    """Compare objects: the named members by their rules, all others with `_plain`."""
-
-    def same(a: Any, b: Any) -> bool:
-        return a == b or all(
-            rules[key](a.get(key), b.get(key)) if key in rules else _same(a.get(key), b.get(key), _plain)
-            for key in a.keys() | b.keys()
-        )
-
-    return same
-
-
-def _or_absent(rule: Same) -> Same:
-    def same(a: Any, b: Any) -> bool:
-        return _same(a, b, rule)
-
-    return same
-
-
-_AMOUNTS = _or_absent(_map_of(_struct(value=_quantity)))
-_POLICY = _struct(
-    default=_or_absent(_quantity),
-    validValues=_or_absent(_list_of(_quantity)),
-    validRange=_or_absent(_struct(min=_or_absent(_quantity), max=_or_absent(_quantity), step=_or_absent(_quantity))),
-)
-_NODE_ALLOCATABLE = _struct(
-    mapping=_or_absent(_struct(capacityMultiplier=_or_absent(_quantity), deviceMultiplier=_or_absent(_quantity))),
-    overhead=_or_absent(_map_of(_quantity)),
-)
-_DEVICE = _struct(
-    attributes=_or_absent(_map_of(_exact)),  # a false or a zero is a value here, and never the same as none
-    capacity=_or_absent(_map_of(_struct(value=_quantity, requestPolicy=_or_absent(_POLICY)))),
-    consumesCounters=_or_absent(_list_of(_struct(counters=_AMOUNTS))),
-    taints=_or_absent(_list_of(_struct(timeAdded=_any_or_time))),
-    nodeAllocatableResources=_or_absent(_map_of(_NODE_ALLOCATABLE)),
-    nodeAllocatableResourceMappings=_or_absent(_map_of(_struct(allocationMultiplier=_or_absent(_quantity)))),
-)
-_CONTENT_RULES: Mapping[str, Same] = {
-    "devices": _list_of(_DEVICE),
-    "sharedCounters": _list_of(_struct(counters=_AMOUNTS)),
-}

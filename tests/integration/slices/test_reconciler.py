@@ -49,12 +49,18 @@ async def test_a_pool_is_published_and_belongs_to_its_node(api_server: ApiHandle
         assert it.reconciler.is_published
 
 
+OLD = Taint(key="example.com/old", time_added="2026-01-01T01:00:00.9+01:00")
+
+
 @pytest.mark.parametrize(
     "device",
     [
-        Device(name="gpu-0", capacity={"memory": Capacity("1024Mi"), "share": Capacity("1000m")}),
+        Device(
+            name="gpu-0", capacity={"memory": Capacity("1024Mi"), "share": Capacity("1000m"), "one": Capacity("1e0")}
+        ),
         pytest.param(
-            Device(name="gpu-0", taints=(Taint(key="example.com/sick"),)), marks=pytest.mark.gates("DRADeviceTaints")
+            Device(name="gpu-0", taints=(Taint(key="example.com/sick"), OLD)),
+            marks=pytest.mark.gates("DRADeviceTaints"),
         ),
     ],
     ids=["quantities", "taints"],

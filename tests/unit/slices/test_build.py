@@ -47,7 +47,7 @@ def test_a_device_has_all_its_fields_in_the_apis_form() -> None:
         },
         consumes_counters=(CounterConsumption(counter_set="gpu", counters={"memory": "1024Mi"}),),
         allow_multiple_allocations=True,
-        taints=(Taint(key="k", value="v", effect=TaintEffect.NO_EXECUTE, time_added="2026-01-01T00:00:00Z"),),
+        taints=(Taint(key="k", value="v", effect=TaintEffect.NO_EXECUTE, time_added="2026-01-01T01:00:00.9+01:00"),),
         binds_to_node=True,
         binding_conditions=("ready",),
         binding_failure_conditions=("failed",),

