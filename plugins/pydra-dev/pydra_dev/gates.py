@@ -1,19 +1,20 @@
 """Feature gates: which are on in which release, and what a server with a gate off drops from an object. Pure.
 
-A field of a disabled gate is dropped on create; on update it is kept when the stored object
-already uses the feature. Source: Kubernetes feature gate table, `pkg/registry/resource/*/strategy.go`.
+The fields of each gate are marked in `schema`. A field of a disabled gate is dropped on create; on update it is kept
+when the stored object already uses the feature. Source: Kubernetes feature gate table,
+`pkg/registry/resource/*/strategy.go`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-from msgspec.structs import replace
+import msgspec
 
-from pydra_dev import schema
-
+T = TypeVar("T")
 Gates: TypeAlias = Mapping[str, bool]
 
 TAINTS = "DRADeviceTaints"
@@ -64,111 +65,54 @@ def build_gates(minor: int, overrides: Gates = MappingProxyType({})) -> Gates:
     return MappingProxyType({**defaults, **overrides})
 
 
-def drop_unknown_fields(spec: schema.SliceSpec, minor: int) -> schema.SliceSpec:
-    """What release 1.`minor` reads of a slice's spec: 1.37 replaced a field of 1.36."""
-    unknown = "node_allocatable_resource_mappings" if minor >= 37 else "node_allocatable_resources"
-    return replace(spec, devices=tuple(replace(d, **{unknown: {}}) for d in spec.devices))
+class Gated(msgspec.Struct, frozen=True):
+    """The mark of a field that needs a feature gate, and that the releases 1.`first` to 1.`last` know."""
+
+    gate: str
+    first: int = 0
+    last: int = 1000
 
 
-def drop_slice_fields(spec: schema.SliceSpec, old: schema.SliceSpec | None, gates: Gates) -> schema.SliceSpec:
-    """What is left of a slice's spec under these gates."""
-    before = old.devices if old is not None else ()
-    devices = spec.devices
-    if not gates[TAINTS] and not any(d.taints for d in before):
-        devices = tuple(replace(d, taints=()) for d in devices)
-    if not gates[BINDING] and not any(d.binding_conditions or d.binds_to_node for d in before):
-        devices = tuple(
-            replace(d, binding_conditions=(), binding_failure_conditions=(), binds_to_node=None) for d in devices
-        )
-    if not gates[SHARES] and not any(d.allow_multiple_allocations for d in before):
-        devices = tuple(_drop_shares(d) for d in devices)
-    if not gates[LISTS] and not any(_has_lists(d) for d in before):
-        devices = tuple(_drop_lists(d) for d in devices)
-    if not gates[ALLOCATABLE] and not any(_uses_node(d) for d in before):
-        devices = tuple(
-            replace(d, node_allocatable_resource_mappings={}, node_allocatable_resources={}) for d in devices
-        )
-    if not gates[GROUPS] and not any(has_groups(d) for d in before):
-        devices = tuple(_drop_groups(d) for d in devices)
-    if not gates[PARTITION_TYPE] and not (old is not None and old.partition_type_attribute):
-        spec = replace(spec, partition_type_attribute=None)
-    if not gates[PARTITIONS] and not (old is not None and _uses_partitions(old)):
-        devices = tuple(
-            replace(d, consumes_counters=(), node_name=None, node_selector=None, all_nodes=None) for d in devices
-        )
-        spec = replace(spec, shared_counters=(), per_device_node_selection=None)
-    return replace(spec, devices=devices)
-
-
-def _uses_partitions(spec: schema.SliceSpec) -> bool:
-    return bool(
-        spec.shared_counters or spec.per_device_node_selection or any(d.consumes_counters for d in spec.devices)
-    )
-
-
-def has_groups(device: schema.Device) -> bool:
-    """Whether the device may be used beside some others only."""
-    return any(one.compatibility_groups for one in device.consumes_counters)
-
-
-def _drop_groups(device: schema.Device) -> schema.Device:
-    return replace(
-        device, consumes_counters=tuple(replace(one, compatibility_groups=()) for one in device.consumes_counters)
-    )
-
-
-def _uses_node(device: schema.Device) -> bool:
-    return bool(device.node_allocatable_resource_mappings or device.node_allocatable_resources)
-
-
-def _drop_shares(device: schema.Device) -> schema.Device:
-    capacity = {name: replace(value, request_policy=None) for name, value in device.capacity.items()}
-    return replace(device, allow_multiple_allocations=None, capacity=capacity)
-
-
-def _has_lists(device: schema.Device) -> bool:
-    return any((a.ints, a.bools, a.strings, a.versions) != (None,) * 4 for a in device.attributes.values())
-
-
-def _drop_lists(device: schema.Device) -> schema.Device:
-    attributes = {
-        name: replace(value, ints=None, bools=None, strings=None, versions=None)
-        for name, value in device.attributes.items()
+@lru_cache(maxsize=128)
+def _find_marks(type_: type[msgspec.Struct]) -> Mapping[str, Gated]:
+    """The marks of a type's fields by name."""
+    return {
+        field.name: mark
+        for field in msgspec.structs.fields(type_)
+        for mark in getattr(field.type, "__metadata__", ())
+        if isinstance(mark, Gated)
     }
-    return replace(device, attributes=attributes)
 
 
-def drop_class_fields(spec: schema.ClassSpec, old: schema.ClassSpec | None, gates: Gates) -> schema.ClassSpec:
-    """What is left of a class's spec under these gates."""
-    if not gates[EXTENDED] and not (old is not None and old.extended_resource_name):
-        spec = replace(spec, extended_resource_name=None)
-    return spec
+def drop_disabled(value: T, old: T | None, gates: Gates, minor: int) -> T:
+    """What release 1.`minor` reads of a spec or status under these gates; `old` is the stored one of an update."""
+    enabled = {gate for gate, is_on in gates.items() if is_on}.union(_find_used(old))
+    kept: T = _select(value, lambda mark: mark.gate in enabled and mark.first <= minor <= mark.last)
+    return kept
 
 
-def drop_claim_fields(spec: schema.ClaimSpec, gates: Gates) -> schema.ClaimSpec:
-    """What is left of a new claim's spec under these gates (an old one's cannot change)."""
-    requests = spec.devices.requests or ()
-    if not gates[PRIORITIZED]:
-        requests = tuple(replace(r, first_available=()) for r in requests)
-    constraints = spec.devices.constraints
-    if not gates[SHARES]:
-        constraints = tuple(replace(c, distinct_attribute=None) for c in constraints)
-    requests = tuple(
-        replace(
-            r,
-            exactly=_drop_request_fields(r.exactly, gates) if r.exactly else None,
-            first_available=tuple(_drop_request_fields(s, gates) for s in r.first_available),
-        )
-        for r in requests
-    )
-    return replace(spec, devices=replace(spec.devices, requests=requests, constraints=constraints))
+def _find_used(value: Any) -> Iterator[str]:
+    """The gates of all fields that are set."""
+    marks = _find_marks(type(value)) if isinstance(value, msgspec.Struct) else {}
+    yield from (mark.gate for name, mark in marks.items() if getattr(value, name))
+    for part in _list_parts(value):
+        yield from _find_used(part)
 
 
-def _drop_request_fields(request: schema.Request, gates: Gates) -> schema.Request:
-    if not gates[ADMIN]:
-        request = replace(request, admin_access=None)
-    if not gates[TAINTS]:
-        request = replace(request, tolerations=())
-    if not gates[SHARES]:
-        request = replace(request, capacity=None)
-    return request
+def _list_parts(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.astuple(value)
+    return tuple(value.values()) if isinstance(value, dict) else value if isinstance(value, tuple) else ()
+
+
+def _select(value: Any, is_kept: Callable[[Gated], bool]) -> Any:
+    """The value without fields whose marks are not kept."""
+    if isinstance(value, tuple):
+        return tuple(_select(one, is_kept) for one in value)
+    if isinstance(value, dict):
+        return {key: _select(one, is_kept) for key, one in value.items()}
+    if not isinstance(value, msgspec.Struct):
+        return value
+    marks = _find_marks(type(value))
+    names = [name for name in value.__struct_fields__ if name not in marks or is_kept(marks[name])]
+    return type(value)(**{name: _select(getattr(value, name), is_kept) for name in names})

@@ -9,20 +9,13 @@ kubelet and `kubectl` meet them; those for devices are in `claim_rules` and `sli
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra_dev import claim_rules, schema, slice_rules
-from pydra_dev.gates import (
-    DEVICE_STATUS,
-    LISTS,
-    Gates,
-    drop_claim_fields,
-    drop_class_fields,
-    drop_slice_fields,
-    drop_unknown_fields,
-)
+from pydra_dev.gates import LISTS, Gates, drop_disabled
 from pydra_dev.kinds import (
     DEVICE_CLASSES,
     DEVICE_TAINT_RULES,
@@ -48,6 +41,8 @@ from pydra_dev.status import (
     unknown,
     unsupported,
 )
+
+SpecT = TypeVar("SpecT", bound=msgspec.Struct)
 
 POD_DEFAULTS: Mapping[str, Any] = {
     "restartPolicy": "Always",
@@ -242,7 +237,11 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
 def admit_create(kind: Kind, obj: JsonObject, context: Context) -> JsonObject:
     """The object as it will be stored; raises a 422 StatusError with every fault."""
-    body, errors = _CREATE.get(kind, _create_plain)(obj, context)
+    if kind in _SPECS:
+        begun = {**obj, "status": {}} if kind == RESOURCE_CLAIMS else obj
+        body, errors = _admit_spec(kind, begun, None, context)
+    else:
+        body, errors = _CREATE.get(kind, _create_plain)(obj)
     name = obj["metadata"]["name"]
     found = [*check_name(kind.kind, "metadata.name", name), *errors]
     if found:
@@ -255,9 +254,11 @@ def admit_update(kind: Kind, obj: JsonObject, old: JsonObject, context: Context,
     if kind.status:
         obj = _keep_other_half(obj, old, status=status)
     if status:
-        body, errors = _UPDATE_STATUS.get(kind, _update_plain)(obj, old, context)
+        body, errors = _update_claim_status(obj, old, context) if kind == RESOURCE_CLAIMS else (obj, [])
+    elif kind in _SPECS:
+        body, errors = _admit_spec(kind, obj, old, context)
     else:
-        body, errors = _UPDATE.get(kind, _update_plain)(obj, old, context)
+        body, errors = _UPDATE.get(kind, _update_plain)(obj, old)
     if errors:
         raise invalid_object(kind, obj["metadata"]["name"], errors)
     return body
@@ -272,32 +273,12 @@ def _keep_other_half(obj: JsonObject, old: JsonObject, *, status: bool) -> JsonO
 Admitted = tuple[JsonObject, list[FieldError]]
 
 
-def _create_plain(obj: JsonObject, _context: Context) -> Admitted:
+def _create_plain(obj: JsonObject) -> Admitted:
     return obj, []
 
 
-def _update_plain(obj: JsonObject, _old: JsonObject, _context: Context) -> Admitted:
+def _update_plain(obj: JsonObject, _old: JsonObject) -> Admitted:
     return obj, []
-
-
-def _parse_slice(obj: JsonObject) -> schema.SliceSpec:
-    return schema.parse_fields("ResourceSlice", schema.SliceSpec, obj.get("spec") or {})
-
-
-def _create_slice(obj: JsonObject, context: Context) -> Admitted:
-    return _admit_slice(obj, None, context)
-
-
-def _update_slice(obj: JsonObject, old: JsonObject, context: Context) -> Admitted:
-    return _admit_slice(obj, _parse_slice(old), context)
-
-
-def _admit_slice(obj: JsonObject, old: schema.SliceSpec | None, context: Context) -> Admitted:
-    spec = drop_slice_fields(drop_unknown_fields(_parse_slice(obj), context.minor), old, context.gates)
-    spec = slice_rules.default_slice(spec, context.now)
-    return _head(obj, spec=schema.build_fields(spec)), list(
-        slice_rules.check_slice(spec, old, slice_rules.find_rules(context.minor))
-    )
 
 
 def _head(obj: JsonObject, **parts: Any) -> JsonObject:
@@ -305,145 +286,124 @@ def _head(obj: JsonObject, **parts: Any) -> JsonObject:
     return {**kept, **{key: value for key, value in parts.items() if value is not None}}
 
 
-def _parse_claim(obj: JsonObject) -> schema.ClaimSpec:
-    return schema.parse_fields("ResourceClaim", schema.ClaimSpec, obj.get("spec") or {})
+class _SpecRules(msgspec.Struct, Generic[SpecT], frozen=True, kw_only=True):
+    """How the spec of a kind of Dynamic Resource Allocation is read, filled in and checked."""
+
+    type: type[SpecT]
+    default: Callable[[SpecT, Context], SpecT] = lambda spec, _context: spec
+    check: Callable[[SpecT, SpecT | None, Context], Errors]
+    """Everything wrong with a spec; the second one is the stored one of an update."""
+    immutable: bool = False
 
 
-def _parse_claim_status(obj: JsonObject) -> schema.ClaimStatus:
-    return schema.parse_fields("ResourceClaim", schema.ClaimStatus, obj.get("status") or {})
+def _default_taint_rule(spec: schema.TaintRuleSpec, context: Context) -> schema.TaintRuleSpec:
+    return replace(spec, taint=replace(spec.taint, time_added=spec.taint.time_added or context.now))
 
 
-def _create_claim(obj: JsonObject, context: Context) -> Admitted:
-    spec = claim_rules.default_claim(drop_claim_fields(_parse_claim(obj), context.gates))
-    errors = claim_rules.check_claim(spec, admin_allowed=context.admin_allowed, lists=context.gates[LISTS])
-    return _head(obj, spec=schema.build_fields(spec), status={}), list(errors)
+def _check_claim(spec: schema.ClaimSpec, context: Context, path: str = "spec") -> Errors:
+    return claim_rules.check_claim(spec, admin_allowed=context.admin_allowed, lists=context.gates[LISTS], path=path)
 
 
-def _update_claim(obj: JsonObject, old: JsonObject, _context: Context) -> Admitted:
-    spec = schema.build_fields(claim_rules.default_claim(_parse_claim(obj)))
-    return _head(obj, spec=spec, status=old.get("status")), _check_immutable(spec, old["spec"])
+_SPECS: Mapping[Kind, _SpecRules[Any]] = {
+    RESOURCE_SLICES: _SpecRules[schema.SliceSpec](
+        type=schema.SliceSpec,
+        default=lambda spec, context: slice_rules.default_slice(spec, context.now),
+        check=lambda spec, old, context: slice_rules.check_slice(spec, old, slice_rules.find_rules(context.minor)),
+    ),
+    RESOURCE_CLAIMS: _SpecRules[schema.ClaimSpec](
+        type=schema.ClaimSpec,
+        default=lambda spec, _context: claim_rules.default_claim(spec),
+        check=lambda spec, _old, context: _check_claim(spec, context),
+        immutable=True,
+    ),
+    RESOURCE_CLAIM_TEMPLATES: _SpecRules[schema.TemplateSpec](
+        type=schema.TemplateSpec,
+        default=lambda template, _context: replace(template, spec=claim_rules.default_claim(template.spec)),
+        check=lambda template, _old, context: _check_claim(template.spec, context, "spec.spec"),
+        immutable=True,
+    ),
+    DEVICE_CLASSES: _SpecRules[schema.ClassSpec](
+        type=schema.ClassSpec,
+        check=lambda spec, _old, context: claim_rules.check_class(spec, lists=context.gates[LISTS]),
+    ),
+    DEVICE_TAINT_RULES: _SpecRules[schema.TaintRuleSpec](
+        type=schema.TaintRuleSpec,
+        default=_default_taint_rule,
+        check=lambda spec, _old, context: slice_rules.check_taint_rule(spec, slice_rules.find_rules(context.minor)),
+    ),
+}
 
 
-def _check_immutable(spec: JsonObject, old: JsonObject) -> list[FieldError]:
-    return [invalid("spec", spec, "field is immutable")] if spec != old else []
+def _admit_spec(kind: Kind, obj: JsonObject, old: JsonObject | None, context: Context) -> Admitted:
+    rules = _SPECS[kind]
+
+    def parse(one: JsonObject) -> Any:
+        return schema.parse_fields(kind.kind, rules.type, one.get("spec") or {})
+
+    spec, before = parse(obj), parse(old) if old is not None else None
+    if old is None or not rules.immutable:
+        spec = rules.default(drop_disabled(spec, before, context.gates, context.minor), context)
+        errors = list(rules.check(spec, before, context))
+        built = schema.build_fields(spec)
+    else:
+        built = schema.build_fields(rules.default(spec, context))
+        errors = [invalid("spec", built, "field is immutable")] if built != old["spec"] else []
+    return _head(obj, spec=built, status=obj.get("status") if kind.status else None), errors
 
 
 def _update_claim_status(obj: JsonObject, old: JsonObject, context: Context) -> Admitted:
-    before = _parse_claim_status(old)
-    status = claim_rules.drop_stale_devices(_parse_claim_status(obj), before)
-    if not context.gates[DEVICE_STATUS] and not before.devices:
-        status = msgspec.structs.replace(status, devices=())
-    deleting = "deletionTimestamp" in old["metadata"]
-    errors = claim_rules.check_claim_status(status, before, _parse_claim(old), deleting=deleting)
+    def parse(one: JsonObject) -> schema.ClaimStatus:
+        return schema.parse_fields("ResourceClaim", schema.ClaimStatus, one.get("status") or {})
+
+    before = parse(old)
+    status = drop_disabled(parse(obj), before, context.gates, context.minor)
+    status = claim_rules.drop_stale_devices(status, before)
+    spec = schema.parse_fields("ResourceClaim", schema.ClaimSpec, old["spec"])
+    errors = claim_rules.check_claim_status(status, before, spec, deleting="deletionTimestamp" in old["metadata"])
     # A status update leaves labels, annotations, finalizers and owners as they were.
-    return _head({**obj, "metadata": old["metadata"]}, spec=old["spec"], status=schema.build_fields(status)), list(
-        errors
-    )
+    body = _head({**obj, "metadata": old["metadata"]}, spec=old["spec"], status=schema.build_fields(status))
+    return body, list(errors)
 
 
-def _parse_template(obj: JsonObject) -> schema.TemplateSpec:
-    return schema.parse_fields("ResourceClaimTemplate", schema.TemplateSpec, obj.get("spec") or {})
-
-
-def _create_template(obj: JsonObject, context: Context) -> Admitted:
-    template = _parse_template(obj)
-    spec = claim_rules.default_claim(drop_claim_fields(template.spec, context.gates))
-    errors = claim_rules.check_claim(
-        spec, admin_allowed=context.admin_allowed, lists=context.gates[LISTS], path="spec.spec"
-    )
-    return _head(obj, spec=schema.build_fields(msgspec.structs.replace(template, spec=spec))), list(errors)
-
-
-def _update_template(obj: JsonObject, old: JsonObject, _context: Context) -> Admitted:
-    template = _parse_template(obj)
-    spec = schema.build_fields(msgspec.structs.replace(template, spec=claim_rules.default_claim(template.spec)))
-    return _head(obj, spec=spec), _check_immutable(spec, old["spec"])
-
-
-def _parse_class(obj: JsonObject) -> schema.ClassSpec:
-    return schema.parse_fields("DeviceClass", schema.ClassSpec, obj.get("spec") or {})
-
-
-def _create_class(obj: JsonObject, context: Context) -> Admitted:
-    return _admit_class(obj, None, context)
-
-
-def _update_class(obj: JsonObject, old: JsonObject, context: Context) -> Admitted:
-    return _admit_class(obj, _parse_class(old), context)
-
-
-def _admit_class(obj: JsonObject, old: schema.ClassSpec | None, context: Context) -> Admitted:
-    spec = drop_class_fields(_parse_class(obj), old, context.gates)
-    return _head(obj, spec=schema.build_fields(spec)), list(claim_rules.check_class(spec, lists=context.gates[LISTS]))
-
-
-def _create_taint_rule(obj: JsonObject, context: Context) -> Admitted:
-    spec = schema.parse_fields("DeviceTaintRule", schema.TaintRuleSpec, obj.get("spec") or {})
-    taint = msgspec.structs.replace(spec.taint, time_added=spec.taint.time_added or context.now)
-    spec = msgspec.structs.replace(spec, taint=taint)
-    body = _head(obj, spec=schema.build_fields(spec), status=obj.get("status"))
-    return body, list(slice_rules.check_taint_rule(spec, slice_rules.find_rules(context.minor)))
-
-
-def _update_taint_rule(obj: JsonObject, _old: JsonObject, context: Context) -> Admitted:
-    return _create_taint_rule(obj, context)
-
-
-def _create_pod(obj: JsonObject, _context: Context) -> Admitted:
+def _create_pod(obj: JsonObject) -> Admitted:
     spec = default_pod(obj.get("spec") or {})
     return {**obj, "spec": spec, "status": {"phase": "Pending", "qosClass": "BestEffort"}}, list(check_pod(spec))
 
 
-def _update_pod(obj: JsonObject, old: JsonObject, _context: Context) -> Admitted:
+def _update_pod(obj: JsonObject, old: JsonObject) -> Admitted:
     spec = default_pod(obj.get("spec") or {})
     return {**obj, "spec": spec}, list(check_pod_update(spec, old["spec"]))
 
 
-def _create_namespace(obj: JsonObject, _context: Context) -> Admitted:
+def _create_namespace(obj: JsonObject) -> Admitted:
     metadata = {**obj["metadata"], "labels": {**(obj["metadata"].get("labels") or {})}}
     metadata["labels"]["kubernetes.io/metadata.name"] = metadata["name"]
     spec = {"finalizers": ["kubernetes"]}
     return {**obj, "metadata": metadata, "spec": spec, "status": {"phase": "Active"}}, []
 
 
-def _create_node(obj: JsonObject, _context: Context) -> Admitted:
+def _create_node(obj: JsonObject) -> Admitted:
     return {"spec": {}, "status": {}, **obj}, list(check_node(obj))
 
 
-def _update_node(obj: JsonObject, _old: JsonObject, _context: Context) -> Admitted:
+def _update_node(obj: JsonObject, _old: JsonObject) -> Admitted:
     return obj, list(check_node(obj))
 
 
-def _create_event(obj: JsonObject, _context: Context) -> Admitted:
+def _create_event(obj: JsonObject) -> Admitted:
     return default_event(obj), list(check_event(obj))
 
 
-def _create_new_event(obj: JsonObject, _context: Context) -> Admitted:
+def _create_new_event(obj: JsonObject) -> Admitted:
     core = default_event(convert_event(obj, api_version="v1"))
     return core, [*check_new_event(core), *check_event(core)]
 
 
-_CREATE: Mapping[Kind, Callable[[JsonObject, Context], Admitted]] = {
-    RESOURCE_SLICES: _create_slice,
-    RESOURCE_CLAIMS: _create_claim,
-    RESOURCE_CLAIM_TEMPLATES: _create_template,
-    DEVICE_CLASSES: _create_class,
-    DEVICE_TAINT_RULES: _create_taint_rule,
+_CREATE: Mapping[Kind, Callable[[JsonObject], Admitted]] = {
     PODS: _create_pod,
     NAMESPACES: _create_namespace,
     NODES: _create_node,
     EVENTS: _create_event,
     NEW_EVENTS: _create_new_event,
 }
-_UPDATE: Mapping[Kind, Callable[[JsonObject, JsonObject, Context], Admitted]] = {
-    RESOURCE_SLICES: _update_slice,
-    RESOURCE_CLAIMS: _update_claim,
-    RESOURCE_CLAIM_TEMPLATES: _update_template,
-    DEVICE_CLASSES: _update_class,
-    DEVICE_TAINT_RULES: _update_taint_rule,
-    PODS: _update_pod,
-    NODES: _update_node,
-}
-_UPDATE_STATUS: Mapping[Kind, Callable[[JsonObject, JsonObject, Context], Admitted]] = {
-    RESOURCE_CLAIMS: _update_claim_status,
-}
+_UPDATE: Mapping[Kind, Callable[[JsonObject, JsonObject], Admitted]] = {PODS: _update_pod, NODES: _update_node}

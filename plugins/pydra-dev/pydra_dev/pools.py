@@ -13,7 +13,6 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra_dev import schema
-from pydra_dev.gates import has_groups
 from pydra_dev.quantity import parse_quantity
 from pydra_dev.status import JsonObject
 
@@ -136,7 +135,9 @@ def _build_pool(
     if len(everything) != wanted:
         problem = f"is incomplete: {len(everything)} of {wanted} slices of generation {newest}"
         return PoolView(driver=driver, name=name, incomplete=problem)
-    has_any_groups = any(has_groups(device) for spec in everything for device in spec.devices)
+    has_any_groups = any(
+        one.compatibility_groups for spec in everything for device in spec.devices for one in device.consumes_counters
+    )
     if has_any_groups and not groups:
         problem = "is incomplete: it has compatibility groups, which need the feature gate DRADeviceCompatibilityGroups"
         return PoolView(driver=driver, name=name, incomplete=problem)

@@ -2,16 +2,32 @@
 
 Converting an object through these types drops what the API does not know, refuses what has the
 wrong JSON type, and writes quantities in their canonical form, as a real server does. Types carry
-no rules: those are in `slice_rules` and `claim_rules`. Source: Kubernetes 1.36 API reference.
+no rules but which feature gate a field needs: those are in `slice_rules` and `claim_rules`.
+Source: Kubernetes 1.36 API reference.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import field
 
+from pydra_dev.gates import (
+    ADMIN,
+    ALLOCATABLE,
+    BINDING,
+    DEVICE_STATUS,
+    EXTENDED,
+    GROUPS,
+    LISTS,
+    PARTITION_TYPE,
+    PARTITIONS,
+    PRIORITIZED,
+    SHARES,
+    TAINTS,
+    Gated,
+)
 from pydra_dev.quantity import canonical_quantity
 from pydra_dev.status import JsonObject, StatusError, bad_request
 
@@ -54,10 +70,10 @@ class Attribute(_Fields, frozen=True, kw_only=True):
     bool_: bool | None = field(default=None, name="bool")
     string: str | None = None
     version: str | None = None
-    ints: tuple[int, ...] | None = None
-    bools: tuple[bool, ...] | None = None
-    strings: tuple[str, ...] | None = None
-    versions: tuple[str, ...] | None = None
+    ints: Annotated[tuple[int, ...] | None, Gated(LISTS)] = None
+    bools: Annotated[tuple[bool, ...] | None, Gated(LISTS)] = None
+    strings: Annotated[tuple[str, ...] | None, Gated(LISTS)] = None
+    versions: Annotated[tuple[str, ...] | None, Gated(LISTS)] = None
 
 
 class ValidRange(_Fields, frozen=True, kw_only=True):
@@ -80,7 +96,7 @@ class Capacity(_Fields, frozen=True, kw_only=True):
     """How much of something a device has."""
 
     value: Quantity
-    request_policy: RequestPolicy | None = None
+    request_policy: Annotated[RequestPolicy | None, Gated(SHARES)] = None
 
 
 class Counter(_Fields, frozen=True, kw_only=True):
@@ -101,7 +117,7 @@ class Consumption(_Fields, frozen=True, kw_only=True):
 
     counter_set: str = ""
     counters: dict[str, Counter] = {}
-    compatibility_groups: tuple[str, ...] = ()
+    compatibility_groups: Annotated[tuple[str, ...], Gated(GROUPS)] = ()
 
 
 class Taint(_Fields, frozen=True, kw_only=True):
@@ -168,18 +184,17 @@ class Device(_Fields, frozen=True, kw_only=True):
     name: str = ""
     attributes: dict[str, Attribute] = {}
     capacity: dict[str, Capacity] = {}
-    consumes_counters: tuple[Consumption, ...] = ()
-    node_name: str | None = None
-    node_selector: JsonObject | None = None
-    all_nodes: bool | None = None
-    taints: tuple[Taint, ...] = ()
-    binds_to_node: bool | None = None
-    binding_conditions: tuple[str, ...] = ()
-    binding_failure_conditions: tuple[str, ...] = ()
-    allow_multiple_allocations: bool | None = None
-    node_allocatable_resource_mappings: dict[str, AllocatableMapping] = {}
-    """In Kubernetes 1.36 only."""
-    node_allocatable_resources: dict[str, NodeAllocatable] = {}
+    consumes_counters: Annotated[tuple[Consumption, ...], Gated(PARTITIONS)] = ()
+    node_name: Annotated[str | None, Gated(PARTITIONS)] = None
+    node_selector: Annotated[JsonObject | None, Gated(PARTITIONS)] = None
+    all_nodes: Annotated[bool | None, Gated(PARTITIONS)] = None
+    taints: Annotated[tuple[Taint, ...], Gated(TAINTS)] = ()
+    binds_to_node: Annotated[bool | None, Gated(BINDING)] = None
+    binding_conditions: Annotated[tuple[str, ...], Gated(BINDING)] = ()
+    binding_failure_conditions: Annotated[tuple[str, ...], Gated(BINDING)] = ()
+    allow_multiple_allocations: Annotated[bool | None, Gated(SHARES)] = None
+    node_allocatable_resource_mappings: Annotated[dict[str, AllocatableMapping], Gated(ALLOCATABLE, last=36)] = {}
+    node_allocatable_resources: Annotated[dict[str, NodeAllocatable], Gated(ALLOCATABLE, first=37)] = {}
 
 
 class Pool(_Fields, frozen=True, kw_only=True, omit_defaults=False):
@@ -199,9 +214,9 @@ class SliceSpec(_Fields, frozen=True, kw_only=True):
     node_selector: JsonObject | None = None
     all_nodes: bool | None = None
     devices: tuple[Device, ...] = ()
-    per_device_node_selection: bool | None = None
-    shared_counters: tuple[CounterSet, ...] = ()
-    partition_type_attribute: str | None = None
+    per_device_node_selection: Annotated[bool | None, Gated(PARTITIONS)] = None
+    shared_counters: Annotated[tuple[CounterSet, ...], Gated(PARTITIONS)] = ()
+    partition_type_attribute: Annotated[str | None, Gated(PARTITION_TYPE)] = None
 
 
 class CapacityRequests(_Fields, frozen=True, kw_only=True):
@@ -218,9 +233,9 @@ class Request(_Fields, frozen=True, kw_only=True):
     selectors: tuple[Selector, ...] = ()
     allocation_mode: str = ""
     count: int = 0
-    admin_access: bool | None = None
-    tolerations: tuple[Toleration, ...] = ()
-    capacity: CapacityRequests | None = None
+    admin_access: Annotated[bool | None, Gated(ADMIN)] = None
+    tolerations: Annotated[tuple[Toleration, ...], Gated(TAINTS)] = ()
+    capacity: Annotated[CapacityRequests | None, Gated(SHARES)] = None
 
 
 class DeviceRequest(_Fields, frozen=True, kw_only=True):
@@ -228,7 +243,7 @@ class DeviceRequest(_Fields, frozen=True, kw_only=True):
 
     name: str = ""
     exactly: Request | None = None
-    first_available: tuple[Request, ...] = ()
+    first_available: Annotated[tuple[Request, ...], Gated(PRIORITIZED)] = ()
 
 
 class Constraint(_Fields, frozen=True, kw_only=True):
@@ -236,7 +251,7 @@ class Constraint(_Fields, frozen=True, kw_only=True):
 
     requests: tuple[str, ...] = ()
     match_attribute: str | None = None
-    distinct_attribute: str | None = None
+    distinct_attribute: Annotated[str | None, Gated(SHARES)] = None
 
 
 class ClaimConfig(_Fields, frozen=True, kw_only=True):
@@ -273,7 +288,7 @@ class ClassSpec(_Fields, frozen=True, kw_only=True):
 
     selectors: tuple[Selector, ...] = ()
     config: tuple[ClaimConfig, ...] = ()
-    extended_resource_name: str | None = None
+    extended_resource_name: Annotated[str | None, Gated(EXTENDED)] = None
 
 
 class Result(_Fields, frozen=True, kw_only=True):
@@ -340,7 +355,7 @@ class ClaimStatus(_Fields, frozen=True, kw_only=True):
 
     allocation: Allocation | None = None
     reserved_for: tuple[Consumer, ...] = ()
-    devices: tuple[DeviceStatus, ...] = ()
+    devices: Annotated[tuple[DeviceStatus, ...], Gated(DEVICE_STATUS)] = ()
 
 
 def _decode(type_: type, value: Any) -> Any:
