@@ -275,6 +275,8 @@ def _check(parsed: argparse.Namespace) -> int:
     if is_json:
         print_json({"backend": report.backend, "ok": report.ok, "checks": report.checks})
     else:
+        for line in report.skipped:
+            print_marked(line, "skip")
         print(report.verdict)
     return 0 if report.ok else 1
 
@@ -284,12 +286,12 @@ def _ignore_check(title: str, check: Check | None) -> None:
 
 
 def _print_check(title: str, check: Check | None) -> None:
-    """Print a check as it is made; a terminal shows its title while it runs."""
-    if check is not None:
-        print("\r" if sys.stdout.isatty() else "", end="")
+    """Print a check when it has been made; a terminal shows its title while it runs. What is skipped comes last."""
+    running = f"...   {title}"
+    if sys.stdout.isatty():
+        print(running if check is None else f"\r{' ' * len(running)}\r", end="", flush=True)
+    if check is not None and not check.is_folded:
         print_marked(check.text, check.mark)
-    elif sys.stdout.isatty():
-        print(f"...   {title}", end="", flush=True)
 
 
 def _backends(parsed: argparse.Namespace) -> int:

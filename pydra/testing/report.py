@@ -32,6 +32,11 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         return "FAIL" if self.problems else "skip" if self.skipped else "note" if self.notes else "ok"
 
     @property
+    def is_folded(self) -> bool:
+        """Whether it was skipped and has nothing else to say: `Report.skipped` counts it."""
+        return self.mark == "skip" and not self.notes
+
+    @property
     def text(self) -> str:
         """One line for a terminal, and its problems indented below."""
         beside = self.skipped or (f"rule {self.rule}" if self.problems else self.found)
@@ -72,9 +77,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return f"backend {self.backend} has {count} problem{'s' if count != 1 else ''}: {rules}"
 
     @property
+    def skipped(self) -> tuple[str, ...]:
+        """The checks that were not made, one line for each reason."""
+        alike: dict[str, list[Check]] = {}
+        for check in self.checks:
+            if check.is_folded:
+                alike.setdefault(check.skipped, []).append(check)
+        return tuple(
+            one.text if not rest else f"skip  {1 + len(rest)} checks ({why})" for why, (one, *rest) in alike.items()
+        )
+
+    @property
     def text(self) -> str:
-        """For a terminal: each check, the result at the end."""
-        return "\n".join([*(check.text for check in self.checks), self.verdict])
+        """For a terminal: each check that was made, then those that were not, the result at the end."""
+        made = (check.text for check in self.checks if not check.is_folded)
+        return "\n".join([*made, *self.skipped, self.verdict])
 
 
 def fold_alike(texts: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:

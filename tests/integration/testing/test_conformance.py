@@ -260,6 +260,7 @@ def test_the_text_shows_each_check_and_its_problems() -> None:
         Check(rule="two-rule", title="two", problems=("first\nsecond", "third")),
         Check(rule="three-rule", title="three", skipped="no device"),
         Check(rule="four-rule", title="four", notes=("advice",)),
+        *(Check(rule="more", title="more", skipped="two failed") for _ in range(3)),
     )
     assert Report(backend="x", checks=checks).text.splitlines() == [
         "ok    one",
@@ -267,9 +268,10 @@ def test_the_text_shows_each_check_and_its_problems() -> None:
         "      - first",
         "        second",
         "      - third",
-        "skip  three (no device)",
         "note  four",
         "      - advice",
+        "skip  three (no device)",
+        "skip  3 checks (two failed)",
         "backend x has 2 problems: two-rule",
     ]
 
