@@ -2,7 +2,8 @@
 
 If one call was in flight when a process ended, it caused the end. If there were several, each becomes a suspect and
 is tried again alone, so the one at fault is found and the others succeed. `wait_changed` is in flight from the first
-`discover` on, and never suspected. The line of a diagnosis goes to the kubelet and into Events, its report to the log.
+`discover` on: it is never suspected, but at fault if the stack shows it. The line of a diagnosis goes to the kubelet
+and into Events, its report to the log.
 """
 
 from __future__ import annotations
@@ -96,13 +97,14 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe_for(self, call: CallInFlight) -> str:
         """Return the line for the author of this call's claim."""
-        if self.how == "hang":
+        if self.how == "hang" and call.method is not Method.WAIT_CHANGED:  # which has no deadline
             seconds = format_seconds(min(call.elapsed, call.deadline))
             where = f"; it was waiting in {self.place}" if self.place else ""
             return f"{call} timed out after {seconds} s{where}; its process was killed"
         return f"{self.brief} during {call} ({call.elapsed:.1f} s)"
 
 
+_WAIT_CHANGED = re.compile(r' *File "[^"\n]*/pydra/backends/child/calls\.py", line \d+ in _wait_changed')
 _FRAME = re.compile(r'^ *File "(?P<file>[^"\n]*)", line (?P<line>\d+),? in (?P<function>.+)$', re.MULTILINE)
 _STATUS = re.compile(r"status: (?P<text>.*)\n")
 _CURRENT = re.compile(r"^Current thread [^\n]*\(most recent call first\):\n", re.MULTILINE)
@@ -114,7 +116,8 @@ def diagnose(ending: Ending) -> Diagnosis:
     name = signal_name(ending.status) if ending.cause is Cause.DIED else ""
     what = _what(ending, name)
     place = find_wait(ending.where) or (find_place(ending.output) if ending.cause is not Cause.GARBLED else "")
-    calls = [call for call in ending.calls if call.method is not Method.WAIT_CHANGED]
+    hints = is_in_wait_changed(ending)
+    calls = [call for call in ending.calls if (call.method is Method.WAIT_CHANGED) is hints]
     during = ", ".join(f"{call} ({call.elapsed:.1f} s)" for call in calls[:3])
     during += f" and {len(calls) - 3} more" if len(calls) > 3 else ""
     brief = f"its process {what}" + (f" at {place}" if place else "")
@@ -141,15 +144,26 @@ def signal_name(status: int | None) -> str:
 
 def find_place(output: str) -> str:
     """Find the current thread's place in the last stack: innermost frame, and first outside Python's library."""
+    frames = _find_current_frames(output)
+    if frames and frames[0]["file"].endswith("/selectors.py"):  # an idle event loop is not the place
+        return ""
+    return _spell_place(frames)
+
+
+def is_in_wait_changed(ending: Ending) -> bool:
+    """Return whether the thread that crashed or blocked the event loop was in `wait_changed`, by its stack."""
+    frames = _find_current_frames(ending.output) if ending.cause in (Cause.DIED, Cause.STUCK_LOOP) else []
+    return any(_WAIT_CHANGED.fullmatch(frame[0]) for frame in frames)
+
+
+def _find_current_frames(output: str) -> list[re.Match[str]]:
     stacks = list(_CURRENT.finditer(output))
-    frames = []
+    frames: list[re.Match[str]] = []
     end = stacks[-1].end() if stacks else 0
     while stacks and (frame := _FRAME.match(output, end)):
         frames.append(frame)
         end = frame.end() + 1
-    if frames and frames[0]["file"].endswith("/selectors.py"):  # an idle event loop is not the place
-        return ""
-    return _spell_place(frames)
+    return frames
 
 
 def find_wait(trace: str) -> str:
@@ -244,7 +258,12 @@ class _Crashes(msgspec.Struct, kw_only=True):
 
 
 def attribute_crash(ending: Ending) -> dict[int, Involvement]:
-    """Decide the involvement of each call in flight, by its id; `wait_changed` has none."""
+    """Decide the involvement of each call in flight, by its id; `wait_changed` has none unless it is at fault."""
+    if is_in_wait_changed(ending):
+        return {
+            call.id: Involvement.AT_FAULT if call.method is Method.WAIT_CHANGED else Involvement.BYSTANDER
+            for call in ending.calls
+        }
     calls = [call for call in ending.calls if call.method is not Method.WAIT_CHANGED]
     if ending.cause is Cause.STUCK_CALL and ending.failed_call is not None:
         return {
@@ -383,7 +402,7 @@ def build_failure(name: str, call: Call, one: CallInFlight, cause: Cause, diagno
     match cause:
         case Cause.GARBLED:
             return ContractError(name, [f"{call}: {diagnosis.describe_for(one)}"], **report)
-        case Cause.STUCK_CALL | Cause.STUCK_LOOP:
+        case Cause.STUCK_CALL | Cause.STUCK_LOOP if call.method is not Method.WAIT_CHANGED:
             seconds = min(round(one.elapsed, 1), one.deadline)
             return BackendTimeout(name, str(call), seconds, where=diagnosis.place, **report)
         case _:

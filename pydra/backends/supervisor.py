@@ -64,6 +64,7 @@ from pydra.backends.wire import Call, Failure, Hello, Method, Refusal, Reply
 from pydra.claim import Claim, ClaimStep, HeldClaim, Inheritance, PreparedDevice
 from pydra.devices import Inventory, Sample
 from pydra.errors import (
+    BackendDied,
     BackendError,
     BackendTimeout,
     BackendUnavailable,
@@ -661,13 +662,18 @@ class BackendSupervisor:
                 case Reply():
                     failures = 0
                     await self._hint()
+                    continue
                 case Failure(fault=fault):
-                    failures += 1
                     error = parse_fault(fault, self._name, Method.WAIT_CHANGED.value)
                     fields = {"backend": self._name, "details": fault.traceback}
                     _log.warning("%s", error, extra={"fields": fields})
                     self._report(HintsFailed(backend=self._name, message=str(error), details=fault.traceback))
-                    await anyio.sleep(min(2.0**failures, _HINT_RETRY_CAP_SECONDS))
+                case BackendDied(details=details) as died:  # the log has it already
+                    self._report(HintsFailed(backend=self._name, message=str(died), details=details, ended=True))
+                case _:
+                    continue
+            failures += 1
+            await anyio.sleep(min(2.0**failures, _HINT_RETRY_CAP_SECONDS))
 
     async def _wait_hinting(self, call_id: int) -> BackendProcess:
         """Wait for a process that gives hints, while no suspects are tried: another call would make that ambiguous.

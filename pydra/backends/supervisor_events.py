@@ -124,11 +124,15 @@ class AnswerRejected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HintsFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """`wait_changed` failed; until it works again only the periodic `discover` notices changes."""
+    """`wait_changed` failed; until it works again only the periodic `discover` notices changes.
+
+    `ended`: it ended the process, too.
+    """
 
     backend: str
     message: str
     details: str
+    ended: bool = False
 
 
 class RestoreFailed(msgspec.Struct, frozen=True, kw_only=True):

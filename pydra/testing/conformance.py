@@ -214,9 +214,14 @@ class _Run:
         if self._starting is not None and isinstance(event, BackendStartFailed | BackendEnded):
             self._starting.cancel()
         if isinstance(event, RestoreFailed):  # no call is made before it succeeds
-            self._hopeless = "restore failed"
-            if self._probing is not None:
-                self._probing.cancel()
+            self._give_up("restore failed")
+        elif isinstance(event, HintsFailed) and event.ended:  # it would do so again
+            self._give_up("wait_changed ended the process")
+
+    def _give_up(self, why: str) -> None:
+        self._hopeless = why
+        if self._probing is not None:
+            self._probing.cancel()
 
     async def undo(self, session: Session) -> None:
         """Unprepare what a failed check still holds; the report already has the failure."""
@@ -302,9 +307,8 @@ class _Run:
         if Method.WAIT_CHANGED in facts.methods:
             self._conclude_one(Rule.HINTS, self._describe_events(HintsFailed))
         observed = self._session.observations()
-        self._conclude_one(
-            Rule.BLOCKING, [f"it was blocked for {one.blocked:.1f} s: {one.place}" for one in observed if one.blocked]
-        )
+        blocked = {one.place: one.blocked for one in sorted(observed, key=lambda one: one.blocked) if one.blocked}
+        self._conclude_one(Rule.BLOCKING, [f"it was blocked for {one:.1f} s: {at}" for at, one in blocked.items()])
         self._conclude_one(Rule.AWAITED, [one.unawaited for one in observed if one.unawaited])
         self._conclude_one(Rule.LEAKED_TASKS, self._leaks.tasks)
         self._conclude_one(Rule.LEAKED_THREADS, self._leaks.threads)
@@ -453,11 +457,8 @@ class _Run:
         if self._inventory is None:
             return []
         known = {device.name for device in self._inventory.devices} | {""}
-        self._notes += [
-            f"there are samples of device {name}, which discover does not list"
-            for name in measured
-            if name not in known
-        ]
+        text = "there are samples of device {}, which discover does not list"
+        self._notes += [text.format(name) for name in measured if name not in known]
         return []
 
     async def _misspelt(self, kind: str) -> list[str]:

@@ -296,8 +296,11 @@ class _LoopWatch:
             time.sleep(BLOCKED_SECONDS / 4)
             frame = sys._current_frames().get(self._thread)  # noqa: SLF001 - the only way
             is_idle = frame is not None and frame.f_code.co_filename == selectors.__file__
-            if not is_idle and time.monotonic() - self._last >= BLOCKED_SECONDS / 4:
+            blocked = time.monotonic() - self._last - _BEAT_SECONDS
+            if not is_idle and blocked >= BLOCKED_SECONDS / 4:
                 self._places.append(_format_place(frame))
+                if blocked >= BLOCKED_SECONDS and len(self._places) > 1:  # now: the process may not outlive it
+                    self._observe(Observation(blocked=blocked, place=self._places[0]))
 
 
 class _UnawaitedWatch:

@@ -21,6 +21,7 @@ from pydra.backends.supervisor_events import (
     BackendReady,
     BackendSlow,
     BackendState,
+    HintsFailed,
     QuarantineBegan,
 )
 from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
@@ -262,6 +263,19 @@ async def test_a_suspect_is_tried_without_wait_changed_beside_it(tmp_path: Path)
         await backend.discover()
         await until(lambda: any(one.method is Method.WAIT_CHANGED for one in backend.statistics().in_flight))
         assert await backend.prepare(claim("exit-beside-hints"))
+
+
+async def test_wait_changed_that_blocks_the_event_loop_fails_and_the_call_beside_it_does_not(tmp_path: Path) -> None:
+    (tmp_path / "hints").write_text("hang-loop")
+    events: list[BackendEvent] = []
+    async with supervised(tmp_path, events=events) as backend:
+        await backend.discover()
+        await until(lambda: any(one.method is Method.WAIT_CHANGED for one in backend.statistics().in_flight))
+        assert await backend.prepare(claim("ok"))
+    (failed,) = (event for event in events if isinstance(event, HintsFailed))
+    assert re.search(
+        r"its event loop was blocked \(for .* s\) at do_hang_loop .* during wait_changed \(.* s\)$", failed.message
+    )
 
 
 async def test_a_process_that_only_lost_its_connection_is_not_reported_as_killed() -> None:

@@ -257,8 +257,8 @@ async def check(proof: Proof, directory: Path, **options: Any) -> Report:
         (records / "proof.example.com" / "claims").mkdir(parents=True)
         (records / "proof.example.com" / "claims" / "uid.json").touch()
     places = {"PYTHONPATH": str(directory), "PROOF_DISK": str(directory / "disk"), "PYDRA_RECORDS_DIR": str(records)}
-    source, timeouts = BackendSource(name="proof", target="proof:"), ProcessTimeouts(cancel_timeout=1.0)
-    return await run_checks(source, timeouts=timeouts, environ={**ENVIRON, **places, **proof.environ}, **options)
+    source, defaults = BackendSource(name="proof", target="proof:"), {"timeouts": ProcessTimeouts(cancel_timeout=1.0)}
+    return await run_checks(source, environ={**ENVIRON, **places, **proof.environ}, **defaults | options)
 
 
 async def test_a_good_backend_breaks_no_rule(tmp_path: Path) -> None:
@@ -324,6 +324,14 @@ async def test_a_call_that_hangs_is_told_with_the_line_of_the_backend(tmp_path: 
     assert "it was waiting in wait (asyncio/locks.py" in report.text
     assert f"called from discover ({tmp_path.name}/proof.py:" in report.text
     assert "conformance_main" not in report.text
+
+
+async def test_wait_changed_that_blocks_the_event_loop_is_named_and_no_call_beside_it(tmp_path: Path) -> None:
+    proof = Proof("async def wait_changed(): time.sleep(3600)")
+    report = await check(proof, tmp_path, timeouts=ProcessTimeouts(ping_interval=0.2, ping_timeout=2.0))
+    assert [one.rule for one in report.checks if one.problems] == [Rule.HINTS.value, Rule.BLOCKING.value], report.text
+    assert report.text.count("skip") == 1
+    assert " checks (wait_changed ended the process)" in report.text
 
 
 @pytest.mark.parametrize("rule", list(Rule), ids=lambda rule: rule.value)

@@ -39,8 +39,8 @@ def in_flight(call_id: int, method: Method = Method.PREPARE) -> CallInFlight:
     return CallInFlight(id=call_id, method=method, elapsed=1, uid="u" if method is Method.PREPARE else "")
 
 
-def ending(*calls: CallInFlight, cause: Cause = Cause.DIED, failed_call: int | None = None) -> Ending:
-    return Ending(cause=cause, status=-11, age=1, calls=calls, failed_call=failed_call)
+def ending(*calls: CallInFlight, cause: Cause = Cause.DIED, failed_call: int | None = None, output: str = "") -> Ending:
+    return Ending(cause=cause, status=-11, age=1, calls=calls, failed_call=failed_call, output=output)
 
 
 def is_refused(attribution: CrashAttribution, asked: Claim, method: Method) -> bool:
@@ -50,6 +50,13 @@ def is_refused(attribution: CrashAttribution, asked: Claim, method: Method) -> b
 
 
 WATCHING = in_flight(9, Method.WAIT_CHANGED)
+HINTS = """\
+Current thread 0x00007f2 (most recent call first):
+  File "/opt/site-packages/pydra_x/backend.py", line 11 in watch
+  File "/opt/site-packages/pydra/backends/child/calls.py", line 235 in _wait_changed
+  File "/opt/site-packages/pydra/backends/child/calls.py", line 229 in _perform
+"""
+IDLE = 'Current thread 0x1 (most recent call first):\n  File "/usr/lib/python3.11/selectors.py", line 468 in select\n'
 
 
 @pytest.mark.parametrize(
@@ -63,8 +70,14 @@ WATCHING = in_flight(9, Method.WAIT_CHANGED)
         (ending(in_flight(1), in_flight(2), cause=Cause.STUCK_CALL, failed_call=2), {1: BYSTANDER, 2: AT_FAULT}),
         (ending(in_flight(1), in_flight(2), cause=Cause.STUCK_LOOP), {1: SUSPECT, 2: SUSPECT}),
         (ending(in_flight(1), in_flight(2), cause=Cause.GARBLED), {1: SUSPECT, 2: SUSPECT}),
+        (ending(in_flight(1), WATCHING, cause=Cause.STUCK_LOOP, output=HINTS), {1: BYSTANDER, 9: AT_FAULT}),
+        (ending(in_flight(1), WATCHING, cause=Cause.GARBLED, output=HINTS), {1: AT_FAULT}),
+        (ending(in_flight(1), WATCHING, cause=Cause.STUCK_LOOP, output=HINTS + IDLE), {1: AT_FAULT}),
     ],
-    ids=["idle", "alone", "telemetry", "two", "claims first", "stuck call", "stuck loop", "garbled"],
+    ids=[
+        *("idle", "alone", "telemetry", "two", "claims first", "stuck call", "stuck loop", "garbled"),
+        *("wait_changed blocks", "an earlier stack", "the last stack counts"),
+    ],
 )
 def test_a_call_that_was_alone_or_known_is_at_fault_and_others_are_tried(
     end: Ending, involvements: dict[int, Involvement]

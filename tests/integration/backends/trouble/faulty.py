@@ -72,6 +72,7 @@ _hinting = asyncio.Event()
 async def wait_changed() -> None:
     _hinting.set()
     try:
+        await act(_switch("hints"))
         while not _switch("changed"):
             await asyncio.sleep(0.01)
     finally:
