@@ -18,6 +18,7 @@ import msgspec
 
 from pydra.backends.error_codec import Fault
 from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
+from pydra.json_encodable import MAX_DEPTH, find_json_problems
 
 MAX_FRAME = 16 * 1024 * 1024
 """The largest body in bytes: 128 devices with 32 attributes each take about 200 KB."""
@@ -227,6 +228,31 @@ def build_frame(message: Message) -> bytearray:
 def build_result(result: Any) -> msgspec.Raw:
     """Encode what a coroutine returned for a `Reply`. Raises TypeError, OverflowError or ValueError."""
     return msgspec.Raw(_encoder.encode(result))
+
+
+def find_unencodable(value: Any, path: str, depth: int = 0) -> Iterator[str]:
+    """Yield each part of a result that `build_result` refuses, with its path; an item of a list with its name, too."""
+    match value:
+        case list() | tuple() | Mapping() | msgspec.Struct() if depth > MAX_DEPTH:
+            yield f"{path} is nested more than {MAX_DEPTH} deep"
+        case msgspec.Struct():
+            for name in value.__struct_fields__:
+                yield from find_unencodable(getattr(value, name), f"{path}.{name}", depth + 1)
+        case list() | tuple():
+            for index, item in enumerate(value):
+                is_value = isinstance(item, msgspec.Struct)
+                name = (getattr(item, "device", "") or getattr(item, "name", "")) if is_value else ""
+                label = f" ({name})" if name else ""
+                yield from find_unencodable(item, f"{path}[{index}]{label}", depth + 1)
+        case Mapping():
+            for key, item in value.items():
+                yield from find_unencodable(key, f"key {key!r} of {path}", depth + 1)
+                yield from find_unencodable(item, f"{path}.{key}", depth + 1)
+        case _:
+            try:
+                build_result(value)
+            except (TypeError, ValueError, OverflowError):
+                yield from find_json_problems(value, path)
 
 
 def parse_to_backend(body: bytes) -> ToBackend:

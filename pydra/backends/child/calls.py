@@ -43,6 +43,7 @@ from pydra.backends.wire import (
     Waiting,
     WireError,
     build_result,
+    find_unencodable,
 )
 from pydra.claim import Claim, ClaimStep
 from pydra.errors import ClaimError, InvalidConfig, UndoLater
@@ -203,7 +204,8 @@ class CallServer:
         try:
             return Reply(id=call.id, result=build_result(result))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            return _broken(call, (f"{call.method.value} returned what JSON cannot carry: {error}",))
+            parts = tuple(f"{call.method.value}: {part}" for part in find_unencodable(result, "$"))
+            return _broken(call, parts or (f"{call.method.value} returned what JSON cannot hold: {error}",))
 
     async def _perform(self, call: Call) -> Any:
         hints = call.method is Method.WAIT_CHANGED

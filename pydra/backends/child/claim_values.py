@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.backends.claim_config import ConfigTypes, decode_what_fits
-from pydra.backends.wire import Held, parse_held
+from pydra.backends.wire import Held, find_unencodable, parse_held
 from pydra.claim import Claim, ClaimStep, HeldClaim, Plan, describe_step
 from pydra.errors import UndoLater
 
@@ -40,7 +40,13 @@ class BackendTypes:
             if type(step) not in self.steps:
                 yield f"plan: steps[{place}] is a {type(step).__name__}, which STEP_TYPES does not have"
                 continue
-            one = describe_step(step)
+            try:
+                one = describe_step(step)
+            except (TypeError, ValueError, OverflowError, RecursionError):
+                if parts := [f"plan: {part}" for part in find_unencodable(step, f"$.steps[{place}]")]:
+                    yield from parts
+                    continue
+                raise
             if one.key in keys:
                 yield f"plan: steps[{place}] ({one.label}) has the same key as a step before it"
             keys.add(one.key)

@@ -107,7 +107,7 @@ WRONG: list[tuple[str, type[Exception], str]] = [
         ContractError,
         "prepare: $[0].edits.env.A: found 1, allowed: a string; prepare: $[0].edits",
     ),
-    ("answer-unserialisable", ContractError, "prepare returned what JSON cannot carry"),
+    ("answer-unserialisable", ContractError, "prepare: $[0] (answer-unserialisable).state is a object, which"),
     ("answer-huge", ContractError, "prepare answered too much: a message of"),
 ]
 

@@ -289,6 +289,11 @@ async def test_a_plan_that_changes_is_told_by_its_steps(tmp_path: Path) -> None:
     assert "Claim(" not in said
 
 
+async def test_a_step_that_json_cannot_hold_is_told_by_its_field(tmp_path: Path) -> None:
+    report = await check(Proof(STEPS.format(size="os", leak="")), tmp_path)
+    assert "plan: $.steps[1].size is a module, which is not JSON" in report.text, report.text
+
+
 async def test_what_a_backend_without_unprepare_leaves_open_is_told(tmp_path: Path) -> None:
     report = await check(Proof(STEPS.format(size=8, leak="os.open('/dev/null', os.O_RDONLY)")), tmp_path)
     assert [check.rule for check in report.checks if check.problems] == [Rule.LEAKED_DESCRIPTORS.value], report.text
