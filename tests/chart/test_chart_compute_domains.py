@@ -22,7 +22,6 @@ from pydra.controllers import PODS
 from pydra_dev import kinds
 from pydra_dev.apiserver import ApiServer, serve_api
 from pydra_dev.faults import Call, Fault
-from pydra_dev.verbs import Signal
 from pydra_nvidia.compute_domain.controller.command import add_arguments, parse_settings
 from pydra_nvidia.compute_domain.controller.facts import COMPUTE_DOMAINS, DAEMON_SETS
 from pydra_nvidia.compute_domain.controller.objects import build_daemon_set
@@ -96,14 +95,8 @@ async def process(server: ApiServer, *arguments: str, **environ: str) -> AsyncIt
 
 
 async def until(server: ApiServer, holds: Callable[[], bool]) -> None:
-    changed = Signal()
-    server.store.listen(changed.notify)
     with anyio.fail_after(DEADLINE):
-        while True:
-            event = changed.event
-            if holds():
-                return
-            await event.wait()
+        await server.store.wait(holds)
 
 
 async def test_the_controllers_roles_allow_all_that_a_domain_takes_from_creation_to_deletion(server: ApiServer) -> None:

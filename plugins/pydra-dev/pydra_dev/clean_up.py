@@ -46,9 +46,8 @@ class CleanUp:
     def delete_pods(self) -> None:
         """Delete all pods of the node, as `kubectl delete` does."""
         for pod in self._api.list(PODS).items:
-            metadata = pod["metadata"]
-            if "deletionTimestamp" not in metadata:
-                self._api.delete(PODS, metadata["name"], namespace=metadata["namespace"])
+            if "deletionTimestamp" not in pod["metadata"]:
+                self._api.delete_object(PODS, pod)
                 self._say(Paragraph(headline=f"deleted: pod {full_name(pod)}"))
 
     async def run(self, deadline: float) -> bool:

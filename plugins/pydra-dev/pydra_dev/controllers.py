@@ -37,7 +37,7 @@ from pydra_dev.kinds import (
 )
 from pydra_dev.scheduling import Scheduler
 from pydra_dev.status import JsonObject
-from pydra_dev.verbs import Api, Query, Signal
+from pydra_dev.verbs import Api, Query
 
 Step: TypeAlias = Callable[[], float | None]
 """One look at everything; returns the seconds until the next one is due without a write, if any."""
@@ -45,20 +45,15 @@ Step: TypeAlias = Callable[[], float | None]
 
 async def run_controllers(api: Api) -> None:
     """Run every controller until cancelled."""
-    written = Signal()
     steps = build_steps(api)
-    stop = api.store.listen(written.notify)
-    try:
-        while True:
-            wakeup, version = written.event, api.store.version
-            delays = [delay for step in steps if (delay := step()) is not None]
-            if api.store.version != version:
-                await anyio.lowlevel.checkpoint()
-                continue
-            with anyio.move_on_after(min(delays, default=float("inf"))):
-                await wakeup.wait()
-    finally:
-        stop()
+    while True:
+        wakeup, version = api.store.written.event, api.store.version
+        delays = [delay for step in steps if (delay := step()) is not None]
+        if api.store.version != version:
+            await anyio.lowlevel.checkpoint()
+            continue
+        with anyio.move_on_after(min(delays, default=float("inf"))):
+            await wakeup.wait()
 
 
 def build_steps(api: Api) -> Sequence[Step]:
@@ -82,7 +77,7 @@ def step_claims(api: Api) -> None:
 
 
 def _generate_claim(api: Api, pod: JsonObject, pod_claim: str, template_name: str) -> None:
-    name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+    namespace = pod["metadata"]["namespace"]
     claims = api.list(RESOURCE_CLAIMS, Query(namespace=namespace)).items
     claim = find_generated(pod, pod_claim, claims)
     if claim is None:
@@ -90,11 +85,10 @@ def _generate_claim(api: Api, pod: JsonObject, pod_claim: str, template_name: st
         if template is None:
             return
         claim = api.create(RESOURCE_CLAIMS, build_claim(pod, pod_claim, template), namespace=namespace)
-    current = api.get(PODS, name, namespace=namespace)
-    statuses = [one for one in current["status"].get("resourceClaimStatuses") or () if one["name"] != pod_claim]
+    status = api.get(PODS, pod["metadata"]["name"], namespace=namespace)["status"]
+    statuses = [one for one in status.get("resourceClaimStatuses") or () if one["name"] != pod_claim]
     statuses.append({"name": pod_claim, "resourceClaimName": claim["metadata"]["name"]})
-    status = {**current["status"], "resourceClaimStatuses": statuses}
-    api.update(PODS, name, {**current, "status": status}, namespace=namespace, subresource="status")
+    api.write_status(PODS, pod, {**status, "resourceClaimStatuses": statuses})
 
 
 def step_release(api: Api) -> None:
@@ -108,22 +102,19 @@ def step_release(api: Api) -> None:
             if len(left) < len(reserved) or (deleting and not reserved):
                 claim = _release(api, claim, left)  # noqa: PLW2901 - what is below sees it released
             if is_orphan(claim, pods) and not left and not deleting:
-                metadata = claim["metadata"]
-                api.delete(RESOURCE_CLAIMS, metadata["name"], namespace=metadata["namespace"])
+                api.delete_object(RESOURCE_CLAIMS, claim)
 
 
 def _release(api: Api, claim: JsonObject, left: Sequence[JsonObject]) -> JsonObject:
-    name, namespace = claim["metadata"]["name"], claim["metadata"]["namespace"]
     status = {**claim["status"], "reservedFor": list(left)}
     if not left:
         status.pop("allocation", None)
-    claim = api.update(RESOURCE_CLAIMS, name, {**claim, "status": status}, namespace=namespace, subresource="status")
+    claim = api.write_status(RESOURCE_CLAIMS, claim, status)
     finalizers = claim["metadata"].get("finalizers") or []
     if left or FINALIZER not in finalizers:
         return claim
     # The finalizer last: the claim may vanish only when its devices are given back.
-    metadata = {**claim["metadata"], "finalizers": [one for one in finalizers if one != FINALIZER]}
-    return api.update(RESOURCE_CLAIMS, name, {**claim, "metadata": metadata}, namespace=namespace)
+    return api.write_finalizers(RESOURCE_CLAIMS, claim, [one for one in finalizers if one != FINALIZER])
 
 
 def step_pods(api: Api) -> None:
@@ -133,8 +124,7 @@ def step_pods(api: Api) -> None:
         node = pod["spec"].get("nodeName")
         if "deletionTimestamp" in pod["metadata"] and node not in nodes:
             emit_event(api, pod, "Normal", "DeletingOrphanedPod", f"node {node} does not exist")
-            metadata = pod["metadata"]
-            api.delete(PODS, metadata["name"], {"gracePeriodSeconds": 0}, namespace=metadata["namespace"])
+            api.delete_object(PODS, pod, {"gracePeriodSeconds": 0})
 
 
 def step_owners(api: Api) -> None:
@@ -147,8 +137,7 @@ def step_owners(api: Api) -> None:
         if "deletionTimestamp" in metadata or any(_exists(api, obj, owner) for owner in metadata["ownerReferences"]):
             continue
         with attempt(f"collect {kind.plural} {metadata['name']}"):
-            uid = {"preconditions": {"uid": metadata["uid"]}}
-            api.delete(kind, metadata["name"], uid, namespace=metadata.get("namespace", ""))
+            api.delete_object(kind, obj, {"preconditions": {"uid": metadata["uid"]}})
 
 
 def _stored(api: Api) -> Sequence[Kind]:
@@ -180,6 +169,6 @@ def step_namespaces(api: Api) -> None:
         ]
         for kind, obj in content:
             if "deletionTimestamp" not in obj["metadata"]:
-                api.delete(kind, obj["metadata"]["name"], namespace=name)
+                api.delete_object(kind, obj)
         if not content:
             api.remove_namespace(name)

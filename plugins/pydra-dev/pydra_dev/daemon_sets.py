@@ -38,7 +38,7 @@ def _run(api: Api, found: JsonObject) -> None:
     may_go = ready[: max(0, _read_budget(found, len(wanted)) - away)]
     replaced = [pod for pod in outdated if pod not in gone and (pod in may_go or not _is_ready(pod))]
     for pod in [*gone, *replaced]:
-        api.delete(PODS, pod["metadata"]["name"], namespace=namespace)
+        api.delete_object(PODS, pod)
     for node in sorted(set(wanted) - {get_daemon_node(pod) for pod in pods}):
         api.create(PODS, _build_pod(found, node, digest), namespace=namespace)
     _write_status(api, found, wanted, digest)
@@ -118,6 +118,4 @@ def _write_status(api: Api, found: JsonObject, wanted: Sequence[str], digest: st
         "numberUnavailable": len(wanted) - ready,
     }
     if found.get("status") != status:
-        name, namespace = metadata["name"], metadata["namespace"]
-        current = api.get(DAEMON_SETS, name, namespace=namespace)
-        api.update(DAEMON_SETS, name, {**current, "status": status}, namespace=namespace, subresource="status")
+        api.write_status(DAEMON_SETS, found, status)

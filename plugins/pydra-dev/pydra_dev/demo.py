@@ -65,7 +65,7 @@ from pydra_dev.samples import (
 from pydra_dev.scheduling import EVICTION, review_claim
 from pydra_dev.status import JsonObject
 from pydra_dev.terminal import INTERRUPTED, Output, Printer, Progress, run_with_signals
-from pydra_dev.verbs import Api, Query, Signal
+from pydra_dev.verbs import Api, Query
 
 STEP_DEADLINE = 30.0
 LOG_INTERVAL = 0.1
@@ -494,17 +494,12 @@ class DemoRun:
 
     async def _follow_api(self) -> None:
         """Tell each allocation, and what the agent and the scheduler say in Events."""
-        written = Signal()
-        stop = self._api.store.listen(written.notify)
-        try:
-            while True:
-                wakeup = written.event
-                self._page.changed.notify()
-                self._tell_allocations()
-                self._tell_events()
-                await wakeup.wait()
-        finally:
-            stop()
+        while True:
+            wakeup = self._api.store.written.event
+            self._page.changed.notify()
+            self._tell_allocations()
+            self._tell_events()
+            await wakeup.wait()
 
     def _tell_allocations(self) -> None:
         for claim in self._api.list(RESOURCE_CLAIMS).items:

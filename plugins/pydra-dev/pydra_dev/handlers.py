@@ -43,7 +43,7 @@ from pydra_dev.status import (
     unsupported_media_type,
 )
 from pydra_dev.tables import build_table, wants_table
-from pydra_dev.verbs import Api, Query, Signal, Watch, WatchOptions
+from pydra_dev.verbs import Api, Query, Watch, WatchOptions
 
 _PARTS: Mapping[Kind, Mapping[str, type]] = {
     RESOURCE_SLICES: {"spec": schema.SliceSpec},
@@ -121,8 +121,6 @@ class Handlers:
         self.faults = faults
         self.requests = requests
         self._bookmark_period = bookmark_period
-        self._written = Signal()
-        api.store.listen(self._written.notify)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
@@ -232,7 +230,7 @@ class Handlers:
             bookmark_period=self._bookmark_period,
             initial=_flag(request, "sendInitialEvents"),
         )
-        events = Watch(self.api, target.kind, query, options).events(self._written)
+        events = Watch(self.api, target.kind, query, options).events(self.api.store.written)
         version = wants_table(request.headers.get("Accept", ""))
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         self.watches[id(request)] = request
@@ -252,7 +250,7 @@ class Handlers:
 
     def stop(self) -> None:
         """End every watch and let go of whatever is frozen."""
-        self._written.close()
+        self.api.store.written.close()
         self.faults.clear()
 
     def break_watches(self) -> None:

@@ -63,7 +63,7 @@ from pydra_dev.samples import choose_manifests, create_object, read_sample
 from pydra_dev.scheduling import review_claim
 from pydra_dev.status import JsonObject
 from pydra_dev.terminal import INTERRUPTED, Output, Printer, run_with_signals
-from pydra_dev.verbs import Api, Signal
+from pydra_dev.verbs import Api
 
 NODE = "embedded-node"
 POLICY = HealthPolicy(effect=None, unhealthy_after=0, healthy_after=0, stale_effect=None, stale_after=0)
@@ -284,12 +284,9 @@ class Session:
             self._say(Paragraph(headline=f"container: {container['name']} of pod {namespace}/{name}", details=changes))
 
     async def _wait_scheduled(self, namespace: str, name: str) -> JsonObject:
-        written = Signal()
-        stop = self._api.store.listen(written.notify)
         with anyio.move_on_after(SETTLED):
             while (pod := self._api.find(PODS, name, namespace=namespace)) and not pod["spec"].get("nodeName"):
-                await written.event.wait()
-        stop()
+                await self._api.store.written.event.wait()
         if pod is None:
             raise DemoError(f"pod {namespace}/{name} was deleted before it ran")
         if not pod["spec"].get("nodeName"):

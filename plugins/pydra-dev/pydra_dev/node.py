@@ -271,14 +271,10 @@ def mark_lost(api: Api, node_name: str) -> None:
     node = api.get(NODES, node_name)
     unknown = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
     status = {**node["status"], "conditions": [{**unknown, "message": "Kubelet stopped posting node status."}]}
-    api.update(NODES, node_name, {**node, "status": status}, subresource="status")
+    api.write_status(NODES, node, status)
     for pod in api.list(PODS, Query(field_selector=f"spec.nodeName={node_name}")).items:
-        metadata = pod["metadata"]
-        status = set_condition(
-            pod["status"], build_condition("Ready", status=False, now=api.now, reason="NodeNotReady")
-        )
-        body = {**pod, "status": status}
-        api.update(PODS, metadata["name"], body, namespace=metadata["namespace"], subresource="status")
+        not_ready = build_condition("Ready", status=False, now=api.now, reason="NodeNotReady")
+        api.write_status(PODS, pod, set_condition(pod["status"], not_ready))
 
 
 @asynccontextmanager

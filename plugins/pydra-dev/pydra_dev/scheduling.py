@@ -218,10 +218,9 @@ class Scheduler:
     def _write_resources(self, pod: JsonObject) -> None:
         entries = self._count_resources(pod, self._find_claims(pod), {})
         if entries:
-            name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
-            current = self._api.get(PODS, name, namespace=namespace)
-            body = {**current, "status": {**current["status"], FIELD: entries}}
-            self._api.update(PODS, name, body, namespace=namespace, subresource="status")
+            metadata = pod["metadata"]
+            status = self._api.get(PODS, metadata["name"], namespace=metadata["namespace"])["status"]
+            self._api.write_status(PODS, pod, {**status, FIELD: entries})
 
     def _list_pods(self, node: JsonObject) -> Sequence[JsonObject]:
         """The pods on a node that have not ended."""
@@ -256,7 +255,7 @@ class Scheduler:
         return dict(zip(uids, allocations, strict=True))
 
     def _reserve(self, claim: JsonObject, allocation: schema.Allocation | None, pod: JsonObject) -> None:
-        name, namespace = claim["metadata"]["name"], claim["metadata"]["namespace"]
+        name = claim["metadata"]["name"]
         status = _parse_status(claim)
         consumer = schema.Consumer(resource="pods", name=pod["metadata"]["name"], uid=pod["metadata"]["uid"])
         if consumer in status.reserved_for:
@@ -266,13 +265,11 @@ class Scheduler:
         # The finalizer first: from the moment that devices are given out, the claim must not vanish.
         finalizers = claim["metadata"].get("finalizers") or []
         if FINALIZER not in finalizers:
-            metadata = {**claim["metadata"], "finalizers": [*finalizers, FINALIZER]}
-            claim = self._api.update(RESOURCE_CLAIMS, name, {**claim, "metadata": metadata}, namespace=namespace)
+            claim = self._api.write_finalizers(RESOURCE_CLAIMS, claim, [*finalizers, FINALIZER])
         if allocation is not None:
             status = replace(status, allocation=replace(allocation, allocation_timestamp=self._api.now))
         status = replace(status, reserved_for=(*status.reserved_for, consumer))
-        body = {**claim, "status": schema.build_fields(status)}
-        self._api.update(RESOURCE_CLAIMS, name, body, namespace=namespace, subresource="status")
+        self._api.write_status(RESOURCE_CLAIMS, claim, schema.build_fields(status))
 
     def _wait_for_binding(self, pod: JsonObject) -> None:
         """Hold the pod back until its devices' binding conditions are all true; undo what has failed."""
@@ -282,22 +279,18 @@ class Scheduler:
                 said = _read_conditions(status, result)
                 failed = [name for name in result.binding_failure_conditions if said.get(name) == "True"]
                 if failed:
-                    self._deallocate(claim)
+                    self._api.write_status(RESOURCE_CLAIMS, claim, {})
                     raise UnschedulableError(f"device {result.device} could not be bound: {', '.join(failed)}")
                 missing = [name for name in result.binding_conditions if said.get(name) != "True"]
                 if missing:
                     left = BINDING_TIMEOUT - _count_seconds(status, self._api.now)
                     if left <= 0:
-                        self._deallocate(claim)
+                        self._api.write_status(RESOURCE_CLAIMS, claim, {})
                         raise UnschedulableError(
                             f"device {result.device} was not bound within {BINDING_TIMEOUT:.0f} s: {', '.join(missing)}"
                         )
                     self._binding_left.append(left)
                     raise UnschedulableError(f"waiting for device {result.device} to be bound: {', '.join(missing)}")
-
-    def _deallocate(self, claim: JsonObject) -> None:
-        name, namespace = claim["metadata"]["name"], claim["metadata"]["namespace"]
-        self._api.update(RESOURCE_CLAIMS, name, {**claim, "status": {}}, namespace=namespace, subresource="status")
 
     def _report(self, pod: JsonObject, message: str) -> None:
         condition = build_condition(
@@ -307,13 +300,12 @@ class Scheduler:
             emit_event(self._api, pod, "Warning", "FailedScheduling", message)
 
     def _set_scheduled(self, pod: JsonObject, condition: JsonObject) -> bool:
-        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
-        current = self._api.get(PODS, name, namespace=namespace)
-        status = set_condition(current["status"], condition)
-        if status is current["status"]:
-            return False
-        self._api.update(PODS, name, {**current, "status": status}, namespace=namespace, subresource="status")
-        return True
+        metadata = pod["metadata"]
+        before = self._api.get(PODS, metadata["name"], namespace=metadata["namespace"])["status"]
+        status = set_condition(before, condition)
+        if status is not before:
+            self._api.write_status(PODS, pod, status)
+        return status is not before
 
     def step_eviction(self) -> float | None:
         """Delete the pods on devices whose NoExecute taints they do not tolerate (any longer).

@@ -39,7 +39,7 @@ from pydra_dev.page.server import Page
 from pydra_dev.samples import Manifest, choose_manifests, create_object, read_declarations, read_manifests, read_sample
 from pydra_dev.status import JsonObject
 from pydra_dev.terminal import Printer, Progress
-from pydra_dev.verbs import Api, Query, Signal
+from pydra_dev.verbs import Api, Query
 
 MOST_NODES = 16
 READY = "Ready"
@@ -386,20 +386,15 @@ class NodesRun:
 
     async def _follow_api(self) -> None:
         """Tell each change of a condition, and which pods cannot be scheduled."""
-        written = Signal()
-        stop = self._api.store.listen(written.notify)
-        try:
-            while True:
-                wakeup = written.event
-                for found, condition in self._find_conditions():
-                    self._tell_condition(found, condition)
-                for event in self._api.list(EVENTS).items:
-                    lasts = event["reason"] == "FailedScheduling" and not event["message"].startswith("waiting for the")
-                    if lasts and self._is_new((event["metadata"]["uid"],), event["message"]):
-                        self._say(describe_event(event))
-                await wakeup.wait()
-        finally:
-            stop()
+        while True:
+            wakeup = self._api.store.written.event
+            for found, condition in self._find_conditions():
+                self._tell_condition(found, condition)
+            for event in self._api.list(EVENTS).items:
+                lasts = event["reason"] == "FailedScheduling" and not event["message"].startswith("waiting for the")
+                if lasts and self._is_new((event["metadata"]["uid"],), event["message"]):
+                    self._say(describe_event(event))
+            await wakeup.wait()
 
     def _tell_condition(self, found: JsonObject, condition: JsonObject) -> None:
         said = condition["status"], condition["reason"], condition["message"]
@@ -448,7 +443,7 @@ class NodesRun:
         metadata = found["metadata"]
         now = self._api.find(kind, metadata["name"], namespace=metadata.get("namespace", ""))
         if now is not None and "deletionTimestamp" not in now["metadata"]:
-            self._api.delete(kind, metadata["name"], namespace=metadata.get("namespace", ""))
+            self._api.delete_object(kind, found)
             self._say(Paragraph(headline=f"deleted: {kind.kind} {full_name(found)}"))
 
     async def _wait(self, what: str, look: Callable[[], Any]) -> Any:

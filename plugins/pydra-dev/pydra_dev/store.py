@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
+import anyio
 import msgspec
 
 from pydra_dev.status import JsonObject
 
+T = TypeVar("T")
 Key: TypeAlias = tuple[str, str]
 """Namespace (empty for cluster-scoped objects) and name."""
 
@@ -40,15 +42,34 @@ class HistoryLostError(Exception):
         super().__init__(f"too old resource version: {version} ({oldest})")
 
 
+class Signal:
+    """Wakes every waiter when told that something was written, and for good when it is closed."""
+
+    def __init__(self) -> None:
+        self.event = anyio.Event()
+        self.closed = False
+
+    def notify(self) -> None:
+        """Wake all that wait now."""
+        self.event.set()
+        self.event = anyio.Event()
+
+    def close(self) -> None:
+        """There will be no more events: waits and watches should end."""
+        self.closed = True
+        self.notify()
+
+
 class Store:
-    """Collections of objects by key; `listen` is called after each write."""
+    """Collections of objects by key; `written` wakes those who wait for a write, and `listen` calls them."""
 
     def __init__(self, *, history: int = DEFAULT_HISTORY) -> None:
         self._version = 0
         self._collections: dict[str, dict[Key, JsonObject]] = {}
         self._changes: deque[Change] = deque(maxlen=history)
         self._compacted = 0
-        self._listeners: list[Callable[[], None]] = []
+        self.written = Signal()
+        self._listeners: list[Callable[[], None]] = [self.written.notify]
 
     @property
     def version(self) -> int:
@@ -144,6 +165,14 @@ class Store:
         """Forget the whole history: a watch that resumes from before now gets the status 410."""
         self._changes.clear()
         self._compacted = self._version
+
+    async def wait(self, look: Callable[[], T]) -> T:
+        """What `look` finds, as soon as a write makes that something."""
+        while True:
+            wakeup = self.written.event
+            if found := look():
+                return found
+            await wakeup.wait()
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` after every write; returns what ends that."""

@@ -38,7 +38,7 @@ from pydra_dev.status import (
     not_found,
     too_large_version,
 )
-from pydra_dev.store import Change, HistoryLostError, Store
+from pydra_dev.store import Change, HistoryLostError, Signal, Store
 
 _LATE_CONTINUE = (
     "The provided continue parameter is too old to display a consistent list result. You can start a new list without "
@@ -310,6 +310,25 @@ class Api:
             marked = {**marked, "status": {**marked.get("status", {}), "phase": "Terminating"}}
         return self.store.put(kind.storage, _key(obj), marked)
 
+    def write_status(self, kind: Kind, obj: JsonObject, status: JsonObject) -> JsonObject:
+        """Give the object another status; raises 404 and 422 StatusErrors."""
+        name, namespace = obj["metadata"]["name"], obj["metadata"].get("namespace", "")
+        current = self.get(kind, name, namespace=namespace)
+        return self.update(kind, name, {**current, "status": status}, namespace=namespace, subresource="status")
+
+    def write_finalizers(self, kind: Kind, obj: JsonObject, finalizers: Sequence[str]) -> JsonObject:
+        """Give the object, as it is now, other finalizers; raises 404, 409 and 422 StatusErrors."""
+        metadata = {**obj["metadata"], "finalizers": list(finalizers)}
+        body = {**obj, "metadata": metadata}
+        return self.update(kind, metadata["name"], body, namespace=metadata.get("namespace", ""))
+
+    def delete_object(
+        self, kind: Kind, obj: JsonObject, options: JsonObject | None = None, *, dry_run: bool = False
+    ) -> JsonObject:
+        """Delete an object, or begin to; raises what `delete` does."""
+        name, namespace = obj["metadata"]["name"], obj["metadata"].get("namespace", "")
+        return self.delete(kind, name, options, namespace=namespace, dry_run=dry_run)
+
     def remove_namespace(self, name: str) -> None:
         """Finish the deletion of a namespace whose content is gone."""
         self.store.remove(NAMESPACES.storage, ("", name))
@@ -319,16 +338,7 @@ class Api:
     ) -> Page:
         """Delete everything that a query matches; returns what was deleted."""
         page = self.list(kind, query)
-        deleted = tuple(
-            self.delete(
-                kind,
-                obj["metadata"]["name"],
-                options,
-                namespace=obj["metadata"].get("namespace", ""),
-                dry_run=dry_run,
-            )
-            for obj in page.items
-        )
+        deleted = tuple(self.delete_object(kind, obj, options, dry_run=dry_run) for obj in page.items)
         return Page(items=deleted, version=self.store.version)
 
 
@@ -399,24 +409,6 @@ class WatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     bookmarks: bool = False
     bookmark_period: float = 60.0
     initial: bool = False
-
-
-class Signal:
-    """Wakes every waiter when told that something was written, and for good when it is closed."""
-
-    def __init__(self) -> None:
-        self.event = anyio.Event()
-        self.closed = False
-
-    def notify(self) -> None:
-        """Wake all that wait now."""
-        self.event.set()
-        self.event = anyio.Event()
-
-    def close(self) -> None:
-        """There will be no more events: waits and watches should end."""
-        self.closed = True
-        self.notify()
 
 
 def select_event(change: Change, kind: Kind, namespace: str, matches: Matcher) -> tuple[str, JsonObject] | None:

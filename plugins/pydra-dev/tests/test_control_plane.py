@@ -22,7 +22,7 @@ from pydra_dev.kinds import (
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
 )
-from pydra_dev.verbs import Api, Signal
+from pydra_dev.verbs import Api
 
 JsonObject = dict[str, Any]
 DRIVER = "gpu.example.com"
@@ -33,8 +33,6 @@ class World:
 
     def __init__(self, server: ApiServer) -> None:
         self.api: Api = server.api
-        self._written = Signal()
-        self.api.store.listen(self._written.notify)
         self.api.create(NODES, {"metadata": {"name": "n1"}})
         self.api.create(DEVICE_CLASSES, {"metadata": {"name": "gpu"}, "spec": {}})
         request = {"name": "r", "exactly": {"deviceClassName": "gpu"}}
@@ -80,8 +78,7 @@ class World:
 
     async def until(self, condition: Callable[[], object]) -> None:
         with anyio.fail_after(30):
-            while not condition():
-                await self._written.event.wait()
+            await self.api.store.wait(condition)
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from aiohttp import web
 from pydra_dev.kinds import DAEMON_SETS, NODES, PODS
 from pydra_dev.kubelet.observations import ContainerCreated, Step
 from pydra_dev.node import EmbeddedNode, join_node, mark_lost, run_node
-from pydra_dev.verbs import Api, Signal
+from pydra_dev.verbs import Api
 
 JsonObject = dict[str, Any]
 MERGE = "application/merge-patch+json"
@@ -23,8 +23,6 @@ class World:
 
     def __init__(self, node: EmbeddedNode) -> None:
         self.api: Api = node.server.api
-        self._written = Signal()
-        self.api.store.listen(self._written.notify)
 
     def create(self, container: JsonObject, **spec: Any) -> None:
         template = {
@@ -58,11 +56,7 @@ class World:
 
     async def until(self, holds: Callable[[], object]) -> None:
         with anyio.fail_after(60):
-            while True:
-                changed = self._written.event
-                if holds():
-                    return
-                await changed.wait()
+            await self.api.store.wait(holds)
 
 
 def is_ready(pod: JsonObject) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from pydra_dev.apiserver import serve_control_plane
 from pydra_dev.kinds import DEVICE_CLASSES, NODES, PODS
-from pydra_dev.verbs import Api, Signal
+from pydra_dev.verbs import Api
 
 GPU = "example.com/gpu"
 
@@ -20,16 +20,13 @@ def add_pod(api: Api, name: str, limits: dict[str, Any], **spec: Any) -> None:
 
 async def read_outcome(api: Api, name: str) -> str:
     """Where the pod runs, or why it does not."""
-    written = Signal()
-    stop = api.store.listen(written.notify)
-    while True:
-        wakeup = written.event
+
+    def look() -> str:
         pod = api.get(PODS, name, namespace="default")
         told = [one.get("message", "") for one in pod["status"].get("conditions") or ()]
-        if pod["spec"].get("nodeName") or told:
-            stop()
-            return str(pod["spec"].get("nodeName") or told[0])
-        await wakeup.wait()
+        return pod["spec"].get("nodeName") or "".join(told[:1])
+
+    return await api.store.wait(look)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from pydra_dev.apiserver import serve_control_plane
 from pydra_dev.gates import ALLOCATABLE
 from pydra_dev.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from pydra_dev.verbs import Api, Signal
+from pydra_dev.verbs import Api
 
 JsonObject = dict[str, Any]
 DRIVER = "cpu.example.com"
@@ -46,16 +46,13 @@ async def schedule(api: Api, name: str, claim: str = "", *, requests: JsonObject
     if claim:
         body["resourceClaims"] = [{"name": "cpus", "resourceClaimName": claim}]
     api.create(PODS, {"metadata": {"name": name}, "spec": body}, namespace="default")
-    written = Signal()
-    stop = api.store.listen(written.notify)
-    while True:
-        wakeup = written.event
+
+    def look() -> str:
         pod = api.get(PODS, name, namespace="default")
         told = [one["message"] for one in pod["status"].get("conditions") or () if one.get("message")]
-        if pod["spec"].get("nodeName") or told:
-            stop()
-            return str(pod["spec"].get("nodeName") or told[0])
-        await wakeup.wait()
+        return pod["spec"].get("nodeName") or "".join(told[:1])
+
+    return await api.store.wait(look)
 
 
 def read_status(api: Api, name: str) -> Any:

@@ -22,7 +22,7 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from pydra.kubelet.pb.dra_health_v1 import NodeWatchResourcesRequest, NodeWatchResourcesResponse
 from pydra_dev.kubelet.channel import settle_cancellation
 from pydra_dev.kubelet.observations import HealthChanged, Report
-from pydra_dev.kubelet.plugins import PluginInstance
+from pydra_dev.kubelet.plugins import PluginInstance, start_task
 from pydra_dev.kubelet.registration import Plugin
 from pydra_dev.kubelet.settings import KubeletSettings
 
@@ -120,7 +120,8 @@ class HealthStreams:
             self._forget(driver)
         for instance in instances:
             if instance.plugin.socket in wanted and instance.plugin.socket not in running:
-                running[instance.plugin.socket] = self._start(instance)
+                name = f"health of {instance.plugin.driver}"
+                running[instance.plugin.socket] = start_task(self._tasks, self._watch, instance, name=name)
 
     async def tell(self, changed: Callable[[], None]) -> None:
         """Call `changed` whenever a pod's status may differ: after a report, and when one expires. Until cancelled."""
@@ -131,16 +132,6 @@ class HealthStreams:
                 await self._news.wait()
             self._news = anyio.Event()
             changed()
-
-    def _start(self, instance: PluginInstance) -> anyio.CancelScope:
-        scope = anyio.CancelScope()
-
-        async def watch() -> None:
-            with scope:
-                await self._watch(instance)
-
-        self._tasks.start_soon(watch, name=f"health of {instance.plugin.driver}")
-        return scope
 
     async def _watch(self, instance: PluginInstance) -> None:
         driver = instance.plugin.driver

@@ -11,7 +11,7 @@ import logging
 import os
 import stat
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVarTuple, Unpack
 from urllib.parse import quote
 
 import anyio
@@ -39,6 +39,7 @@ from pydra_dev.kubelet.observations import Deregistered, Registered, Registratio
 from pydra_dev.kubelet.registration import DraService, Plugin, RegistrationError, accept_plugin, refuse_duplicate
 from pydra_dev.kubelet.settings import KubeletSettings, Periods
 
+Ts = TypeVarTuple("Ts")
 log = logging.getLogger(__name__)
 
 _REGISTRATION = "/pluginregistration.Registration"
@@ -99,19 +100,22 @@ async def watch_registry(
                 attempts.pop(path).cancel()
                 deregister(path)
             for path in new:
-                attempts[path] = _start(tasks, register, path)
+                attempts[path] = start_task(tasks, register, path, name=f"register {os.path.basename(path)}")
             known = found
             await anyio.sleep(settings.periods.registry_scan)
 
 
-def _start(tasks: TaskGroup, register: Callable[[str], Awaitable[None]], path: str) -> anyio.CancelScope:
+def start_task(
+    tasks: TaskGroup, work: Callable[[Unpack[Ts]], Awaitable[None]], *arguments: *Ts, name: str
+) -> anyio.CancelScope:
+    """Start a task; what cancels it alone."""
     scope = anyio.CancelScope()
 
-    async def attempt() -> None:
+    async def run() -> None:
         with scope:
-            await register(path)
+            await work(*arguments)
 
-    tasks.start_soon(attempt, name=f"register {os.path.basename(path)}")
+    tasks.start_soon(run, name=name)
     return scope
 
 
@@ -268,7 +272,8 @@ class PluginRegistry:
         refuse_duplicate(plugin, [one.plugin for one in instances])
         instance = PluginInstance(plugin, self._settings.periods, changed=lambda: self._check_usable(plugin.driver))
         instances.append(instance)
-        self._scopes[plugin.socket] = self._spawn(instance.run, name=f"connection to {plugin.driver}")
+        name = f"connection to {plugin.driver}"
+        self._scopes[plugin.socket] = start_task(self._tasks, instance.run, name=name)
         self._report(Registered(plugin=plugin))
         self._followers_changed(plugin.driver, tuple(instances))
         self._check_usable(plugin.driver)
@@ -303,17 +308,7 @@ class PluginRegistry:
                 await anyio.sleep(self._settings.periods.wipe_after)
                 await self._wipe(driver)
 
-            self._pending_wipes[driver] = self._spawn(wipe_later, name=f"wipe slices of {driver}")
-
-    def _spawn(self, work: Callable[[], Awaitable[None]], *, name: str) -> anyio.CancelScope:
-        scope = anyio.CancelScope()
-
-        async def run() -> None:
-            with scope:
-                await work()
-
-        self._tasks.start_soon(run, name=name)
-        return scope
+            self._pending_wipes[driver] = start_task(self._tasks, wipe_later, name=f"wipe slices of {driver}")
 
 
 CONNECTION_ERRORS = (GRPCError, StreamTerminatedError, OSError)
