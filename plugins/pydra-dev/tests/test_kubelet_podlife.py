@@ -1,4 +1,4 @@
-"""What the kubelet does next with a pod, and what it writes into its status."""
+"""When a pod's containers end, and what the kubelet writes into its status."""
 
 from __future__ import annotations
 
@@ -6,52 +6,15 @@ from typing import Any
 
 import pytest
 
-from pydra_dev.kubelet.pods import (
-    Phase,
-    PodState,
-    ResourceHealth,
-    Todo,
-    adopt_state,
-    build_status,
-    find_end,
-    plan_pod,
-)
+from pydra_dev.kubelet.pods import ResourceHealth, build_status, find_end
 
 
-def pod(*, ending: bool = False, phase: str = "", command: list[str] | None = None, policy: str = "Never") -> Any:
-    metadata: dict[str, Any] = {"name": "p", "namespace": "ns", "uid": "u"}
-    if ending:
-        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+def pod(*, command: list[str] | None = None, policy: str = "Never") -> Any:
     container = {"name": "main", "image": "i", "command": command or []}
     return {
-        "metadata": metadata,
+        "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
         "spec": {"containers": [container], "restartPolicy": policy},
-        "status": {"phase": phase} if phase else {},
     }
-
-
-@pytest.mark.parametrize(
-    ("given", "state", "todo"),
-    [
-        (pod(), PodState(), Todo.START),
-        (pod(ending=True), PodState(), Todo.CLEAN),
-        (pod(), PodState(phase=Phase.RUNNING), Todo.WAIT),
-        (pod(), PodState(phase=Phase.RUNNING, ends=11), Todo.WAIT),
-        (pod(), PodState(phase=Phase.RUNNING, ends=10), Todo.STOP),
-        (pod(ending=True), PodState(phase=Phase.RUNNING), Todo.STOP),
-        (pod(), PodState(phase=Phase.STOPPED), Todo.CLEAN),
-        (pod(ending=True), PodState(phase=Phase.STOPPED), Todo.CLEAN),
-        (pod(), PodState(phase=Phase.CLEAN), Todo.FINISH),
-        (pod(), PodState(phase=Phase.ENDED), Todo.WAIT),
-        (pod(ending=True), PodState(phase=Phase.ENDED), Todo.DELETE),
-        (None, PodState(), Todo.LEAVE),
-        (None, PodState(phase=Phase.RUNNING), Todo.STOP),
-        (None, PodState(phase=Phase.STOPPED), Todo.LEAVE),
-        (None, PodState(phase=Phase.ENDED), Todo.LEAVE),
-    ],
-)
-def test_the_next_thing_follows_from_the_pod_and_what_was_done(given: Any, state: PodState, todo: Todo) -> None:
-    assert plan_pod(given, state, now=10) is todo
 
 
 @pytest.mark.parametrize(
@@ -76,20 +39,6 @@ def test_a_pod_ends_when_its_last_container_does() -> None:
     assert find_end(several, now=0) == 3
     several["spec"]["containers"].append({"name": "c", "command": ["serve"]})
     assert find_end(several, now=0) is None
-
-
-@pytest.mark.parametrize(
-    ("phase", "expected"),
-    [
-        ("", Phase.NEW),
-        ("Pending", Phase.NEW),
-        ("Running", Phase.RUNNING),
-        ("Succeeded", Phase.STOPPED),
-        ("Failed", Phase.STOPPED),
-    ],
-)
-def test_a_new_kubelet_takes_pods_over_as_it_finds_them(phase: str, expected: Phase) -> None:
-    assert adopt_state(pod(phase=phase), now=0).phase is expected
 
 
 def status(given: Any, state: dict[str, Any], **resources: Any) -> dict[str, Any]:

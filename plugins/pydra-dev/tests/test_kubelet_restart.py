@@ -7,6 +7,7 @@ import pytest
 
 from kubelet_world import open_world, running_plugin
 from pydra_dev.kubelet.kubelet import Kubelet
+from pydra_dev.kubelet.observations import PodEnded
 
 
 async def test_a_pod_made_while_the_kubelet_was_down_runs_after_it_started() -> None:
@@ -28,6 +29,19 @@ async def test_running_pods_are_not_prepared_again_and_still_unprepared() -> Non
             await world.delete_pod("p")
             await world.wait_gone("p")
         assert plugin.asked == [("prepare", (uid,)), ("unprepare", (uid,))]
+
+
+async def test_a_pod_that_has_ended_is_not_started_again() -> None:
+    async with open_world() as world, running_plugin(world) as plugin:
+        await world.make_claim("c")
+        container = {"name": "main", "image": "i", "command": ["sleep", "0"]}
+        await world.make_pod("p", "c", containers=[container], restartPolicy="Never")
+        async with world.kubelet():
+            await world.wait_phase("p", "Succeeded")
+        world.steps.clear()
+        async with world.kubelet():
+            await world.wait_step(PodEnded)
+        assert [method for method, _ in plugin.asked] == ["prepare", "unprepare"]
 
 
 @pytest.mark.parametrize("method", ["prepare", "unprepare"])

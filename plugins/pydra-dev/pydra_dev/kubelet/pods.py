@@ -1,4 +1,4 @@
-"""This node's pods: a watch that finds them, and a worker for each that does what `plan_pod` says is next.
+"""This node's pods: a watch that finds them, and a worker for each that takes it from its start to its end.
 
 Containers are not real processes. One whose command is `sleep N` ends after N seconds; any other runs until it is
 stopped. A pod whose restart policy is Always, the default, never ends by itself. Times are seconds of a monotonic
@@ -13,7 +13,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
-from enum import Enum
 from typing import Any, TypeAlias
 
 import anyio
@@ -39,73 +38,12 @@ StopContainers: TypeAlias = Callable[[str], Awaitable[None]]
 """Stops what runs of a pod, as namespace/name, before its claims are unprepared."""
 
 
-class Phase(Enum):
-    """How far the kubelet is with a pod."""
-
-    NEW = "new"
-    RUNNING = "running"
-    STOPPED = "stopped"
-    CLEAN = "clean"
-    ENDED = "ended"
-
-
-class Todo(Enum):
-    """The next thing to do."""
-
-    START = "start"
-    WAIT = "wait"
-    STOP = "stop"
-    CLEAN = "clean"
-    FINISH = "finish"
-    DELETE = "delete"
-    LEAVE = "leave"
-
-
-class PodState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kubelet did with a pod; `ends` is when its containers end by themselves, None for never."""
-
-    phase: Phase = Phase.NEW
-    ends: float | None = None
-
-
 class ResourceHealth(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of `allocatedResourcesStatus[].resources`."""
 
     resource_id: str
     health: str
     message: str = ""
-
-
-def adopt_state(pod: JsonObject, now: float) -> PodState:
-    """Where a kubelet that has just started finds a pod: containers run on while it is down."""
-    phase = pod.get("status", {}).get("phase")
-    if phase == "Running":
-        return PodState(phase=Phase.RUNNING, ends=find_end(pod, now))
-    if phase in ("Succeeded", "Failed"):
-        return PodState(phase=Phase.STOPPED)
-    return PodState()
-
-
-def plan_pod(pod: JsonObject | None, state: PodState, now: float) -> Todo:
-    """What to do with a pod as the API server has it, None when it is gone there.
-
-    Claims of a pod that is gone are found by the reconciliation, as in the original.
-    """
-    if pod is None:
-        return Todo.STOP if state.phase is Phase.RUNNING else Todo.LEAVE
-    ending = "deletionTimestamp" in pod["metadata"]
-    match state.phase:
-        case Phase.NEW:
-            # Nothing runs, but claims may have been prepared by an attempt that failed later.
-            return Todo.CLEAN if ending else Todo.START
-        case Phase.RUNNING:
-            return Todo.STOP if ending or (state.ends is not None and state.ends <= now) else Todo.WAIT
-        case Phase.STOPPED:
-            return Todo.CLEAN
-        case Phase.CLEAN:
-            return Todo.FINISH
-        case Phase.ENDED:
-            return Todo.DELETE if ending else Todo.WAIT
 
 
 def find_end(pod: JsonObject, now: float) -> float | None:
@@ -254,14 +192,18 @@ API_RETRY = 0.5
 
 
 class _Worker:
-    """One pod: as the API server last had it, None when it is gone there, and how far it is."""
+    """One pod: as the API server last had it, None when it is gone there, and whether its containers run.
 
-    def __init__(self, pod: JsonObject, state: PodState) -> None:
+    `ends` is when they end by themselves, None for never.
+    """
+
+    def __init__(self, pod: JsonObject) -> None:
         self.uid: str = pod["metadata"]["uid"]
         self.name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
         self.last = pod
         self.pod: JsonObject | None = pod
-        self.state = state
+        self.is_running = False
+        self.ends: float | None = None
         self.address: str = pod.get("status", {}).get("podIP", "")
         self.ready = True
         self.is_probed = False
@@ -271,6 +213,15 @@ class _Worker:
         self.pod = pod
         self.last = pod or self.last
         self.changed.set()
+
+    def run(self) -> None:
+        """Its containers run from now on, or have not stopped while the kubelet was down."""
+        self.is_running = True
+        self.ends = find_end(self.last, time.monotonic())
+
+    @property
+    def is_ending(self) -> bool:
+        return "deletionTimestamp" in self.last["metadata"]
 
 
 class PodWorkers:
@@ -306,7 +257,7 @@ class PodWorkers:
     def refresh(self) -> None:
         """Write the status of running pods again where it differs: devices' health has changed."""
         for worker in self._workers.values():
-            if worker.state.phase is Phase.RUNNING:
+            if worker.is_running:
                 worker.changed.set()
 
     async def follow(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -344,50 +295,42 @@ class PodWorkers:
         if worker is not None:
             worker.update(None if gone else pod)
         elif not gone:
-            worker = self._workers[uid] = _Worker(pod, adopt_state(pod, time.monotonic()))
+            worker = self._workers[uid] = _Worker(pod)
             self._tasks.start_soon(self._work, worker, name=f"pod {worker.name}")
 
     async def _work(self, worker: _Worker) -> None:
-        while True:
-            worker.changed = anyio.Event()
-            todo = plan_pod(worker.pod, worker.state, time.monotonic())
-            if todo is Todo.LEAVE:
-                break
-            try:
-                pause = await self._do(worker, todo)
-            except KubeError as error:
-                log.info("pod %s, %s: %s", worker.name, todo.value, error)
-                pause = API_RETRY
-            with anyio.move_on_after(pause):
-                await worker.changed.wait()
+        phase = worker.last.get("status", {}).get("phase")
+        if phase == "Running":
+            worker.run()
+        elif phase not in ("Succeeded", "Failed"):
+            await self._repeat(worker, self._start)
+        if worker.is_running:
+            await self._repeat(worker, self._wait)
+            await self._stop_containers(worker.name)
+            worker.is_running = False
+        # Claims of a pod that is gone are found by the reconciliation, as in the original.
+        for step in (self._clean, self._finish, self._delete):
+            await self._repeat(worker, step)
         del self._workers[worker.uid]
         self._repeated = {key: told for key, told in self._repeated.items() if key[0] != worker.uid}
 
-    async def _do(self, worker: _Worker, todo: Todo) -> float:
-        """One thing; how many seconds to wait for news before the next."""
-        match todo:
-            case Todo.START:
-                return await self._start(worker)
-            case Todo.WAIT:
-                if worker.state.phase is Phase.RUNNING:
-                    self._begin_probes(worker)
-                    await self._write_status(worker, "Running")
-                return math.inf if worker.state.ends is None else max(worker.state.ends - time.monotonic(), 0)
-            case Todo.STOP:
-                await self._stop_containers(worker.name)
-                worker.state = PodState(phase=Phase.STOPPED)
-            case Todo.CLEAN:
-                return await self._clean(worker)
-            case Todo.FINISH:
-                await self._write_status(worker, "Succeeded")
-                worker.state = PodState(phase=Phase.ENDED)
-                self._report(PodEnded(pod=worker.name))
-            case Todo.DELETE | Todo.LEAVE:
-                await self._delete(worker)
-                return math.inf
-        return 0
+    async def _repeat(self, worker: _Worker, step: Callable[[_Worker], Awaitable[float | None]]) -> None:
+        """Take a step until it is done (None), or the pod is gone, with its pauses in seconds, which news cut short."""
+        while worker.pod is not None:
+            worker.changed = anyio.Event()
+            try:
+                pause = await step(worker)
+            except KubeError as error:
+                log.info("pod %s: %s", worker.name, error)
+                pause = API_RETRY
+            if pause is None:
+                return
+            with anyio.move_on_after(pause):
+                await worker.changed.wait()
 
-    async def _start(self, worker: _Worker) -> float:
+    async def _start(self, worker: _Worker) -> float | None:
+        if worker.is_ending:  # claims may have been prepared by an attempt that failed later
+            return None
         pod = worker.last
         worker.address = worker.address or self._choose_address()
         try:
@@ -400,9 +343,16 @@ class PodWorkers:
         except InjectionError as error:
             message = f"Error: failed to create container: CDI device injection failed: {error}"
             return await self._fail(worker, "Failed", message, self._settings.periods.resync)
-        worker.state = PodState(phase=Phase.RUNNING, ends=find_end(pod, time.monotonic()))
+        worker.run()
         self._report(PodRunning(pod=worker.name))
-        return 0
+        return None
+
+    async def _wait(self, worker: _Worker) -> float | None:
+        if worker.is_ending or (worker.ends is not None and worker.ends <= time.monotonic()):
+            return None
+        self._begin_probes(worker)
+        await self._write_status(worker, "Running")
+        return math.inf if worker.ends is None else max(worker.ends - time.monotonic(), 0)
 
     def _choose_address(self) -> str:
         taken = {worker.address for worker in self._workers.values()}
@@ -417,7 +367,7 @@ class PodWorkers:
 
     async def _probe(self, worker: _Worker, containers: Sequence[JsonObject]) -> None:
         pause = min(self._settings.periods.probe, *(read_period(one) for one in containers))
-        while worker.state.phase is Phase.RUNNING:
+        while worker.is_running:
             ready = all([await is_ready(one, worker.address) for one in containers])
             if ready != worker.ready:
                 worker.ready = ready
@@ -434,15 +384,18 @@ class PodWorkers:
             ContainerCreated(pod=worker.name, container=name, cdi_ids=ids, without=without, before=before, after=after)
         )
 
-    async def _clean(self, worker: _Worker) -> float:
+    async def _clean(self, worker: _Worker) -> float | None:
         try:
             await self._preparer.unprepare(worker.uid)
         except CLAIM_ERRORS as error:
             message = f"Failed to unprepare dynamic resources: {error}"
             pause = self._settings.periods.unprepare_retry
             return await self._fail(worker, "FailedUnprepareDynamicResources", message, pause)
-        worker.state = PodState(phase=Phase.CLEAN)
-        return 0
+        return None
+
+    async def _finish(self, worker: _Worker) -> None:
+        await self._write_status(worker, "Succeeded")
+        self._report(PodEnded(pod=worker.name))
 
     async def _fail(self, worker: _Worker, reason: str, message: str, pause: float) -> float:
         self._report(PodFailed(pod=worker.name, reason=reason, message=message))
@@ -505,7 +458,10 @@ class PodWorkers:
                 found.setdefault(container["name"], []).append((claim, entries))
         return found
 
-    async def _delete(self, worker: _Worker) -> None:
+    async def _delete(self, worker: _Worker) -> float:
+        """Delete the pod once somebody has begun to, and wait until it is gone."""
+        if not worker.is_ending:
+            return math.inf
         metadata = worker.last["metadata"]
         try:
             await self._client.delete(
@@ -513,3 +469,4 @@ class PodWorkers:
             )
         except NotFound:
             log.debug("pod %s is gone already", worker.name)
+        return math.inf
