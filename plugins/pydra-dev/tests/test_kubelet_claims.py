@@ -1,4 +1,4 @@
-"""Which claims a pod has and whether it may use them."""
+"""Which claims a pod has, whether it may use them, and what counts as an answer for them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 
+from pydra.kubelet.pb import dra_v1
 from pydra_dev.kubelet.claims import (
-    ClaimKey,
     PodClaim,
     PodClaimError,
+    PreparedDevice,
     check_claim,
+    check_unprepared,
     container_requests,
     explain_missing,
-    find_drivers,
     find_pod_claims,
-    group_by_driver,
+    parse_prepared,
 )
 
 POD: dict[str, Any] = {"metadata": {"name": "p", "namespace": "ns", "uid": "pod-uid"}, "spec": {}}
@@ -85,22 +86,19 @@ def test_a_claim_that_is_not_the_pods_to_use_is_refused(entry: PodClaim, change:
         check_claim(POD, entry, {**claim(), **change})
 
 
-@pytest.mark.parametrize("entry", [GENERATED, DIRECT])
-def test_a_claim_that_is_reserved_and_allocated_is_accepted(entry: PodClaim) -> None:
-    check_claim(POD, entry, claim(allocation={"devices": {"results": []}}))
-
-
-def test_drivers_come_from_the_results_each_once() -> None:
-    results = [{"driver": "b"}, {"driver": "a"}, {"driver": "b"}]
-    assert find_drivers(claim(allocation={"devices": {"results": results}})) == ("a", "b")
-
-
-def test_claims_are_grouped_into_one_call_for_each_driver() -> None:
-    one, two = (ClaimKey(namespace="ns", name=name, uid=name) for name in ("one", "two"))
-    assert group_by_driver([(two, ("x", "y")), (one, ("x",))]) == {"x": (one, two), "y": (two,)}
-
-
 def test_a_container_names_claims_and_perhaps_requests() -> None:
     container = {"resources": {"claims": [{"name": "a"}, {"name": "b", "request": "r"}]}}
     assert container_requests(container) == (("a", ""), ("b", "r"))
     assert container_requests({}) == ()
+
+
+def test_devices_are_read_with_all_they_have() -> None:
+    device = dra_v1.Device(request_names=["r"], pool_name="p", device_name="d", cdi_device_ids=["a/b=c"], share_id="s")
+    assert parse_prepared({"u1": "one"}, {"u1": dra_v1.NodePrepareResourceResponse(devices=[device])}) == {
+        "u1": (PreparedDevice(pool="p", device="d", share_id="s", requests=("r",), cdi_ids=("a/b=c",)),)
+    }
+
+
+def test_an_answer_without_a_value_is_an_empty_one() -> None:
+    assert parse_prepared({"u1": "one"}, {"u1": None}) == {"u1": ()}
+    check_unprepared({"u1": "one"}, {"u1": None})
