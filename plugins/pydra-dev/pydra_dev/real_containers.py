@@ -14,13 +14,13 @@ from typing import Any
 
 import anyio
 import msgspec
-from anyio.abc import Process, TaskGroup
-from anyio.streams.text import TextReceiveStream
+from anyio.abc import ByteReceiveStream, TaskGroup
 
 from pydra.errors import SettingsError
 from pydra_dev.cdi_specs import Hook
 from pydra_dev.kubelet.observations import ContainerCreated
 from pydra_dev.oci import OciDevice, OciSpec
+from pydra_dev.terminal import read_lines
 
 RUNTIMES = ("runc", "crun")
 OVERLAID = ("etc", "opt", "usr", "bin", "lib", "lib64", "sbin")
@@ -179,8 +179,8 @@ class Containers:
         try:
             async with await anyio.open_process(command, stdin=None, start_new_session=True) as process:
                 async with anyio.create_task_group() as readers:
-                    for lines in _open_streams(process):
-                        readers.start_soon(self._read, title, lines)
+                    for stream in filter(None, (process.stdout, process.stderr)):
+                        readers.start_soon(self._read, title, stream)
                 status = await process.wait()
         finally:
             self._running -= 1
@@ -190,18 +190,9 @@ class Containers:
             self._tell(title, f"ended with status {status}")
             self.failed = f"{title} ended with status {status}" if status else self.failed
 
-    async def _read(self, title: str, stream: TextReceiveStream) -> None:
-        rest = ""
-        async for text in stream:
-            *lines, rest = (rest + text).split("\n")
-            for line in lines:
-                self._tell(title, line)
-        if rest:
-            self._tell(title, rest)
-
-
-def _open_streams(process: Process) -> list[TextReceiveStream]:
-    return [TextReceiveStream(one, errors="replace") for one in (process.stdout, process.stderr) if one is not None]
+    async def _read(self, title: str, stream: ByteReceiveStream) -> None:
+        async for line in read_lines(stream):
+            self._tell(title, line)
 
 
 def write_bundle(bundle: str, config: dict[str, Any]) -> None:

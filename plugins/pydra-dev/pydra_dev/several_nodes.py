@@ -38,7 +38,7 @@ from pydra_dev.node import AgentProcess, EmbeddedNode, join_node, mark_lost, run
 from pydra_dev.page.server import Page
 from pydra_dev.samples import Manifest, choose_manifests, create_object, read_declarations, read_manifests, read_sample
 from pydra_dev.status import JsonObject
-from pydra_dev.terminal import Printer, Progress
+from pydra_dev.terminal import Printer, Progress, read_lines
 from pydra_dev.verbs import Api, Query
 
 MOST_NODES = 16
@@ -332,12 +332,9 @@ class NodesRun:
 
     async def _follow(self, title: str, process: Process, pod: str) -> None:
         """Tell what a program says, and that it has ended by itself."""
-        rest = b""
         assert process.stdout is not None
-        async for chunk in process.stdout:
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                self._say(Paragraph(headline=f"{title}: {_LOG_START.sub('', line.decode(errors='replace'))}"))
+        async for line in read_lines(process.stdout):
+            self._say(Paragraph(headline=f"{title}: {_LOG_START.sub('', line)}"))
         status = await process.wait()
         if process in self._programs.get(pod, ()) and not self._may_end:
             self._failed = f"{title} ended with status {status}"

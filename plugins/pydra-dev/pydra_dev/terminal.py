@@ -10,9 +10,10 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import anyio
+from anyio.abc import ByteReceiveStream
 
 from pydra.errors import PydraError
 from pydra_dev.explanations import Paragraph, render
@@ -77,6 +78,17 @@ class Output:
         self.closed = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         self.when_closed()
+
+
+async def read_lines(stream: ByteReceiveStream) -> AsyncIterator[str]:
+    """The lines that a program writes, the last one also if it does not end."""
+    rest = b""
+    async for chunk in stream:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")
 
 
 class Progress:
