@@ -20,11 +20,11 @@ from pydra_dev.metadata import (
     Errors,
     check_driver,
     check_full_attribute_name,
-    check_label,
     check_label_key,
     check_label_value,
     check_list,
     check_pool,
+    check_required,
     check_set,
     check_subdomain,
     check_uid,
@@ -99,7 +99,7 @@ def _request_names(devices: schema.DeviceClaim) -> RequestNames:
 
 
 def _check_device_request(path: str, request: schema.DeviceRequest, *, lists: bool) -> Errors:
-    yield from _check_name(f"{path}.name", request.name)
+    yield from check_required(f"{path}.name", request.name)
     rule = "exactly one of `exactly` or `firstAvailable` is required"
     if request.exactly is None and not request.first_available:
         yield required(path, rule)
@@ -117,20 +117,13 @@ def _check_device_request(path: str, request: schema.DeviceRequest, *, lists: bo
         )
 
 
-def _check_name(path: str, name: str) -> Errors:
-    yield from check_label(path, name) if name else iter([required(path)])
-
-
 def _check_subrequest(path: str, request: schema.Request, *, lists: bool) -> Errors:
-    yield from _check_name(f"{path}.name", request.name)
+    yield from check_required(f"{path}.name", request.name)
     yield from _check_request(path, request, lists=lists)
 
 
 def _check_request(path: str, request: schema.Request, *, lists: bool) -> Errors:
-    if request.device_class_name:
-        yield from check_subdomain(f"{path}.deviceClassName", request.device_class_name)
-    else:
-        yield required(f"{path}.deviceClassName")
+    yield from check_required(f"{path}.deviceClassName", request.device_class_name, check_subdomain)
     yield from check_list(f"{path}.selectors", request.selectors, MAX_SELECTORS, partial(check_selector, lists=lists))
     if request.allocation_mode not in MODES:
         yield unsupported(f"{path}.allocationMode", request.allocation_mode, MODES)
@@ -291,7 +284,7 @@ def _check_result(path: str, result: schema.Result, names: RequestNames) -> Erro
     yield from _check_reference(f"{path}.request", result.request, names)
     yield from check_driver(f"{path}.driver", result.driver)
     yield from check_pool(f"{path}.pool", result.pool)
-    yield from _check_name(f"{path}.device", result.device)
+    yield from check_required(f"{path}.device", result.device)
     yield from check_binding(path, result.binding_conditions, result.binding_failure_conditions)
     if result.share_id is not None:
         yield from check_uid(f"{path}.shareID", result.share_id)

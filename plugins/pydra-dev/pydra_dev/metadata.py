@@ -184,6 +184,11 @@ def check_uid(path: str, text: str) -> Errors:
         )
 
 
+def check_required(path: str, text: str, check: Callable[[str, str], Errors] = check_label) -> Errors:
+    """A text that must be there, and its format; by default, that of a DNS label."""
+    yield from check(path, text) if text else iter([required(path)])
+
+
 def check_list(path: str, items: Sequence[T], limit: int, check: Callable[[str, T], Iterable[FieldError]]) -> Errors:
     """Each item by `check`; a list that is too long is only told so."""
     if len(items) > limit:

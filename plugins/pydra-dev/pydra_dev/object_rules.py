@@ -29,7 +29,7 @@ from pydra_dev.kinds import (
     RESOURCE_SLICES,
     Kind,
 )
-from pydra_dev.metadata import Errors, check_label, check_subdomain
+from pydra_dev.metadata import Errors, check_label, check_required, check_subdomain
 from pydra_dev.status import (
     FieldError,
     JsonObject,
@@ -100,10 +100,7 @@ def _check_pod_claims(path: str, claims: list[JsonObject]) -> Errors:
     seen = set()
     for index, claim in enumerate(claims):
         at, name = f"{path}[{index}]", str(claim.get("name") or "")
-        if name:
-            yield from check_label(f"{at}.name", name)
-        else:
-            yield required(f"{at}.name")
+        yield from check_required(f"{at}.name", name)
         if name in seen:
             yield duplicate(f"{at}.name", name)
         seen.add(name)
@@ -117,10 +114,7 @@ def _check_pod_claims(path: str, claims: list[JsonObject]) -> Errors:
 
 
 def _check_container(path: str, container: JsonObject, claims: set[Any]) -> Errors:
-    if container.get("name"):
-        yield from check_label(f"{path}.name", str(container["name"]))
-    else:
-        yield required(f"{path}.name")
+    yield from check_required(f"{path}.name", str(container.get("name") or ""))
     if not container.get("image"):
         yield required(f"{path}.image")
     resources = container.get("resources") or {}

@@ -23,6 +23,7 @@ from pydra_dev.metadata import (
     check_label_value,
     check_list,
     check_pool,
+    check_required,
     check_set,
     check_subdomain,
     size,
@@ -139,7 +140,7 @@ def _check_counters_beside_devices(path: str, spec: schema.SliceSpec) -> Errors:
                 detail = "must reference a counterSet defined in the ResourceSlice sharedCounters"
                 yield invalid(f"{inner}.counterSet", one.counter_set, detail)
                 continue
-            for name in one.counters.keys() - sets[one.counter_set].keys():
+            for name in sorted(one.counters.keys() - sets[one.counter_set].keys()):
                 detail = "must reference a counter defined in the ResourceSlice sharedCounters"
                 yield invalid(f"{inner}.counters", name, detail)
 
@@ -182,10 +183,7 @@ def _check_slice_nodes(spec: schema.SliceSpec, path: str) -> Errors:
 
 
 def _check_counter_set(path: str, counter_set: schema.CounterSet) -> Errors:
-    if counter_set.name:
-        yield from check_label(f"{path}.name", counter_set.name)
-    else:
-        yield required(f"{path}.name")
+    yield from check_required(f"{path}.name", counter_set.name)
     yield from _check_counters(f"{path}.counters", counter_set.counters)
 
 
@@ -327,10 +325,7 @@ def check_taint(path: str, taint: schema.Taint, rules: SliceRules) -> Errors:
 
 
 def _check_consumption(path: str, consumption: schema.Consumption) -> Errors:
-    if consumption.counter_set:
-        yield from check_label(f"{path}.counterSet", consumption.counter_set)
-    else:
-        yield required(f"{path}.counterSet")
+    yield from check_required(f"{path}.counterSet", consumption.counter_set)
     yield from _check_counters(f"{path}.counters", consumption.counters)
     groups = consumption.compatibility_groups
     yield from check_set(f"{path}.compatibilityGroups", groups, MAX_GROUPS, _check_group, lambda group: group)
