@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from pydra import HeldClaim, held_claims
 from pydra_cpu.backend import CpuBackend
-from pydra_cpu.container_check import find_differences
 from pydra_cpu.container_reader import read_containers
 from pydra_cpu.devices import DRIVER
+from pydra_cpu.doctor_check import find_differences
 from pydra_cpu.hardware_reader import read_topology
 from pydra_cpu.kubelet_policy import find_static_manager
 from pydra_cpu.settings import Settings

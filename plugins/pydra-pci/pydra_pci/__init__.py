@@ -30,7 +30,7 @@ from pydra_pci.functions import (
     read_root,
 )
 from pydra_pci.health_reactions import DEFAULT_EFFECT, EFFECTS, Assessment, Reaction
-from pydra_pci.other_drivers import find_live_socket, read_checkpoint
+from pydra_pci.optional_simulation import SimulationMissing, needs_simulation
 from pydra_pci.passthrough import (
     BindVfio,
     VfioBinder,
@@ -52,8 +52,8 @@ from pydra_pci.processes import (
     shows_all_processes,
     wait_until_idle,
 )
+from pydra_pci.takeover import find_live_socket, read_checkpoint
 from pydra_pci.vfio_drivers import DriverUnavailable, Loader, VfioDrivers, run_modprobe
-from pydra_pci.without_simulation import SimulationMissing, needs_simulation
 
 __all__ = [
     "DEFAULT_EFFECT",

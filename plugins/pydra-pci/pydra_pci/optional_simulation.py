@@ -1,4 +1,4 @@
-"""Imports of simulations, which images for nodes leave out."""
+"""The import of a simulation, which images for nodes leave out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says which containers do not have the CPUs that claims give them, or leave to them, and why. Pure."""
+"""What `pydra doctor` says of containers: those without the CPUs that claims give them, or leave to them. Pure."""
 
 from __future__ import annotations
 

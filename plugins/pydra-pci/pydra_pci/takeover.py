@@ -1,4 +1,4 @@
-"""Another driver on this node, from which a backend takes over: whether it still serves, and its checkpoint."""
+"""Takeover from another driver on this node: whether it still serves, and its checkpoint."""
 
 from __future__ import annotations
 
