@@ -13,16 +13,13 @@ from typing import Any
 from pydra import (
     AllocatedDevice,
     Claim,
-    ClaimError,
     DeviceStatus,
     HeldClaim,
     Inheritance,
     Inventory,
     Plan,
     PreparedDevice,
-    PydraError,
     Sample,
-    UndoLater,
     UnknownDevice,
     held_claims,
 )
@@ -42,7 +39,6 @@ from pydra_amd.host.sensors import read_bad_pages, read_errors, read_sensors
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.models import CLASSES, VENDOR
 from pydra_amd.modes.compute_mode import GpuGone
-from pydra_amd.old_plans import is_in_old_plan, list_undoable
 from pydra_amd.samples import build_samples
 from pydra_amd.settings import Partitioning, Settings
 from pydra_amd.sharing import MASK, build_mask
@@ -117,9 +113,9 @@ class AmdBackend:
             await self._appliers.apply(step, claim)
 
     async def undo(self, step: Step, result: Any, claim: Claim, /) -> None:
-        """Set the mode back, or give the function back; what a claim of an earlier version needs stays for that."""
-        if not is_in_old_plan(step, held_claims()):
-            await self._undo(step)
+        """Set the mode back, or give the function back."""
+        async with self._change_modes(step):
+            await self._appliers.undo(step)
 
     async def prepare(self, claim: Claim, /) -> list[PreparedDevice]:
         """Say what containers get of the partitions that there are."""
@@ -128,26 +124,9 @@ class AmdBackend:
             self._health.wake()
         return prepared
 
-    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
-        """Undo what an earlier version planned, all although one step fails; of other plans, the agent undoes steps."""
-        problems: list[PydraError] = []
-        for step in list_undoable(claim, held_claims()):
-            try:
-                await self._undo(step)
-            except UndoLater as error:
-                _log.warning("%s is not undone: %s", step, error)
-            except PydraError as error:
-                problems.append(error)
-        if problems:
-            raise ClaimError("; ".join(map(str, problems))) from problems[0]
-
     async def close(self) -> None:
         """End what is open of AMD's library."""
         await asyncio.to_thread(self._library.close)
-
-    async def _undo(self, step: Step) -> None:
-        async with self._change_modes(step):
-            await self._appliers.undo(step)
 
     @asynccontextmanager
     async def _change_modes(self, step: Step) -> AsyncIterator[None]:

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from pydra import Claim, ClaimError, HeldClaim
-from pydra_amd.old_plans import read_old_steps
 from pydra_amd.steps import Hold, Step
 
 
@@ -36,9 +35,8 @@ def read_holds(claim: Claim) -> tuple[Hold, ...]:
 
 
 def list_steps(claim: Claim) -> tuple[Step, ...]:
-    """Return the steps of the claim, also of a plan of an earlier version; steps of unknown types are left out."""
-    own = tuple(one.step for one in claim.steps if isinstance(one.step, Step))
-    return own or read_old_steps(claim)
+    """Return the steps of the claim; those of unknown types are left out."""
+    return tuple(one.step for one in claim.steps if isinstance(one.step, Step))
 
 
 def find_begun(held: Iterable[HeldClaim]) -> dict[str, Step]:

@@ -14,10 +14,9 @@ from msgspec.structs import replace
 
 import pydra_amd
 from amd_claims import Claims, held_by
-from amd_values import GIB, allocated_device, claim_of
+from amd_values import GIB, allocated_device
 from pydra import (
     AllocatedDevice,
-    Claim,
     ClaimError,
     HealthStatus,
     HeldClaim,
@@ -154,39 +153,6 @@ async def test_a_mode_that_a_killed_process_set_is_set_back_when_the_claim_ends(
         assert mode_of(tmp_path) == "CPX"
         await node.end()
         assert mode_of(tmp_path) == "SPX"
-
-
-def old_claim(uid: str, index: int) -> Claim:
-    """A claim that a version prepared which kept its steps in the plan."""
-    hold = {"device": f"{CPX}-{index}", "gpu": ADDRESS, "mode": ["cpx", "nps1"], "index": index}
-    step = {"step": "set-compute-mode", "gpu": ADDRESS, "before": "spx", "target": "cpx"}
-    return claim_of(f"{CPX}-{index}", uid=uid, plan={"holds": [hold], "steps": [step]})
-
-
-async def test_a_mode_of_an_earlier_versions_claim_is_set_back_with_the_last_claim_that_has_it(tmp_path: Path) -> None:
-    for first, last in (("old", "new"), ("new", "old")):
-        async with node_of(tmp_path) as node:
-            (tmp_path / GPUS / ADDRESS / "current_compute_partition").write_text("CPX\n")
-        async with node_of(tmp_path) as node:
-            node.hold(old_claim("old", 0))
-            await node.prepare(f"{CPX}-1", uid="new")
-            await node.end(first)
-            assert mode_of(tmp_path) == "CPX"
-            await node.end(last)
-            assert mode_of(tmp_path) == "SPX"
-
-
-async def test_modes_of_an_earlier_versions_claims_stay_while_a_record_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "machine").mkdir()
-    async with node_of(tmp_path) as node:
-        await node.prepare(f"{CPX}-0", uid="other")
-        node.held.clear()
-        for uid, index in (("first", 0), ("second", 1)):
-            node.hold(old_claim(uid, index))
-        await node.end("first")
-        node.hold(claim_of(f"{CPX}-2", uid="lost"))
-        await node.end("second")
-        assert mode_of(tmp_path) == "CPX"
 
 
 async def test_claims_that_share_a_gpu_have_masks_of_their_own_that_a_restart_keeps(tmp_path: Path) -> None:

@@ -68,7 +68,6 @@ async def test_a_claim_keeps_its_devices_with_the_nodes_that_it_had(
         held = held_claim(one.claim)
         with pytest.raises(DeviceInUse):
             await backend.plan(claim_of("gpu-9-136", uid="other"), [held])
-        await backend.unprepare(one.claim, one.prepared)
         assert await backend.plan(claim_of("gpu-9-136", uid="other"), [])
 
 
