@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pydra_tpu import DRIVER
-from pydra_tpu.simulation.machine import build_tree
 from pydra_tpu.simulation.machine_types import MACHINE_TYPES
+from pydra_tpu.simulation.tree import build_tree
 from tests.e2e.cluster import STAY, Cluster
 from tests.e2e.hardware import allocated, ask, open_hardware
 from tests.e2e.release import IMAGE, Release

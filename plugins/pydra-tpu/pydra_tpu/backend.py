@@ -20,8 +20,8 @@ from pydra_tpu.hardware_reader import read_chip_users, read_host
 from pydra_tpu.hardware_types import Host
 from pydra_tpu.health import find_unclaimed_users
 from pydra_tpu.inventory import build_inventory
-from pydra_tpu.libtpu.link_monitor import LinkMonitor
-from pydra_tpu.libtpu.link_reading import add_links, build_link_samples
+from pydra_tpu.libtpu.sdk_metrics import add_links, build_sdk_samples
+from pydra_tpu.libtpu.sdk_monitor import SdkMonitor
 from pydra_tpu.runtime_metrics.find_runtimes import ask_runtimes
 from pydra_tpu.runtime_metrics.samples import HeldChips, build_samples
 from pydra_tpu.settings import Offer, Settings
@@ -37,11 +37,11 @@ class TpuBackend:
     That a device node is still there is checked by the agent, for each claim.
     """
 
-    def __init__(self, settings: Settings, tree: Tree, metadata: MetadataServer, links: LinkMonitor) -> None:
+    def __init__(self, settings: Settings, tree: Tree, metadata: MetadataServer, monitor: SdkMonitor) -> None:
         self._settings = settings
         self._tree = tree
         self._metadata = metadata
-        self._links = links
+        self._monitor = monitor
         self._seen: Host | None = None
         self._held: dict[str, frozenset[str]] = {}
         self._ports: dict[str, tuple[int, ...]] = {}
@@ -84,7 +84,7 @@ class TpuBackend:
             HeldChips(chips=tuple(sorted(_find_chips(host, names))), ports=self._ports[uid])
             for uid, names in self._held.items()
         ]
-        return [*build_samples(answers, host, held), *build_link_samples(host.chips, self._links.reading)]
+        return [*build_samples(answers, host, held), *build_sdk_samples(host.chips, self._monitor.metrics)]
 
     async def _read(self) -> Host:
         before = self._seen or Host()
@@ -93,7 +93,7 @@ class TpuBackend:
         users = await asyncio.to_thread(read_chip_users, self._tree, host.chips)
         # What was held when the look began, or is now: a claim may come or go meanwhile.
         held = held.union(*self._held.values())
-        chips = add_links(host.chips, self._links.reading)
+        chips = add_links(host.chips, self._monitor.metrics)
         return replace(host, chips=find_unclaimed_users(chips, users, _find_chips(host, held), before))
 
 

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from pydra_pci import Roots, Tree, needs_simulation, run_beside
 from pydra_tpu.backend import TpuBackend
-from pydra_tpu.libtpu.link_monitor import LinkMonitor, find_library
+from pydra_tpu.libtpu.sdk_monitor import SdkMonitor, find_library
 from pydra_tpu.settings import Settings
 from pydra_tpu.slice_facts.metadata_server import MetadataServer
 
@@ -29,6 +29,6 @@ async def open_backend(settings: Settings) -> AsyncIterator[TpuBackend]:
         roots = Roots(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root, dev=settings.dev_root)
         tree = Tree(roots)
         metadata = MetadataServer(settings.metadata_server)
-        links = LinkMonitor(library, settings.link_metrics_port, settings.poll_period * LOOKS_PER_LINK_LOOK)
-        async with run_beside({"metadata server": metadata.run(), "link metrics": links.run()}):
-            yield TpuBackend(settings, tree, metadata, links)
+        monitor = SdkMonitor(library, settings.link_metrics_port, settings.poll_period * LOOKS_PER_LINK_LOOK)
+        async with run_beside({"metadata server": metadata.run(), "link metrics": monitor.run()}):
+            yield TpuBackend(settings, tree, metadata, monitor)

@@ -8,7 +8,7 @@ from pydra_pci import Tree
 from pydra_tpu.hardware_types import Chip, Host, Process
 from pydra_tpu.host.chips import build_chips, keep_places
 from pydra_tpu.host.pci import read_functions
-from pydra_tpu.host.users import read_users
+from pydra_tpu.host.processes import read_users
 from pydra_tpu.settings import Settings
 from pydra_tpu.slice_facts.merge import merge_facts
 from pydra_tpu.slice_facts.parse import parse_attributes, parse_settings, parse_tpu_env

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydra_pci import Roots, Tree
 from pydra_tpu.host.chips import build_chips
 from pydra_tpu.host.pci import read_functions
-from pydra_tpu.simulation.machine import build_tree
 from pydra_tpu.simulation.machine_types import MACHINE_TYPES
+from pydra_tpu.simulation.tree import build_tree
 from pydra_tpu.slice_facts.merge import merge_facts
 from pydra_tpu.slice_facts.parse import parse_labels, parse_tpu_env
 from tests.fuzz.damage import damage

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 
 from pydra_pci.simulation.scenarios import ScenarioError, find_machine, open_tree
 from pydra_tpu.settings import Settings
-from pydra_tpu.simulation.machine import default_state, list_functions, write_files
 from pydra_tpu.simulation.machine_types import MACHINE_TYPES, MachineType
-from pydra_tpu.simulation.metadata import describe_slice, serve_metadata
+from pydra_tpu.simulation.metadata_server import describe_slice, serve_metadata
 from pydra_tpu.simulation.runtime import SimulatedRuntime, describe_workload, run_runtime
+from pydra_tpu.simulation.tree import default_state, list_functions, write_files
 
 LINKS = 4
 

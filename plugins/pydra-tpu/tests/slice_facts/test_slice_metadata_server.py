@@ -17,7 +17,7 @@ from pydra_pci import Roots, Tree
 from pydra_tpu import Settings
 from pydra_tpu.backend import TpuBackend
 from pydra_tpu.geometry import HOST_BOUNDS
-from pydra_tpu.libtpu.link_monitor import LinkMonitor
+from pydra_tpu.libtpu.sdk_monitor import SdkMonitor
 from pydra_tpu.simulation.simulation import open_simulation
 from pydra_tpu.slice_facts.metadata_server import LIMIT, MetadataServer, NoAnswer, fetch_attributes
 from pydra_tpu.slice_facts.parse import ATTRIBUTES
@@ -42,7 +42,7 @@ async def backend_that_asks(address: str, state: Path) -> AsyncIterator[TpuBacke
     metadata = MetadataServer(address, first_pause=0.01, deadline=30)
     async with asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(metadata.run())
-        yield TpuBackend(settings, tree, metadata, LinkMonitor((), 1, period=60))
+        yield TpuBackend(settings, tree, metadata, SdkMonitor((), 1, period=60))
         asking.cancel()
 
 

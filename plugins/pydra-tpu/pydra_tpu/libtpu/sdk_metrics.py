@@ -1,4 +1,4 @@
-"""Parses what Google's library tells of links, throttling and cores: lists of texts. Pure.
+"""What libtpu's SDK says of links, throttling and cores, parsed: lists of texts. Pure.
 
 Source of the formats: the library's own descriptions of these metrics.
 """
@@ -18,7 +18,7 @@ _LINK = re.compile(r"tray(\d{1,4})\.chip(\d{1,4})\.(\S{1,64}): (\d{1,2})")
 _THROTTLE = re.compile(r"(\d{1,4})-(\d{1,2})")
 
 
-class LinkReading(msgspec.Struct, frozen=True, kw_only=True):
+class SdkMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """What the library answered: each metric's texts. Empty as long as nobody serves them."""
 
     ici_link_health: tuple[str, ...] = ()
@@ -26,14 +26,14 @@ class LinkReading(msgspec.Struct, frozen=True, kw_only=True):
     tensorcore_util: tuple[str, ...] = ()
 
 
-def add_links(chips: Sequence[Chip], reading: LinkReading) -> tuple[Chip, ...]:
+def add_links(chips: Sequence[Chip], metrics: SdkMetrics) -> tuple[Chip, ...]:
     """The chips with the states of their links and how far each is slowed down, as far as that is known.
 
     The library numbers chips by trays, or devices from 0. Which are this host's is certain only where there are as many
     as the host has, in order; else nothing is added.
     """
-    links = _read_links(reading.ici_link_health)
-    throttle = _read_throttle(reading.tpu_throttle_score)
+    links = _read_links(metrics.ici_link_health)
+    throttle = _read_throttle(metrics.tpu_throttle_score)
     return tuple(
         replace(
             chip,
@@ -46,17 +46,17 @@ def add_links(chips: Sequence[Chip], reading: LinkReading) -> tuple[Chip, ...]:
     )
 
 
-def build_link_samples(chips: Sequence[Chip], reading: LinkReading) -> Iterator[Sample]:
+def build_sdk_samples(chips: Sequence[Chip], metrics: SdkMetrics) -> Iterator[Sample]:
     """The same, and the use of each TensorCore, as samples; nothing where nobody serves them."""
     for chip in chips:
         device = f"chip-{chip.index}"
         for link, state in sorted(chip.links.items()):
             text = "State of an ICI link: 0 healthy, 1 to 5 transient, 6 to 9 persistent trouble, 10 unusable."
             yield Sample(name="ici_link_state", value=state, help=text, device=device, labels={"link": link})
-        if reading.tpu_throttle_score:
+        if metrics.tpu_throttle_score:
             text = "Share by which a chip is slowed down."
             yield Sample(name="throttle_ratio", value=chip.throttle / 10, help=text, device=device)
-    uses = [value for text in reading.tensorcore_util if (value := _read_percent(text)) is not None]
+    uses = [value for text in metrics.tensorcore_util if (value := _read_percent(text)) is not None]
     cores = chips[0].generation.cores if chips else 1
     if chips and len(uses) == len(chips) * cores:
         for place, use in enumerate(uses):

@@ -14,25 +14,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra_tpu.libtpu.link_monitor import ENVIRONMENT, LinkMonitor, find_library
-from pydra_tpu.libtpu.link_reading import LinkReading, add_links, build_link_samples
 from pydra_tpu.libtpu.print_metrics import METRICS
+from pydra_tpu.libtpu.sdk_metrics import SdkMetrics, add_links, build_sdk_samples
+from pydra_tpu.libtpu.sdk_monitor import ENVIRONMENT, SdkMonitor, find_library
 from tpu_values import host_of
 
 GOOD = ("echo", '{"ici_link_health": ["tray1.chip0.ici0.int: 10"]}')
-TOLD = LinkReading(ici_link_health=("tray1.chip0.ici0.int: 10",))
+TOLD = SdkMetrics(ici_link_health=("tray1.chip0.ici0.int: 10",))
 
 
-async def look(*commands: tuple[str, ...]) -> LinkReading:
-    """The reading after a look with each of these commands, while the agent's port is open."""
+async def look(*commands: tuple[str, ...]) -> SdkMetrics:
+    """The metrics after a look with each of these commands, while the agent's port is open."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        reading = LinkReading()
+        metrics = SdkMetrics()
         for command in commands:
-            links = LinkMonitor(command, server.getsockname()[1], 1, 0.5 if "sleep" in " ".join(command) else 30)
-            links.reading = reading
-            await links.look()
-            reading = links.reading
-        return reading
+            monitor = SdkMonitor(command, server.getsockname()[1], 1, 0.5 if "sleep" in " ".join(command) else 30)
+            monitor.metrics = metrics
+            await monitor.look()
+            metrics = monitor.metrics
+        return metrics
 
 
 async def test_the_last_answer_stays_while_the_library_hangs_or_fails() -> None:
@@ -51,7 +51,7 @@ def test_googles_library_answers_in_the_form_that_is_parsed(tmp_path: Path) -> N
     done = subprocess.run(find_library(), env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     # Nobody serves these metrics here, so none has values.
-    assert msgspec.json.decode(done.stdout.splitlines()[-1], type=LinkReading) == LinkReading()
+    assert msgspec.json.decode(done.stdout.splitlines()[-1], type=SdkMetrics) == SdkMetrics()
     names = "from libtpu import sdk; print(*sdk.tpumonitoring.list_supported_metrics())"
     known = subprocess.run([sys.executable, "-c", names], env=environment, capture_output=True, text=True, check=True)
     assert set(METRICS) <= set(known.stdout.split())
@@ -60,10 +60,10 @@ def test_googles_library_answers_in_the_form_that_is_parsed(tmp_path: Path) -> N
 async def test_nothing_is_asked_and_known_while_the_port_is_closed(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    links = LinkMonitor(("touch", str(tmp_path / "asked")), port, 1)
-    links.reading = TOLD
-    await links.look()
-    assert links.reading == LinkReading()
+    monitor = SdkMonitor(("touch", str(tmp_path / "asked")), port, 1)
+    monitor.metrics = TOLD
+    await monitor.look()
+    assert monitor.metrics == SdkMetrics()
     assert not (tmp_path / "asked").exists()
 
 
@@ -82,8 +82,8 @@ def test_the_program_prints_what_the_library_says(tmp_path: Path) -> None:
 
 def test_links_are_left_out_where_they_may_be_of_other_chips() -> None:
     chips = host_of("v5litepod", 4).chips
-    reading = LinkReading(ici_link_health=("tray1.chip3.ici0.int: 10",), tpu_throttle_score=("0-3",))
-    assert add_links(chips, reading) == chips
+    metrics = SdkMetrics(ici_link_health=("tray1.chip3.ici0.int: 10",), tpu_throttle_score=("0-3",))
+    assert add_links(chips, metrics) == chips
 
 
 NUMBERS = st.integers(0, 12)
@@ -98,7 +98,7 @@ TEXTS = st.one_of(
 @given(texts=st.lists(TEXTS, max_size=12))
 def test_no_text_of_the_library_is_an_error(texts: list[str]) -> None:
     told = tuple(texts)
-    reading = LinkReading(ici_link_health=told, tpu_throttle_score=told, tensorcore_util=told)
-    chips = add_links(host_of("v4", 4).chips, reading)
+    metrics = SdkMetrics(ici_link_health=told, tpu_throttle_score=told, tensorcore_util=told)
+    chips = add_links(host_of("v4", 4).chips, metrics)
     assert all(0 <= chip.throttle <= 10 for chip in chips)
-    assert all(sample.device for sample in build_link_samples(chips, reading))
+    assert all(sample.device for sample in build_sdk_samples(chips, metrics))

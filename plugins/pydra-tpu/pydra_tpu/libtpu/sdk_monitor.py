@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pydra_tpu.libtpu.link_reading import LinkReading
+from pydra_tpu.libtpu.sdk_metrics import SdkMetrics
 from pydra_tpu.runtime_metrics.find_runtimes import LOOPBACK, is_listening
 
 DEADLINE = 10.0
@@ -26,20 +26,20 @@ ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "TPU_SDK_GRPC_TIMEOUT_SEC": "5"}
 
 
 def find_library() -> Sequence[str]:
-    """The command that prints a LinkReading as JSON; empty where libtpu is not installed."""
+    """The command that prints SdkMetrics as JSON; empty where libtpu is not installed."""
     installed = importlib.util.find_spec("libtpu") is not None
     return (sys.executable, "-m", "pydra_tpu.libtpu.print_metrics") if installed else ()
 
 
-class LinkMonitor:
-    """`reading` is the last answer. It stays while the library hangs or fails, and goes when the port closes."""
+class SdkMonitor:
+    """`metrics` is the last answer. It stays while the library hangs or fails, and goes when the port closes."""
 
     def __init__(self, command: Sequence[str], port: int, period: float, deadline: float = DEADLINE) -> None:
         self._command = command
         self._port = port
         self._period = period
         self._deadline = deadline
-        self.reading = LinkReading()
+        self.metrics = SdkMetrics()
 
     async def run(self) -> None:
         """Look again and again; never returns where there is something to ask."""
@@ -50,10 +50,10 @@ class LinkMonitor:
     async def look(self) -> None:
         """Query the library, if its port is open, and keep the answer."""
         if not await is_listening(LOOPBACK, self._port, self._deadline):
-            self.reading = LinkReading()
+            self.metrics = SdkMetrics()
             return
         with contextlib.suppress(OSError, TimeoutError, msgspec.MsgspecError):
-            self.reading = msgspec.json.decode(await self._ask(), type=LinkReading)
+            self.metrics = msgspec.json.decode(await self._ask(), type=SdkMetrics)
 
     async def _ask(self) -> bytes:
         """What the command prints. Raises OSError, TimeoutError after it was killed."""
