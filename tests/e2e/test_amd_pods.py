@@ -13,7 +13,7 @@ import pytest
 
 from pydra_amd import DRIVER
 from pydra_amd.host.amdgpu import BOUND, COMPUTE, MEMORY
-from pydra_amd.simulation.machine import Driver
+from pydra_amd.simulation.amdgpu_driver import Driver
 from pydra_amd.simulation.machine_types import MACHINE_TYPES
 from pydra_amd.simulation.tree import build_tree
 from tests.chart.rendering import at

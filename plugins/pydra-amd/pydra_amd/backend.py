@@ -35,10 +35,11 @@ from pydra_amd.health.monitor import HealthMonitor
 from pydra_amd.held_claims import read_holds
 from pydra_amd.host.amdgpu import is_asleep
 from pydra_amd.host.driver_module import DriverModule
-from pydra_amd.host.sensors import read_bad_pages, read_errors, read_sensors
+from pydra_amd.host.ras import read_bad_pages, read_errors
+from pydra_amd.host.sensors import read_sensors
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.models import CLASSES, VENDOR
-from pydra_amd.modes.compute_mode import GpuGone
+from pydra_amd.modes.compute_partition import GpuGone
 from pydra_amd.samples import build_samples
 from pydra_amd.settings import Partitioning, Settings
 from pydra_amd.sharing import MASK, build_mask

@@ -21,7 +21,7 @@ from pydra_amd.claim_config import GpuConfig, VfioDeviceConfig
 from pydra_amd.devices import Offered, OfferedFunction, name_gpu
 from pydra_amd.held_claims import PlanUnknown, build_data, find_begun, list_steps, name_claim, read_holds
 from pydra_amd.sharing import ShareRefused, choose_units
-from pydra_amd.steps import Hold, SetComputeMode, SetMemoryMode, Step
+from pydra_amd.steps import Hold, SetComputePartition, SetMemoryPartition, Step
 from pydra_amd.vfio.plan_passthrough import plan_passthrough
 from pydra_pci import VfioHost
 
@@ -166,7 +166,7 @@ def _refuse_misplaced(wanted: Iterable[tuple[AllocatedDevice, Offered | OfferedF
 
 def _plan_memory(
     wanted: Sequence[Offered], offered: Mapping[str, Offered], held: Sequence[HeldClaim]
-) -> tuple[SetMemoryMode, ...]:
+) -> tuple[SetMemoryPartition, ...]:
     """The change of the node's memory mode that these devices need, if any; one that was begun is this claim's too.
 
     A claim with admin access has it as well: it may be the last that ends.
@@ -194,7 +194,7 @@ def _plan_memory(
     gpus = {every.gpu.address: every.gpu for every in offered.values()}
     modes = {address: gpu.mode for address, gpu in sorted(gpus.items()) if gpu.mode is not None}
     names_held = tuple(sorted(name_gpu(gpus[address]) for address in modes))
-    return (SetMemoryMode(before=modes, target=target, devices=names_held),)
+    return (SetMemoryPartition(before=modes, target=target, devices=names_held),)
 
 
 def _refuse_reload(one: Offered, target: str, held: Iterable[HeldClaim]) -> None:
@@ -207,14 +207,14 @@ def _refuse_reload(one: Offered, target: str, held: Iterable[HeldClaim]) -> None
         )
 
 
-def find_memory_step(held: Iterable[HeldClaim]) -> SetMemoryMode | None:
+def find_memory_step(held: Iterable[HeldClaim]) -> SetMemoryPartition | None:
     """The change of the memory mode that claims need now; they all have the same."""
-    return next((step for step in find_begun(held).values() if isinstance(step, SetMemoryMode)), None)
+    return next((step for step in find_begun(held).values() if isinstance(step, SetMemoryPartition)), None)
 
 
 def _plan_compute(
     wanted: Sequence[Offered], begun: Mapping[str, Step], *, changes_memory: bool
-) -> Iterator[SetComputeMode]:
+) -> Iterator[SetComputePartition]:
     """A step for each GPU whose mode is not what it must be, or is so by the step of another claim.
 
     That claim may end before this one is recorded, so its state before is copied here already. Which mode a
@@ -223,13 +223,13 @@ def _plan_compute(
     for address, one in sorted({one.gpu.address: one for one in wanted}.items()):
         if one.mode is None or one.gpu.mode is None:
             continue
-        step = SetComputeMode(
+        step = SetComputePartition(
             gpu=address,
             before=None if changes_memory else one.gpu.mode.compute,
             target=one.mode.compute,
             devices=tuple(other.name for other in wanted if other.gpu.address == address),
         )
-        if isinstance(known := begun.get(step.key), SetComputeMode):
+        if isinstance(known := begun.get(step.key), SetComputePartition):
             yield replace(step, before=known.before)
         elif changes_memory or one.mode != one.gpu.mode:
             yield step

@@ -61,10 +61,10 @@ async def open_backend(settings: Settings) -> AsyncIterator[AmdBackend]:
     if settings.scenario:
         # Imported only here: a node with hardware has no use for one without.
         with needs_simulation("pydra_amd"):
-            from pydra_amd.simulation import library, machine, simulation  # noqa: PLC0415
+            from pydra_amd.simulation import amdgpu_driver, library, simulation  # noqa: PLC0415
 
         tree = simulation.open_simulation(settings)
-        driver: DriverModule = machine.SimulatedModule(tree, settings.scenario)
+        driver: DriverModule = amdgpu_driver.SimulatedModule(tree, settings.scenario)
         importer = partial(library.import_amdsmi, os.path.dirname(tree.roots.sys), settings.scenario)
     else:
         tree = Tree(

@@ -19,7 +19,7 @@ CLASSES = ("0x1200", "0x0380", "0x0300")
 """PCI classes of GPUs: processing accelerators, and display controllers with and without a display."""
 
 WHOLE = "spx"
-"""The compute mode in which a GPU is one device."""
+"""The compute partition mode in which a GPU is one device."""
 
 
 def count_simds_per_unit(gfx: int) -> int:
@@ -90,7 +90,7 @@ PARTITIONS: Mapping[int, Mapping[str, int]] = {
     6: {"spx": 1, "tpx": 3, "cpx": 6},
     4: {"spx": 1, "dpx": 2, "cpx": 4},
 }
-"""How many partitions each compute mode makes of a GPU with so many XCCs."""
+"""How many partitions each compute partition mode makes of a GPU with so many XCCs."""
 
 _GFX942_MEMORY = {
     "spx": ("nps1",),
@@ -101,7 +101,7 @@ _GFX942_MEMORY = {
 }
 _GFX950_MEMORY = {"spx": ("nps1",), "dpx": ("nps1", "nps2"), "qpx": ("nps1", "nps2"), "cpx": ("nps1", "nps2")}
 MEMORY_MODES: Mapping[int, Mapping[str, tuple[str, ...]]] = {GFX942: _GFX942_MEMORY, GFX950: _GFX950_MEMORY}
-"""The memory modes that go with each compute mode, by the version of the instruction set."""
+"""The memory modes that go with each compute partition mode, by the version of the instruction set."""
 
 
 def name_product(device: str) -> str:

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 from pydra import Claim, LeftBehind, UndoLater, set_status, time_left
 from pydra_amd.host.driver_module import DriverModule
-from pydra_amd.modes.compute_mode import GpuBusy, GpuGone, set_compute_mode
-from pydra_amd.modes.memory_mode import set_memory_modes
-from pydra_amd.steps import BindVfio, SetMemoryMode, Step
+from pydra_amd.modes.compute_partition import GpuBusy, GpuGone, set_compute_partition
+from pydra_amd.modes.memory_partition import set_memory_partitions
+from pydra_amd.steps import BindVfio, SetMemoryPartition, Step
 from pydra_amd.vfio.apply_passthrough import Passthrough
 from pydra_pci import Tree
 
@@ -45,7 +45,7 @@ class StepAppliers:
             set_status(f"binding {step.address} to {step.target}")
             ours = {one.step.address for one in claim.steps if isinstance(one.step, BindVfio)}
             await self._passthrough.apply(step, ours)
-        elif isinstance(step, SetMemoryMode):
+        elif isinstance(step, SetMemoryPartition):
             try:
                 await self._set_memory(dict.fromkeys(step.before, step.target))
             except GpuGone as error:  # after the reload
@@ -63,7 +63,7 @@ class StepAppliers:
             await self._passthrough.undo(step)
             if step.compute:
                 await self._reset_compute(step.address, step.compute)
-        elif isinstance(step, SetMemoryMode):
+        elif isinstance(step, SetMemoryPartition):
             # Of GPUs that are gone nothing is kept: no claim could have another memory mode until they are back.
             with _let_go():
                 await self._set_memory({address: mode.memory for address, mode in step.before.items()})
@@ -81,10 +81,10 @@ class StepAppliers:
 
     async def _set_compute(self, address: str, compute: str) -> None:
         set_status(f"setting the mode of GPU {address} to {compute}")
-        await _wait_unused(lambda: asyncio.to_thread(set_compute_mode, self._tree, address, compute))
+        await _wait_unused(lambda: asyncio.to_thread(set_compute_partition, self._tree, address, compute))
 
     async def _set_memory(self, targets: dict[str, str]) -> None:
-        await _wait_unused(lambda: set_memory_modes(self._tree, self._driver, targets))
+        await _wait_unused(lambda: set_memory_partitions(self._tree, self._driver, targets))
 
 
 @contextmanager

@@ -15,8 +15,8 @@ import pydra_pci
 from pydra_amd.hardware_types import Mode
 
 
-class SetComputeMode(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag="set-compute-mode"):
-    """Give the GPU at this address another compute mode. Undone by `before`.
+class SetComputePartition(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag="set-compute-partition"):
+    """Give the GPU at this address another compute partition mode. Undone by `before`.
 
     `before` is None in a memory mode that changes for claims, which ends with the modes that all GPUs had.
     """
@@ -42,14 +42,14 @@ class SetComputeMode(msgspec.Struct, frozen=True, kw_only=True, tag_field="step"
         return self.devices
 
     def __str__(self) -> str:
-        """`set-compute-mode cpx of GPU 0000:05:00.0`, for messages."""
-        return f"set-compute-mode {self.target} of GPU {self.gpu}"
+        """`set-compute-partition cpx of GPU 0000:05:00.0`, for messages."""
+        return f"set-compute-partition {self.target} of GPU {self.gpu}"
 
 
-class SetMemoryMode(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag="set-memory-mode"):
+class SetMemoryPartition(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag="set-memory-partition"):
     """Give all GPUs of the node another memory mode, for which the driver is reloaded.
 
-    `before` has the mode of each, by address. Undone by it, compute modes too.
+    `before` has the mode of each, by address. Undone by it, compute partition modes too.
     """
 
     before: Mapping[str, Mode]
@@ -72,8 +72,8 @@ class SetMemoryMode(msgspec.Struct, frozen=True, kw_only=True, tag_field="step",
         return self.devices
 
     def __str__(self) -> str:
-        """`set-memory-mode nps4`, for messages."""
-        return f"set-memory-mode {self.target}"
+        """`set-memory-partition nps4`, for messages."""
+        return f"set-memory-partition {self.target}"
 
 
 class BindVfio(pydra_pci.BindVfio, frozen=True, kw_only=True, tag="bind-vfio"):
@@ -105,9 +105,9 @@ class BindVfio(pydra_pci.BindVfio, frozen=True, kw_only=True, tag="bind-vfio"):
         return f"bind-vfio {self.address} to {self.target}"
 
 
-Step: TypeAlias = SetComputeMode | SetMemoryMode | BindVfio
+Step: TypeAlias = SetComputePartition | SetMemoryPartition | BindVfio
 
-STEP_TYPES = (SetComputeMode, SetMemoryMode, BindVfio)
+STEP_TYPES = (SetComputePartition, SetMemoryPartition, BindVfio)
 
 Units: TypeAlias = tuple[tuple[int, int], ...]
 """Compute units of a partition: the first and the last of each range."""

@@ -15,7 +15,8 @@ from pydra import PydraError
 from pydra_amd.devices import list_offered
 from pydra_amd.host.amdgpu import read_machine, read_memory_modes, read_signature
 from pydra_amd.host.kfd import read_processes
-from pydra_amd.host.sensors import read_bad_pages, read_errors, read_sensors
+from pydra_amd.host.ras import read_bad_pages, read_errors
+from pydra_amd.host.sensors import read_sensors
 from pydra_amd.settings import Partitioning
 from pydra_amd.simulation.machine_types import MACHINE_TYPES
 from pydra_amd.simulation.tree import build_tree

@@ -13,7 +13,7 @@ from pydra import Health, HealthStatus, Taint
 from pydra_amd.devices import DRIVER
 from pydra_amd.hardware_types import Condition, Gpu, Reading
 from pydra_amd.host.amdgpu import list_nodes
-from pydra_amd.host.sensors import XGMI
+from pydra_amd.host.ras import XGMI
 from pydra_amd.settings import Settings, Signal
 from pydra_pci import DEFAULT_EFFECT, EFFECTS, Assessment, Reaction
 

@@ -12,7 +12,7 @@ from pydra_amd.amdsmi.events import RESET_BEGINS, RESET_ENDS, THROTTLED, Event
 from pydra_amd.amdsmi.links_and_throttling import THERMAL, GpuReading
 from pydra_amd.hardware_types import Condition, Gpu, Reading
 from pydra_amd.host.amdgpu import is_asleep
-from pydra_amd.host.sensors import read_bad_pages, read_errors
+from pydra_amd.host.ras import read_bad_pages, read_errors
 from pydra_pci import Tree
 
 _QUIET_SECONDS = 300.0

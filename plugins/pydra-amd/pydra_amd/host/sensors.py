@@ -1,7 +1,7 @@
-"""How a GPU is and what it does, as the kernel's files tell it: memory, activity, power, temperature, errors.
+"""What a GPU does, as the kernel's files tell it: memory, activity, power, temperature.
 
 What a GPU does not have, and what cannot be read now, is left out.
-Source: the kernel's Documentation/gpu/amdgpu/thermal.rst and ras.rst, and drivers/gpu/drm/amd/amdgpu/amdgpu_ras.c.
+Source: the kernel's Documentation/gpu/amdgpu/thermal.rst.
 """
 
 from __future__ import annotations
@@ -14,11 +14,6 @@ import msgspec
 from pydra_amd.host.amdgpu import BOUND
 from pydra_pci import Tree
 
-XGMI = "xgmi_wafl"
-"""The block whose errors are those of xGMI links."""
-
-_ERROR_FILE = "_err_count"
-_KINDS = {"ue": "uncorrectable", "ce": "correctable", "de": "deferred"}
 _MICRO, _MILLI = 1e6, 1e3
 
 
@@ -53,27 +48,6 @@ def read_sensors(tree: Tree, address: str) -> Sensors:
         power_limit=_read_number(tree, f"{monitor}/power1_cap", _MICRO),
         temperatures={label: value for label, value in found.items() if label and value is not None},
     )
-
-
-def read_errors(tree: Tree, address: str) -> Mapping[str, Mapping[str, int]]:
-    """Errors since the driver was loaded, by block (`umc`) and kind (`uncorrectable`, `correctable`, `deferred`).
-
-    Empty for a GPU that counts none; a block is missing while the driver does not let it be asked, as during a reset.
-    """
-    folder = tree.sys(f"{BOUND}/{address}/ras")
-    found: dict[str, Mapping[str, int]] = {}
-    for name in tree.names(folder):
-        if name.endswith(_ERROR_FILE):
-            lines = re.findall(r"^(ue|ce|de): (\d+)$", tree.read(f"{folder}/{name}"), re.MULTILINE)
-            if lines:
-                found[name.removesuffix(_ERROR_FILE)] = {_KINDS[kind]: int(count) for kind, count in lines}
-    return found
-
-
-def read_bad_pages(tree: Tree, address: str) -> int | None:
-    """How many pages of memory are out of use, or will be; None for a GPU that does not tell."""
-    path = tree.sys(f"{BOUND}/{address}/ras/gpu_vram_bad_pages")
-    return len(tree.read(path).splitlines()) if tree.exists(path) else None
 
 
 def _read_number(tree: Tree, path: str, divisor: float = 1.0) -> float | None:

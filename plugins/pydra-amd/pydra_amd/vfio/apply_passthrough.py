@@ -12,7 +12,7 @@ from functools import partial
 from pydra import time_left
 from pydra_amd.host.amdgpu import list_nodes, read_machine
 from pydra_amd.host.kfd import read_users
-from pydra_amd.modes.compute_mode import GpuGone
+from pydra_amd.modes.compute_partition import GpuGone
 from pydra_amd.steps import BindVfio
 from pydra_pci import (
     FunctionState,

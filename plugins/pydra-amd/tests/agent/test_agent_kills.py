@@ -130,7 +130,7 @@ RELOADS = [
     ("after NPS4", "after NPS1"),
     ("unloaded", "unloaded"),
     ("loaded", "loaded"),
-    ("before CPX", "undone set-memory-mode nps4"),
+    ("before CPX", "undone set-memory-partition nps4"),
 ]
 """Moments in the prepare and in the unprepare of a claim that changes the memory mode."""
 

@@ -16,12 +16,12 @@ from pydra_amd.devices import list_functions, list_offered
 from pydra_amd.hardware_types import Mode, Reading
 from pydra_amd.held_claims import list_steps, read_holds
 from pydra_amd.settings import Partitioning
-from pydra_amd.steps import Hold, SetComputeMode, SetMemoryMode
+from pydra_amd.steps import Hold, SetComputePartition, SetMemoryPartition
 from pydra_pci import PciFunction, VfioHost
 
 READING = reading_of(gpu_of(), gpu_of(index=1))
 CPX = "gpu-0-128-cpx-nps1"
-TO_CPX = SetComputeMode(gpu="0000:05:00.0", before="spx", target="cpx", devices=(f"{CPX}-3",))
+TO_CPX = SetComputePartition(gpu="0000:05:00.0", before="spx", target="cpx", devices=(f"{CPX}-3",))
 
 
 def hold(claim: Claim, planned: Plan) -> HeldClaim:
@@ -118,7 +118,7 @@ def test_whatever_claims_come_and_go_no_gpu_has_two_modes_and_the_last_claim_kno
             assert len({(hold.mode, hold.passthrough) for hold in own}) == 1
             assert len({hold.index for hold in own}) == len(own)
         steps = [list_steps(one.claim) for one in held]
-        changes = [[step for step in some if isinstance(step, SetMemoryMode)] for some in steps]
+        changes = [[step for step in some if isinstance(step, SetMemoryPartition)] for some in steps]
         assert all(one == changes[0] for one in changes), "all claims, or none, undo a change of the memory mode"
         assert len({hold.mode.memory for hold in holds if hold.mode}) <= 1
 
@@ -131,4 +131,4 @@ def test_a_guest_beside_a_memory_mode_that_claims_chose_may_be_the_one_that_ends
         held = (*held, hold(claim, plan_claim(claim, OFFERED, FUNCTIONS, host=MACHINE.vfio, held=held)))
     before, all_gpus = dict.fromkeys(ADDRESSES, Mode("spx", "nps1")), ("gpu-0-128", "gpu-8-136")
     changes = [list_steps(one.claim)[0] for one in held]
-    assert changes[0] == changes[1] == SetMemoryMode(before=before, target="nps4", devices=all_gpus)
+    assert changes[0] == changes[1] == SetMemoryPartition(before=before, target="nps4", devices=all_gpus)

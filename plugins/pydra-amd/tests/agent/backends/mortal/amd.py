@@ -15,7 +15,7 @@ from typing import Any
 from pydra import time_left
 from pydra_amd import CONFIG_TYPES, DEVICE_CLASSES, DRIVER, SETTINGS_TYPE, STEP_TYPES, connect
 from pydra_amd.backend import AmdBackend
-from pydra_amd.simulation import machine
+from pydra_amd.simulation import amdgpu_driver
 from pydra_pci import Tree
 
 __all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "STEP_TYPES", "connect"]
@@ -35,8 +35,8 @@ def meet(moment: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-_write, _write_topology, _undo = Tree.write, machine.write_topology, AmdBackend.undo
-_unload, _load = machine.SimulatedModule.unload, machine.SimulatedModule.load
+_write, _write_topology, _undo = Tree.write, amdgpu_driver.write_topology, AmdBackend.undo
+_unload, _load = amdgpu_driver.SimulatedModule.unload, amdgpu_driver.SimulatedModule.load
 
 
 def write(tree: Tree, path: str, text: str) -> None:
@@ -47,7 +47,7 @@ def write(tree: Tree, path: str, text: str) -> None:
 
 def write_topology(root: str, kind: Any, modes: Any) -> None:
     """The file has the new mode, KFD has the old partitions."""
-    changed = set(modes) - set(machine.read_modes(root)) or {"spx"}
+    changed = set(modes) - set(amdgpu_driver.read_modes(root)) or {"spx"}
     meet(f"within {changed.pop().upper()}")
     _write_topology(root, kind, modes)
 
@@ -58,19 +58,19 @@ async def undo(backend: AmdBackend, step: Any, result: Any, claim: Any) -> None:
     meet(f"undone {step}")
 
 
-async def unload(module: machine.SimulatedModule) -> None:
+async def unload(module: amdgpu_driver.SimulatedModule) -> None:
     await _unload(module)
     meet("unloaded")
 
 
-async def load(module: machine.SimulatedModule) -> None:
+async def load(module: amdgpu_driver.SimulatedModule) -> None:
     _end.with_name("seconds").write_text(str(time_left()))
     await _load(module)
     meet("loaded")
 
 
-machine.SimulatedModule.unload = unload  # type: ignore[method-assign]
-machine.SimulatedModule.load = load  # type: ignore[method-assign]
+amdgpu_driver.SimulatedModule.unload = unload  # type: ignore[method-assign]
+amdgpu_driver.SimulatedModule.load = load  # type: ignore[method-assign]
 Tree.write = write  # type: ignore[method-assign]
-machine.write_topology = write_topology
+amdgpu_driver.write_topology = write_topology
 AmdBackend.undo = undo  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ from pydra import set_status
 from pydra_amd.host.amdgpu import BOUND, MEMORY, read_memory_modes, read_mode
 from pydra_amd.host.driver_module import DriverModule, DriverReloadFailed, is_in_use, is_loaded
 from pydra_amd.host.kfd import read_processes
-from pydra_amd.modes.compute_mode import GpuBusy, GpuGone, ModeRefused, ModeUncertain, explain, name_users
+from pydra_amd.modes.compute_partition import GpuBusy, GpuGone, ModeRefused, ModeUncertain, explain, name_users
 from pydra_pci import Tree
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class _Change(msgspec.Struct, frozen=True):
     target: str
 
 
-async def set_memory_modes(tree: Tree, driver: DriverModule, targets: Mapping[str, str]) -> None:
+async def set_memory_partitions(tree: Tree, driver: DriverModule, targets: Mapping[str, str]) -> None:
     """Have the GPUs, by address, in these memory modes; those that do not offer theirs keep what they have.
 
     Loads the driver if it is not loaded, and ends without a reload if no mode differs.

@@ -1,4 +1,4 @@
-"""Gives a GPU another compute mode, through the kernel's file for it. Blocks: the driver may take seconds.
+"""Gives a GPU another compute partition mode, through the kernel's file for it. Blocks: the driver may take seconds.
 
 Source: the kernel's drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c: the write returns when KFD has the new nodes, with EBUSY
 while a process uses the GPU, EINVAL for a mode that does not go with the memory mode. What uses a GPU is decided by
@@ -47,7 +47,7 @@ class GpuGone(ClaimError):
     reason = "GpuGone"
 
 
-def set_compute_mode(tree: Tree, address: str, compute: str) -> None:
+def set_compute_partition(tree: Tree, address: str, compute: str) -> None:
     """Set the mode, unless the GPU has it.
 
     Raises:

@@ -35,7 +35,7 @@ class Driver:
         folder, name = os.path.split(path)
         if name in (COMPUTE, MEMORY):
             gpu = self._machine.addresses.index(os.path.basename(folder))
-            change = self._set_compute_mode if name == COMPUTE else self._request_memory_mode
+            change = self._set_compute_partition if name == COMPUTE else self._request_memory_mode
             change(path, gpu, text.strip().lower())
 
     def finish(self) -> None:
@@ -124,7 +124,7 @@ class Driver:
         if mode != present:  # to ask for the present mode takes no request back
             write_memory(self._root, present, mode)
 
-    def _set_compute_mode(self, path: str, gpu: int, mode: str) -> None:
+    def _set_compute_partition(self, path: str, gpu: int, mode: str) -> None:
         modes = read_modes(self._root)
         fault = take_fault(self._root, self._machine.addresses[gpu])
         refusal = getattr(errno, fault, 0)
