@@ -15,14 +15,14 @@ import msgspec
 
 from benchmarks.report import Report
 from pydra import AllocatedDevice
+from pydra_net.apply_interface import Mover
+from pydra_net.apply_share import Sharer
 from pydra_net.claim_config import NetworkConfig
-from pydra_net.hardware_types import Interface
-from pydra_net.link_state_plan import find_state_in_pod
-from pydra_net.moving import Mover
 from pydra_net.netlink.kernel import NetlinkKernel
-from pydra_net.share_plan import plan_share
+from pydra_net.network_types import Interface
+from pydra_net.plan_interface import find_state_in_pod
+from pydra_net.plan_share import plan_share
 from pydra_net.steps import GiveInterface
-from pydra_net.virtual_interfaces import Sharer
 
 MAC = "02:00:00:00:00:55"
 ADDRESSES = {"addresses": ["10.1.0.5/24", "fd01::5/64"]}

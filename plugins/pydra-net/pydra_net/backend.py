@@ -27,17 +27,18 @@ from pydra import (
     Plan,
     PreparedDevice,
 )
+from pydra_net.apply_interface import AttachFailed
 from pydra_net.cdi import edits
 from pydra_net.claim_plan import check_offered, list_with_ethtool, list_with_functions, plan_claim
 from pydra_net.device_status import PodState, build_status, build_statuses
 from pydra_net.devices import DRIVER
-from pydra_net.hardware_reader import HardwareReader, Node
+from pydra_net.hardware_reader import HardwareReader
+from pydra_net.hardware_types import Node
 from pydra_net.health import CarrierHistory, find_lost
 from pydra_net.held_claims import list_gives, list_of_device, list_of_pod
 from pydra_net.inventory import build_inventory
+from pydra_net.kernel import Kernel, Namespace, NamespaceGone
 from pydra_net.leases import Leases
-from pydra_net.operations import Kernel, Namespace, NamespaceGone
-from pydra_net.pod_interfaces import AttachFailed
 from pydra_net.sandboxes import Sandbox, Sandboxes
 from pydra_net.settings import Settings, list_counts
 from pydra_net.step_appliers import StepAppliers

@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from pydra import Claim, ClaimError, HeldClaim, TerminalError
 from pydra_net.claim_config import NetworkConfig, get_field_name
-from pydra_net.hardware_types import Link, Reading
 from pydra_net.held_claims import list_holders
-from pydra_net.link_state_plan import LinkState
+from pydra_net.network_types import Link, Reading
+from pydra_net.plan_interface import InterfaceState
 from pydra_net.steps import InterfaceStep, ShareInterface
 
 Ip: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -43,7 +43,7 @@ def check_parameters(config: NetworkConfig, link: Link) -> None:
             raise TerminalError(f"interface.{field}: found {value}, but {link.name} can have {link.most_gso} at most")
 
 
-def check_gateways(config: NetworkConfig, target: LinkState) -> None:
+def check_gateways(config: NetworkConfig, target: InterfaceState) -> None:
     """Raise TerminalError for a gateway that no address and no route without one leads to: the pod could not start."""
     networks = [ipaddress.ip_interface(one.address).network for one in target.addresses]
     networks += [ipaddress.ip_network(one.destination) for one in target.routes if not one.gateway]
@@ -58,7 +58,7 @@ def check_gateways(config: NetworkConfig, target: LinkState) -> None:
             )
 
 
-def check_addresses(target: LinkState, reading: Reading, index: int = 0) -> None:
+def check_addresses(target: InterfaceState, reading: Reading, index: int = 0) -> None:
     """Raise TerminalError for an address that the node itself has, on another link than that of this index."""
     elsewhere = [one for link, found in reading.addresses.items() if link != index for one in found]
     own = {ipaddress.ip_interface(one.address).ip for one in elsewhere}
@@ -142,5 +142,5 @@ def _find_exclusion(share: ShareInterface, kind: str, vlan: int, ipvlan_mode: st
     return ""
 
 
-def _list_ips(target: LinkState) -> set[Ip]:
+def _list_ips(target: InterfaceState) -> set[Ip]:
     return {ipaddress.ip_interface(one.address).ip for one in target.addresses}

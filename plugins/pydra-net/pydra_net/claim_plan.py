@@ -10,13 +10,13 @@ from pydra import AllocatedDevice, Claim, ClaimError, HeldClaim, Plan, TerminalE
 from pydra_net.claim_checks import check_addresses, check_gateways, check_parameters, check_pod, check_share
 from pydra_net.claim_config import NetworkConfig
 from pydra_net.ethtool_names import list_present, resolve_ethtool
-from pydra_net.function_plan import plan_function
-from pydra_net.hardware_reader import Node
-from pydra_net.hardware_types import Ethtool, Link, Programs
+from pydra_net.hardware_types import Node
 from pydra_net.held_claims import list_holders
-from pydra_net.link_state_plan import find_state_in_pod, read_interface
-from pydra_net.rdma_plan import is_alone, plan_rdma
-from pydra_net.share_plan import is_virtual, plan_share
+from pydra_net.network_types import Ethtool, Link, Programs
+from pydra_net.plan_interface import find_state_in_pod, read_interface
+from pydra_net.plan_rdma import is_alone, plan_rdma
+from pydra_net.plan_share import is_virtual, plan_share
+from pydra_net.plan_virtual_function import plan_function
 from pydra_net.steps import ConfigureFunction, GiveInterface, GiveRdma, InterfaceStep, ShareInterface, Step
 
 

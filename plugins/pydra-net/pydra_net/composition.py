@@ -9,7 +9,7 @@ from pydra import HeldClaim, held_claims
 from pydra_net.backend import NetBackend
 from pydra_net.devices import DRIVER
 from pydra_net.doctor_check import examine_interfaces
-from pydra_net.operations import Kernel
+from pydra_net.kernel import Kernel
 from pydra_net.settings import Settings
 from pydra_nri import Handlers, connect
 from pydra_pci import Roots, Tree, needs_simulation

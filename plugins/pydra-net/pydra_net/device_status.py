@@ -9,7 +9,7 @@ import msgspec
 from pydra import AllocatedDevice, Claim, ClaimDeviceStatus, Condition, DeviceStatus, HeldClaim, NetworkData
 from pydra_net.dhcp.messages import Lease
 from pydra_net.held_claims import list_of_device
-from pydra_net.link_state_plan import LinkState
+from pydra_net.plan_interface import InterfaceState
 from pydra_net.steps import ConfigureFunction, GiveRdma
 
 _MOST_ADDRESSES = 16
@@ -61,7 +61,7 @@ def _build_condition(name: str, reason: str, problem: str, *, is_ready: bool) ->
     return Condition(type=name, reason=reason)
 
 
-def _build_data(target: LinkState, lease: Lease | None) -> NetworkData:
+def _build_data(target: InterfaceState, lease: Lease | None) -> NetworkData:
     configured = tuple(dict.fromkeys(one.address for one in target.addresses))[:_MOST_ADDRESSES]
     return NetworkData(
         interface_name=target.name, hardware_address=target.mac, ips=(lease.address,) if lease else configured

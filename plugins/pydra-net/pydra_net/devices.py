@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 
-from pydra_net.hardware_types import Link
+from pydra_net.network_types import Link
 
 DRIVER = "dra.net"
 

@@ -6,19 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 
 from pydra import HeldClaim
+from pydra_net.find_interface import find
 from pydra_net.held_claims import list_interfaces
-from pydra_net.link_state_plan import find_state_before, plan_changes
-from pydra_net.operations import (
-    DetachPrograms,
-    JoinVrf,
-    Kernel,
-    Namespace,
-    NamespaceGone,
-    Operation,
-    SetEthtool,
-    SetSysctls,
-)
-from pydra_net.pod_interfaces import find
+from pydra_net.kernel import Kernel, Namespace, NamespaceGone
+from pydra_net.operations import DetachPrograms, JoinVrf, Operation, SetEthtool, SetSysctls
+from pydra_net.plan_interface import find_state_before, plan_changes
 from pydra_net.steps import GiveInterface, InterfaceStep
 
 _UNSEEN = (SetEthtool, SetSysctls, DetachPrograms, JoinVrf)

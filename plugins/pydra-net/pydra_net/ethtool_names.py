@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from pydra import TerminalError
 from pydra_net.claim_config import EthtoolConfig
-from pydra_net.hardware_types import Ethtool
+from pydra_net.network_types import Ethtool
 
 _ALIASES = {
     ("rx", "rx-checksumming"): "rx-checksum",

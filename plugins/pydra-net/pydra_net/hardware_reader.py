@@ -9,60 +9,19 @@ import fnmatch
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-import msgspec
 from msgspec.structs import replace
 
 from pydra_net.devices import name_device
-from pydra_net.hardware_types import Ethtool, Link, Programs, Reading
-from pydra_net.operations import Kernel, Namespace
-from pydra_net.rdma_devices import OfferedRdma, find_lone_rdma, find_rdma, find_software_rdma
+from pydra_net.hardware_types import ConfiguredFunction, Hardware, Node, OfferedRdma
+from pydra_net.kernel import Kernel, Namespace
+from pydra_net.network_types import Link, Reading
+from pydra_net.rdma_devices import find_lone_rdma, find_rdma, find_software_rdma
 from pydra_net.settings import Settings, split
 from pydra_net.uplinks import find_needed, find_unmovable
-from pydra_net.virtual_functions import ConfiguredFunction, find_card, find_virtual_function
+from pydra_net.virtual_functions import find_card, find_virtual_function
 from pydra_pci import Tree, function_path, read_attribute, read_driver, read_numa_node, read_root
 
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-
-
-class Hardware(msgspec.Struct, frozen=True, kw_only=True):
-    """What sysfs says of the PCI function of an interface; ids as `0x8086`, numbers -1 if it does not say."""
-
-    address: str
-    vendor: str = ""
-    device: str = ""
-    subsystem: str = ""
-    driver: str = ""
-    root: str = ""
-    numa: int | None = None
-    virtual_functions: int = -1
-    """How many there are now; -1 for a function that cannot have any."""
-    most_virtual_functions: int = 0
-    is_virtual_function: bool = False
-    vendor_name: str = ""
-
-
-class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """One reading of the node. `devices` are the links that can be offered, by the device's name.
-
-    `protected` says why others are not, by index; `speeds` has those that are known, in Mbit/s. `shared` are the names
-    of devices that are offered in shares, `programs` the eBPF programs of links by index. `ethtool` has the settings of
-    the devices that were asked for.
-    """
-
-    reading: Reading
-    devices: Mapping[str, Link]
-    protected: Mapping[int, str]
-    names: Mapping[int, str]
-    speeds: Mapping[int, int] = {}
-    shared: frozenset[str] = frozenset()
-    programs: Mapping[int, Programs] = {}
-    ethtool: Mapping[str, Ethtool] = {}
-    rdma: Mapping[str, OfferedRdma] = {}
-    """RDMA devices by the name of the device that has, or is, one."""
-    functions: Mapping[str, ConfiguredFunction] = {}
-    """The virtual functions among the devices that were asked for, with what their cards do with them."""
-    needed: frozenset[int] = frozenset()
-    """The indexes of links that the node itself needs."""
 
 
 class HardwareReader:

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from pydra import Health, HealthStatus, TaintEffect
-from pydra_net.hardware_reader import Hardware
-from pydra_net.hardware_types import Link, RdmaDevice
+from pydra_net.hardware_types import Hardware
+from pydra_net.network_types import Link, RdmaDevice
 from pydra_net.steps import GiveInterface
 
 _WINDOW = 300.0

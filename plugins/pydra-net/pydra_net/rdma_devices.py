@@ -8,27 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-import msgspec
-
 from pydra_net.devices import name_function
-from pydra_net.hardware_types import Link, RdmaDevice, Reading
+from pydra_net.hardware_types import OfferedRdma
+from pydra_net.network_types import Link, Reading
 from pydra_pci import Tree, function_path, read_attribute
 
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _ETHERNET = "0x0200"
 """The class of PCI functions whose RDMA device belongs to an interface, also if that is in another namespace now."""
-
-
-class OfferedRdma(msgspec.Struct, frozen=True, kw_only=True):
-    """The RDMA device of a device that is offered, or `alone`, of a PCI function without an interface.
-
-    `nodes` are the paths of its device nodes in containers.
-    """
-
-    device: RdmaDevice
-    pci_address: str = ""
-    nodes: tuple[str, ...] = ()
-    alone: bool = False
 
 
 def find_rdma(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydra_net.operations import Kernel, Namespace
+from pydra_net.kernel import Kernel, Namespace
 from pydra_nri import PodSandbox
 
 

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from pydra_net.function_configuring import FunctionConfigurer
-from pydra_net.hardware_types import Link
-from pydra_net.moving import Mover
-from pydra_net.operations import Kernel, Namespace, NamespaceGone
-from pydra_net.pod_interfaces import find
-from pydra_net.rdma_moving import RdmaMover
+from pydra_net.apply_interface import Mover
+from pydra_net.apply_rdma import RdmaMover
+from pydra_net.apply_share import Sharer
+from pydra_net.apply_virtual_function import FunctionConfigurer
+from pydra_net.find_interface import find
+from pydra_net.kernel import Kernel, Namespace, NamespaceGone
+from pydra_net.network_types import Link
 from pydra_net.steps import ConfigureFunction, GiveInterface, GiveRdma, ShareInterface, Step
-from pydra_net.virtual_interfaces import Sharer
 from pydra_pci import Tree
 
 

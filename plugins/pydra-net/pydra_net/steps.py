@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from pydra_net.hardware_types import FunctionState, Interface, Link
-from pydra_net.link_state_plan import LinkState
+from pydra_net.network_types import Interface, Link, VirtualFunctionState
+from pydra_net.plan_interface import InterfaceState
 
 _MARK = "pydra."
 
@@ -41,7 +41,7 @@ class GiveInterface(_StepOfDevice, frozen=True, kw_only=True, tag_field="step", 
     """
 
     before: Interface
-    target: LinkState
+    target: InterfaceState
     pci_address: str = ""
 
     @property
@@ -88,7 +88,7 @@ class ShareInterface(_StepOfShare, frozen=True, kw_only=True, tag_field="step", 
     mode: str = ""
     vlan: int = 0
     identity: str
-    target: LinkState
+    target: InterfaceState
 
     @property
     def key(self) -> str:
@@ -170,8 +170,8 @@ class ConfigureFunction(_StepOfDevice, frozen=True, kw_only=True, tag_field="ste
     card_name: str
     pci_address: str
     number: int
-    before: FunctionState
-    target: FunctionState
+    before: VirtualFunctionState
+    target: VirtualFunctionState
 
     @property
     def key(self) -> str:

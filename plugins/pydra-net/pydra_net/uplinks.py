@@ -6,7 +6,7 @@ import ipaddress
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from pydra_net.hardware_types import Link, Reading
+from pydra_net.network_types import Link, Reading
 
 _NOT_MOVABLE = frozenset({"bridge", "bond", "team", "vrf", "openvswitch"})
 """Kinds that the kernel keeps in their namespace, or which are of use only with their members."""

@@ -9,28 +9,11 @@ import fnmatch
 import logging
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
-from pydra_net.hardware_types import FunctionState, Link, Reading
+from pydra_net.hardware_types import VirtualFunction
+from pydra_net.network_types import Link, Reading
 from pydra_pci import Tree, function_path, read_attribute
 
 _log = logging.getLogger(__name__)
-
-
-class VirtualFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """A virtual function: its number on the card, and the card's address."""
-
-    address: str
-    card: str
-    number: int
-
-
-class ConfiguredFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """A virtual function, and what its card does with it; without a name and a state if the card is not on the node."""
-
-    function: VirtualFunction
-    card_name: str = ""
-    state: FunctionState | None = None
 
 
 def find_virtual_function(tree: Tree, address: str) -> VirtualFunction | None:

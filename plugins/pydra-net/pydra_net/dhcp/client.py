@@ -26,7 +26,7 @@ from pydra_net.dhcp.messages import (
     decode,
     encode,
 )
-from pydra_net.operations import Packets
+from pydra_net.kernel import Packets
 
 _FIRST, _LONGEST = 1.0, 64.0
 """Seconds until a message is repeated: twice as long each time."""

@@ -12,11 +12,12 @@ from typing import Any
 
 from pyroute2.netlink.exceptions import NetlinkError
 
-from pydra_net.hardware_types import FOREVER, FunctionState, Route
+from pydra_net.kernel import KernelRefused
 from pydra_net.netlink.ethtool import set_ethtool
-from pydra_net.netlink.links import set_parameter
+from pydra_net.netlink.link_messages import set_parameter
 from pydra_net.netlink.programs import detach_programs
 from pydra_net.netlink.sysctls import set_sysctl
+from pydra_net.network_types import FOREVER, Route, VirtualFunctionState
 from pydra_net.operations import (
     AddAddress,
     AddNeighbour,
@@ -24,7 +25,6 @@ from pydra_net.operations import (
     AddRule,
     DetachPrograms,
     JoinVrf,
-    KernelRefused,
     Mark,
     Operation,
     RemoveAddress,
@@ -179,7 +179,7 @@ def _set_sysctls(index: int, values: Mapping[str, int]) -> None:
             raise KernelRefused(f"{name} = {value} (net.ipv6.conf): {error.strerror}") from error
 
 
-def _build_function(number: int, wanted: FunctionState) -> dict[str, Any]:
+def _build_function(number: int, wanted: VirtualFunctionState) -> dict[str, Any]:
     named: dict[str, Any] = {
         "mac": wanted.mac,
         "spoofchk": None if wanted.spoof_check is None else int(wanted.spoof_check),

@@ -13,33 +13,26 @@ from msgspec.structs import replace
 from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 
-from pydra_net.hardware_types import IPVLAN_MODES, Ethtool, FunctionState, Link, Programs, RdmaDevice, Reading
+from pydra_net.kernel import KernelRefused, Namespace
 from pydra_net.netlink.arp import find_user
 from pydra_net.netlink.changes import apply_change, call, explain
 from pydra_net.netlink.dhcp_sockets import DhcpPackets, open_packets
 from pydra_net.netlink.ethtool import read_ethtool
 from pydra_net.netlink.events import LinkEvents
-from pydra_net.netlink.links import get_link, move_link
+from pydra_net.netlink.link_messages import get_link, move_link
 from pydra_net.netlink.namespaces import OpenNamespace
 from pydra_net.netlink.programs import read_programs
 from pydra_net.netlink.rdma import move_rdma, read_exclusive, read_rdma
 from pydra_net.netlink.reading import read_all, read_link, read_links
-from pydra_net.operations import (
-    AddRule,
-    KernelRefused,
-    Mark,
-    Namespace,
-    NewLink,
-    Operation,
-    SetLink,
-)
+from pydra_net.network_types import IPVLAN_MODES, Ethtool, Link, Programs, RdmaDevice, Reading, VirtualFunctionState
+from pydra_net.operations import AddRule, Mark, NewLink, Operation, SetLink
 
 T = TypeVar("T")
 _ATTEMPTS = 4
 
 
 class NetlinkKernel:
-    """Implements `operations.Kernel`. `directories` have the files of the namespaces of pods."""
+    """Implements `kernel.Kernel`. `directories` have the files of the namespaces of pods."""
 
     def __init__(self, directories: Sequence[str]) -> None:
         self._directories = directories
@@ -93,7 +86,7 @@ class NetlinkKernel:
         assert isinstance(where, OpenNamespace)
         return where.run(lambda: find_user(link.index, link.mac, address))
 
-    def read_function(self, where: Namespace, index: int, number: int) -> FunctionState | None:
+    def read_function(self, where: Namespace, index: int, number: int) -> VirtualFunctionState | None:
         """What a card, whose link this is, does with a virtual function; None if it cannot tell."""
         found = _run(where, lambda: get_link(index, functions=True))
         functions = () if found is None else read_link(found).functions

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from pydra_net.operations import Namespace, NamespaceGone
+from pydra_net.kernel import Namespace, NamespaceGone
 
 T = TypeVar("T")
 _CLONE_NEWNET = 0x40000000

@@ -10,9 +10,9 @@ from typing import Any
 
 from pyroute2.netlink.exceptions import NetlinkError
 
-from pydra_net.hardware_types import Programs
+from pydra_net.kernel import KernelRefused
 from pydra_net.netlink import bpf
-from pydra_net.operations import KernelRefused
+from pydra_net.network_types import Programs
 
 _PLACES = (bpf.TCX_INGRESS, bpf.TCX_EGRESS)
 _PARENTS = (0xFFFFFFF2, 0xFFFFFFF3)

@@ -8,9 +8,9 @@ import struct
 import sys
 from collections.abc import Iterator
 
-from pydra_net.hardware_types import RdmaDevice
+from pydra_net.kernel import KernelRefused
 from pydra_net.netlink.messages import ACK, DUMP, HEADER, ask, pack, unpack
-from pydra_net.operations import KernelRefused
+from pydra_net.network_types import RdmaDevice
 
 _NETLINK_RDMA = 20
 _CLIENT = 5 << 10

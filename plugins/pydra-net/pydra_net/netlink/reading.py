@@ -8,18 +8,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydra_net.hardware_types import (
+from pydra_net.gso_sizes_and_sysctls import IPV4, SIZES
+from pydra_net.network_types import (
     FOREVER,
     IPVLAN_MODES,
     Address,
-    FunctionState,
     Link,
     Neighbour,
     Reading,
     Route,
     Rule,
+    VirtualFunctionState,
 )
-from pydra_net.link_parameters import IPV4, SIZES
 
 _IFF_UP = 1
 _AF_INET, _AF_INET6 = 2, 10
@@ -110,7 +110,7 @@ def _read_kind(info: Any) -> dict[str, Any]:
     return {}
 
 
-def _read_functions(message: Any) -> Iterator[FunctionState]:
+def _read_functions(message: Any) -> Iterator[VirtualFunctionState]:
     listed = message.get_attr("IFLA_VFINFO_LIST")
     for one in listed.get_attrs("IFLA_VF_INFO") if listed is not None else ():
 
@@ -119,7 +119,7 @@ def _read_functions(message: Any) -> Iterator[FunctionState]:
             return None if found is None else found[key]
 
         spoof_check, trust = read("SPOOFCHK", "spoofchk"), read("TRUST", "trust")
-        yield FunctionState(
+        yield VirtualFunctionState(
             mac=(read("MAC", "mac") or "")[:17] or None,
             vlan=read("VLAN", "vlan"),
             qos=read("VLAN", "qos"),

@@ -17,18 +17,16 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from pydra_net.hardware_types import Ethtool, Feature, FunctionState, Link, Programs, RdmaDevice, Reading
-from pydra_net.link_parameters import IPV4
+from pydra_net.gso_sizes_and_sysctls import IPV4
+from pydra_net.kernel import KernelRefused, Namespace, NamespaceGone
+from pydra_net.network_types import Ethtool, Feature, Link, Programs, RdmaDevice, Reading, VirtualFunctionState
 from pydra_net.operations import (
     AddAddress,
     AddNeighbour,
     AddRoute,
     AddRule,
     JoinVrf,
-    KernelRefused,
     Mark,
-    Namespace,
-    NamespaceGone,
     NewLink,
     Operation,
     RemoveAddress,
@@ -97,7 +95,7 @@ class SimulatedPackets:
 
 
 class SimulatedKernel:
-    """Implements `operations.Kernel`. With a file, the links outlive the process.
+    """Implements `kernel.Kernel`. With a file, the links outlive the process.
 
     `step` is called with the name of each thing that is done, before and after it.
     """
@@ -236,7 +234,7 @@ class SimulatedKernel:
         """The host of a test that has the address."""
         return self.users.get(address, "")
 
-    def read_function(self, where: Namespace, index: int, number: int) -> FunctionState | None:
+    def read_function(self, where: Namespace, index: int, number: int) -> VirtualFunctionState | None:
         """What a card does with a virtual function."""
         card = self.read(where).find(index)
         return card.functions[number] if card and number < len(card.functions) else None

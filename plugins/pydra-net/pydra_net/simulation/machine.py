@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from pydra_net.hardware_types import Address, Link, RdmaDevice, Reading, Route
+from pydra_net.network_types import Address, Link, RdmaDevice, Reading, Route
 from pydra_net.simulation.kernel import LOOPBACK
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pydra_net.settings import Settings
-from pydra_net.simulation.functions import SimulatedCards
 from pydra_net.simulation.kernel import HOST, SimulatedKernel
 from pydra_net.simulation.machine import MACHINE_TYPES
+from pydra_net.simulation.virtual_functions import SimulatedCards
 from pydra_nri.simulation.runtime import FakeRuntime
 from pydra_pci import Tree
 from pydra_pci.simulation.scenarios import find_machine, open_tree

@@ -20,8 +20,8 @@ from pydra import Inventory
 from pydra_net.claim_config import NetworkConfig
 from pydra_net.dhcp.client import Client, Identity
 from pydra_net.dhcp.messages import DECLINE, DISCOVER, RELEASE, REQUEST, Lease, Request, decode, encode
-from pydra_net.hardware_types import Reading
-from pydra_net.operations import Namespace
+from pydra_net.kernel import Namespace
+from pydra_net.network_types import Reading
 from pydra_net.simulation.kernel import HOST, SimulatedPackets
 from pydra_net.simulation.machine import MACHINE_TYPES
 from pydra_nri import Container, PodSandbox

@@ -6,11 +6,11 @@ import pytest
 
 from dhcp_server import ADDRESS, ROUTES, SERVER, DhcpServer
 from pydra_net.dhcp.messages import DISCOVER, Lease, Request, decode, encode
-from pydra_net.hardware_types import Link, Reading, Route
-from pydra_net.link_state_plan import LinkState, plan_lease
+from pydra_net.network_types import Link, Reading, Route
+from pydra_net.plan_interface import InterfaceState, plan_lease
 
 LINK = Link(index=3, name="net1", up=True)
-MAIN, VRF = LinkState(name="net1", dhcp=True), LinkState(name="net1", dhcp=True, vrf="blue", vrf_table=1007)
+MAIN, VRF = InterfaceState(name="net1", dhcp=True), InterfaceState(name="net1", dhcp=True, vrf="blue", vrf_table=1007)
 BY_DHCP = 16
 
 
@@ -25,7 +25,7 @@ def ask(routes: bytes = b"", router: bytes = b"") -> Lease:
     return decode(answer).lease
 
 
-def plan(wanted: LinkState, lease: Lease, **routes: tuple[Route, ...]) -> list[str]:
+def plan(wanted: InterfaceState, lease: Lease, **routes: tuple[Route, ...]) -> list[str]:
     """What is done to the link, of `own` routes by it and those by another one."""
     reading = Reading(links=(LINK,), routes={3: routes.get("own", ()), 2: routes.get("other", ())})
     return [str(one) for one in plan_lease(wanted, lease, LINK, reading) if "route" in str(one)]
@@ -48,7 +48,7 @@ def plan(wanted: LinkState, lease: Lease, **routes: tuple[Route, ...]) -> list[s
     ],
 )
 def test_routes_are_in_the_table_of_the_vrf_or_in_the_main_one_without_a_default_route(
-    wanted: LinkState, options: dict[str, bytes], found: list[str]
+    wanted: InterfaceState, options: dict[str, bytes], found: list[str]
 ) -> None:
     assert plan(wanted, ask(**options)) == found
 
@@ -61,7 +61,7 @@ def test_what_the_pod_has_by_another_interface_stays() -> None:
 
 def test_what_the_claim_configures_stays() -> None:
     configured = Route(destination="10.8.0.0/16", gateway="10.0.0.9", protocol=4)
-    wanted = LinkState(name="net1", dhcp=True, routes=(configured,))
+    wanted = InterfaceState(name="net1", dhcp=True, routes=(configured,))
     assert plan(wanted, ask(ROUTES)) == ["add route 10.8.0.0/16 via 10.0.0.9 to table 254"]
 
 

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from pydra import ClaimError, HealthStatus, PreparedDevice, TerminalError
 from pydra_net.claim_config import NetworkConfig
-from pydra_net.hardware_types import FunctionState
-from pydra_net.operations import KernelRefused
+from pydra_net.kernel import KernelRefused
+from pydra_net.network_types import VirtualFunctionState
 from pydra_net.simulation.kernel import HOST
 from pydra_net.simulation.machine import MACHINE_TYPES, UPLINK, Card
 from simulated_node import SimulatedNode
@@ -23,7 +23,7 @@ MACHINE = replace(
     cards=(*MACHINE_TYPES["server"].cards, Card(name="eth5", address=CARD, most_functions=4)),
 )
 FUNCTION, OTHER = "pci-0000-50-02-1", "pci-0000-50-02-0"
-NEW = FunctionState(
+NEW = VirtualFunctionState(
     mac="00:00:00:00:00:00", vlan=0, qos=0, min_rate=0, max_rate=0, spoof_check=True, trust=False, link_state=0
 )
 
@@ -36,7 +36,7 @@ def make_node(root: Path, *, count: int = 2, **settings: str) -> SimulatedNode:
     return node
 
 
-def read_state(node: SimulatedNode, number: int = 1) -> FunctionState:
+def read_state(node: SimulatedNode, number: int = 1) -> VirtualFunctionState:
     return next(one for one in node.kernel.namespaces[HOST].links if one.name == "eth5").functions[number]
 
 

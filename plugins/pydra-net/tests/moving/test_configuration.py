@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pydra import Inventory, NetworkData, TerminalError
 from pydra_net.claim_config import NetworkConfig
-from pydra_net.hardware_types import Address, Ethtool, Feature, Link, Neighbour, Reading, Route, Rule
+from pydra_net.network_types import Address, Ethtool, Feature, Link, Neighbour, Reading, Route, Rule
 from pydra_net.simulation.kernel import HOST
 from pydra_net.simulation.machine import MACHINE_TYPES
 from pydra_nri.simulation.runtime import OperationFailed

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pydra_net.claim_config import CONFIG_TYPES
-from pydra_net.hardware_types import Ethtool, Feature
+from pydra_net.network_types import Ethtool, Feature
 from pydra_net.simulation.machine import MACHINE_TYPES
 from simulated_node import SimulatedNode
 

@@ -17,9 +17,10 @@ from namespaces import TestNamespace, TestNode, find_problem, make_node
 from net_agent import NetAgent, build_sandbox, build_settings
 from pydra import TerminalError
 from pydra_net.claim_config import NetworkConfig
-from pydra_net.hardware_types import Ethtool, FunctionState, Programs
+from pydra_net.kernel import KernelRefused
 from pydra_net.netlink.kernel import NetlinkKernel
-from pydra_net.operations import DetachPrograms, KernelRefused, SetEthtool, SetFunction, SetLink, SetSysctls
+from pydra_net.network_types import Ethtool, Programs, VirtualFunctionState
+from pydra_net.operations import DetachPrograms, SetEthtool, SetFunction, SetLink, SetSysctls
 
 _PROBLEM = find_problem()
 pytestmark = pytest.mark.skipif(bool(_PROBLEM), reason=_PROBLEM)
@@ -115,7 +116,7 @@ def test_a_link_that_has_just_gone_is_no_failure_of_what_is_read_or_set(node: Te
         *(SetSysctls(index=gone, values={"accept_ra": 1}), SetEthtool(index=gone, features={"rx-gro": True})),
         *(
             DetachPrograms(index=gone),
-            SetFunction(index=gone, number=0, state=FunctionState(trust=True)),
+            SetFunction(index=gone, number=0, state=VirtualFunctionState(trust=True)),
             SetLink(index=gone, up=True),
         ),
     )

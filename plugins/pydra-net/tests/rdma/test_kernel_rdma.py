@@ -11,8 +11,8 @@ import pytest
 
 from namespaces import TestNode, make_node
 from net_agent import NetAgent, build_sandbox
+from pydra_net.kernel import KernelRefused
 from pydra_net.netlink.kernel import NetlinkKernel
-from pydra_net.operations import KernelRefused
 from pydra_net.settings import Settings
 
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from pydra import HealthStatus, PreparedDevice
-from pydra_net.operations import KernelRefused
+from pydra_net.kernel import KernelRefused
 from pydra_net.simulation.kernel import HOST
 from pydra_net.simulation.machine import MACHINE_TYPES, Card, Machine
 from pydra_nri.simulation.runtime import OperationFailed

@@ -12,8 +12,8 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from pydra import ClaimError, TerminalError
 from pydra_net.claim_config import NetworkConfig
-from pydra_net.hardware_types import Link
 from pydra_net.netlink.reading import read_link
+from pydra_net.network_types import Link
 from pydra_net.simulation.machine import MACHINE_TYPES
 from simulated_node import SimulatedNode
 

@@ -22,7 +22,7 @@ from pydra import (
 )
 from pydra_net.backend import NetBackend
 from pydra_net.composition import open_backend
-from pydra_net.operations import Kernel
+from pydra_net.kernel import Kernel
 from pydra_net.settings import Settings
 from pydra_nri import LinuxNamespace, LinuxPodSandbox, PodSandbox
 from pydra_nri.simulation.runtime import FakeRuntime

@@ -9,11 +9,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from net_agent import NetAgent, build_sandbox
-from pydra_net.hardware_types import Reading
+from pydra_net.network_types import Reading
 from pydra_net.settings import Settings
-from pydra_net.simulation.functions import SimulatedCards
 from pydra_net.simulation.kernel import HOST, SimulatedKernel
 from pydra_net.simulation.machine import Machine
+from pydra_net.simulation.virtual_functions import SimulatedCards
 from pydra_nri import PodSandbox
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pydra_net.hardware_types import Link
 from pydra_net.health import CarrierHistory, diagnose
+from pydra_net.network_types import Link
 from pydra_net.simulation.machine import MACHINE_TYPES
 from simulated_node import SimulatedNode
 

@@ -12,8 +12,8 @@ from pydra import Device, HealthStatus
 from pydra_net.device_filter import DeviceFilter
 from pydra_net.devices import DRIVER, name_device
 from pydra_net.hardware_reader import HardwareReader
-from pydra_net.hardware_types import Address, Link, Reading
 from pydra_net.inventory import build_inventory
+from pydra_net.network_types import Address, Link, Reading
 from pydra_net.settings import Settings
 from pydra_net.simulation.kernel import HOST, SimulatedKernel
 from pydra_net.simulation.machine import MACHINE_TYPES

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pydra import TerminalError
 from pydra_net.claim_config import LINK_STATES, NetworkConfig
-from pydra_net.hardware_types import FunctionState
+from pydra_net.hardware_types import ConfiguredFunction
+from pydra_net.network_types import VirtualFunctionState
 from pydra_net.steps import ConfigureFunction
-from pydra_net.virtual_functions import ConfiguredFunction
 
 
-def build_state(config: NetworkConfig) -> FunctionState:
+def build_state(config: NetworkConfig) -> VirtualFunctionState:
     """What a claim configures of its virtual function on the card; its MAC address is known there, too."""
     wanted, mac = config.interface.vf, config.interface.hardware_addr
     if wanted is None:
-        return FunctionState(mac=mac.lower() if mac else None)
-    return FunctionState(
+        return VirtualFunctionState(mac=mac.lower() if mac else None)
+    return VirtualFunctionState(
         mac=mac.lower() if mac else None,
         vlan=wanted.vlan,
         qos=(wanted.vlan_qos or 0) if wanted.vlan is not None else None,
@@ -29,7 +29,7 @@ def build_state(config: NetworkConfig) -> FunctionState:
 def plan_function(device: str, config: NetworkConfig, found: ConfiguredFunction | None) -> list[ConfigureFunction]:
     """Return what the card is to do with a claim's virtual function, if that is configured. Raises TerminalError."""
     target = build_state(config)
-    if target == FunctionState() or (found is None and config.interface.vf is None):
+    if target == VirtualFunctionState() or (found is None and config.interface.vf is None):
         return []
     if found is None:
         raise TerminalError(
@@ -50,7 +50,7 @@ def plan_function(device: str, config: NetworkConfig, found: ConfiguredFunction 
             card_name=found.card_name,
             pci_address=found.function.address,
             number=found.function.number,
-            before=FunctionState(**before),
+            before=VirtualFunctionState(**before),
             target=target,
         )
     ]

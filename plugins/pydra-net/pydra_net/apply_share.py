@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pydra import ClaimError, UndoLater
-from pydra_net.hardware_types import Link, Reading
-from pydra_net.operations import Kernel, KernelRefused, Namespace, NewLink, RemoveLink
-from pydra_net.pod_interfaces import AttachFailed, configure, find, is_in, locating
+from pydra_net.apply_interface import AttachFailed, configure
+from pydra_net.find_interface import find, is_in, locating
+from pydra_net.kernel import Kernel, KernelRefused, Namespace
+from pydra_net.network_types import Link, Reading
+from pydra_net.operations import NewLink, RemoveLink
 from pydra_net.steps import ShareInterface
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from pydra import ClaimError, UndoLater
-from pydra_net.hardware_types import RdmaDevice
-from pydra_net.operations import Kernel, KernelRefused, Namespace, NamespaceGone
-from pydra_net.pod_interfaces import AttachFailed
+from pydra_net.apply_interface import AttachFailed
+from pydra_net.kernel import Kernel, KernelRefused, Namespace, NamespaceGone
+from pydra_net.network_types import RdmaDevice
 from pydra_net.steps import GiveRdma
 
 _log = logging.getLogger(__name__)

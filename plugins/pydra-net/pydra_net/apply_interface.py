@@ -1,4 +1,4 @@
-"""Moves interfaces into pods and back. Blocks."""
+"""Moves interfaces into pods, configures them there, and puts them back. Blocks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,29 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from pydra import ClaimError, LeftBehind, UndoLater
-from pydra_net.hardware_types import Link, Programs, Reading
-from pydra_net.link_parameters import SIZES
-from pydra_net.link_state_plan import find_state_before, plan_changes
-from pydra_net.operations import Kernel, KernelRefused, Mark, Namespace
-from pydra_net.pod_interfaces import AttachFailed, configure, find, is_in, locating
-from pydra_net.steps import GiveInterface
+from pydra_net.find_interface import find, is_in, locating
+from pydra_net.gso_sizes_and_sysctls import SIZES
+from pydra_net.kernel import Kernel, KernelRefused, Namespace
+from pydra_net.network_types import Link, Programs, Reading
+from pydra_net.operations import Mark
+from pydra_net.plan_interface import find_state_before, plan_changes
+from pydra_net.steps import GiveInterface, InterfaceStep
 
 _log = logging.getLogger(__name__)
+
+
+class AttachFailed(ClaimError):
+    """A pod could not get an interface."""
+
+    reason = "InterfaceNotAttached"
+
+
+def configure(kernel: Kernel, step: InterfaceStep, pod: Namespace, link: Link, reading: Reading) -> None:
+    """Make it as it should be in the pod. Raises AttachFailed."""
+    marks = (Mark(index=link.index, name=step.mark),) if step.mark and step.mark not in link.alternative_names else ()
+    refused = kernel.apply(pod, (*marks, *plan_changes(step.target, link, reading)))
+    if refused:
+        raise AttachFailed(f"{step.name} ({step.device}) cannot be configured in the pod: {'; '.join(refused)}")
 
 
 class Mover:

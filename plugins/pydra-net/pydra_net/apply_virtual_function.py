@@ -6,8 +6,9 @@ import logging
 from collections.abc import Sequence
 
 from pydra import ClaimError, UndoLater
-from pydra_net.hardware_types import FunctionState
-from pydra_net.operations import Kernel, Namespace, SetFunction
+from pydra_net.kernel import Kernel, Namespace
+from pydra_net.network_types import VirtualFunctionState
+from pydra_net.operations import SetFunction
 from pydra_net.steps import ConfigureFunction
 from pydra_net.virtual_functions import find_card, find_virtual_function
 from pydra_pci import Tree
@@ -52,7 +53,7 @@ class FunctionConfigurer:
         """It is the card's."""
         return False
 
-    def _find(self, step: ConfigureFunction) -> tuple[int, FunctionState] | None:
+    def _find(self, step: ConfigureFunction) -> tuple[int, VirtualFunctionState] | None:
         """The card's interface, and how the function is now."""
         function = find_virtual_function(self._tree, step.pci_address)
         card = find_card(self._kernel.read_links(self._host), step.card)
@@ -62,14 +63,14 @@ class FunctionConfigurer:
         return (card.index, state) if state is not None else None
 
     def _apply(
-        self, step: ConfigureFunction, card: int, present: FunctionState | None, wanted: FunctionState
+        self, step: ConfigureFunction, card: int, present: VirtualFunctionState | None, wanted: VirtualFunctionState
     ) -> Sequence[str]:
         operations = []
         for names in _TOGETHER:
             known = {name: getattr(present, name, None) for name in names}
             changes = {name: value for name, value in wanted.list_known().items() if name in names}
             if any(value != known[name] for name, value in changes.items()):
-                state = FunctionState(**{**known, **changes})
+                state = VirtualFunctionState(**{**known, **changes})
                 operations.append(SetFunction(index=card, number=step.number, state=state))
         refused = self._kernel.apply(self._host, operations)
         # Not all cards must know the address: the function has it itself.

@@ -12,9 +12,9 @@ from typing import Any
 
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from pydra_net.link_parameters import IPV4, SIZES
+from pydra_net.gso_sizes_and_sysctls import IPV4, SIZES
+from pydra_net.kernel import KernelRefused
 from pydra_net.netlink.messages import ACK, ask, pack
-from pydra_net.operations import KernelRefused
 
 _ROUTE = 0
 _NEW_LINK, _GET_LINK, _SET_LINK = 16, 18, 19
@@ -44,7 +44,7 @@ def move_link(index: int, namespace: int, name: str) -> None:
 
 
 def set_parameter(index: int, name: str, value: int) -> None:
-    """Set one of a link's `link_parameters`. Raises KernelRefused."""
+    """Set one of a link's `gso_sizes_and_sysctls`. Raises KernelRefused."""
     if name in SIZES:
         _change(_SET_LINK, index, {SIZES[name]: _number(value)})
     else:

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from pydra_net.claim_config import EthtoolConfig, InterfaceConfig, NetworkConfig, RouteConfig, RuleConfig
 from pydra_net.dhcp.messages import Lease
-from pydra_net.hardware_types import Address, Configuration, Interface, Link, Neighbour, Reading, Route, Rule
-from pydra_net.link_parameters import list_changes
+from pydra_net.gso_sizes_and_sysctls import list_changes
+from pydra_net.network_types import Address, Configuration, Interface, Link, Neighbour, Reading, Route, Rule
 from pydra_net.operations import (
     AddAddress,
     AddNeighbour,
@@ -39,7 +39,7 @@ _PERMANENT, _UNUSABLE = 0x80, 0x48
 """Of addresses: somebody set it; it is tentative, or another host has it."""
 
 
-class LinkState(Configuration, frozen=True, kw_only=True, omit_defaults=True):
+class InterfaceState(Configuration, frozen=True, kw_only=True, omit_defaults=True):
     """How an interface is in one place; empty fields are left as they are."""
 
     name: str
@@ -103,10 +103,10 @@ def _by_dependency(route: Route) -> tuple[bool, int, str]:
     return bool(route.gateway), route.table, route.destination
 
 
-def find_state_before(interface: Interface) -> LinkState:
+def find_state_before(interface: Interface) -> InterfaceState:
     """How it is on the node, to be put back so."""
     link = interface.link
-    return LinkState(
+    return InterfaceState(
         name=link.name,
         up=link.up,
         mtu=link.mtu,
@@ -122,7 +122,9 @@ def find_state_before(interface: Interface) -> LinkState:
     )
 
 
-def find_state_in_pod(interface: Interface, config: NetworkConfig, ethtool: EthtoolConfig | None = None) -> LinkState:
+def find_state_in_pod(
+    interface: Interface, config: NetworkConfig, ethtool: EthtoolConfig | None = None
+) -> InterfaceState:
     """How it is in the pod: as it is on the node, with what the claim configures; `ethtool` has the kernel's names.
 
     Addresses, or DHCP, replace those of the node, and with these the routes, which may need them.
@@ -134,7 +136,7 @@ def find_state_in_pod(interface: Interface, config: NetworkConfig, ethtool: Etht
     routes = (*(interface.routes if keeps else ()), *map(_build_route, config.routes))
     if table:
         routes = tuple(replace(one, table=table) for one in routes)
-    return LinkState(
+    return InterfaceState(
         name=wanted.name or interface.link.name,
         mtu=wanted.mtu or interface.link.mtu,
         mac=(wanted.hardware_addr or interface.link.mac).lower(),
@@ -196,7 +198,7 @@ def _build_rule(config: RuleConfig) -> Rule:
     )
 
 
-def plan_changes(wanted: LinkState, link: Link, reading: Reading) -> tuple[Operation, ...]:
+def plan_changes(wanted: InterfaceState, link: Link, reading: Reading) -> tuple[Operation, ...]:
     """What makes the link as it should be. What is there beside that stays.
 
     Addresses come before the link is up, so that they are there when it is, and routes afterwards: they need it. What
@@ -212,12 +214,12 @@ def plan_changes(wanted: LinkState, link: Link, reading: Reading) -> tuple[Opera
     )
 
 
-def _is_new(wanted: LinkState, link: Link) -> bool:
+def _is_new(wanted: InterfaceState, link: Link) -> bool:
     """Whether it gets another MAC address, for which it is down meanwhile: many drivers change it only then."""
     return bool(wanted.mac) and wanted.mac != link.mac
 
 
-def _plan_link(wanted: LinkState, link: Link, reading: Reading) -> Iterator[Operation]:
+def _plan_link(wanted: InterfaceState, link: Link, reading: Reading) -> Iterator[Operation]:
     index = link.index
     mac = wanted.mac if _is_new(wanted, link) else None
     if mac and link.up:
@@ -243,21 +245,21 @@ def _plan_link(wanted: LinkState, link: Link, reading: Reading) -> Iterator[Oper
         yield JoinVrf(index=index, name=wanted.vrf, table=wanted.vrf_table)
 
 
-def _plan_addresses(wanted: LinkState, link: Link, reading: Reading) -> Iterator[Operation]:
+def _plan_addresses(wanted: InterfaceState, link: Link, reading: Reading) -> Iterator[Operation]:
     present = {one.address for one in reading.addresses.get(link.index, ())}
     for address in wanted.addresses:
         if address.address not in present:
             yield AddAddress(index=link.index, address=address)
 
 
-def _plan_routes(wanted: LinkState, link: Link, reading: Reading) -> Iterator[Operation]:
+def _plan_routes(wanted: InterfaceState, link: Link, reading: Reading) -> Iterator[Operation]:
     present = set(map(_identify, reading.routes.get(link.index, ())))
     for route in wanted.routes:
         if _identify(route) not in present and route not in wanted.later_routes:
             yield AddRoute(index=link.index, route=route)
 
 
-def _plan_neighbours_and_rules(wanted: LinkState, link: Link, reading: Reading) -> Iterator[Operation]:
+def _plan_neighbours_and_rules(wanted: InterfaceState, link: Link, reading: Reading) -> Iterator[Operation]:
     for neighbour in wanted.neighbours:
         if neighbour not in reading.neighbours.get(link.index, ()):
             yield AddNeighbour(index=link.index, neighbour=neighbour)
@@ -266,7 +268,7 @@ def _plan_neighbours_and_rules(wanted: LinkState, link: Link, reading: Reading) 
             yield AddRule(rule=rule)
 
 
-def plan_lease(wanted: LinkState, lease: Lease | None, link: Link, reading: Reading) -> tuple[Operation, ...]:
+def plan_lease(wanted: InterfaceState, lease: Lease | None, link: Link, reading: Reading) -> tuple[Operation, ...]:
     """What makes the link have the address that DHCP gave it, with the routes that need it, and no others of DHCP.
 
     A default route is taken into a VRF only: in the main table the pod has one. Nor does a server replace what the
@@ -305,7 +307,7 @@ def _place(route: Route) -> tuple[str, int, int]:
     return route.destination, route.table, route.priority
 
 
-def plan_given(wanted: LinkState, lease: Lease | None, link: Link, _reading: Reading) -> tuple[Operation, ...]:
+def plan_given(wanted: InterfaceState, lease: Lease | None, link: Link, _reading: Reading) -> tuple[Operation, ...]:
     """The routes that need the address that a router has given to the link."""
     return tuple(AddRoute(index=link.index, route=one) for one in wanted.later_routes) if lease else ()
 

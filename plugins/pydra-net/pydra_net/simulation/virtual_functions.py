@@ -7,11 +7,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pydra_net.hardware_types import FunctionState, Link
+from pydra_net.network_types import Link, VirtualFunctionState
 from pydra_net.simulation.kernel import HOST, SimulatedKernel
 from pydra_pci import Roots, Tree
 
-_NEW = FunctionState(
+_NEW = VirtualFunctionState(
     mac="00:00:00:00:00:00", vlan=0, qos=0, min_rate=0, max_rate=0, spoof_check=True, trust=False, link_state=0
 )
 

@@ -1,21 +1,13 @@
-"""Where the interface of a step is, and how it gets its configuration in a pod. Blocks."""
+"""Where the interface of a step is, in any namespace. Blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from pydra import ClaimError
-from pydra_net.hardware_types import Link, Reading
-from pydra_net.link_state_plan import plan_changes
-from pydra_net.operations import Kernel, Mark, Namespace, NamespaceGone
+from pydra_net.kernel import Kernel, Namespace, NamespaceGone
+from pydra_net.network_types import Link, Reading
 from pydra_net.steps import InterfaceStep
-
-
-class AttachFailed(ClaimError):
-    """A pod could not get an interface."""
-
-    reason = "InterfaceNotAttached"
 
 
 def find(step: InterfaceStep, reading: Reading) -> Link | None:
@@ -51,11 +43,3 @@ def _locate(
             stack.callback(other.close)
             if link := find(step, kernel.read_links(other)):
                 yield other, link
-
-
-def configure(kernel: Kernel, step: InterfaceStep, pod: Namespace, link: Link, reading: Reading) -> None:
-    """Make it as it should be in the pod. Raises AttachFailed."""
-    marks = (Mark(index=link.index, name=step.mark),) if step.mark and step.mark not in link.alternative_names else ()
-    refused = kernel.apply(pod, (*marks, *plan_changes(step.target, link, reading)))
-    if refused:
-        raise AttachFailed(f"{step.name} ({step.device}) cannot be configured in the pod: {'; '.join(refused)}")

@@ -1,0 +1,139 @@
+"""Who reads and changes network namespaces: the kernel (`netlink.kernel`), or a simulation (`simulation.kernel`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from pydra import ClaimError
+from pydra_net.network_types import Ethtool, Link, Programs, RdmaDevice, Reading, VirtualFunctionState
+from pydra_net.operations import NewLink, Operation
+
+
+class Namespace(Protocol):
+    """A network namespace that is kept from ending until it is closed."""
+
+    path: str
+
+    def is_same(self, other: Namespace) -> bool:
+        """Whether both are one namespace."""
+        ...
+
+    def close(self) -> None:
+        """Let it end, if nobody else uses it."""
+        ...
+
+
+class Events(Protocol):
+    """Events of a namespace, as hints to look again."""
+
+    async def wait(self) -> None:
+        """Return when something has changed since the last call."""
+        ...
+
+    def close(self) -> None:
+        """Receive no more."""
+        ...
+
+
+class Packets(Protocol):
+    """Sockets of a DHCP client on a link. What fails raises OSError."""
+
+    async def send(self, message: bytes, server: str, /) -> None:
+        """Send a message to the server, or to all."""
+        ...
+
+    async def receive(self) -> bytes:
+        """The next message to a client."""
+        ...
+
+    def close(self) -> None:
+        """Receive no more."""
+        ...
+
+
+class KernelRefused(ClaimError):
+    """The kernel refused a change; `taken`: a link has that name already."""
+
+    reason = "KernelRefused"
+
+    def __init__(self, message: str, *, taken: bool = False) -> None:
+        super().__init__(message)
+        self.taken = taken
+
+
+class NamespaceGone(ClaimError):
+    """There is no network namespace at a path."""
+
+    reason = "NamespaceGone"
+
+
+class Kernel(Protocol):
+    """Reads and changes network namespaces. Blocks: call it in a thread."""
+
+    def open(self, path: str) -> Namespace:
+        """The namespace at this path. Raises NamespaceGone."""
+        ...
+
+    def watch(self, where: Namespace) -> Events:
+        """Events of links, addresses and routes from now on."""
+        ...
+
+    def list_paths(self) -> Sequence[str]:
+        """The paths of all namespaces of pods that can be seen."""
+        ...
+
+    def read(self, where: Namespace) -> Reading:
+        """Everything in the namespace."""
+        ...
+
+    def read_links(self, where: Namespace) -> Reading:
+        """The links only, which is faster."""
+        ...
+
+    def read_link(self, where: Namespace, index: int) -> Link | None:
+        """One link, which takes as long on a node with a thousand of them."""
+        ...
+
+    def read_ethtool(self, where: Namespace, index: int) -> Ethtool:
+        """What ethtool can set of a link."""
+        ...
+
+    def read_programs(self, where: Namespace, indexes: Sequence[int]) -> Mapping[int, Programs]:
+        """The eBPF programs of links, of those that have some."""
+        ...
+
+    def open_packets(self, where: Namespace, index: int, address: str) -> Packets:
+        """Sockets for DHCP on a link, which uses this address, or none yet. Raises OSError."""
+        ...
+
+    def find_user(self, where: Namespace, link: Link, address: str) -> str:
+        """The MAC address of somebody else on a link's network who has an IPv4 address, or empty. Raises OSError."""
+        ...
+
+    def read_function(self, where: Namespace, index: int, number: int) -> VirtualFunctionState | None:
+        """What a card, whose link this is, does with a virtual function; None if it cannot tell."""
+        ...
+
+    def read_rdma(self, where: Namespace) -> Sequence[RdmaDevice]:
+        """The RDMA devices only."""
+        ...
+
+    def move_rdma(self, where: Namespace, index: int, to: Namespace) -> None:
+        """Move an RDMA device to another namespace. Raises KernelRefused."""
+        ...
+
+    def move(self, where: Namespace, index: int, to: Namespace, name: str) -> int:
+        """Move a link to another namespace, with another name. It arrives down and without addresses.
+
+        Returns its index there. Raises KernelRefused.
+        """
+        ...
+
+    def make(self, where: Namespace, index: int, link: NewLink, to: Namespace) -> None:
+        """Make a virtual link on the one of this index, in another namespace at once. Raises KernelRefused."""
+        ...
+
+    def apply(self, where: Namespace, operations: Sequence[Operation]) -> Sequence[str]:
+        """Do all of it, in order; what is so already stays. Returns what was refused, each with the kernel's words."""
+        ...
