@@ -12,8 +12,8 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -206,8 +206,8 @@ async def run_node(
     of the caller's, or else below one that is removed at the end.
     `stop_containers` is awaited before the claims of a pod are unprepared; `probes` is that of `join_node`.
     """
-    with nullcontext(root) if root else make_root() as place:
-        settings = _build_settings(place, node_name, parse_release(version).minor, probes=probes)
+    with nullcontext(root) if root else make_root() as place, _reserve_network() as network:
+        settings = _build_settings(place, node_name, parse_release(version).minor, network, probes=probes)
         async with serve_control_plane(kubeconfig=Path(place, "kubeconfig"), version=version, **options) as server:
             credentials = await load_credentials(environ={}, kubeconfig=str(server.kubeconfig))
             async with (
@@ -223,31 +223,45 @@ async def join_node(
     report: Report,
     *,
     node_name: str,
-    number: int,
     stop_containers: StopContainers = ignore_containers,
     probes: bool = False,
 ) -> AsyncIterator[EmbeddedNode]:
     """Another node of the same control plane, below the directory of the first; its kubelet ends with the block.
 
-    `number` is from 2 to 255, and another one for each node. With `probes` its pods are ready when their readiness
-    probes are answered, so something must run for them.
+    With `probes` its pods are ready when their readiness probes are answered, so something must run for them.
     """
     place = f"{first.root}/{node_name}"
-    settings = _build_settings(place, node_name, first.settings.minor, number, probes=probes)
-    async with _run_kubelet(EmbeddedNode(place, first.server, first.client, settings), report, stop_containers) as node:
-        yield node
+    with _reserve_network() as network:
+        settings = _build_settings(place, node_name, first.settings.minor, network, probes=probes)
+        joined = EmbeddedNode(place, first.server, first.client, settings)
+        async with _run_kubelet(joined, report, stop_containers) as node:
+            yield node
 
 
-def _build_settings(
-    place: str, node_name: str, minor: int, number: int = 1, *, probes: bool = False
-) -> KubeletSettings:
+@contextmanager
+def _reserve_network() -> Iterator[str]:
+    """The first half of addresses of loopback that no other node on this machine has, as long as the block lasts.
+
+    Raises OSError.
+    """
+    with socket.socket(socket.AF_UNIX) as lock:  # an abstract name ends with its process
+        for network in (f"127.{number}" for number in range(1, 256)):
+            with suppress(OSError):
+                lock.bind(f"\0pydra-dev/{network}")
+                break
+        else:
+            raise OSError("nodes of `pydra dev` have all addresses from 127.1.0.0 to 127.255.255.255; end one of them")
+        yield network
+
+
+def _build_settings(place: str, node_name: str, minor: int, network: str, *, probes: bool = False) -> KubeletSettings:
     return KubeletSettings(
         node_name=node_name,
         root=f"{place}/kubelet",
         cdi_directories=(f"{place}/cdi",),
         periods=QUICK,
         minor=minor,
-        pod_network=f"127.{number}",
+        pod_network=network,
         probes=probes,
     )
 

@@ -279,9 +279,7 @@ class NodesRun:
 
     async def _serve_node(self, name: str, number: int, *, task_status: TaskStatus[Member]) -> None:
         options = self._options
-        joined = join_node(
-            self._first, self._hear(name), node_name=name, number=number, stop_containers=self._stop_pod, probes=True
-        )
+        joined = join_node(self._first, self._hear(name), node_name=name, stop_containers=self._stop_pod, probes=True)
         left = anyio.Event()
         try:
             async with nullcontext(self._first) if number == 1 else joined as node:

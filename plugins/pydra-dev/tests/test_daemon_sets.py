@@ -69,7 +69,7 @@ def ignore(_step: Step) -> None:
 
 
 async def test_a_daemon_set_has_a_pod_on_each_node_that_it_selects() -> None:
-    async with run_node(ignore, node_name="a") as first, join_node(first, ignore, node_name="b", number=2):
+    async with run_node(ignore, node_name="a") as first, join_node(first, ignore, node_name="b"):
         world = World(first)
         world.create({"image": "i:1"})
         await world.until(lambda: world.status().get("desiredNumberScheduled") == 0)
@@ -90,8 +90,13 @@ async def test_a_daemon_set_has_a_pod_on_each_node_that_it_selects() -> None:
         await world.until(lambda: not world.api.list(PODS).items)
 
 
+async def test_the_pods_of_two_clusters_on_one_machine_have_other_addresses() -> None:
+    async with run_node(ignore) as one, run_node(ignore) as other:
+        assert one.settings.pod_network != other.settings.pod_network
+
+
 async def test_a_change_of_the_template_waits_for_pods_that_are_not_ready_yet() -> None:
-    async with run_node(ignore, node_name="a") as first, join_node(first, ignore, node_name="b", number=2):
+    async with run_node(ignore, node_name="a") as first, join_node(first, ignore, node_name="b"):
         world = World(first)
         world.label("a", "r1")
         world.label("b", "r1")
@@ -132,7 +137,7 @@ async def test_with_probes_a_pod_is_ready_while_its_container_answers_at_the_add
     }
     async with run_node(ignore) as first:
         world = World(first)
-        async with join_node(first, note, node_name="b", number=2, probes=True):
+        async with join_node(first, note, node_name="b", probes=True):
             world.label("b", "r1")
             world.create(container)
             await world.until(lambda: created and world.pods()[0]["status"].get("phase") == "Running")
