@@ -116,6 +116,8 @@ def _build_resources(group: str, version: str, kinds: Iterable[Kind]) -> JsonObj
 DEFAULT_VERSION = "1.36.1"
 FIRST_DRA_MINOR = 34
 """The first 1.x release that serves resource.k8s.io/v1."""
+LAST_KNOWN_MINOR = 38
+"""The last 1.x release whose differences the server and the kubelet show."""
 _NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
 _SHUTDOWN_SECONDS = 1.0
 

@@ -22,7 +22,7 @@ import msgspec
 from pydra.backends.discovery import find_backend, locate_file
 from pydra.errors import PydraError, SettingsError
 from pydra_dev.allocator import AllocationError
-from pydra_dev.apiserver import DEFAULT_VERSION, FIRST_DRA_MINOR, parse_release
+from pydra_dev.apiserver import DEFAULT_VERSION, FIRST_DRA_MINOR, LAST_KNOWN_MINOR, parse_release
 from pydra_dev.cdi_specs import read_specs
 from pydra_dev.clean_up import LOOK_INTERVAL, CleanUp
 from pydra_dev.controller_decisions import claim_names, full_name, is_finished
@@ -155,8 +155,10 @@ def _check_release(text: str) -> None:
         release = parse_release(text)
     except ValueError as error:
         raise SettingsError([f"--kubernetes: {error}"]) from error
-    if (release.major, release.minor) < (1, FIRST_DRA_MINOR):
-        raise SettingsError([f"--kubernetes: {text} must be 1.{FIRST_DRA_MINOR} or later"])
+    known = range(FIRST_DRA_MINOR, LAST_KNOWN_MINOR + 1)
+    if release.major != 1 or release.minor not in known:
+        allowed = ", ".join(f"1.{minor}" for minor in known)
+        raise SettingsError([f"--kubernetes: {text} is a release that pydra-dev does not know, allowed: {allowed}"])
 
 
 async def _run_on_output(options: Options, make_run: RunMaker) -> int:

@@ -421,9 +421,11 @@ def test_a_scenario_is_handed_to_its_backend() -> None:
     assert scenario_environment("sim", None, "/root") == {"PYDRA_SIM_STATE": "/root/hardware"}
 
 
-def test_another_kubernetes_version_must_have_the_api_and_needs_the_agent(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["dev", "--kubernetes", "1.33"]) == 2
-    assert "--kubernetes: 1.33 must be 1.34 or later" in capsys.readouterr().err
+def test_another_kubernetes_version_must_be_known_and_needs_the_agent(capsys: pytest.CaptureFixture[str]) -> None:
+    for release in ("1.33", "1.39", "2.36"):
+        assert main(["dev", "--kubernetes", release]) == 2
+        wanted = f"--kubernetes: {release} is a release that pydra-dev does not know, allowed: 1.34, 1.35, 1.36, "
+        assert wanted in capsys.readouterr().err
     assert main(["dev", "--kubernetes", "1.34", "--in-process"]) == 2
     assert "leave out --in-process" in capsys.readouterr().err
 
