@@ -148,7 +148,8 @@ class InventoryLoop:
             follows = "; those that an earlier run published are removed"
         else:
             follows = f"; those published before are tainted {stale_key(self._driver)}:{effect.value}"
-        message = f"devices have not been discovered for {failing:.0f} s{follows}: {error}"
+        begins = f"have not been discovered for {failing:.0f} s" if failing >= 1 else "cannot be discovered"
+        message = f"devices {begins}{follows}: {error}"
         _log.error("%s", message)
         self._report(DevicesStale(driver=self._driver, message=message))
 

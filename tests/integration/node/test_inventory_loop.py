@@ -151,7 +151,8 @@ async def test_devices_that_could_not_be_discovered_for_too_long_are_stale_until
         assert (await notes.wait_count(4)).pool.devices[0].taints == ()
     stale, current = notes.events
     assert isinstance(stale, DevicesStale)
-    assert "tainted d.example.com/stale:NoSchedule: backend sim: is restarted in 1 s" in stale.message
+    follows = "; those published before are tainted d.example.com/stale:NoSchedule: backend sim: is restarted in 1 s"
+    assert stale.message == f"devices cannot be discovered{follows}"
     assert isinstance(current, DevicesCurrent)
 
 
