@@ -105,8 +105,7 @@ async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
         async with run_beside(work):
             yield backend
     finally:
-        if health.close():
-            session.close()
+        session.close()
 
 
 async def _say_hook(tree: Tree, settings: Settings) -> None:

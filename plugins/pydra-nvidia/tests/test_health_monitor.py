@@ -74,7 +74,6 @@ class Ward:
         return sum(one["count"] for one in json.loads(self.memory.read_text())) if self.memory.exists() else 0
 
     def close(self) -> None:
-        self.monitor.close()
         self.session.close()
 
 
@@ -180,7 +179,6 @@ async def test_another_process_goes_on_with_what_this_one_knew(tmp_path: Path) -
     ward = Ward(tmp_path)
     await ward.look()
     found = await ward.xid(0, 62)
-    ward.monitor.close()
     ward.monitor = ward.admit()
     assert await ward.look() == found
     assert ward.monitor.samples(ward.hardware.last) == ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -11,19 +10,21 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from pydra import Sample, SampleKind
+from pydra_nvidia.deadlines import in_thread, turn
 from pydra_nvidia.devices import gpu_name
 from pydra_nvidia.hardware_types import Gpu, GpuInstance, Placement, Reading
 from pydra_nvidia.health.diagnosis import Diagnosis, diagnose, is_settled, suspend
 from pydra_nvidia.health.incidents import IncidentStore
-from pydra_nvidia.nvml.events import Event, EventWatcher
+from pydra_nvidia.nvml.events import Event, EventWatcher, Heard
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 
-_CLOSING_SECONDS = 5.0
+_PERIOD = 1.0
+"""Seconds between two questions for events."""
 
 
 class HealthMonitor:
-    """Made inside the event loop, which it wakes. With `settings.health` off it finds everything well."""
+    """With `settings.health` off it finds everything well."""
 
     def __init__(
         self,
@@ -36,19 +37,20 @@ class HealthMonitor:
         self._memory = memory
         self._settings = settings
         self._clock = clock
-        self._loop = asyncio.get_running_loop()
-        self._woken = asyncio.Event()
         self._lock = threading.Lock()
+        self._polling = threading.Lock()
         self._reading = Reading()
         self._lost: dict[str, Gpu] = {}
-        self._watcher = EventWatcher(session, self._hear) if settings.health else None
+        self._is_news = False
+        self._watcher = EventWatcher(session) if settings.health else None
 
     def diagnose(self, reading: Reading) -> Diagnosis:
-        """How everything in the reading is now; from here on its GPUs are watched."""
+        """How everything in the reading is now; from here on its GPUs are watched. Blocks."""
         if self._watcher is None:
             return Diagnosis()
-        self.see(reading)
-        self._watcher.watch([gpu.uuid for gpu in reading.gpus])
+        with turn(self._polling, "NVML"):
+            self._note_all(self._watcher.watch([gpu.uuid for gpu in reading.gpus]))
+            self._reading = reading
         with self._lock:
             return self._assess(reading, self._clock())
 
@@ -70,18 +72,29 @@ class HealthMonitor:
         return diagnose(replace(reading, gpus=gpus), self._memory.incidents, settings=self._settings, now=now)
 
     def see(self, reading: Reading) -> None:
-        """What is where now: an event names an instance by an id that another had before."""
-        self._reading = reading
+        """What is where now: an event names an instance by an id that another had before. Blocks."""
+        if self._watcher is None:
+            return
+        with turn(self._polling, "NVML"):
+            self._is_news |= self._note_all(self._watcher.poll(patience=float("inf")))
+            self._reading = reading
 
     async def wait_event(self, seconds: float) -> bool:
         """Whether an event came within so many seconds."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._woken.wait()
-        except TimeoutError:
-            return False
-        self._woken.clear()
+        until = time.monotonic() + seconds
+        while not await in_thread(self._look):
+            if (left := until - time.monotonic()) <= 0:
+                return False
+            await asyncio.sleep(min(_PERIOD, left))
         return True
+
+    def _look(self) -> bool:
+        """Whether there is news of the GPUs. Blocks."""
+        if self._watcher is None:
+            return False
+        with turn(self._polling, "NVML"):
+            news, self._is_news = self._is_news, False
+            return self._note_all(self._watcher.poll()) or news
 
     def samples(self, reading: Reading) -> tuple[Sample, ...]:
         """XIDs by code since this process began."""
@@ -100,17 +113,13 @@ class HealthMonitor:
             for (uuid, xid), count in counts
         )
 
-    def close(self) -> bool:
-        """End the watching; whether it ended: while a thread waits for events, the session with NVML must not end."""
-        return self._watcher is None or self._watcher.stop(_CLOSING_SECONDS)
-
-    def _hear(self, event: Event | None) -> None:
-        """Called by the watcher's thread."""
-        if event is not None and event.xid is not None:
-            with self._lock:
-                self._note(event, event.xid)
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            self._loop.call_soon_threadsafe(self._woken.set)
+    def _note_all(self, heard: Heard) -> bool:
+        """Whether it is worth another look at the GPUs."""
+        with self._lock:
+            for event in heard.events:
+                if event.xid is not None:
+                    self._note(event, event.xid)
+        return heard.changed or bool(heard.events)
 
     def _note(self, event: Event, xid: int) -> None:
         known = {gpu.uuid: gpu for gpu in self._reading.gpus}

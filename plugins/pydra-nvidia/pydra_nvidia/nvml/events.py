@@ -1,20 +1,21 @@
-"""Events of GPUs: registering for them, and waiting in a thread of its own, since no other call should wait for it.
+"""Events of GPUs: registering for them, and asking which have come. NVML keeps those that nobody has asked for yet.
 
-The wait is the one call that NVML allows beside all others. Source: nvml.h, nvmlEventSetWait_v2 and nvmlEventType*.
+Source: nvml.h, nvmlEventSetWait_v2 and nvmlEventType*.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
+from pydra_nvidia.deadlines import Busy
 from pydra_nvidia.nvml.errors import STALE, Code, NvmlError
 from pydra_nvidia.nvml.library import Nvml, address_of
+from pydra_nvidia.nvml.maintenance_gate import InMaintenance
 from pydra_nvidia.nvml.session import NvmlSession
 
 WHOLE = 0xFFFFFFFF
@@ -27,7 +28,7 @@ the hardware corrects and which may come in floods, are only measured."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """What NVML tells: `xid` None for anything else; `instance` is the id of a GPU instance, None for the whole GPU."""
+    """What NVML reports: `xid` None for anything else; `instance` is a GPU instance's id, None for the whole GPU."""
 
     gpu: str
     xid: int | None
@@ -35,41 +36,45 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventSet:
-    """An open registration. Made by `open_events`, freed once."""
+    """An open registration for the events of `gpus`, which are UUIDs with their epochs. Made by `open_events`."""
 
-    def __init__(self, nvml: Nvml, handle: Any, gpus: Mapping[int, str], unmonitored: frozenset[str]) -> None:
+    def __init__(
+        self, nvml: Nvml, handle: Any, gpus: Mapping[str, int], devices: Mapping[int, str], unmonitored: frozenset[str]
+    ) -> None:
+        self.gpus = gpus
         self.unmonitored = unmonitored
         self._nvml = nvml
         self._handle = handle
-        self._gpus = gpus
+        self._devices = devices
 
-    def wait(self, milliseconds: int) -> Event | None:
-        """The next event; None when none came in time. Raises NvmlError."""
+    def take(self) -> Event | None:
+        """The next event; None when none has come. Raises NvmlError."""
         pynvml = self._nvml.pynvml
         try:
-            data = pynvml.nvmlEventSetWait_v2(self._handle, milliseconds)
+            data = pynvml.nvmlEventSetWait_v2(self._handle, 0)
         except pynvml.NVMLError as error:
             if error.value == Code.TIMEOUT:
                 return None
             raise NvmlError(int(error.value), "nvmlEventSetWait_v2") from error
         instance = int(data.gpuInstanceId)
         return Event(
-            gpu=self._gpus.get(address_of(data.device), ""),
+            gpu=self._devices.get(address_of(data.device), ""),
             xid=int(data.eventData) if data.eventType == _XID else None,
             instance=None if instance == WHOLE else instance,
         )
 
     def free(self) -> None:
-        """Release it; raises NvmlError."""
-        self._nvml.call("nvmlEventSetFree", self._handle)
+        """Release it; what NVML refuses here went with the driver."""
+        with contextlib.suppress(NvmlError):
+            self._nvml.call("nvmlEventSetFree", self._handle)
 
 
-def open_events(nvml: Nvml, uuids: Iterable[str]) -> EventSet:
+def open_events(nvml: Nvml, gpus: Mapping[str, int]) -> EventSet:
     """Register for what these GPUs report. One that reports nothing, or is lost, is unmonitored. Raises NvmlError."""
     handle = nvml.call("nvmlEventSetCreate")
-    gpus: dict[int, str] = {}
+    devices: dict[int, str] = {}
     unmonitored: set[str] = set()
-    for uuid in sorted(uuids):
+    for uuid in sorted(gpus):
         try:
             device = nvml.find(uuid)
             supported = int(nvml.call("nvmlDeviceGetSupportedEventTypes", device, subject=uuid))
@@ -77,172 +82,108 @@ def open_events(nvml: Nvml, uuids: Iterable[str]) -> EventSet:
                 unmonitored.add(uuid)
                 continue
             nvml.call("nvmlDeviceRegisterEvents", device, supported & _WANTED, handle, subject=uuid)
-            gpus[address_of(device)] = uuid
+            devices[address_of(device)] = uuid
         except NvmlError:
             unmonitored.add(uuid)
-    return EventSet(nvml, handle, gpus, frozenset(unmonitored))
+    return EventSet(nvml, handle, gpus, devices, frozenset(unmonitored))
 
 
-_WAIT_MS = 250
-"""Nothing ends a wait of NVML, so the end of the session waits for it."""
+_PATIENCE = 1.0
+"""Seconds that `poll` waits for its turn with NVML."""
 
-_PAUSE_SECONDS = 1.0
-_LAST_PAUSE = 300.0
+_MOST = 1000
+"""Events that are taken at once: a flood must not keep NVML from others."""
+
+_FIRST_PAUSE, _LAST_PAUSE = 1.0, 300.0
 _DOUBLINGS = 10
-"""Each try makes the agent read everything again, so what fails again and again is tried at longer intervals."""
 
 _TOLERATED = 1
 """Failures in a row that may be over with the next try; after more of them nobody can say that GPUs are watched."""
 
 
-class EventWatcher:
-    """`tell` is called from a thread: with each event, and with None when watching must begin again, or began again."""
+class Heard(NamedTuple):
+    """Events, and whether other GPUs are monitored than before, or the session that was watched has ended."""
 
-    def __init__(
-        self, session: NvmlSession, tell: Callable[[Event | None], None], *, pause: float = _PAUSE_SECONDS
-    ) -> None:
+    events: tuple[Event, ...] = ()
+    changed: bool = False
+
+
+class EventWatcher:
+    """The events of some GPUs, in whatever session there is. It opens none. To be used by one thread at a time."""
+
+    def __init__(self, session: NvmlSession, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._session = session
-        self._tell = tell
-        self._pause = pause
-        self._threads: list[threading.Thread] = []
-        self._stop = threading.Event()
-        self._watched: tuple[int, Mapping[str, int]] | None = None
-        self._silent: frozenset[str] = frozenset()
+        self._clock = clock
+        self._wanted: tuple[str, ...] = ()
+        self._set: EventSet | None = None
+        self._ended = False
         self._failures = 0
-        session.before_close(self._end_watch)
-        session.when_switched(self._renew)
+        self._retry_at = float("-inf")
+        session.before_close(self._end)
 
     @property
     def unmonitored(self) -> frozenset[str]:
         """Of those to be watched, the GPUs whose events nobody hears."""
-        wanted = frozenset(self._watched[1]) if self._watched is not None else frozenset()
-        return wanted if self._failures > _TOLERATED else self._silent
+        if self._failures > _TOLERATED:
+            return frozenset(self._wanted)
+        return self._set.unmonitored if self._set is not None else frozenset()
 
-    def watch(self, uuids: Collection[str]) -> None:
-        """Watch these GPUs, in the session as it is now; blocks until NVML has them. Cheap when that is done already.
+    def watch(self, uuids: Collection[str]) -> Heard:
+        """Watch these GPUs from now on, and return what came until now. Blocks until NVML is free."""
+        self._wanted = tuple(sorted(uuids))
+        return self.poll(patience=float("inf"))
 
-        What NVML refuses is tried again when `tell` was called.
+    def poll(self, *, patience: float = _PATIENCE) -> Heard:
+        """What came since the last call; nothing while NVML is busy for longer than `patience` seconds.
+
+        GPUs are registered again in a new session and after a change of their MIG mode. What NVML refuses is tried
+        again, at growing intervals.
         """
-        wanted = self._session.generation, {uuid: self._session.epochs.get(uuid, 0) for uuid in uuids}
-        if self._watched == wanted:
-            return
-        if not uuids:
-            self.stop()
-            self._silent, self._watched = frozenset(), wanted
-            return
+        events: list[Event] = []
+        before = self.unmonitored
+        if (self._wanted or self._set is not None) and self._session.is_open:
+            with contextlib.suppress(NvmlError, InMaintenance, Busy):
+                self._session.run_here(lambda nvml: self._poll(nvml, events), patience=patience)
+        ended, self._ended = self._ended and not self._session.is_open, False
+        return Heard(tuple(events), ended or self.unmonitored != before)
+
+    def _poll(self, nvml: Nvml, events: list[Event]) -> None:
+        """The set from before is asked first: an event may be reported twice, but none is missed."""
         try:
-            self._session.run_here(lambda nvml: self._begin(nvml, wanted[1]))
+            self._take_all(events)
+            wanted = {uuid: nvml.epochs[uuid] for uuid in self._wanted}
+            if self._set is not None and self._set.gpus != wanted:
+                self._replace(open_events(nvml, wanted) if wanted else None)
+            elif self._set is None and self._clock() >= self._retry_at:
+                self._set = open_events(nvml, wanted)
+                self._take_all(events)
         except NvmlError as error:
-            self._silent, self._watched = frozenset(), wanted
-            self._try_later(error)
-        for replaced in self._threads[:-1]:
-            replaced.join()
-
-    def stop(self, patience: float | None = None) -> bool:
-        """Let the thread end; whether it did, within so many seconds. Without a limit it surely does not use NVML then.
-
-        A thread that NVML never lets go of blocks what waits for it, for which the agent replaces the process. To
-        end the session under it would let NVML use what is freed.
-        """
-        self._stop.set()
-        by = time.monotonic() + patience if patience is not None else None
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, by - time.monotonic()) if by is not None else None)
-                if thread.is_alive():
-                    return False
-        self._watched = None
-        return True
-
-    def _end_watch(self) -> None:
-        """The session ends, which no change of the hardware may have caused: it has to be watched again."""
-        watched = self._watched is not None and bool(self._watched[1])
-        self.stop()
-        if watched:
-            self._tell(None)
-
-    def _renew(self, nvml: Nvml, gpu: str) -> None:
-        """A claim changed the MIG mode: what was registered by a handle from before may be heard no more.
-
-        The claim waits for this, and so does its container: none runs on a GPU that nobody listens to.
-        """
-        if self._watched is None or gpu not in self._watched[1]:
-            return
-        silent = self._silent
-        try:
-            self._begin(nvml, self._watched[1])
-        except NvmlError as error:
-            self._try_later(error)
-        if self._silent != silent:
-            self._tell(None)
-
-    def _begin(self, nvml: Nvml, uuids: Iterable[str]) -> None:
-        """Within the session's lock, so that who ends the session finds the thread.
-
-        The set from before is heard until this one is open: an event may be reported twice, but none is missed.
-        """
-        events = open_events(nvml, uuids)
-        self._silent = events.unmonitored
-        self._watched = self._session.generation, {uuid: nvml.epochs[uuid] for uuid in uuids}
-        self._start(events)
-
-    def _try_later(self, error: NvmlError) -> None:
-        self._count(error)
-        self._start(None)
-
-    def _start(self, events: EventSet | None) -> None:
-        """In the place of the thread before, which ends by itself after its wait."""
-        self._stop = threading.Event()
-        thread = threading.Thread(target=self._run, args=(events, self._stop), name="GPU events", daemon=True)
-        thread.start()  # before it can be joined; who ends the session finds it, for that waits for the session's lock
-        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
-
-    def _run(self, events: EventSet | None, stop: threading.Event) -> None:
-        if events is not None and self._wait(events, stop):
-            return
-        if not stop.wait(retry_pause(self._pause, self._failures)) and self._goes_on(stop):
-            self._watched = None
-            self._tell(None)
-
-    def _wait(self, events: EventSet, stop: threading.Event) -> bool:
-        """Until `stop`, or another thread began; False when NVML failed."""
-        try:
-            while self._goes_on(stop):
-                event = events.wait(_WAIT_MS)
-                if stop is self._stop:
-                    self._recover()
-                if event is not None:
-                    self._tell(event)
-        except NvmlError as error:
-            if stop is self._stop:
-                self._count(error)
-            if error.code not in STALE:  # else the set has gone with its session, and its handle may be another's
-                _free(events)
-            return False
-        _free(events)
-        return True
-
-    def _goes_on(self, stop: threading.Event) -> bool:
-        return stop is self._stop and not stop.is_set()
-
-    def _count(self, error: NvmlError) -> None:
-        """A driver that is away has refused nothing: it is watched as soon as it is back."""
-        if error.code not in STALE:
+            if error.code in STALE:  # a driver that is away has refused nothing
+                raise
+            self._replace(None)
             self._failures += 1
+            self._retry_at = self._clock() + retry_pause(self._failures)
 
-    def _recover(self) -> None:
-        """It works."""
-        doubted, self._failures = self._failures > _TOLERATED, 0
-        if doubted:
-            self._tell(None)
+    def _take_all(self, events: list[Event]) -> None:
+        if self._set is None:
+            return
+        for _ in range(_MOST):
+            if (event := self._set.take()) is None:
+                break
+            events.append(event)
+        self._failures = 0
+
+    def _replace(self, events: EventSet | None) -> None:
+        before, self._set = self._set, events
+        if before is not None:
+            before.free()
+
+    def _end(self) -> None:
+        """The session ends, which no change of the hardware may have caused."""
+        self._ended = self._set is not None
+        self._replace(None)
 
 
-def retry_pause(first: float, failures: int) -> float:
+def retry_pause(failures: int) -> float:
     """Seconds until the next try, after so many failures in a row."""
-    return min(first * 2.0 ** min(max(failures - 1, 0), _DOUBLINGS), _LAST_PAUSE)
-
-
-def _free(events: EventSet) -> None:
-    """Beside other calls of NVML, which allows that; the end of the session has waited for it."""
-    with contextlib.suppress(NvmlError):
-        events.free()
+    return min(_FIRST_PAUSE * 2.0 ** min(max(failures - 1, 0), _DOUBLINGS), _LAST_PAUSE)

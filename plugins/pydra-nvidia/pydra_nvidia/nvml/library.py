@@ -1,14 +1,13 @@
 """The vendor's library: which one pynvml speaks to, and every call of it.
 
-Errors become ours. One thread at a time, which `nvml.session` sees to;
-waiting for events is the exception that NVML allows.
+Errors become ours. One thread at a time, which `nvml.session` sees to.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import CDLL
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias
@@ -28,18 +27,13 @@ class Nvml:
 
     `handles` are those of GPUs and MIG devices by UUID, as they were last come by: to look one up by its UUID, NVML
     walks the MIG devices of all GPUs. `epochs` counts for each GPU how often its MIG mode was changed since the session
-    began; handles and registrations for events may not outlive that. `switched` is called after the changes made here.
+    began; handles and registrations for events may not outlive that.
     """
 
-    def __init__(
-        self,
-        pynvml: ModuleType,
-        switched: Callable[[Nvml, str], object] = lambda _nvml, _gpu: None,
-    ) -> None:
+    def __init__(self, pynvml: ModuleType) -> None:
         self.pynvml = pynvml
         self.handles: dict[str, Any] = {}
         self.epochs: Counter[str] = Counter()
-        self._tell = switched
 
     def call(self, name: str, *arguments: Any, subject: str = "", **options: Any) -> Any:
         """The vendor's function `name`; raises NvmlError."""
@@ -104,14 +98,9 @@ class Nvml:
         return None
 
     def renew(self, gpu: str) -> None:
-        """The GPU's MIG mode was changed, by whomever."""
+        """The GPU's MIG mode was changed, by this process or another."""
         self.handles.pop(gpu, None)
         self.epochs[gpu] += 1
-
-    def switched(self, gpu: str) -> None:
-        """The GPU's MIG mode was changed here: somebody may have to register again."""
-        self.renew(gpu)
-        self._tell(self, gpu)
 
 
 class Looks(Protocol):

@@ -91,7 +91,7 @@ def set_mig_mode(nvml: Nvml, gpu: str, *, on: bool) -> None:
         return
     try:
         _change_mode(nvml, gpu, on=on)
-        nvml.switched(gpu)
+        nvml.renew(gpu)
         if find_mode(nvml, gpu) != Mode(on, on):
             raise ModePending(f"{gpu} changes its MIG mode with a reset only, which the admin has to do")
     except ClaimError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 from typing import TypeVar
 
@@ -37,21 +37,11 @@ class NvmlSession:
         self._lock = threading.Lock()
         self._nvml: Nvml | None = None
         self._before_close: list[Callable[[], None]] = []
-        self._when_switched: list[Callable[[Nvml, str], None]] = []
         self.generation = 0
 
-    def before_close(self, stop: Callable[[], None]) -> None:
-        """Call `stop` before each end of the session: it returns when its own use of NVML has ended."""
-        self._before_close.append(stop)
-
-    def when_switched(self, tell: Callable[[Nvml, str], None]) -> None:
-        """Call `tell` with a GPU's UUID whenever its MIG mode was changed through this session, within its lock."""
-        self._when_switched.append(tell)
-
-    @property
-    def epochs(self) -> Mapping[str, int]:
-        """As `Nvml.epochs` has them now; nothing without a session."""
-        return dict(self._nvml.epochs) if self._nvml is not None else {}
+    def before_close(self, release: Callable[[], None]) -> None:
+        """Call `release` before each end of the session, within its lock, to release what NVML has for the caller."""
+        self._before_close.append(release)
 
     async def run(self, work: Callable[[Nvml], T], *, patience: float = float("inf")) -> T:
         """`work` in a thread, alone with NVML, after waiting for others for at most `patience` seconds.
@@ -100,22 +90,18 @@ class NvmlSession:
                 if self._gate is not None:
                     self._gate.enter()
                     otherwise.callback(self._gate.leave)
-                nvml = Nvml(self._load(), self._tell_switched)
+                nvml = Nvml(self._load())
                 nvml.call("nvmlInitWithFlags", INIT_NO_GPUS)
                 self._nvml = nvml
                 self.generation += 1
                 otherwise.pop_all()
         return self._nvml
 
-    def _tell_switched(self, nvml: Nvml, gpu: str) -> None:
-        for tell in self._when_switched:
-            tell(nvml, gpu)
-
     def _close(self) -> None:
         nvml, self._nvml = self._nvml, None
         if nvml is not None:
-            for stop in self._before_close:
-                stop()
+            for release in self._before_close:
+                release()
             with contextlib.suppress(NvmlError):  # the driver may be gone, and its session with it
                 nvml.call("nvmlShutdown")
             if self._gate is not None:
