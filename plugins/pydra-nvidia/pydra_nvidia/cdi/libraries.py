@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import posixpath
 import re
-import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import BinaryIO
 
 import msgspec
 
 from pydra import ClaimError
-from pydra_nvidia.host.driver_root import LIBRARY_DIRS, LINKER_CACHE, FileSearch, find_cached, read_linker_cache
+from pydra_nvidia.host.driver_root import (
+    LIBRARY_DIRS,
+    LINKER_CACHE,
+    FileSearch,
+    find_cached,
+    is_loadable,
+    read_linker_cache,
+)
 
 REQUIRED = ("libcuda", "libnvidia-ml")
 """Without these no container can use a GPU: they are missing while the driver is being installed."""
@@ -39,7 +44,8 @@ class DriverIncomplete(ClaimError):
 class Library(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """A library: `path` in the container, `host` on the host, both without links.
 
-    `names` are the other file names beside it that lead to it, sorted: its SONAME, and what compilers look for.
+    `names` are the other file names beside it that lead to it, sorted: its SONAME, by a link that the linker makes
+    where the driver is installed, and what compilers look for.
     """
 
     path: str
@@ -69,9 +75,8 @@ def describe_libraries(search: FileSearch, paths: Iterable[str]) -> list[Library
     """The libraries at these paths, from `FileSearch.find`, with their names; without those for 32-bit programs."""
     found = []
     for path in sorted(set(paths)):
-        elf = _read_elf(search, path)
-        if elf is None or elf.wide:
-            names = _names_beside(search, path, elf)
+        if is_loadable(search.root.path_here(path)):
+            names = _names_beside(search, path)
             found.append(Library(path=path, host=search.root.path_on_host(path), names=names))
     return found
 
@@ -143,79 +148,8 @@ def _explain(search: FileSearch, folders: Iterable[str], missing: Sequence[str])
     )
 
 
-def _read_elf(search: FileSearch, path: str) -> Elf | None:
-    try:
-        with open(search.root.path_here(path), "rb") as file:
-            return read_elf(file)
-    except OSError:
-        return None
-
-
-def _names_beside(search: FileSearch, path: str, elf: Elf | None) -> tuple[str, ...]:
+def _names_beside(search: FileSearch, path: str) -> tuple[str, ...]:
     folder, file = posixpath.split(path)
     stem = f"{file.partition('.so')[0]}.so"
     beside = [name for name in search.names(folder) if name == stem or name.startswith(f"{stem}.")]
-    names = {name for name in beside if name != file and search.find(posixpath.join(folder, name)) == path}
-    # Where the linker has made no link yet, the name that it would give stands in the file.
-    if elf is not None and elf.soname not in ("", *beside) and _NAME.fullmatch(elf.soname):
-        names.add(elf.soname)
-    return tuple(sorted(names))
-
-
-_IDENT = struct.Struct("<4sBB")
-_HEADER = struct.Struct("<32xQ14xHH")
-_SEGMENT = struct.Struct("<IIQQQQQQ")
-_DYNAMIC = struct.Struct("<qQ")
-_WIDE, _LITTLE = 2, 1
-_LOAD, _DYNAMIC_SEGMENT = 1, 2
-_NULL, _STRTAB, _SONAME = 0, 5, 14
-_MOST_SEGMENTS = 256
-_MOST_DYNAMIC = 64 * 1024
-_LONGEST_NAME = 255
-
-
-class Elf(msgspec.Struct, frozen=True, kw_only=True):
-    """A shared library: whether it is a 64-bit one, and its SONAME, empty when it has none or is not 64-bit."""
-
-    wide: bool
-    soname: str = ""
-
-
-def read_elf(file: BinaryIO) -> Elf | None:
-    """What the file says of itself; None when it is not an ELF file, or is damaged. Raises OSError."""
-    start = file.read(64)
-    if len(start) < _IDENT.size or not start.startswith(b"\x7fELF"):
-        return None
-    _, width, order = _IDENT.unpack_from(start)
-    if width != _WIDE or order != _LITTLE:
-        return Elf(wide=False)
-    try:
-        return Elf(wide=True, soname=_read_soname(file, start))
-    except (struct.error, UnicodeDecodeError, OverflowError):
-        return None
-
-
-def _read_soname(file: BinaryIO, start: bytes) -> str:
-    offset, size, count = _HEADER.unpack_from(start)
-    count = min(count, _MOST_SEGMENTS)
-    file.seek(offset)
-    table = file.read(size * count)
-    segments = [_SEGMENT.unpack_from(table, index * size) for index in range(count)]
-    dynamic = next((one for one in segments if one[0] == _DYNAMIC_SEGMENT), None)
-    if dynamic is None:
-        return ""
-    file.seek(dynamic[2])
-    content = file.read(min(dynamic[5], _MOST_DYNAMIC))
-    tags: dict[int, int] = {}
-    for tag, value in _DYNAMIC.iter_unpack(content[: len(content) // _DYNAMIC.size * _DYNAMIC.size]):
-        if tag == _NULL:
-            break
-        tags.setdefault(tag, value)
-    if _SONAME not in tags or _STRTAB not in tags:
-        return ""
-    for kind, _, position, address, _, length, _, _ in segments:
-        if kind == _LOAD and address <= tags[_STRTAB] < address + length:
-            file.seek(position + tags[_STRTAB] - address + tags[_SONAME])
-            name, end, _ = file.read(_LONGEST_NAME + 1).partition(b"\0")
-            return name.decode() if end and b"/" not in name else ""
-    return ""
+    return tuple(name for name in beside if name != file and search.find(posixpath.join(folder, name)) == path)

@@ -102,11 +102,11 @@ def find_library(root: str, name: str) -> str | None:
     """A library by its name or SONAME inside a root (as this process sees it): its path inside, links resolved."""
     for directory in LIBRARY_DIRS:
         path = resolve(root, posixpath.join(directory, name))
-        if path is not None and _is_loadable(below(root, path)):
+        if path is not None and is_loadable(below(root, path)):
             return path
     for path in find_cached(read_linker_cache(root), name):
         inside = resolve(root, path)
-        if inside is not None and _is_loadable(below(root, inside)):
+        if inside is not None and is_loadable(below(root, inside)):
             return inside
     return None
 
@@ -136,7 +136,7 @@ def _dev_root(tree: Tree, host_path: str) -> str:
     return "/"
 
 
-def _is_loadable(path: str) -> bool:
+def is_loadable(path: str) -> bool:
     """Whether it is a file for this process to load: a root may have 32-bit libraries in /usr/lib or /lib."""
     try:
         with open(path, "rb") as file:

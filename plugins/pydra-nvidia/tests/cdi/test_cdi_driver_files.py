@@ -10,8 +10,8 @@ import pytest
 
 from pydra import ClaimError
 from pydra_nvidia.cdi.driver_files import DriverFile, DriverFiles, find_driver_files
-from pydra_nvidia.cdi.libraries import DriverIncomplete, Elf, Library, read_elf
-from pydra_nvidia.host.driver_root import FileSearch, find_cached
+from pydra_nvidia.cdi.libraries import DriverIncomplete
+from pydra_nvidia.host.driver_root import FileSearch, find_cached, is_loadable
 
 V = "580.105.08"
 DEBIAN = "/usr/lib/x86_64-linux-gnu"
@@ -163,13 +163,6 @@ def test_libraries_have_the_names_that_lead_to_them(node: Any) -> None:
     }
 
 
-def test_a_library_without_links_has_the_name_that_it_gives_itself(node: Any) -> None:
-    debian(node)
-    node.at(f"{DEBIAN}/libcuda.so.1").unlink()
-    library = next(one for one in find(node).libraries if "libcuda" in one.path)
-    assert library == Library(path=f"{DEBIAN}/libcuda.so.{V}", host=f"{DEBIAN}/libcuda.so.{V}", names=("libcuda.so.1",))
-
-
 def test_libraries_with_versions_of_their_own_are_found_by_the_list(node: Any) -> None:
     debian(node)
     node.library(DEBIAN, "libnvidia-egl-gbm", "libnvidia-egl-gbm.so.1", "1.1.2")
@@ -316,6 +309,4 @@ def test_this_machines_own_linkers_cache_leads_to_a_library() -> None:
     with open("/etc/ld.so.cache", "rb") as file:
         paths = find_cached(file.read(), "libc.so.6")
     assert paths
-    for path in paths:
-        with open(path, "rb") as file:
-            assert read_elf(file) == Elf(wide=True, soname="libc.so.6")
+    assert all(map(is_loadable, paths))
