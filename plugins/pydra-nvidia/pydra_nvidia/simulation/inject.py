@@ -104,15 +104,15 @@ class Injector:
             if board.model.events & RECOVERY_ACTION:
                 self._machine.record(view.state, board.uuid, RECOVERY_ACTION, action)
 
-    def links_down(self, minor: int, *links: int) -> None:
+    def links_down(self, minor: int, links: Collection[int]) -> None:
         """These NVLinks are inactive, and no others."""
         with self._gpu(minor) as (_, _, gpu):
             gpu.links_down = sorted(links)
 
-    def start_process(self, minor: int, process: Process) -> None:
-        """A process uses the GPU from now on."""
+    def start_process(self, minor: int, pid: int, **fields: Any) -> None:
+        """A process uses the GPU from now on; `fields` are those of `state.Process`."""
         with self._gpu(minor) as (_, _, gpu):
-            gpu.processes.append(process)
+            gpu.processes.append(Process(pid=pid, **fields))
 
     def end_process(self, minor: int, pid: int) -> None:
         """And no longer."""
@@ -191,12 +191,12 @@ class Injector:
             view.state.driver = "loaded"
             view.state.version = version or view.state.version
 
-    def restart_fabric_manager(self, *, anew: bool = False) -> None:
-        """Fabric Manager ends and starts: with its restart mode, or `anew`, which resets all links."""
+    def restart_fabric_manager(self, *, cold: bool = False) -> None:
+        """Fabric Manager ends and starts: in its restart mode, or `cold`, which resets all links."""
         with self._machine.change() as view:
             view.state.fabric.clear()
             view.state.fabric_starts += 1
-            view.state.fabric_phase = "normal" if anew else "waiting"
+            view.state.fabric_phase = "normal" if cold else "waiting"
 
     def reboot(self) -> None:
         """All that is volatile is gone: instances, processes, drivers bound, events, the MIG mode that is not kept."""

@@ -19,7 +19,6 @@ from pydra_nvidia.simulation.inject import InjectionError, Injector
 from pydra_nvidia.simulation.library.library import Library
 from pydra_nvidia.simulation.machine import Machine, noted_scenario
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
-from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.simulation.tree.sync import build_tree
 from pydra_pci import Tree
 
@@ -27,7 +26,6 @@ __all__ = [
     "InjectionError",
     "Injector",
     "NoMachine",
-    "Process",
     "Simulation",
     "default_state",
     "open_simulation",

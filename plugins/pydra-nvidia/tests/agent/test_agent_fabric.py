@@ -53,7 +53,7 @@ async def is_active(scene: Any, wanted: list[int]) -> bool:
 async def test_a_partition_that_a_restart_deactivated_is_told_until_the_claim_ends(stage: Stage, ask_for: Ask) -> None:
     async with stage(GPUS, scenario=shared(), fabric_partitions=True) as scene:
         given = await scene.run("pods", ask_for("gpu", count=2), constraints=PAIR)
-        scene.inject.restart_fabric_manager(anew=True)
+        scene.inject.restart_fabric_manager(cold=True)
         await scene.tainted(*given)
         (key,) = {taint["key"] for one in (await scene.devices()).values() for taint in one.get("taints", ())}
         assert key == "gpu.nvidia.com/partition-gone"
@@ -70,7 +70,7 @@ async def test_ending_a_claim_leaves_a_partition_alone_that_has_its_id_by_now(st
         last = await scene.run("two", ask_for("gpu", count=2), constraints=PAIR)
         await scene.leave("one")
         rewrite(scene, shared(1))
-        scene.inject.restart_fabric_manager(anew=True)
+        scene.inject.restart_fabric_manager(cold=True)
         await scene.tainted(*last)
         await scene.run("three", ask_for("gpu", count=2), constraints=PAIR)
         before = active(scene)

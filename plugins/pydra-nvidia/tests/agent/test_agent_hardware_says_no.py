@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pydra_nvidia.simulation.state import Process
-
 if TYPE_CHECKING:
     from conftest import Scene
 
@@ -23,7 +21,7 @@ FIRST = "device.attributes['gpu.nvidia.com'].parentUUID == '{}'"
 
 async def test_a_gpu_that_processes_use_is_told_with_them_and_had_when_they_end(stage: Stage, ask_for: Ask) -> None:
     async with stage(TWO, dynamic_mig=True, rescan=1.0) as scene:
-        scene.inject.start_process(0, Process(pid=4711, name="/usr/bin/dcgm"))
+        scene.inject.start_process(0, pid=4711, name="/usr/bin/dcgm")
         first = FIRST.format(scene.uuid(0))
         await scene.ask("part", ask_for("mig", first, profile="1g.10gb"))
         await scene.run("other", ask_for("mig", FIRST.format(scene.uuid(1)), profile="1g.10gb"))
@@ -34,7 +32,7 @@ async def test_a_gpu_that_processes_use_is_told_with_them_and_had_when_they_end(
         scene.inject.end_process(0, 4711)
         await scene.running("part")
         (instance,) = scene.gpus()[0].instances
-        scene.inject.start_process(0, Process(pid=4712, name="/usr/bin/python3", gi=instance.id, ci=0))
+        scene.inject.start_process(0, pid=4712, name="/usr/bin/python3", gi=instance.id, ci=0)
         await scene.delete("part")
         await scene.event("part", "GpuBusy", r"NVML_ERROR_IN_USE .*python3 \(pid 4712\)")
         assert len(scene.partitions(0)) == 1
@@ -109,7 +107,7 @@ async def test_a_function_that_the_driver_turns_out_to_lack_is_told_by_its_name(
 
 async def test_a_gpu_in_use_is_not_passed_through(stage: Stage, ask_for: Ask) -> None:
     async with stage([{"model": "t4", "minors": [0]}], vfio=True, vfio_idle_deadline=0.3) as scene:
-        scene.inject.start_process(0, Process(pid=4711, name="python3"))
+        scene.inject.start_process(0, pid=4711, name="python3")
         since = scene.traces()
         await scene.ask("guest", ask_for("vfio"))
         await scene.event("guest", "DeviceBusy", r"python3.*4711.*PYDRA_NVIDIA_VFIO_IDLE_DEADLINE")

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pydra_nvidia.simulation.state import Process
-
 if TYPE_CHECKING:
     from conftest import Scene
 
@@ -122,7 +120,7 @@ async def test_a_gpu_that_was_left_in_mig_mode_without_partitions_leaves_it_to_b
 async def test_mig_mode_that_cannot_be_left_now_leaves_the_function_where_it_is(stage: Stage, ask_for: Ask) -> None:
     async with stage(ONE, dynamic_mig=True, vfio=True) as scene:
         scene.inject.set_mig_mode(0, enabled=True, force=True)
-        scene.inject.start_process(0, Process(pid=4711, name="dcgm"))
+        scene.inject.start_process(0, pid=4711, name="dcgm")
         since = scene.traces()
         await scene.ask("guest", ask_for("vfio"))
         await scene.event("guest", "GpuBusy", r"nvmlDeviceSetMigMode .*dcgm \(pid 4711\)")

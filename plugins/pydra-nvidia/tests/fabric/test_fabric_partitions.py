@@ -277,7 +277,7 @@ async def test_a_fabric_manager_that_others_told_something_else_is_told_again(
     machine.inject.restart_fabric_manager()
     machine.manager.set_active([foreign.partition])
     assert {one.id for one in machine.partitions.list_groups() if one.active} == {pair.partition, foreign.partition}
-    machine.inject.restart_fabric_manager(anew=True)
+    machine.inject.restart_fabric_manager(cold=True)
     machine.held = (hold(pair),)
     for _ in range(3):
         assert not any(one.active for one in machine.partitions.list_groups())

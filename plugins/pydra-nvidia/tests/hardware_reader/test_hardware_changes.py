@@ -209,7 +209,7 @@ async def test_where_links_end_is_still_known_while_they_rest_in_mig_mode(node: 
 async def test_links_that_go_down_and_what_is_wrong_are_read_anew(node: Open) -> None:
     machine = node(ONE)
     await machine.hardware.read()
-    machine.inject.links_down(0, 3, 4)
+    machine.inject.links_down(0, [3, 4])
     machine.inject.count(0, ecc_uncorrected_volatile=2, remap_pending=True)
     machine.inject.recovery_action(0, 4)
     (gpu,) = (await machine.hardware.read()).gpus

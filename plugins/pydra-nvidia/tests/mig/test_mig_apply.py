@@ -15,7 +15,6 @@ from pydra_nvidia.held_claims import read_entries
 from pydra_nvidia.mig.apply_partitions import GpuBusy, NoRoom, PlaceTaken
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.mig_state import MAKING
-from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.steps import MigModeOn
 from step_agent import build_claim
 
@@ -186,7 +185,7 @@ async def test_what_appeared_between_the_plan_and_its_step_is_neither_adopted_no
 async def test_a_partition_in_use_is_kept_and_told_and_destroyed_by_the_next_call(node: MakeNode) -> None:
     one = node(H100)
     await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("3g", 0))
-    one.inject.start_process(0, Process(pid=4711, name="/usr/bin/train", gi=one.instances()[0].id, ci=0))
+    one.inject.start_process(0, pid=4711, name="/usr/bin/train", gi=one.instances()[0].id, ci=0)
     with pytest.raises(GpuBusy, match=r"IN_USE.*NVML names train \(pid 4711\)"):
         await one.agent.undo("one")
     assert len(one.instances()[0].compute) == 1

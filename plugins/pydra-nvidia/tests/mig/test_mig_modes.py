@@ -14,7 +14,6 @@ from pydra_nvidia.mig.apply_partitions import GpuBusy, MigModeOffApplier, MigMod
 from pydra_nvidia.nvml.errors import NvmlError
 from pydra_nvidia.nvml.mig_control import ModePending
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.steps import MigModeOff, MigModeOn
 from pydra_pci import Roots, Tree
 from step_agent import build_claim
@@ -29,7 +28,7 @@ A100, H100 = {"model": "a100-40gb", "mig": True}, {"model": "h100-80gb"}
 
 async def test_a_mode_that_cannot_be_changed_now_is_as_it_was(node: MakeNode) -> None:
     one = node(H100)
-    one.inject.start_process(0, Process(pid=12, name="/usr/bin/dcgm-exporter --port 1"))
+    one.inject.start_process(0, pid=12, name="/usr/bin/dcgm-exporter --port 1")
     with pytest.raises(GpuBusy, match=r"dcgm, nvsm .*NVML names dcgm-exporter \(pid 12\)"):
         await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
     state = one.simulation.machine.read().state.gpus[one.uuids[0]]
@@ -73,7 +72,7 @@ async def test_a_gpu_that_needs_a_reset_for_it_stays_in_mig_mode(node: MakeNode)
 async def test_that_others_have_the_gpu_open_keeps_no_claim_from_leaving(node: MakeNode) -> None:
     one = node(H100)
     await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
-    one.inject.start_process(0, Process(pid=12, name="dcgm"))
+    one.inject.start_process(0, pid=12, name="dcgm")
     await one.agent.undo("one")
     assert one.agent.records == {}
     state = one.simulation.machine.read().state.gpus[one.uuids[0]]

@@ -13,7 +13,6 @@ from pydra_nvidia.hardware_types import Placement, Reading
 from pydra_nvidia.held_claims import Hold, build_data, read_entries
 from pydra_nvidia.mig.reconcile_partitions import plan_cleanup, reconcile
 from pydra_nvidia.settings import Orphans, Settings
-from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.steps import MigModeOn
 from step_agent import build_claim
 
@@ -78,7 +77,7 @@ async def test_partitions_that_nobody_claims_are_removed_where_the_admin_chose_s
 
 async def test_a_partition_in_use_is_not_removed(node: MakeNode) -> None:
     one = node(h100(WHOLE, HALF))
-    one.inject.start_process(0, Process(pid=7, gi=1, ci=0))
+    one.inject.start_process(0, pid=7, gi=1, ci=0)
     kept, removed = await clean(one, REMOVE)
     assert one.places() == [(14, 0)]
     assert "could not be removed" in kept
@@ -130,7 +129,7 @@ async def test_a_static_node_keeps_its_mode(node: MakeNode) -> None:
 
 async def test_a_mode_that_cannot_be_left_is_told_and_no_failure(node: MakeNode) -> None:
     one = node(h100())
-    one.inject.start_process(0, Process(pid=7, name="dcgm"))
+    one.inject.start_process(0, pid=7, name="dcgm")
     (line,) = await clean(one, ADOPT)
     assert "could not leave MIG mode" in line
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from pydra_nvidia.nvml.errors import Code, NvmlError
-from pydra_nvidia.simulation.state import Process
 
 Simulate = Callable[..., Any]
 FOUR = {"gpus": [{"model": "h100-80gb", "count": 4, "minors": [3, 2, 1, 0]}]}
@@ -270,8 +269,8 @@ def test_processes_are_listed_with_their_memory(simulate: Simulate) -> None:
     nvml, handle = rig.opened()
     assert nvml.nvmlDeviceGetComputeRunningProcesses(handle) == []
     free = nvml.nvmlDeviceGetMemoryInfo(handle).free
-    rig.inject.start_process(3, Process(pid=4711, memory=1000, name="train"))
-    rig.inject.start_process(3, Process(pid=4712, memory=10, kind="graphics"))
+    rig.inject.start_process(3, pid=4711, memory=1000, name="train")
+    rig.inject.start_process(3, pid=4712, memory=10, kind="graphics")
     (process,) = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     assert (process.pid, process.usedGpuMemory, process.gpuInstanceId) == (4711, 1000 << 20, 0xFFFFFFFF)
     assert [one.pid for one in nvml.nvmlDeviceGetGraphicsRunningProcesses(handle)] == [4712]

@@ -17,7 +17,6 @@ from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.inject import InjectionError, Injector, InUse
 from pydra_nvidia.simulation.machine import Machine, View
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
-from pydra_nvidia.simulation.state import Process
 
 Simulate = Callable[..., Any]
 Create = Callable[..., Any]
@@ -174,7 +173,7 @@ def test_a_machine_starts_anew_without_what_was_volatile(simulate: Simulate, cre
     run = rig.state / "run"
     run.mkdir(exist_ok=True)
     (run / "journal").write_text("of a claim")
-    rig.inject.start_process(5, Process(pid=1))
+    rig.inject.start_process(5, pid=1)
     rig.inject.count(5, ecc_uncorrected=2, ecc_uncorrected_volatile=2, remapped_uncorrected=1, remap_pending=True)
     rig.inject.recovery_action(5, 1)
     rig.inject.lose(5)
@@ -242,7 +241,7 @@ def test_the_driver_takes_nothing_from_who_has_nvml_open(simulate: Simulate, tak
 def test_nor_from_who_computes_unless_by_force(simulate: Simulate, take: Callable[..., None]) -> None:
     rig = simulate(ONE)
     inject: Injector = rig.inject
-    inject.start_process(0, Process(pid=4711))
+    inject.start_process(0, pid=4711)
     with pytest.raises(InUse, match="4711"):
         take(inject)
     take(inject, force=True)

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pydra_nvidia.nvml.errors import Code
-from pydra_nvidia.simulation.state import Process
 
 Simulate = Callable[..., Any]
 Create = Callable[..., Any]
@@ -144,7 +143,7 @@ def test_an_instance_in_use_is_not_destroyed(simulate: Simulate, create: Create)
     instance = create(nvml, gpu, 9, 4, 4)
     compute = nvml.nvmlGpuInstanceCreateComputeInstance(instance, 2)
     assert rig.code(nvml.nvmlGpuInstanceDestroy, instance) == Code.IN_USE
-    rig.inject.start_process(5, Process(pid=4711, gi=1, ci=0))
+    rig.inject.start_process(5, pid=4711, gi=1, ci=0)
     assert rig.code(nvml.nvmlComputeInstanceDestroy, compute) == Code.IN_USE
     device = nvml.nvmlComputeInstanceGetInfo(compute).device
     (process,) = nvml.nvmlDeviceGetComputeRunningProcesses(device)
@@ -233,7 +232,7 @@ def test_after_a_reboot_instances_are_gone_and_only_ampere_keeps_its_mode(
 def test_a_gpu_in_use_stays_in_its_mode_and_says_so(simulate: Simulate) -> None:
     rig = simulate(OFF)
     nvml, gpu = rig.opened()
-    rig.inject.start_process(5, Process(pid=4711))
+    rig.inject.start_process(5, pid=4711)
     assert nvml.nvmlDeviceSetMigMode(gpu, 1) == Code.IN_USE
     assert nvml.nvmlDeviceGetMigMode(gpu) == [0, 1]
     rig.inject.end_process(5, 4711)

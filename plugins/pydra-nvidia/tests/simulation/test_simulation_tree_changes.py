@@ -19,7 +19,6 @@ from pydra_nvidia.settings import parse_settings
 from pydra_nvidia.simulation.inject import Injector
 from pydra_nvidia.simulation.machine import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
-from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.simulation.tree.sync import TreeSync, build_tree
 from pydra_pci import bind_function, find_users, give_back, read_function, read_vfio_host
 
@@ -203,7 +202,7 @@ def test_a_reboot_forgets_what_was_written_and_bound(site: Callable[..., Site]) 
 def test_processes_are_seen_to_have_the_gpu_open(site: Callable[..., Site]) -> None:
     here = site()
     for pid in (4194400, 4194401):
-        here.inject.start_process(here.minor, Process(pid=pid, name="a-long-name-of-a-program"))
+        here.inject.start_process(here.minor, pid=pid, name="a-long-name-of-a-program")
     assert find_users(here.tree, [f"/dev/nvidia{here.minor}"]) == dict.fromkeys((4194400, 4194401), "a-long-name-of-")
     here.inject.end_process(here.minor, 4194400)
     assert list(find_users(here.tree, [f"/dev/nvidia{here.minor}"])) == [4194401]

@@ -11,7 +11,6 @@ import pytest
 
 from pydra import ClaimError
 from pydra_nvidia.nvml.errors import NvmlError
-from pydra_nvidia.simulation.state import Process
 from pydra_pci import DeviceBusy
 
 WRITES = 3
@@ -62,7 +61,7 @@ async def test_a_gpu_in_use_is_waited_for_and_whoever_uses_it_is_named(node: Any
         node.run(4711, "python3", "/dev/nvidiactl", "/dev/nvidia0")
         words = r"GPU 0000:53:00.0 is still in use after 0.05 s, by python3 \(pid 4711\).*VFIO_IDLE_DEADLINE"
     else:
-        node.inject.start_process(0, Process(pid=815))
+        node.inject.start_process(0, pid=815)
         words = r"by a process \(pid 815\)"
     with pytest.raises(DeviceBusy, match=words):
         await apply(node)

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from pydra_nvidia.simulation.state import Process
-
 
 def write(node: Any, path: str, text: str) -> None:
     node.tree.write(node.tree.sys(f"bus/pci/{path}"), text)
@@ -51,6 +49,6 @@ async def test_a_work_that_fails_leaves_a_session_that_can_be_opened(node: Any) 
 
 
 def test_a_function_in_use_is_not_taken_from_its_driver(node: Any) -> None:
-    node.inject.start_process(0, Process(pid=4711))
+    node.inject.start_process(0, pid=4711)
     with pytest.raises(OSError, match="in use"):
         write(node, f"devices/{node.GPU}/driver/unbind", node.GPU)
