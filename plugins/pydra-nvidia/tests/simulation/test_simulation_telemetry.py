@@ -61,7 +61,7 @@ def test_retired_pages_are_listed_where_there_are_such(simulate: Simulate) -> No
 def test_links_of_a_switched_node_end_at_switches(simulate: Simulate) -> None:
     rig = simulate("hgx-h100")
     nvml, gpu = rig.opened()
-    rig.inject.links_down(nvml.nvmlDeviceGetMinorNumber(gpu), 3, 17)
+    rig.inject.links_down(nvml.nvmlDeviceGetMinorNumber(gpu), [3, 17])
     states = [nvml.nvmlDeviceGetNvLinkState(gpu, link) for link in range(18)]
     assert [link for link, state in enumerate(states) if not state] == [3, 17]
     assert nvml.nvmlDeviceGetNvLinkRemoteDeviceType(gpu, 0) == 2

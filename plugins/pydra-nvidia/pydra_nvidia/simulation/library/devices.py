@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.boards import Board
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, put, put_handle, put_text, text
-from pydra_nvidia.simulation.library.symbols import Call, Target, device, gpu, gpu_target, system
+from pydra_nvidia.simulation.library.symbols import (
+    Call,
+    Target,
+    device,
+    gpu,
+    gpu_target,
+    numbers,
+    require,
+    system,
+    texts,
+)
 from pydra_nvidia.simulation.machine import View
 
 if TYPE_CHECKING:
@@ -29,11 +39,6 @@ def _shutdown(call: Call) -> None:
     call.library.close()
 
 
-@system("nvmlSystemGetDriverVersion")
-def _driver_version(call: Call, buffer: Any, size: Any) -> None:
-    put_text(buffer, size, call.view.driver_version())
-
-
 @system("nvmlSystemGetCudaDriverVersion", session=False)
 def _cuda_version(call: Call, reference: Any) -> None:
     put(reference, call.view.scenario.driver.cuda)
@@ -46,11 +51,6 @@ def _process_name(call: Call, pid: Any, buffer: Any, size: Any) -> None:
             if process.pid == number(pid):
                 return put_text(buffer, size, process.name)
     raise Refusal(Code.NOT_FOUND)
-
-
-@system("nvmlDeviceGetCount_v2")
-def _count(call: Call, reference: Any) -> None:
-    put(reference, len(call.library.check(call.view).uuids))
 
 
 def _by_index(library: Library, view: View, arguments: tuple[Any, ...]) -> str | None:
@@ -106,31 +106,33 @@ def _give(call: Call, uuid: str | None, reference: Any) -> None:
     put_handle(reference, call.library.address(gpu_target(call.view, uuid)))
 
 
-@device("nvmlDeviceGetUUID")
-def _uuid_of(call: Call, buffer: Any, size: Any) -> None:
-    put_text(buffer, size, call.compute.uuid if call.compute else call.board.uuid)
-
-
-@device("nvmlDeviceGetName")
-def _name_of(call: Call, buffer: Any, size: Any) -> None:
-    put_text(buffer, size, call.board.model.name)
-
-
-@device("nvmlDeviceGetMinorNumber")
-def _minor_of(call: Call, reference: Any) -> None:
-    if call.compute is not None:
-        raise Refusal(Code.NOT_SUPPORTED)
-    put(reference, call.board.minor)
-
-
-@device("nvmlDeviceGetBrand")
-def _brand(call: Call, reference: Any) -> None:
-    put(reference, call.board.model.brand)
-
-
-@device("nvmlDeviceGetArchitecture")
-def _architecture(call: Call, reference: Any) -> None:
-    put(reference, call.board.model.architecture)
+texts("system", {"nvmlSystemGetDriverVersion": lambda call: call.view.driver_version()})
+texts(
+    "device",
+    {
+        "nvmlDeviceGetUUID": lambda call: call.compute.uuid if call.compute else call.board.uuid,
+        "nvmlDeviceGetName": lambda call: call.board.model.name,
+    },
+)
+texts("gpu", {"nvmlDeviceGetSerial": lambda call: require(call.board.serial if call.board.model.serial else None)})
+numbers("system", {"nvmlDeviceGetCount_v2": lambda call: len(call.library.check(call.view).uuids)})
+numbers(
+    "device",
+    {
+        "nvmlDeviceGetMinorNumber": lambda call: require(call.board.minor if call.compute is None else None),
+        "nvmlDeviceGetBrand": lambda call: call.board.model.brand,
+        "nvmlDeviceGetArchitecture": lambda call: call.board.model.architecture,
+        "nvmlDeviceGetVirtualizationMode": lambda call: call.board.model.virtualization,
+    },
+)
+numbers(
+    "gpu",
+    {
+        "nvmlDeviceGetModuleId": lambda call: require(call.board.module if call.board.model.module else None),
+        "nvmlDeviceGetComputeMode": lambda call: call.gpu.compute_mode,
+        "nvmlDeviceGetPersistenceMode": lambda call: int(call.gpu.persistence),
+    },
+)
 
 
 @device("nvmlDeviceGetCudaComputeCapability")
@@ -139,28 +141,9 @@ def _compute_capability(call: Call, major: Any, minor: Any) -> None:
     put(minor, call.board.model.compute[1])
 
 
-@gpu("nvmlDeviceGetSerial")
-def _serial(call: Call, buffer: Any, size: Any) -> None:
-    put_text(buffer, size, _told(call.board.serial if call.board.model.serial else ""))
-
-
-@gpu("nvmlDeviceGetModuleId")
-def _module(call: Call, reference: Any) -> None:
-    if not call.board.model.module:
-        raise Refusal(Code.NOT_SUPPORTED)
-    put(reference, call.board.module)
-
-
-@device("nvmlDeviceGetVirtualizationMode")
-def _virtualization_mode(call: Call, reference: Any) -> None:
-    put(reference, call.board.model.virtualization)
-
-
 @gpu("nvmlDeviceGetAddressingMode")
 def _addressing_mode(call: Call, info: Any) -> None:
-    if call.board.model.addressing is None:
-        raise Refusal(Code.NOT_SUPPORTED)
-    fill(info, ADDRESSING_VERSION, value=call.board.model.addressing)
+    fill(info, ADDRESSING_VERSION, value=require(call.board.model.addressing))
 
 
 @device("nvmlDeviceGetPciInfo_v3")
@@ -179,11 +162,6 @@ def _pci_info(call: Call, info: Any) -> None:
     )
 
 
-@gpu("nvmlDeviceGetComputeMode")
-def _compute_mode(call: Call, reference: Any) -> None:
-    put(reference, call.gpu.compute_mode)
-
-
 @gpu("nvmlDeviceSetComputeMode", root=True)
 def _set_compute_mode(call: Call, mode: Any) -> None:
     wanted = number(mode)
@@ -195,21 +173,10 @@ def _set_compute_mode(call: Call, mode: Any) -> None:
         call.gpu.compute_mode = wanted
 
 
-@gpu("nvmlDeviceGetPersistenceMode")
-def _persistence_mode(call: Call, reference: Any) -> None:
-    put(reference, int(call.gpu.persistence))
-
-
 @gpu("nvmlDeviceSetPersistenceMode", root=True)
 def _set_persistence_mode(call: Call, mode: Any) -> None:
     with call.changing():
         call.gpu.persistence = bool(number(mode))
-
-
-def _told(value: str) -> str:
-    if not value:
-        raise Refusal(Code.NOT_SUPPORTED)
-    return value
 
 
 def _numbers(board: Board) -> tuple[int, int, int]:

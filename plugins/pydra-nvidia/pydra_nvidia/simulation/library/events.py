@@ -9,7 +9,7 @@ import msgspec
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.faults import NO_INSTANCE
-from pydra_nvidia.simulation.library.arguments import Refusal, handle, number, pointed, put, put_handle
+from pydra_nvidia.simulation.library.arguments import Refusal, handle, number, pointed, put_handle
 from pydra_nvidia.simulation.library.symbols import Call, Target, gpu, gpu_target, system
 from pydra_nvidia.simulation.machine import View
 from pydra_nvidia.simulation.state import Event
@@ -42,11 +42,6 @@ class EventSet(msgspec.Struct):
     def is_lost(self, view: View) -> bool:
         """Whether one of its GPUs has fallen off the bus."""
         return any(view.state.gpus[uuid].lost or not view.state.gpus[uuid].plugged for uuid in self.masks)
-
-
-@gpu("nvmlDeviceGetSupportedEventTypes")
-def _supported_event_types(call: Call, reference: Any) -> None:
-    put(reference, call.board.model.events)
 
 
 @system("nvmlEventSetCreate")

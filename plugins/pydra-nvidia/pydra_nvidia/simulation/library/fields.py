@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, number, pointed
-from pydra_nvidia.simulation.library.symbols import Call, gpu
-from pydra_nvidia.simulation.model import MigModel
+from pydra_nvidia.simulation.library.symbols import Call, gpu, require
 
 UNSIGNED_INT, UNSIGNED_LONG_LONG = 1, 3
 Reader: TypeAlias = Callable[[Call, int], int]
@@ -44,12 +43,6 @@ def _read(call: Call, field: int, scope: int) -> tuple[bool, int]:
     raise Refusal(Code.NOT_SUPPORTED)
 
 
-def _mig(call: Call) -> MigModel:
-    if call.board.model.mig is None:
-        raise Refusal(Code.NOT_SUPPORTED)
-    return call.board.model.mig
-
-
 def _link(count: str) -> Reader:
     """A counter of the link `scope`; those of a simulated GPU are all of link 0."""
 
@@ -62,15 +55,9 @@ def _link(count: str) -> Reader:
     return read
 
 
-def _recovery(call: Call, _scope: int) -> int:
-    if not call.board.model.recovery_action:
-        raise Refusal(Code.NOT_SUPPORTED)
-    return call.gpu.recovery
-
-
 _NARROW: Mapping[int, Reader] = {
-    184: lambda call, _scope: int(_mig(call).resetless),
-    230: _recovery,
+    184: lambda call, _scope: int(require(call.board.model.mig).resetless),
+    230: lambda call, _scope: require(call.gpu.recovery if call.board.model.recovery_action else None),
 }
 """Field ids of NVML_FI_DEV_* that backends read, those that are 32 bits wide."""
 

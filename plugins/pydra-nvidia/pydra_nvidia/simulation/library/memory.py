@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.faults import NO_INSTANCE
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put
 from pydra_nvidia.simulation.library.symbols import Call, device
-from pydra_nvidia.simulation.state import Process, ProcessKind
+from pydra_nvidia.simulation.state import Process
 
 MIB = 1 << 20
 
@@ -17,21 +18,6 @@ MIB = 1 << 20
 def _memory_info(call: Call, info: Any) -> None:
     total, reserved, used = _memory(call)
     fill(info, total=total, free=total - reserved - used, used=used + reserved)
-
-
-@device("nvmlDeviceGetComputeRunningProcesses_v3")
-def _compute_processes(call: Call, count: Any, array: Any) -> None:
-    _list(call, "compute", count, array)
-
-
-@device("nvmlDeviceGetGraphicsRunningProcesses_v3")
-def _graphics_processes(call: Call, count: Any, array: Any) -> None:
-    _list(call, "graphics", count, array)
-
-
-@device("nvmlDeviceGetMPSComputeRunningProcesses_v3")
-def _mps_processes(call: Call, count: Any, array: Any) -> None:
-    _list(call, "mps", count, array)
 
 
 def _memory(call: Call) -> tuple[int, int, int]:
@@ -55,7 +41,7 @@ def _processes(call: Call) -> list[Process]:
     return [process for process in call.gpu.processes if (process.gi, process.ci) == place]
 
 
-def _list(call: Call, kind: ProcessKind, count: Any, array: Any) -> None:
+def _list(kind: str, call: Call, count: Any, array: Any) -> None:
     found = [process for process in _processes(call) if process.kind == kind]
     room = number(pointed(count))
     put(count, len(found))
@@ -66,3 +52,7 @@ def _list(call: Call, kind: ProcessKind, count: Any, array: Any) -> None:
         entry.pid, entry.usedGpuMemory = process.pid, process.memory * MIB
         entry.gpuInstanceId = NO_INSTANCE if process.gi is None else process.gi
         entry.computeInstanceId = NO_INSTANCE if process.ci is None else process.ci
+
+
+for name, process_kind in (("Compute", "compute"), ("Graphics", "graphics"), ("MPSCompute", "mps")):
+    device(f"nvmlDeviceGet{name}RunningProcesses_v3")(partial(_list, process_kind))

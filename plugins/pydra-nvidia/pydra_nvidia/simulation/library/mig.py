@@ -6,7 +6,7 @@ from typing import Any
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put
-from pydra_nvidia.simulation.library.symbols import Call, gpu
+from pydra_nvidia.simulation.library.symbols import Call, gpu, require
 from pydra_nvidia.simulation.machine import switch_mode
 from pydra_nvidia.simulation.model import GpuProfile, MigModel
 
@@ -75,9 +75,7 @@ def _most_mig_devices(call: Call, reference: Any) -> None:
 
 def mig_model(call: Call) -> MigModel:
     """How the GPU can be partitioned; raises Refusal when it cannot."""
-    if call.board.model.mig is None:
-        raise Refusal(Code.NOT_SUPPORTED)
-    return call.board.model.mig
+    return require(call.board.model.mig)
 
 
 def profile_of(call: Call, id_: Any) -> GpuProfile:

@@ -6,10 +6,27 @@ from typing import Any
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put
-from pydra_nvidia.simulation.library.symbols import Call, gpu
+from pydra_nvidia.simulation.library.symbols import Call, gpu, numbers, require
 
 UNCORRECTED, AGGREGATE = 1, 1
 CLOCKS = ("graphics", "sm", "memory", "video")
+
+
+numbers(
+    "gpu",
+    {
+        "nvmlDeviceGetPowerUsage": lambda call: call.gpu.gauges.power,
+        "nvmlDeviceGetEnforcedPowerLimit": lambda call: call.board.model.power_limit * 1000,
+        "nvmlDeviceGetTotalEnergyConsumption": lambda call: call.gpu.gauges.power * 60,
+        "nvmlDeviceGetPcieReplayCounter": lambda call: call.gpu.counters.pcie_replays,
+        "nvmlDeviceGetCurrPcieLinkGeneration": lambda call: call.board.model.pci.generation,
+        "nvmlDeviceGetCurrPcieLinkWidth": lambda call: call.board.model.pci.width,
+        "nvmlDeviceGetRetiredPagesPendingStatus": lambda call: require(
+            call.gpu.counters.retirement_pending if call.board.model.page_retirement else None
+        ),
+        "nvmlDeviceGetSupportedEventTypes": lambda call: call.board.model.events,
+    },
+)
 
 
 @gpu("nvmlDeviceGetTemperature")
@@ -17,21 +34,6 @@ def _temperature(call: Call, sensor: Any, reference: Any) -> None:
     if number(sensor):
         raise Refusal(Code.INVALID_ARGUMENT)
     put(reference, call.gpu.gauges.temperature)
-
-
-@gpu("nvmlDeviceGetPowerUsage")
-def _power_usage(call: Call, reference: Any) -> None:
-    put(reference, call.gpu.gauges.power)
-
-
-@gpu("nvmlDeviceGetEnforcedPowerLimit")
-def _power_limit(call: Call, reference: Any) -> None:
-    put(reference, call.board.model.power_limit * 1000)
-
-
-@gpu("nvmlDeviceGetTotalEnergyConsumption")
-def _energy(call: Call, reference: Any) -> None:
-    put(reference, call.gpu.gauges.power * 60)
 
 
 @gpu("nvmlDeviceGetClockInfo")
@@ -47,33 +49,12 @@ def _utilization(call: Call, info: Any) -> None:
     fill(info, gpu=call.gpu.gauges.utilization, memory=call.gpu.gauges.memory_utilization)
 
 
-@gpu("nvmlDeviceGetPcieReplayCounter")
-def _pcie_replays(call: Call, reference: Any) -> None:
-    put(reference, call.gpu.counters.pcie_replays)
-
-
-@gpu("nvmlDeviceGetCurrPcieLinkGeneration")
-def _pcie_generation(call: Call, reference: Any) -> None:
-    put(reference, call.board.model.pci.generation)
-
-
-@gpu("nvmlDeviceGetCurrPcieLinkWidth")
-def _pcie_width(call: Call, reference: Any) -> None:
-    put(reference, call.board.model.pci.width)
-
-
 @gpu("nvmlDeviceGetTotalEccErrors")
 def _total_ecc_errors(call: Call, kind: Any, counter: Any, reference: Any) -> None:
-    put(reference, ecc_errors(call, uncorrected=number(kind) == UNCORRECTED, aggregate=number(counter) == AGGREGATE))
-
-
-def ecc_errors(call: Call, *, uncorrected: bool, aggregate: bool) -> int:
-    """Errors of the GPU's memory; raises Refusal when it has no ECC."""
     _needs(call.board.model.ecc)
-    counters = call.gpu.counters
-    if aggregate:
-        return counters.ecc_uncorrected if uncorrected else counters.ecc_corrected
-    return counters.ecc_uncorrected_volatile if uncorrected else counters.ecc_corrected_volatile
+    error = "uncorrected" if number(kind) == UNCORRECTED else "corrected"
+    since = "" if number(counter) == AGGREGATE else "_volatile"
+    put(reference, getattr(call.gpu.counters, f"ecc_{error}{since}"))
 
 
 @gpu("nvmlDeviceGetRemappedRows")
@@ -99,12 +80,6 @@ def _retired_pages(call: Call, cause: Any, count: Any, pages: Any) -> None:
         return
     for position in range(found):
         pages[position] = 0x1000 * (position + 1)
-
-
-@gpu("nvmlDeviceGetRetiredPagesPendingStatus")
-def _retirement_pending(call: Call, reference: Any) -> None:
-    _needs(call.board.model.page_retirement)
-    put(reference, int(call.gpu.counters.retirement_pending))
 
 
 def _needs(present: bool) -> None:

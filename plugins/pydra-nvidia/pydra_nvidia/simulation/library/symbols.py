@@ -3,20 +3,21 @@
     @device("nvmlDeviceGetMinorNumber")
     def get_minor(call: Call, reference: Any) -> None: ...
 
-The function raises Refusal for every code but SUCCESS. It gets the arguments after the handle.
+The function raises Refusal for every code but SUCCESS. It gets the arguments after the handle. For functions that write
+one number or text, `numbers` and `texts` have what each writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.boards import Board
-from pydra_nvidia.simulation.library.arguments import Refusal
+from pydra_nvidia.simulation.library.arguments import Refusal, put, put_text
 from pydra_nvidia.simulation.machine import View
 from pydra_nvidia.simulation.state import ComputeState, GpuState, InstanceState
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 Kind: TypeAlias = Literal["system", "gpu", "device", "instance", "compute"]
 Work: TypeAlias = Callable[..., None]
+T = TypeVar("T")
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -100,6 +102,25 @@ class Call:
 def gpu_target(view: View, uuid: str) -> Target:
     """The GPU as it is now."""
     return Target("gpu", uuid, view.state.gpus[uuid].epoch)
+
+
+def require(value: T | None) -> T:
+    """The value; raises Refusal where the hardware has none."""
+    if value is None:
+        raise Refusal(Code.NOT_SUPPORTED)
+    return value
+
+
+def numbers(kind: Kind, readers: Mapping[str, Callable[[Call], float]]) -> None:
+    """Functions that write what the reader returns."""
+    for name, read in readers.items():
+        SYMBOLS[name] = Symbol(kind, lambda call, reference, read=read: put(reference, read(call)))
+
+
+def texts(kind: Kind, readers: Mapping[str, Callable[[Call], str]]) -> None:
+    """Functions that write what the reader returns into a buffer of the given size."""
+    for name, read in readers.items():
+        SYMBOLS[name] = Symbol(kind, lambda call, buffer, size, read=read: put_text(buffer, size, read(call)))
 
 
 def system(
