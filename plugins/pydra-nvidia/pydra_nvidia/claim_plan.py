@@ -1,20 +1,20 @@
 """What preparing a claim will have and do: decided before anything is changed. Pure.
 
 The key of a piece of hardware is the PCI address of its GPU: a GPU that is passed through has no UUID on this node.
-Shares of one device go together while their configs agree.
+Shares of one device go together while they want the same time slice; MPS is refused for shares (`plan_sharing`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from pydra import Claim, ClaimError, DeviceInUse, InvalidConfig, TerminalError
-from pydra_nvidia.claim_config import GpuConfig, MigDeviceConfig, TimeSlicingConfig, VfioDeviceConfig
+from pydra_nvidia.claim_config import GpuConfig, MigDeviceConfig, VfioDeviceConfig
 from pydra_nvidia.devices import MigName, Partition, Passthrough, Target, VfioName, WholeGpu, parse_name
 from pydra_nvidia.fabric.plan_fabric import plan_fabric
 from pydra_nvidia.hardware_types import Gpu, Placement, Reading
@@ -176,7 +176,7 @@ def find_holds(targets: Sequence[Target]) -> tuple[Hold, ...]:
             hardware=target.gpu.pci if isinstance(target, WholeGpu | Partition) else target.function.address,
             place=target.placement if isinstance(target, Partition) else None,
             share=target.allocated.share_id,
-            config=_agreed(target),
+            interval=_find_interval(target),
             admin=target.allocated.admin_access,
         )
         for target in targets
@@ -218,47 +218,16 @@ def _share(one: Hold, other: Hold) -> bool:
 
 def _differ(one: Hold, other: Hold, here: str, there: str) -> str:
     """What two shares of a device are configured differently in; empty when they agree."""
-    if one.admin or other.admin or not _share(one, other) or one.config == other.config:
+    if one.admin or other.admin or not _share(one, other) or one.interval == other.interval:
         return ""
-    left, right = _flatten(one.config), _flatten(other.config)
-    return "; ".join(
-        f"{path} is {left.get(path, 'not set')} {here} and {right.get(path, 'not set')} {there}"
-        for path in sorted(left.keys() | right.keys())
-        if left.get(path) != right.get(path)
-    )
+    left, right = (json.dumps(hold.interval) if hold.interval else "not set" for hold in (one, other))
+    return f"sharing.timeSlicingConfig.interval is {left} {here} and {right} {there}"
 
 
-def _agreed(target: Target) -> str:
-    """What those who share the device must agree on, with what is left out filled in; empty for nothing."""
-    match target:
-        case WholeGpu():
-            config = target.allocated.config(GpuConfig)
-            if config is None or config.sharing is None:
-                return ""
-            sharing = config.sharing
-            if sharing.strategy == "TimeSlicing" and not (
-                sharing.time_slicing_config and sharing.time_slicing_config.interval
-            ):
-                sharing = replace(sharing, time_slicing_config=TimeSlicingConfig(interval="Default"))
-            return _encode(GpuConfig(sharing=sharing))
-        case Partition():
-            partitioned = target.allocated.config(MigDeviceConfig)
-            return _encode(partitioned) if partitioned is not None and partitioned.sharing is not None else ""
-    return ""
-
-
-def _encode(config: GpuConfig | MigDeviceConfig) -> str:
-    return msgspec.json.encode(config, order="deterministic").decode()
-
-
-def _flatten(config: str) -> dict[str, str]:
-    """Paths to values, as JSON writes them."""
-    return dict(_leaves(msgspec.json.decode(config), "")) if config else {}
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _leaves(item, f"{path}.{name}" if path else name)
-    else:
-        yield path, msgspec.json.encode(value).decode()
+def _find_interval(target: Target) -> str:
+    """The time slice that is set for the GPU; empty for none."""
+    config = target.allocated.config(GpuConfig) if isinstance(target, WholeGpu) else None
+    if config is None or config.sharing is None or config.sharing.strategy != "TimeSlicing":
+        return ""
+    slicing = config.sharing.time_slicing_config
+    return (slicing.interval if slicing else None) or "Default"

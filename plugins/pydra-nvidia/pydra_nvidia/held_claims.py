@@ -17,15 +17,15 @@ from pydra_nvidia.steps import STEP_TYPES, Step
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
     """That a claim has (a part of) some hardware: the PCI address of its GPU, and the memory slices it covers.
 
-    `place` None: all of it. `share` is the share id where others may hold it too, and `config` what they must agree
-    on, as JSON. Holds with `admin` only look.
+    `place` None: all of it. `share` is the share id where others may hold it too, and `interval` the time slice that
+    they must agree on, empty where none is set. Holds with `admin` only look.
     """
 
     device: str
     hardware: str
     place: Placement | None = None
     share: str | None = None
-    config: str = ""
+    interval: str = ""
     admin: bool = False
 
 

@@ -87,8 +87,7 @@ def test_shares_go_together_when_their_configs_agree(kit: Any, reading: Any, min
         (
             None,
             sliced("Short"),
-            'sharing.strategy is not set here and "TimeSlicing" there;'
-            ' sharing.timeSlicingConfig.interval is not set here and "Short" there',
+            'sharing.timeSlicingConfig.interval is not set here and "Short" there',
         ),
     ],
 )
