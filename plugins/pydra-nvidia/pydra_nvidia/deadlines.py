@@ -11,6 +11,7 @@ that has begun is not interrupted.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -18,71 +19,35 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
 
-import msgspec
-
 from pydra import ClaimError, time_left
 
 MARGIN = 2.0
 """Seconds before the agent cancels the call in which it answers; a tenth of the call, where that is less."""
 
-RESERVE = 12.0
-"""Seconds that `doing` keeps for undoing what was begun; a third of the call, where that is less."""
-
-
-class _Budget(msgspec.Struct, frozen=True):
-    """`call` is the end of all, `end` that of the block; `reserve` are the seconds before `call` for undoing."""
-
-    end: float
-    call: float
-    reserve: float = 0.0
-
-
-_budget: ContextVar[_Budget | None] = ContextVar("pydra_nvidia_budget", default=None)
+_end: ContextVar[float] = ContextVar("pydra_nvidia_end", default=math.inf)
 
 
 @contextmanager
 def time_for(seconds: float) -> Generator[None]:
     """What is in the block has these seconds from now, or what is left of the time around it if that is less."""
-    now, around = time.monotonic(), _budget.get()
-    end = now + seconds
-    inner = _Budget(end, end) if around is None else msgspec.structs.replace(around, end=min(around.end, end))
-    token = _budget.set(inner)
+    token = _end.set(min(_end.get(), time.monotonic() + seconds))
     try:
         yield
     finally:
-        _budget.reset(token)
+        _end.reset(token)
 
 
 @contextmanager
 def call_time() -> Generator[None]:
     """The block is a call of the agent's: it has what the agent gives it."""
-    now, given = time.monotonic(), time_left()
-    end = now + given - min(MARGIN, given / 10)
-    token = _budget.set(_Budget(end, end, min(RESERVE, (end - now) / 3)))
-    try:
+    given = time_left()
+    with time_for(given - min(MARGIN, given / 10)):
         yield
-    finally:
-        _budget.reset(token)
-
-
-@contextmanager
-def doing() -> Generator[None]:
-    """What is in the block leaves time for undoing it."""
-    around = _budget.get()
-    if around is None:
-        yield
-        return
-    token = _budget.set(msgspec.structs.replace(around, end=min(around.end, around.call - around.reserve)))
-    try:
-        yield
-    finally:
-        _budget.reset(token)
 
 
 def left(at_most: float) -> float:
     """Seconds that something may take which alone would have `at_most`; 0 when the time is used up."""
-    budget = _budget.get()
-    return at_most if budget is None else max(0.0, min(at_most, budget.end - time.monotonic()))
+    return max(0.0, min(at_most, _end.get() - time.monotonic()))
 
 
 P = ParamSpec("P")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from pydra.backends.contract import call_deadline
-from pydra_nvidia.deadlines import call_time, doing, left, time_for
+from pydra_nvidia.deadlines import call_time, left, time_for
 
 
 @pytest.fixture
@@ -27,9 +27,7 @@ def give() -> Iterator[object]:
 
 def test_without_a_budget_every_wait_has_its_own_time() -> None:
     assert left(5) == 5
-    with call_time(), doing():
-        assert left(5) == 5
-    with doing():
+    with call_time():
         assert left(5) == 5
 
 
@@ -59,16 +57,8 @@ async def test_threads_of_a_call_have_its_budget() -> None:
         assert await asyncio.to_thread(left, 100) <= 1
 
 
-@pytest.mark.parametrize(
-    ("given", "call", "reserve"),
-    [(4000, 3998, 12), (40, 38, 12), (20, 18, 6), (3, 2.7, 0.9)],
-    ids=["long", "as set", "half of that", "hardly any"],
-)
-def test_doing_leaves_time_for_undoing_however_long_the_agent_lets_a_call_take(
-    give: object, given: float, call: float, reserve: float
-) -> None:
+@pytest.mark.parametrize(("given", "call"), [(4000, 3998), (40, 38), (3, 2.7)], ids=["long", "as set", "hardly any"])
+def test_a_call_ends_before_the_agent_cancels_it(give: object, given: float, call: float) -> None:
     give(given)  # type: ignore[operator]
     with call_time():
-        with doing():
-            assert left(1e6) == pytest.approx(call - reserve, abs=0.5)
         assert left(1e6) == pytest.approx(call, abs=0.5)

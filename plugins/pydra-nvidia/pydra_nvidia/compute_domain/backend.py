@@ -38,7 +38,7 @@ from pydra_nvidia.compute_domain.imex_daemons import DomainDirectories, DomainNo
 from pydra_nvidia.compute_domain.settings import Imex, Settings
 from pydra_nvidia.compute_domain.steps import CHANNEL, DAEMON, MakeDomainDirectory
 from pydra_nvidia.compute_domain.takeover import convert_claims
-from pydra_nvidia.deadlines import call_time, doing, in_thread, left
+from pydra_nvidia.deadlines import call_time, in_thread, left
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
 from pydra_nvidia.host.kernel_driver import (
     CapabilityMissing,
@@ -160,13 +160,6 @@ class ComputeDomainBackend:
             taken.append(InheritedClaim(claim=claim, prepared=tuple(prepared)))
         return Inheritance(claims=tuple(taken), files=(os.path.join(directory, FILE),))
 
-    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
-        """Remove the directory of a daemon that was prepared before there were steps."""
-        for device in claim.devices if not claim.steps else ():
-            config = device.config(ComputeDomainDaemonConfig)
-            if device.device == DAEMON and config is not None and not device.admin_access:
-                await in_thread(self._directories.remove, config.domain)
-
     async def _prepare(self, device: AllocatedDevice, namespace: str) -> ContainerEdits:
         config = find_config(device)
         set_status("asking NVML for the fabric")
@@ -182,8 +175,7 @@ class ComputeDomainBackend:
         """Until the IMEX daemon is ready. Raises DomainNotReady, OtherNamespace."""
         is_drivers = self._settings.imex is Imex.DRIVER_MANAGED
         set_status("waiting for the IMEX daemon")
-        with doing():
-            end = time.monotonic() + left(self._settings.ready_deadline)
+        end = time.monotonic() + left(self._settings.ready_deadline)
         while True:
             try:
                 if is_drivers:

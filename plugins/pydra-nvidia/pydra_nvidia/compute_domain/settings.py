@@ -53,8 +53,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     imex_socket: AbsolutePath = "/etc/nvidia-imex/imex_ctrl.sock"
     """The socket of the host's IMEX daemon, inside the driver's root: its `IMEX_CMD_UNIX_DOMAIN_PATH`."""
     ready_deadline: Annotated[float, msgspec.Meta(gt=0)] = 25.0
-    """Seconds that one call waits for the IMEX daemon to be ready, before the kubelet tries again. At most two thirds
-    of the agent's `prepareDeadline`."""
+    """Seconds that one call waits for the IMEX daemon to be ready, before the kubelet tries again. It ends two seconds
+    before the agent's `prepareDeadline` in any case."""
     poll_period: Annotated[float, msgspec.Meta(gt=0)] = 5.0
     """Seconds between two checks for external changes, and of a fabric that is not ready."""
 

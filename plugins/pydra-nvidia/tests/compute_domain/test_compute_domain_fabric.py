@@ -149,7 +149,6 @@ async def test_a_fabric_that_is_not_ready_makes_the_devices_unhealthy_until_it_i
     async with machine(tmp_path, gpus(*fabrics, channels=channels)) as node:
         health = await node.health()
         assert health.status is HealthStatus.UNHEALTHY
-        await node.backend.unprepare(claim("channel"), ())
         with pytest.raises(ClaimError, match=words) as caught:
             await node.backend.prepare(claim("channel"))
         assert caught.value.retryable
