@@ -102,7 +102,12 @@ def read_fabric(nvml: Nvml, handle: Any, *, subject: str) -> Fabric | None:
 
     A cluster without a UUID is of this node alone: HGX boards with their own switches have that.
     """
-    info = read_fabric_info(nvml, handle, subject=subject)
+    try:
+        info = ask_fabric_info(nvml, handle, subject=subject)
+    except NvmlError as error:
+        if error.code in LOST or error.code in STALE:
+            raise
+        return None
     if info is None or info.state != _COMPLETED or info.status != 0 or not any(info.clusterUuid):
         return None
     return Fabric(
@@ -112,18 +117,11 @@ def read_fabric(nvml: Nvml, handle: Any, *, subject: str) -> Fabric | None:
     )
 
 
-def read_fabric_info(nvml: Nvml, handle: Any, *, subject: str) -> Any:
-    """The newest version of the structure that the driver knows; None when it answers none."""
-    try:
-        return ask_fabric_info(nvml, handle, subject=subject)
-    except NvmlError as error:
-        if error.code in LOST or error.code in STALE:
-            raise
-        return None
-
-
 def ask_fabric_info(nvml: Nvml, handle: Any, *, subject: str) -> Any:
-    """The same; None for a GPU or a driver without a fabric. Raises NvmlError when the question fails."""
+    """The newest version of the structure that the driver knows; None for a GPU or a driver without a fabric.
+
+    Raises NvmlError when the question fails.
+    """
     failure = None
     for call, structure in (
         ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
