@@ -129,7 +129,7 @@ class ActivateFabric(_Step, frozen=True, tag="activate-fabric"):
 
     partition: int
     gpus: tuple[str, ...]
-    members: tuple[str, ...] = ()
+    members: tuple[str, ...]
     persistent: tuple[str, ...] = ()
 
     @property

@@ -45,10 +45,8 @@ def match_members(
 
 
 def find_group(groups: Iterable[Group], step: ActivateFabric) -> Group | None:
-    """The partition of the step's GPUs, whatever its ID is by now; by its ID where an earlier version planned it."""
-    if step.members:
-        return next((one for one in groups if one.identities == step.members), None)
-    return next((one for one in groups if one.id == step.partition and len(one.members) == len(step.gpus)), None)
+    """The partition of the step's GPUs, whatever its ID is by now."""
+    return next((one for one in groups if one.identities == step.members), None)
 
 
 def _identify(member: Member) -> str:

@@ -262,7 +262,7 @@ class MpsDaemons:
     async def _mount(self, place: MpsDirectory) -> None:
         """Memory for what clients and servers exchange; plain directories where mounting is not permitted.
 
-        What is mounted stays while the place does, for containers have it; so do the plain pipes of earlier versions.
+        What is mounted stays while the place does, for containers have it.
         """
         if await asyncio.to_thread(has_memory, place, self._where):
             return

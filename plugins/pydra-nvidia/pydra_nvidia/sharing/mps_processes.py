@@ -151,7 +151,7 @@ def find_mounts(place: MpsDirectory, where: LaunchContext) -> tuple[str, ...]:
 
 
 def has_memory(place: MpsDirectory, where: LaunchContext) -> bool:
-    """Whether the memory was mounted; a daemon of an earlier version has its pipes in a plain directory."""
+    """Whether the memory was mounted, that of the pipes too: it is mounted first."""
     return _seen(place, place.shm, where) in find_mounts(place, where)
 
 

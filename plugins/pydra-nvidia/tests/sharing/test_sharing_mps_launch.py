@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,19 +21,17 @@ from pydra_nvidia.settings import MpsLauncher, Settings
 from pydra_nvidia.sharing import mps_launcher
 from pydra_nvidia.sharing.mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
-from pydra_nvidia.sharing.mps_directory import MpsDirectory, find_directory
+from pydra_nvidia.sharing.mps_directory import find_directory
 from pydra_nvidia.sharing.mps_processes import (
     Launch,
     LaunchContext,
     find_context,
     find_mounts,
     has_memory,
-    identify,
     plan_daemon,
     plan_mount,
     plan_unmount,
     reach_pipe,
-    wait_gone,
 )
 from pydra_nvidia.steps import StartMps
 
@@ -256,29 +253,6 @@ async def test_a_client_can_fill_nothing_of_the_node_through_the_pipes(
     with pytest.raises(OSError, match="No space left"):
         await asyncio.to_thread(Path(pipe, "junk").write_bytes, bytes(2 << 20))
     await applier.undo(STEP, None, kit.entry("u1", STEP))
-
-
-async def test_a_daemon_of_an_earlier_version_goes_on_with_its_plain_pipes(bench: Any, kit: Any, host: str) -> None:
-    applier = await run_daemon(bench, kit, find_context(MpsLauncher.DIRECT, host))
-    place = find_directory(bench.settings, STEP.id)
-    record = place.read_record()
-    assert record is not None
-    await make_earlier(place, record.pid)
-    assert await applier.revive(STEP, kit.entry("u1", STEP))
-    assert find_mounts(place, DIRECT) == (place.shm,)  # containers have the directory itself
-    assert "control" in os.listdir(place.pipe)
-    await applier.undo(STEP, None, kit.entry("u1", STEP))
-    assert find_mounts(place, DIRECT) == ()
-    assert STEP.id not in os.listdir(f"{bench.settings.state}/mps")
-
-
-async def make_earlier(place: MpsDirectory, pid: int) -> None:
-    """As if the daemon had been started when pipes were no memory, and had died since."""
-    process = identify(pid)
-    assert process is not None
-    os.kill(pid, signal.SIGKILL)
-    assert await wait_gone([process], 30) == ()
-    assert (await asyncio.to_thread(run, Launch(unmount=(place.pipe,)))).returncode == 0
 
 
 async def test_a_daemon_on_the_host_is_in_no_control_group_of_the_agent(bench: Any, kit: Any, host: str) -> None:
