@@ -231,11 +231,11 @@ MOUNT_OPTIONS = ("rw", "nosuid", "nodev", "bind")
 
 def mps_edits(target: Target, steps: Sequence[Step], *, settings: Settings) -> ContainerEdits:
     """The pipe and the memory of the daemon that the device has; nothing without one, or for admins who look."""
-    daemon = _find_daemon(target, steps)
-    if daemon is None:
-        return ContainerEdits()
-    place = find_directory(settings, daemon.id)
-    return mps_client_edits(place.on_host(place.pipe), place.on_host(place.shm))
+    for step in steps:
+        if isinstance(step, StartMps) and target.allocated.device in (step.holds or ()):
+            place = find_directory(settings, step.id)
+            return mps_client_edits(place.on_host(place.pipe), place.on_host(place.shm))
+    return ContainerEdits()
 
 
 def mps_client_edits(pipe: str, shm: str, *, optional: bool = False) -> ContainerEdits:
@@ -246,17 +246,3 @@ def mps_client_edits(pipe: str, shm: str, *, optional: bool = False) -> Containe
         .with_mount(shm, SHM_INSIDE, options=MOUNT_OPTIONS, optional=optional)
         .with_mount(pipe, PIPE_INSIDE, options=MOUNT_OPTIONS, optional=optional)
     )
-
-
-def _find_daemon(target: Target, steps: Sequence[Step]) -> StartMps | None:
-    if target.allocated.admin_access:
-        return None
-    for step in steps:
-        if isinstance(step, StartMps):
-            if isinstance(target, WholeGpu) and target.gpu.uuid in step.devices:
-                return step
-            if isinstance(target, Partition) and (
-                (target.uuid and target.uuid in step.devices) or step.partition == (target.gpu.uuid, target.placement)
-            ):
-                return step
-    return None

@@ -104,7 +104,7 @@ async def test_a_function_without_a_vfio_device_is_the_claims_error(node: Any, p
 async def test_a_client_of_mps_gets_its_daemon_on_top_of_the_driver(machine: Any) -> None:
     seen, maker = reading(), DeviceEdits(machine.tree, Settings())
     plain = edits_of(maker, target("gpu-0", seen), seen)
-    steps = (StartMps(id="uid-12345", devices=("GPU-0",)),)
+    steps = (StartMps(id="uid-12345", devices=("GPU-0",), holds=("gpu-0",)),)
     shared = edits_of(maker, target("gpu-0", seen), seen, steps)
     assert shared.env.keys() - plain.env.keys() == {"CUDA_MPS_PIPE_DIRECTORY"}
     added = {mount.container_path: mount.host_path for mount in set(shared.mounts) - set(plain.mounts)}

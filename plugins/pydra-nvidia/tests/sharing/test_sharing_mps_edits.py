@@ -8,6 +8,7 @@ import pytest
 
 from pydra import ContainerEdits, Mount
 from pydra_nvidia.cdi.edits import mps_edits
+from pydra_nvidia.claim_plan import name_devices
 from pydra_nvidia.hardware_types import Placement
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import SetTimeSlice, StartMps
@@ -33,7 +34,8 @@ DYNAMIC = StartMps(id="u1-ccccc", partition=("GPU-2", Placement(3, 1)))
 def test_a_device_gets_the_pipe_and_the_memory_of_its_daemon(kit: Any, device: str, daemon: str, admin: bool) -> None:
     reading = kit.reading(*(kit.gpu(minor) for minor in (0, 1, 3)), kit.gpu(2, mig=kit.mig((kit.PROFILE, 0, "MIG-z"))))
     (target,) = kit.targets(reading, kit.give(device, admin=admin))
-    steps = (SetTimeSlice(gpu="GPU-3", interval=1), WHOLE, STATIC, DYNAMIC)
+    planned = (SetTimeSlice(gpu="GPU-3", interval=1), WHOLE, STATIC, DYNAMIC)
+    steps = [name_devices(step, (target,)) for step in planned]
     edits = mps_edits(target, steps, settings=Settings(state="/host/run/p", host_root="/host"))
     if admin or not daemon:
         assert edits == ContainerEdits()
