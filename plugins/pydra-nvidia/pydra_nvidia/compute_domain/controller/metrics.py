@@ -24,9 +24,6 @@ class ControllerMetrics:
             ("result",),
             registry=self.registry,
         )
-        self.leader = Gauge(
-            "pydra_compute_domain_leader", "1 on the instance that acts, else 0.", registry=self.registry
-        )
         self.count(())
         for result in ("ok", "conflict", "error"):
             self.reconciles.labels(result)
