@@ -192,7 +192,8 @@ async def test_gpus_get_their_persistence_mode_back_also_after_a_process_that_wa
     (planned,) = plan_fabric(
         [target(one) for one in step.gpus],
         Reading(
-            gpus=tuple(known), fabric=SharedFabric(partitions=(FabricPartition(id=step.partition, gpus=step.gpus),))
+            gpus=tuple(known),
+            fabric=SharedFabric(partitions=(FabricPartition(id=step.partition, gpus=step.gpus, members=step.members),)),
         ),
     )
     claim = build_claim("c1", planned)
