@@ -189,8 +189,6 @@ class Model(_Table, frozen=True, kw_only=True):
     virtualization: Annotated[int, msgspec.Meta(ge=0, le=4)] = 0
     module: bool = True
     serial: bool = True
-    vbios: str = "96.00.00.00.01"
-    gsp_firmware: str = ""
     events: Natural = 0x01FF
     fields: Mapping[int, int] = {}
     unsupported: tuple[str, ...] = ()

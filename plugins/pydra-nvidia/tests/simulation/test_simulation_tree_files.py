@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pydra_nvidia.simulation.tree.device_numbers import compute_minor, describe_minors, instance_minor
+from pydra_nvidia.simulation.tree.device_numbers import compute_minor, instance_minor
 from pydra_nvidia.simulation.tree.libraries import AARCH64, X86_64, build_library
 
 
@@ -37,11 +37,3 @@ def test_capabilities_have_the_numbers_that_the_kernel_gives(
     gpu: int, instance: int, compute: int, minors: tuple[int, int]
 ) -> None:
     assert (instance_minor(gpu, instance), compute_minor(gpu, instance, compute)) == minors
-    lines = dict(line.rsplit(" ", 1) for line in describe_minors().splitlines())
-    assert lines[f"gpu{gpu}/gi{instance}/access"] == str(minors[0])
-    assert lines[f"gpu{gpu}/gi{instance}/ci{compute}/access"] == str(minors[1])
-
-
-def test_all_numbers_of_capabilities_differ() -> None:
-    numbers = [int(line.rsplit(" ", 1)[1]) for line in describe_minors().splitlines()]
-    assert numbers == list(range(1, 4323))

@@ -1,11 +1,9 @@
-"""Majors and minors of device nodes, with /proc/devices and nvidia-caps' list of them; as on a server.
+"""Majors and minors of device nodes, with /proc/devices; as on a server.
 
 Source: MIG user guide, "Device Nodes and Capabilities", and a whole file mig-minors of a machine (driver 450).
 """
 
 from __future__ import annotations
-
-from functools import cache
 
 from pydra_pci.simulation.kernel import VFIO, VFIO_DEVICE
 
@@ -46,15 +44,3 @@ def instance_minor(gpu: int, instance: int) -> int:
 def compute_minor(gpu: int, instance: int, compute: int) -> int:
     """Of a compute instance in it."""
     return instance_minor(gpu, instance) + 1 + compute
-
-
-@cache
-def describe_minors() -> str:
-    """/proc/driver/nvidia-caps/mig-minors: all that could ever exist."""
-    lines = [f"config {CONFIG}", f"monitor {MONITOR}"]
-    for gpu in range(GPUS):
-        for instance in range(INSTANCES):
-            place = f"gpu{gpu}/gi{instance}"
-            lines.append(f"{place}/access {instance_minor(gpu, instance)}")
-            lines += [f"{place}/ci{ci}/access {compute_minor(gpu, instance, ci)}" for ci in range(COMPUTE)]
-    return "\n".join(lines) + "\n"

@@ -11,54 +11,17 @@ from collections.abc import Iterable
 from pydra_nvidia.simulation.state import InstanceState
 from pydra_nvidia.simulation.tree import device_numbers
 from pydra_nvidia.simulation.tree.device_numbers import CONFIG, IMEX_MANAGEMENT, MONITOR, compute_minor, instance_minor
-from pydra_nvidia.simulation.tree.libraries import mig_minors
 from pydra_pci.simulation.files import Files, device, folder, text
 from pydra_pci.simulation.functions import driver_files, module_files
 
 COMMON_NODES = ("nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools")
 
-_PARAMETERS = {
-    "ResmanDebugLevel": 4294967295,
-    "RmLogonRC": 1,
-    "ModifyDeviceFiles": 1,
-    "DeviceFileUID": 0,
-    "DeviceFileGID": 0,
-    "DeviceFileMode": 0o666,
-    "InitializeSystemMemoryAllocations": 1,
-    "UsePageAttributeTable": 4294967295,
-    "EnableMSI": 1,
-    "EnablePCIeGen3": 0,
-    "MemoryPoolSize": 0,
-    "KMallocHeapMaxSize": 0,
-    "VMallocHeapMaxSize": 0,
-    "IgnoreMMIOCheck": 0,
-    "EnableStreamMemOPs": 0,
-    "EnableUserNUMAManagement": 1,
-    "NvLinkDisable": 0,
-    "RmProfilingAdminOnly": 1,
-    "PreserveVideoMemoryAllocations": 0,
-    "EnableS0ixPowerManagement": 0,
-    "DynamicPowerManagement": 3,
-    "RegisterPCIDriver": 1,
-    "EnableResizableBar": 0,
-    "EnableDbgBreakpoint": 0,
-    "EnableNonblockingOpen": 1,
-}
-"""Of driver 580 with its defaults."""
-
 
 def loaded_driver_files(version: str, architecture: str, *, open_module: bool, imex_channels: int) -> Files:
     """All of them; `open_module`: the kernel module with open source, the only one that has Blackwell."""
-    parameters = _PARAMETERS | {"ImexChannelCount": imex_channels or 2048, "CreateImexChannel0": 0}
-    lines = [f"{name}: {value}" for name, value in parameters.items()]
-    lines += [f'{name}: ""' for name in ("RegistryDwords", "RegistryDwordsPerDevice", "RmMsg", "GpuBlacklist")]
     files = {
         "proc/driver/nvidia/version": text(_describe_version(version, architecture, open_module=open_module)),
-        "proc/driver/nvidia/params": text("\n".join(lines)),
-        "proc/driver/nvidia/registry": text('Binary: ""'),
-        "proc/driver/nvidia/suspend": text(""),
-        "proc/driver/nvidia-caps/mig-minors": mig_minors(),
-        "proc/driver/nvidia-nvlink/permissions": text("DeviceFileMode: 438"),
+        "proc/driver/nvidia/params": text(f"ModifyDeviceFiles: 1\nImexChannelCount: {imex_channels or 2048}"),
     }
     for name in COMMON_NODES:
         files[f"dev/{name}"] = device()

@@ -34,7 +34,7 @@ def gpu_files(place: GpuPlace, version: str) -> Files:
     if board.model.pci.pci_class.startswith(_VGA):
         files |= _audio_files(place, function)
     if version:
-        files |= _driver_files(place, version) | _graphics_files(place, function.slot.path)
+        files |= _driver_files(place) | _graphics_files(place, function.slot.path)
     return files
 
 
@@ -48,17 +48,13 @@ def _function(place: GpuPlace) -> Function:
         subsystem_vendor=pci.subsystem_vendor,
         subsystem_device=pci.subsystem_device,
         revision=pci.revision,
-        irq=_irq(place),
+        irq=120 + place.index,
         group=board.iommu_group if place.iommu else None,
         regions=_regions(place),
         virtual=16 if board.model.architecture >= AMPERE else None,
         speed=_SPEEDS.get(pci.generation, "2.5 GT/s PCIe"),
         width=pci.width,
     )
-
-
-def _irq(place: GpuPlace) -> int:
-    return 120 + place.index
 
 
 def _regions(place: GpuPlace) -> tuple[Region, ...]:
@@ -103,26 +99,18 @@ def _audio_files(place: GpuPlace, gpu: Function) -> Files:
     }
 
 
-def _driver_files(place: GpuPlace, version: str) -> Files:
+def _driver_files(place: GpuPlace) -> Files:
     board = place.board
     proc = f"proc/driver/nvidia/gpus/{board.address}"
     information = (
         f"Model: \t\t {board.model.name}",
-        f"IRQ:   \t\t {_irq(place)}",
         f"GPU UUID: \t {board.uuid}",
-        f"Video BIOS: \t {board.model.vbios}",
-        "Bus Type: \t PCIe",
-        "DMA Size: \t 52 bits",
-        "DMA Mask: \t 0xfffffffffffff",
         f"Bus Location: \t {board.address}",
         f"Device Minor: \t {board.minor}",
-        f"GPU Firmware: \t {version if board.model.gsp_firmware else 'N/A'}",
         "GPU Excluded:\t No",
     )
     return {
         f"{proc}/information": text("\n".join(information)),
-        f"{proc}/registry": text('Binary: ""'),
-        f"{proc}/power": text("Runtime D3 status:          Disabled by default"),
         f"dev/nvidia{board.minor}": device(),
     }
 

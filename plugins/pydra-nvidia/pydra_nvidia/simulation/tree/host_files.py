@@ -18,18 +18,13 @@ _USUAL_LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64":
 _ANY_FUNCTION = "v*d*sv*sd*bc*sc*i*"
 
 
-def host_files(host: HostPart, *, seed: str, boot: int, architecture: str, numa_nodes: int) -> Files:
+def host_files(host: HostPart, *, seed: str, boot: int, numa_nodes: int) -> Files:
     """All but the functions on the bus; `boot` counts reboots."""
     files = usual_links() | {
-        "etc/hostname": text("simulated"),
         "proc/sys/kernel/osrelease": text(host.kernel),
         BOOT_ID: boot_entry(seed, boot),
-        "proc/version": text(f"Linux version {host.kernel} (simulated) {architecture}"),
-        "proc/meminfo": text(_describe_memory(host.memory)),
-        "proc/cmdline": text(f"BOOT_IMAGE=/boot/vmlinuz-{host.kernel} ro{' iommu=pt' if host.iommu else ''}"),
+        "proc/meminfo": text(f"MemTotal:       {host.memory * 1024:>8} kB"),
         "sys/bus/pci/drivers_probe": text(""),
-        "sys/bus/pci/rescan": text(""),
-        "sys/class/drm/version": text("drm 1.1.0 20060810"),
         "sys/module/firmware_class/parameters/path": text(""),
         "run/lock": folder(),
         "tmp": folder(),
@@ -98,17 +93,3 @@ def _describe_aliases(variants: Mapping[str, str]) -> str:
     for modalias, name in variants.items():
         lines.append(f"alias vfio_pci:{modalias.rpartition(':')[2]} {name.replace('-', '_')}")
     return "\n".join([*lines, f"alias vfio_pci:{_ANY_FUNCTION} vfio_pci"])
-
-
-def _describe_memory(mebibytes: int) -> str:
-    total = mebibytes * 1024
-    return "\n".join(
-        f"{name + ':':<16}{size:>8} kB"
-        for name, size in (
-            ("MemTotal", total),
-            ("MemFree", total * 9 // 10),
-            ("MemAvailable", total * 19 // 20),
-            ("SwapTotal", 0),
-            ("SwapFree", 0),
-        )
-    )

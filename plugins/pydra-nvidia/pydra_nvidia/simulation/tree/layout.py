@@ -72,14 +72,10 @@ def _node_sections(root: str, view: View) -> Iterator[Section]:
     loaded = view.state.driver == "loaded"
     numa = 1 + max((board.numa for board in view.boards.values()), default=0)
     host, boards = scenario.host, view.boards.values()
-    architecture = find_architecture(view)
     yield (
         "host",
         (scenario, boot),
-        lambda: (
-            self_link(root)
-            | host_files(host, seed=scenario.seed, boot=boot, architecture=architecture, numa_nodes=max(numa, 1))
-        ),
+        lambda: self_link(root) | host_files(host, seed=scenario.seed, boot=boot, numa_nodes=max(numa, 1)),
     )
     yield "bus", (scenario, loaded), lambda: neighbour_files(boards, iommu=host.iommu, driver=loaded)
     yield (

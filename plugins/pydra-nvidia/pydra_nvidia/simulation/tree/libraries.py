@@ -1,21 +1,15 @@
-"""Files that only NVIDIA's installation has: shared libraries with nothing in them but their SONAME, mig-minors."""
+"""Files that only NVIDIA's installation has: shared libraries with nothing in them but their SONAME."""
 
 from __future__ import annotations
 
 import struct
 
-from pydra_nvidia.simulation.tree.device_numbers import describe_minors
 from pydra_pci.simulation.files import Contents
 
 
 def library(soname: str, machine: int) -> str:
     """A shared library with nothing in it but its SONAME; `machine` as the ELF header numbers processors."""
     return f"e{machine} {soname}"
-
-
-def mig_minors() -> str:
-    """The file mig-minors, 4322 lines that are always the same."""
-    return "m"
 
 
 X86_64, AARCH64 = 62, 183
@@ -70,5 +64,5 @@ def _build(content: str) -> bytes:
     return build_library(soname, int(machine))
 
 
-CONTENTS: Contents = {"e": _build, "m": lambda _content: describe_minors().encode()}
-"""The kinds of files that this simulator adds to those of every one."""
+CONTENTS: Contents = {"e": _build}
+"""The kind of file that this simulator adds to those of every one."""
