@@ -160,6 +160,24 @@ def test_the_net_agent_can_write_where_virtual_functions_are_made_if_it_makes_so
     assert "PYDRA_NET_SYS_ROOT" not in by_name(without["env"])
 
 
+@pytest.mark.parametrize(
+    ("settings", "written"),
+    [
+        ({}, ""),
+        ({"partitioning": "existing", "vfio": False}, ""),
+        ({"partitioning": "memory"}, "/sys/devices"),
+        ({"partitioning": "compute", "vfio": True}, "/sys"),
+    ],
+)
+def test_the_amd_agent_can_write_what_its_settings_change_of_sys_and_nowhere_else(
+    settings: dict[str, object], written: str
+) -> None:
+    agent = render({"backends": {"amd": {"enabled": True, "settings": settings}}}).agent()
+    below = [one["mountPath"] for one in agent["volumeMounts"] if one["mountPath"].startswith("/host/")]
+    assert below == ([f"/host{written}"] if written else [])
+    assert ("PYDRA_AMD_SYS_ROOT" in by_name(agent["env"])) is bool(written)
+
+
 def test_a_pool_of_nodes_can_write_there_if_its_settings_need_it() -> None:
     pools = {"label": "pool", "pools": {"cards": {"values": ["cards"], "settings": {"virtualFunctions": "eth1=8"}}}}
     objects = render(NET, at("backends.net.nodePools", pools))

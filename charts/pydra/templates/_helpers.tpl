@@ -149,8 +149,8 @@ readinessProbe: {{ merge (dict "httpGet" (dict "path" "/readyz" "port" "metrics"
 {{- range $name, $backend := .backends -}}
 {{- $own := default list $backend.hostPaths -}}
 {{- /* Below the host's root, which is read-only, for what is to be written alone. */ -}}
-{{- if include "pydra.sysDevices" $backend -}}
-{{- $own = append $own (dict "path" "/sys/devices" "mountPath" "/host/sys/devices" "type" "Directory") -}}
+{{- with include "pydra.writableSys" $backend -}}
+{{- $own = append $own (dict "path" . "mountPath" (print "/host" .) "type" "Directory") -}}
 {{- end -}}
 {{- range $own -}}
 {{- $place := clean (default .path .mountPath) -}}
@@ -175,8 +175,8 @@ readinessProbe: {{ merge (dict "httpGet" (dict "path" "/readyz" "port" "metrics"
 {{- range $key, $_ := default dict $backend.settings -}}
 {{- $_ := set $taken (include "pydra.variable" (dict "name" $name "key" $key)) (printf "backends.%s.settings.%s" $name $key) -}}
 {{- end -}}
-{{- if include "pydra.sysDevices" $backend -}}
-{{- $_ := set $taken (include "pydra.variable" (dict "name" $name "key" "sysRoot")) (printf "backends.%s.settingsNeed.sysDevices" $name) -}}
+{{- if include "pydra.writableSys" $backend -}}
+{{- $_ := set $taken (include "pydra.variable" (dict "name" $name "key" "sysRoot")) (printf "backends.%s.settingsNeed" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- range $name, $backend := .backends -}}

@@ -114,7 +114,7 @@ containers:
       - {name: PYTHONPATH, value: /packages/start}
       {{- end }}
       {{- range $name := $names }}
-      {{- if include "pydra.sysDevices" (get $.backends $name) }}
+      {{- if include "pydra.writableSys" (get $.backends $name) }}
       - {name: {{ include "pydra.variable" (dict "name" $name "key" "sysRoot") }}, value: /host/sys}
       {{- end }}
       {{- with (get $.backends $name).env }}
@@ -245,10 +245,12 @@ Args: settings, unless (setting to the value with which it needs nothing).
 {{- if or .hostPID (include "pydra.needing" (dict "settings" .settings "unless" $unless) | fromJsonArray) -}}true{{- end -}}
 {{- end -}}
 
-{{- /* Whether a backend needs to write to the host's /sys/devices; empty when not. */ -}}
-{{- define "pydra.sysDevices" -}}
-{{- $unless := dig "sysDevices" dict (default dict .settingsNeed) -}}
-{{- if include "pydra.needing" (dict "settings" .settings "unless" $unless) | fromJsonArray -}}true{{- end -}}
+{{- /* What of the host's /sys a backend needs to write to: /sys, /sys/devices, or empty. */ -}}
+{{- define "pydra.writableSys" -}}
+{{- $need := default dict .settingsNeed -}}
+{{- if include "pydra.needing" (dict "settings" .settings "unless" (dig "sys" dict $need)) | fromJsonArray -}}/sys
+{{- else if include "pydra.needing" (dict "settings" .settings "unless" (dig "sysDevices" dict $need)) | fromJsonArray -}}/sys/devices
+{{- end -}}
 {{- end -}}
 
 {{- /* Whether any of these backends is to share the host's network, as its pod then does; empty when not. */ -}}

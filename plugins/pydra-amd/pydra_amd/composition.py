@@ -30,12 +30,13 @@ _NUMBERS = {"DAC_READ_SEARCH": 2, "SYS_MODULE": 16, "SYS_CHROOT": 18, "SYS_PTRAC
 def find_missing_rights(tree: Tree, settings: Settings) -> Iterator[str]:
     """What the node's files cannot be changed for, and who can change that; found out before anything is done."""
     if settings.partitioning is not Partitioning.EXISTING or settings.vfio:
+        written = tree.sys("bus/pci" if settings.vfio else "devices")
         with suppress(OSError):
-            if os.statvfs(tree.roots.sys).f_flag & os.ST_RDONLY:
+            if os.statvfs(written).f_flag & os.ST_RDONLY:
                 yield (
                     f"partitioning {settings.partitioning.value} and vfio {str(settings.vfio).lower()} need the host's "
-                    f"/sys writable, and {tree.roots.sys} is read-only: mount it at another place (in the chart "
-                    "backends.amd.hostPaths), and set PYDRA_AMD_SYS_ROOT to that"
+                    f"/sys writable, and {written} is read-only: mount it at another place, and set "
+                    "PYDRA_AMD_SYS_ROOT to that (the chart does both)"
                 )
     found = re.search(r"^CapEff:\s*(\w+)$", tree.read(tree.proc("self/status")), re.MULTILINE)
     held = int(found[1], 16) if found else 0
