@@ -7,7 +7,6 @@ waits for a change of the backend.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import time
@@ -32,6 +31,8 @@ from pydra_dev.explanations import (
     describe_cdi_spec,
     describe_event,
     describe_hints,
+    describe_log,
+    describe_network,
     describe_others,
     describe_sample,
     describe_slices,
@@ -70,7 +71,7 @@ from pydra_dev.verbs import Api, Query
 STEP_DEADLINE = 30.0
 LOG_INTERVAL = 0.1
 SETTLED = 1.0
-"""Seconds after which a pod that cannot be scheduled, or an empty pool, is believed to stay so."""
+"""Seconds after which an empty pool, or a pod that waits or gets nothing, is believed to stay so."""
 POD_ATTEMPTS = 3
 """After so many failures of one of its pods the demo gives up."""
 FATAL = frozenset(
@@ -78,8 +79,8 @@ FATAL = frozenset(
     | {"ClusterUnsupported", "DevicesStale", "RegistrationRefused"}
 )
 """The reasons of Events on the node after which nothing will be prepared before the backend changes."""
-AGENT_FLAGS = ("--stale-after", "0", "--healthy-after", "0", "--drain-grace", "0.5")
-"""Nobody waits here for what might end by itself."""
+AGENT_FLAGS = ("--stale-after", "0", "--healthy-after", "0", "--drain-grace", "0.5", "--device-status", "true")
+"""Nobody waits here for what might end by itself; and the interfaces that pods get are in the claims only."""
 QUICK_DEATH = 5.0
 CONTAINER_SECONDS = 3.0
 """How long real containers may run with `once`."""
@@ -271,6 +272,8 @@ class DemoRun:
         self._failures: Counter[str] = Counter()
         self._ran: set[str] = set()
         self._told: set[str] = set()
+        self._is_bare = False
+        self._network = anyio.Event()
         self._unscheduled: dict[str, float] = {}
         self._empty_since: float | None = None
         self._pods: tuple[str, ...] = ()
@@ -420,6 +423,9 @@ class DemoRun:
         if self._containers is not None:
             await self._containers.wait_ended(CONTAINER_SECONDS)
             self._refuse_hopeless()
+        if self._is_bare:
+            with anyio.move_on_after(SETTLED):
+                await self._network.wait()
         self._clean_up.delete_pods()
         await self._wait("the pods end", self._find_no_pods)
         await self._wait("the CDI specs are removed", self._find_no_cdi_specs)
@@ -488,8 +494,10 @@ class DemoRun:
                 self._failures[step.pod] += 1
             case PodRunning():
                 self._ran.add(step.pod)
-            case ContainerCreated() if self._containers is not None:
-                self._containers.start(step)
+            case ContainerCreated():
+                self._is_bare |= not step.cdi_ids
+                if self._containers is not None:
+                    self._containers.start(step)
             case Called():
                 self._clean_up.follow(step)
                 self._tell_log()
@@ -504,9 +512,13 @@ class DemoRun:
             await wakeup.wait()
 
     def _tell_allocations(self) -> None:
-        for claim in self._api.list(RESOURCE_CLAIMS).items:
-            uid = claim["metadata"]["uid"]
-            if claim.get("status", {}).get("allocation") is None or uid in self._told:
+        for claim in [one for one in self._api.list(RESOURCE_CLAIMS).items if one.get("status", {}).get("allocation")]:
+            uid, network = claim["metadata"]["uid"], describe_network(claim)
+            if network is not None and str(network) not in self._told:
+                self._told.add(str(network))
+                self._network.set()
+                self._say(network)
+            if uid in self._told:
                 continue
             self._told.add(uid)
             told = describe_allocation(claim)
@@ -646,50 +658,3 @@ class DemoRun:
             if claim is not None and not claim.get("status", {}).get("allocation")
             for line in self._explain_others(claim)
         )
-
-
-_LOG_LINE = re.compile(r"\d\d:\d\d:\d\d\.\d+ (?P<level>[A-Z]+) +(?P<logger>[\w.-]+): (?P<text>.*)")
-_SLOW = re.compile(r"Executing <Task .* name='(?P<call>\w+)#\d+'.*> took (?P<seconds>[\d.]+) seconds")
-_BLOCKED_SECONDS = 1.0
-"""What keeps the event loop for less is not printed."""
-_LOG_FIELDS = re.compile(r"(  \w+=\S*)+$")
-
-
-def _is_quoted(logger: str, message: str) -> bool:
-    """Whether this line of the agent is printed unchanged."""
-    if logger == "agent.inventory_loop":
-        return message.startswith("wait_changed ")
-    return logger == "backends.supervisor" and ": ready again in process " in message
-
-
-def describe_log(text: str) -> list[Paragraph]:
-    """What the agent logged of the backend: what it printed or logged itself, and tracebacks."""
-    records: list[tuple[re.Match[str], list[str]]] = []
-    for line in text.splitlines():
-        if found := _LOG_LINE.fullmatch(line):
-            records.append((found, []))
-        elif records:
-            records[-1][1].append(line)
-    paragraphs = []
-    unawaited = False
-    for record, lines in records:
-        message = _LOG_FIELDS.sub("", record["text"])
-        if unawaited:  # where that was called is in its line; of its stack only the end is to be skipped
-            unawaited = not message.startswith("RuntimeWarning: Enable tracemalloc")
-            continue
-        unawaited = message.endswith("was never awaited")
-        if record["logger"].endswith(".asyncio") and "Executing <" in message:
-            slow = _SLOW.search(message)
-            if slow is not None and float(slow["seconds"]) >= _BLOCKED_SECONDS:
-                headline = f"blocked: {slow['call']} kept the event loop for {float(slow['seconds']):.1f} s"
-                hint = "no other call makes progress meanwhile; use asyncio.to_thread"
-                paragraphs.append(Paragraph(headline=headline, details=(hint,)))
-        elif _is_quoted(record["logger"], message):
-            paragraphs.append(Paragraph(headline=message))
-        elif record["logger"] == "claims.preparer" and message.startswith("prepared in ") and message.endswith(")"):
-            paragraphs.append(Paragraph(headline=f"steps in ms: {message}"))
-        elif record["logger"].startswith("backend."):
-            paragraphs.append(Paragraph(headline=f"{record['logger']}: {message}", details=tuple(lines)))
-        elif lines:
-            paragraphs.append(Paragraph(headline=f"traceback: {message}", details=tuple(lines)))
-    return paragraphs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -219,6 +220,18 @@ def describe_allocation(claim: Mapping[str, Any]) -> Paragraph:
     )
 
 
+def describe_network(claim: Mapping[str, Any]) -> Paragraph | None:
+    """The network interfaces that a claim gives its pod, as the driver has written them into its status."""
+    given = ((one["device"], one.get("networkData")) for one in claim["status"].get("devices") or ())
+    details = tuple(
+        "+ network  " + ", ".join(filter(None, (name, data.get("hardwareAddress"), *data.get("ips", ()))))
+        for device, data in given
+        if data and (name := f"{data.get('interfaceName', 'an interface')} (device {device})")
+    )
+    name = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
+    return Paragraph(headline=f"claim {name} gives its pod", details=details) if details else None
+
+
 def describe_unused(claim: Mapping[str, Any], drivers: Collection[str]) -> Paragraph | None:
     """The configs of a claim that no driver reads, since none of these drivers has the name."""
     configs = claim["spec"]["devices"].get("config") or ()
@@ -288,6 +301,53 @@ def describe_event(event: Mapping[str, Any]) -> Paragraph:
         headline=f"Event {event['reason']} on {about['kind']} {about['name']}:",
         details=tuple(event.get("message", "").splitlines()),
     )
+
+
+_LOG_LINE = re.compile(r"\d\d:\d\d:\d\d\.\d+ (?P<level>[A-Z]+) +(?P<logger>[\w.-]+): (?P<text>.*)")
+_SLOW = re.compile(r"Executing <Task .* name='(?P<call>\w+)#\d+'.*> took (?P<seconds>[\d.]+) seconds")
+_BLOCKED_SECONDS = 1.0
+"""What keeps the event loop for less is not printed."""
+_LOG_FIELDS = re.compile(r"(  \w+=\S*)+$")
+
+
+def _is_quoted(logger: str, message: str) -> bool:
+    """Whether this line of the agent is printed unchanged."""
+    if logger == "agent.inventory_loop":
+        return message.startswith("wait_changed ")
+    return logger == "backends.supervisor" and ": ready again in process " in message
+
+
+def describe_log(text: str) -> list[Paragraph]:
+    """What the agent logged of the backend: what it printed or logged itself, and tracebacks."""
+    records: list[tuple[re.Match[str], list[str]]] = []
+    for line in text.splitlines():
+        if found := _LOG_LINE.fullmatch(line):
+            records.append((found, []))
+        elif records:
+            records[-1][1].append(line)
+    paragraphs = []
+    unawaited = False
+    for record, lines in records:
+        message = _LOG_FIELDS.sub("", record["text"])
+        if unawaited:  # where that was called is in its line; of its stack only the end is to be skipped
+            unawaited = not message.startswith("RuntimeWarning: Enable tracemalloc")
+            continue
+        unawaited = message.endswith("was never awaited")
+        if record["logger"].endswith(".asyncio") and "Executing <" in message:
+            slow = _SLOW.search(message)
+            if slow is not None and float(slow["seconds"]) >= _BLOCKED_SECONDS:
+                headline = f"blocked: {slow['call']} kept the event loop for {float(slow['seconds']):.1f} s"
+                hint = "no other call makes progress meanwhile; use asyncio.to_thread"
+                paragraphs.append(Paragraph(headline=headline, details=(hint,)))
+        elif _is_quoted(record["logger"], message):
+            paragraphs.append(Paragraph(headline=message))
+        elif record["logger"] == "claims.preparer" and message.startswith("prepared in ") and message.endswith(")"):
+            paragraphs.append(Paragraph(headline=f"steps in ms: {message}"))
+        elif record["logger"].startswith("backend."):
+            paragraphs.append(Paragraph(headline=f"{record['logger']}: {message}", details=tuple(lines)))
+        elif lines:
+            paragraphs.append(Paragraph(headline=f"traceback: {message}", details=tuple(lines)))
+    return paragraphs
 
 
 def describe_sample(manifests: Iterable[str]) -> str:

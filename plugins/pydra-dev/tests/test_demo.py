@@ -20,8 +20,8 @@ from demo_process import run_demo
 from pod_manifests import TWO_PODS
 from pydra.cli.tool import main
 from pydra.errors import SettingsError
-from pydra_dev.demo import Demo, Options, describe_log, run, run_until_signal
-from pydra_dev.explanations import Paragraph
+from pydra_dev.demo import Demo, Options, run, run_until_signal
+from pydra_dev.explanations import Paragraph, describe_log
 from pydra_dev.node import scenario_environment
 from pydra_dev.terminal import Printer, Progress
 from tests.forked import ForkedProgram
