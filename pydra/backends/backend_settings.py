@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect as mi
 
-from pydra.backends.json_type_check import find_bad_quantities, find_mismatches
+from pydra.backends.json_type_check import find_mismatches
 from pydra.backends.type_messages import describe
 from pydra.backends.wire import SettingValue
 from pydra.errors import SettingsError, suggest
@@ -42,11 +42,7 @@ def read_settings(
         place, value, source = _find(field, backend, prefix, environ, values)
         if not source:
             continue
-        mismatches = [_explain(place, mismatch, field) for mismatch in find_mismatches(value, field.type)]
-        mismatches = mismatches or [
-            _explain(place, mismatch, field) for mismatch in _bad_quantities(value, settings_type, field)
-        ]
-        problems += mismatches
+        problems += [_explain(place, mismatch, field) for mismatch in find_mismatches(value, field.type)]
         found[field.encode_name] = value
     if problems:
         raise SettingsError(problems)
@@ -186,13 +182,6 @@ def _read_member(text: str, wanted: mi.Type) -> Any:  # noqa: PLR0911 - one line
 
 def _explain(place: str, mismatch: str, field: mi.Field) -> str:
     return place + mismatch.removeprefix("$").removesuffix(".") + f", default: {_spell(_default(field))}"
-
-
-def _bad_quantities(value: Any, settings_type: type[Any], field: mi.Field) -> Iterator[str]:
-    """Return the mismatches of this field alone, with paths below it."""
-    start = f"$.{field.encode_name}"
-    for mismatch in find_bad_quantities({field.encode_name: value}, settings_type):
-        yield "$" + mismatch.removeprefix(start)
 
 
 def _unknown_variables(fields: Mapping[str, Any], prefix: str, environ: Mapping[str, str]) -> Iterator[str]:

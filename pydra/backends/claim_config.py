@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pydra.backends.json_type_check import find_bad_quantities, find_mismatches
+from pydra.backends.json_type_check import find_mismatches
 from pydra.backends.type_messages import show
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
 from pydra.errors import InvalidConfig, suggest
@@ -86,8 +86,7 @@ def find_config_problems(parameters: Any, types: ConfigTypes, check: ConfigCheck
         return problems
     try:
         config = msgspec.convert(value, wanted)
-        problems = find_bad_quantities(value, wanted)
-        return problems if problems or check is None else tuple(f"$.{problem}" for problem in check(config))
+        return () if check is None else tuple(f"$.{problem}" for problem in check(config))
     except msgspec.ValidationError as error:  # a rule across fields, from the type's __post_init__
         message, _, path = str(error).partition(" - at `")
         return (f"{path.rstrip('`') or '$'}: {message}",)

@@ -166,10 +166,6 @@ class Limits(msgspec.Struct, rename="camel"):
     speed: Fast | Slow | None = None
     strict: Quantity = 0
 
-    def __post_init__(self) -> None:
-        if self.strict == "no":
-            raise ValueError("the backend's own words")
-
 
 TYPES = {"a.example.com/v1/Limits": Limits}
 
@@ -191,9 +187,9 @@ TYPES = {"a.example.com/v1/Limits": Limits}
         ),
         ({"speed": {"type": "fast", "limit": "x"}}, (f'$.speed.limit: found "x", {WORDS}',)),
         ({"speed": {"type": "slow", "limit": "x"}}, ()),
-        ({"memory": 1.5}, (f"$.memory: found 1.5, {WORDS} or null",)),
-        ({"memory": []}, (f"$.memory: found a list of 0, {WORDS} or null",)),
-        ({"memory": "x", "strict": "no"}, ("$: the backend's own words",)),
+        ({"memory": 1.5}, (f"$.memory: found 1.5, {WORDS}",)),
+        ({"memory": []}, (f"$.memory: found a list of 0, {WORDS}",)),
+        ({"strict": "x"}, (f'$.strict: found "x", {WORDS}',)),
     ],
     ids=str,
 )

@@ -55,7 +55,7 @@ WRONG_CONFIGS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "a limit that is not a quantity": (
         "GpuConfig",
         {"sharing": mps(defaultPinnedDeviceMemoryLimit="10 gigs")},
-        (r"sharing.mpsConfig.defaultPinnedDeviceMemoryLimit", "10Gi"),
+        (r"sharing.mpsConfig.defaultPinnedDeviceMemoryLimit", "80Gi"),
     ),
     "a limit of nothing": (
         "GpuConfig",
@@ -74,7 +74,7 @@ WRONG_CONFIGS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     ),
     "two at once": (
         "GpuConfig",
-        {"sharing": {"strategy": "TimeSlicing", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "x"}}},
+        {"sharing": {"strategy": "TimeSlicing", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "0"}}},
         (r"sharing.mpsConfig: only", r"sharing.mpsConfig.defaultPinnedDeviceMemoryLimit"),
     ),
     "a config for devices of another kind": (

@@ -182,7 +182,7 @@ def test_everything_that_is_wrong_with_limits_is_told_at_once(kind: str) -> None
         kind,
         sharing=mps(
             defaultPinnedDeviceMemoryLimit="512Ki",
-            defaultPerDevicePinnedMemoryLimit={"gpu-0": "1Gi", "1": "a lot", "-1": -5},
+            defaultPerDevicePinnedMemoryLimit={"gpu-0": "1Gi", "1": "1Ki", "-1": -5},
         ),
     )
     assert problem.removeprefix("$: ").split("; ") == [
@@ -192,8 +192,8 @@ def test_everything_that_is_wrong_with_limits_is_told_at_once(kind: str) -> None
         ' device of the claim ("0" is the first), or a UUID ("GPU-..." or "MIG-...")',
         'sharing.mpsConfig.defaultPinnedDeviceMemoryLimit: found "512Ki", allowed: at least 1Mi, as limits are set in'
         " whole MiB",
-        'sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit["1"]: found "a lot", allowed: a quantity such as 512Mi,'
-        " 10Gi or 1e9",
+        'sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit["1"]: found "1Ki", allowed: at least 1Mi, as limits are'
+        " set in whole MiB",
         'sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit["-1"]: found "-5", allowed: at least 1Mi, as limits are'
         " set in whole MiB",
     ]
