@@ -20,7 +20,7 @@ from pydra.claim import ClaimRef, PrepareOutcome, UnprepareOutcome, find_name_pr
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import ClaimError, PydraError
 from pydra.kubelet.pb import dra_health_v1, dra_v1, grpc_health_v1, pluginregistration_v1
-from pydra.kubelet.pb.message_pool import Message
+from pydra.kubelet.pb.message import Message
 
 MAX_CLAIMS = 4096
 """Claims in one call. A pod has a few; the errors of so many still fit into one answer."""
