@@ -260,6 +260,20 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The pod that uses it, for a backend with `ONE_POD`; None for others."""
 
 
+def restore_configs(claim: Claim) -> Claim:
+    """Return a decoded claim with its configs as `OpaqueConfig`: they have the type `Any`, and are decoded as mappings.
+
+    Raises msgspec.ValidationError.
+    """
+    if not any(device.configs for device in claim.devices):
+        return claim
+    devices = [
+        msgspec.structs.replace(device, configs=msgspec.convert(device.configs, tuple[OpaqueConfig, ...]))
+        for device in claim.devices
+    ]
+    return msgspec.structs.replace(claim, devices=tuple(devices))
+
+
 class HeldClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A claim whose devices this node holds.
 
@@ -314,6 +328,11 @@ class ClaimRef(msgspec.Struct, frozen=True, kw_only=True):
     uid: str
     namespace: str
     name: str
+
+    @classmethod
+    def of(cls, claim: Claim) -> ClaimRef:
+        """Return the name of this claim."""
+        return cls(uid=claim.uid, namespace=claim.namespace, name=claim.name)
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

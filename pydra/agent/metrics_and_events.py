@@ -165,13 +165,13 @@ class Reports:
             self._metrics.swept.labels(event.driver, kind).inc(count)
 
     def _unreadable_record(self, event: UnreadableRecord) -> None:
-        what = f"driver {self._driver}: the record of claim {event.uid} "
+        what = f"driver {self._driver}: the record of claim {event.claim.uid} "
         if event.is_newer:
             note = f"{what}was written by a newer version of pydra and stays as it is: {event.why}"
             self._record_event(self._node, "CheckpointTooNew", note, "Read")
             return
         self._metrics.records_set_aside.labels(self._driver).inc()
-        devices = ", ".join(device.device for device in event.partial.devices)
+        devices = ", ".join(device.device for device in event.claim.devices)
         held = (
             f"its devices ({devices}) stay held until the claim is unprepared" if devices else "its devices are unknown"
         )

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 import msgspec
 
 from pydra.backends.error_codec import Fault
-from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
+from pydra.claim import Claim, HeldClaim, PreparedDevice, restore_configs
 from pydra.json_encodable import MAX_DEPTH, find_json_problems
 
 MAX_FRAME = 16 * 1024 * 1024
@@ -256,10 +256,10 @@ def find_unencodable(value: Any, path: str, depth: int = 0) -> Iterator[str]:
 
 
 def parse_to_backend(body: bytes) -> ToBackend:
-    """Decode a message of the agent. Raises msgspec.DecodeError, RecursionError or WireError."""
+    """Decode a message of the agent. Raises msgspec.DecodeError or RecursionError."""
     message = _to_backend.decode(body)
     if isinstance(message, Call) and message.claim is not None:
-        return msgspec.structs.replace(message, claim=_with_opaque_configs(message.claim))
+        return msgspec.structs.replace(message, claim=restore_configs(message.claim))
     return message
 
 
@@ -277,28 +277,13 @@ def build_held(held: Mapping[str, HeldClaim], ended: Iterable[str] = (), *, comp
 
 
 def parse_held(content: bytes) -> HeldClaim:
-    """Decode one held claim. Raises msgspec.DecodeError or WireError."""
+    """Decode one held claim. Raises msgspec.DecodeError."""
     held = _held.decode(content)
-    return msgspec.structs.replace(held, claim=_with_opaque_configs(held.claim))
+    return msgspec.structs.replace(held, claim=restore_configs(held.claim))
 
 
 parse_to_agent: Callable[[bytes], ToAgent] = msgspec.msgpack.Decoder(ToAgent).decode
 """Decodes a message of the backend. Raises msgspec.DecodeError or RecursionError."""
-
-
-def _with_opaque_configs(claim: Claim) -> Claim:
-    """Configs are typed `Any` in the claim, so they arrive as plain mappings."""
-    return msgspec.structs.replace(claim, devices=tuple(map(_restore, claim.devices)))
-
-
-def _restore(device: AllocatedDevice) -> AllocatedDevice:
-    if not device.configs:
-        return device
-    try:
-        configs = tuple(OpaqueConfig(**config) for config in device.configs)
-    except TypeError as error:
-        raise WireError(f"configs of device {device.device}: {error}") from error
-    return msgspec.structs.replace(device, configs=configs)
 
 
 class FrameSplitter:

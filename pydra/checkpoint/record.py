@@ -20,7 +20,7 @@ from enum import Enum
 import msgspec
 from msgspec.structs import replace
 
-from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
+from pydra.claim import AllocatedDevice, Claim, HeldClaim, PreparedDevice, restore_configs
 from pydra.device_status import NetworkData
 from pydra.devices import AttributeValue, CounterConsumption
 from pydra.errors import CheckpointError
@@ -88,17 +88,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class PartialRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What can still be read from a damaged record: the devices that it may hold, and the claim's name.
-
-    A device of which only pool and name are intact has an empty request, and counts as held exclusively.
-    """
-
-    devices: tuple[AllocatedDevice, ...] = ()
-    namespace: str = ""
-    name: str = ""
-
-
 class NewerSchemaError(CheckpointError):
     """A newer pydra wrote the record in a form that this version cannot read; the file must stay as it is."""
 
@@ -162,7 +151,7 @@ def parse_record(content: bytes) -> Record:
                 "it; upgrade again, or unprepare the claim with that version"
             )
         record = _record.decode(payload)
-        return replace(record, claim=replace(record.claim, devices=tuple(map(_restore, record.claim.devices))))
+        return replace(record, claim=restore_configs(record.claim))
     except _UNREADABLE as error:
         raise CheckpointError(f"not a checkpoint record: {error}") from error
 
@@ -177,8 +166,11 @@ def is_placeholder(content: bytes) -> bool:
     return content.startswith(b'{"missing":true,')
 
 
-def read_partial_record(content: bytes) -> PartialRecord:
-    """Read the devices and the claim's name from a damaged record, as far as those bytes are intact."""
+def read_partial_record(content: bytes, uid: str) -> Claim:
+    """Read the devices that it may hold and the claim's name from a damaged record, as far as those bytes are intact.
+
+    A device of which only pool and name are intact has an empty request, and counts as held exclusively.
+    """
     devices: list[AllocatedDevice] = []
     for found in _DEVICE.findall(content):
         with suppress(*_UNREADABLE):
@@ -192,11 +184,4 @@ def read_partial_record(content: bytes) -> PartialRecord:
             devices.append(AllocatedDevice(request="", pool=key[0], device=key[1]))
     names = _NAMES.search(content)
     namespace, name = (part.decode() for part in names.groups()) if names else ("", "")
-    return PartialRecord(devices=tuple(devices), namespace=namespace, name=name)
-
-
-def _restore(device: AllocatedDevice) -> AllocatedDevice:
-    """Convert the device's configs: they have the type `Any` in the claim, and are decoded as plain mappings."""
-    if not device.configs:
-        return device
-    return replace(device, configs=tuple(msgspec.convert(config, OpaqueConfig) for config in device.configs))
+    return Claim(uid=uid, namespace=namespace, name=name, devices=tuple(devices))

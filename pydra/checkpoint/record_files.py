@@ -10,14 +10,13 @@ import msgspec
 from pydra import atomic_files
 from pydra.checkpoint.record import (
     MAX_BYTES,
-    PartialRecord,
     Record,
     Stage,
     is_placeholder,
     parse_record,
     read_partial_record,
 )
-from pydra.claim import CLAIM_UID
+from pydra.claim import CLAIM_UID, Claim
 from pydra.errors import CheckpointError
 
 RECORD, UNDO = ".json", ".undo"
@@ -34,14 +33,16 @@ _FILE_AT_FAULT = frozenset({errno.EINVAL, errno.ELOOP, errno.EFBIG, errno.EIO, e
 
 
 class StoredRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of a claim as it is on the disk. `record` is None if it cannot be read, and `problem` says why."""
+    """A file of a claim as it is on the disk. `record` is None if it cannot be read, and `problem` says why.
 
-    uid: str
+    `claim` is then what can still be read of it.
+    """
+
+    claim: Claim
     path: str
     record: Record | None = None
     set_aside: bool = False
     problem: str = ""
-    partial: PartialRecord = PartialRecord()
 
 
 def list_stored(path: str) -> tuple[StoredRecord, ...]:
@@ -71,8 +72,8 @@ def read_stored(path: str, uid: str, set_aside: bool) -> StoredRecord:
         problem = "it has just been removed"
     except CheckpointError as error:
         problem = str(error)
-    partial = PartialRecord() if record is not None else read_partial_record(content)
-    return StoredRecord(uid=uid, path=path, record=record, set_aside=set_aside, problem=problem, partial=partial)
+    claim = record.claim if record is not None else read_partial_record(content, uid)
+    return StoredRecord(claim=claim, path=path, record=record, set_aside=set_aside, problem=problem)
 
 
 def parse_stored(content: bytes, uid: str) -> Record:

@@ -38,7 +38,6 @@ from pydra import atomic_files
 from pydra.checkpoint.instance_lock import INDEX, InstanceLock
 from pydra.checkpoint.record import (
     NewerSchemaError,
-    PartialRecord,
     Record,
     Stage,
     build_placeholder,
@@ -79,18 +78,15 @@ Signature: TypeAlias = tuple[int, int, int]
 
 
 class UnreadableRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim's record cannot be read. It was set aside as `path`, or stays there when a newer version wrote it."""
+    """A claim's record cannot be read. It was set aside as `path`, or stays there when a newer version wrote it.
 
-    uid: str
+    `claim` is what is known of the claim.
+    """
+
+    claim: Claim
     path: str
     why: str
     is_newer: bool = False
-    partial: PartialRecord = PartialRecord()
-
-    def claim(self) -> Claim:
-        """Return the claim, as far as it is known."""
-        partial = self.partial
-        return Claim(uid=self.uid, namespace=partial.namespace, name=partial.name, devices=partial.devices)
 
 
 class RecordStore:
@@ -156,7 +152,7 @@ class RecordStore:
         """Return the claim as backends see it, if this node holds it."""
         if uid in self._records:
             return self._records[uid].held()
-        return HeldClaim(claim=self._unreadable[uid].claim(), completed=False) if uid in self._unreadable else None
+        return HeldClaim(claim=self._unreadable[uid].claim, completed=False) if uid in self._unreadable else None
 
     # Changes
 
@@ -288,12 +284,13 @@ class RecordStore:
         try:
             places = [place for place in list_set_aside(self._path) if uid in ("", place[1])]
             for one in [read_stored(*place, set_aside=True) for place in places]:
-                if one.record is not None and one.uid not in self._records:
-                    doing = f"putting back the record of claim {one.uid}"
-                    await self._perform(doing, os.rename, one.path, os.path.join(self._path, one.uid + RECORD))
+                of = one.claim.uid
+                if one.record is not None and of not in self._records:
+                    doing = f"putting back the record of claim {of}"
+                    await self._perform(doing, os.rename, one.path, os.path.join(self._path, of + RECORD))
                     if not self._is_of_another_boot(one.record):
-                        self._records[one.uid] = one.record
-                        self._note_signature(one.uid + RECORD)  # not read again, which could fail again
+                        self._records[of] = one.record
+                        self._note_signature(of + RECORD)  # not read again, which could fail again
                     self._scan()
                     used.append(one.path)
         except OSError as error:
@@ -319,8 +316,8 @@ class RecordStore:
                 atomic_files.write_file(path, build_placeholder(devices), mode=_FILE_MODE, durable=self._durable)
             except OSError as error:
                 raise self._explain(error, f"writing what stands for the record of claim {uid}") from error
-            partial = PartialRecord(devices=tuple(devices))
-            self._add_unreadable(UnreadableRecord(uid=uid, path=path, why=MISSING, partial=partial))
+            claim = Claim(uid=uid, namespace="", name="", devices=tuple(devices))
+            self._add_unreadable(UnreadableRecord(claim=claim, path=path, why=MISSING))
             self._counter += 1
             self.lock.write_counter(self._counter)
 
@@ -401,13 +398,13 @@ class RecordStore:
         for uid in new:
             content = read_if_possible(aside[uid])
             why = MISSING if is_placeholder(content) else _DAMAGED
-            partial = self._read_partial(uid, content)
-            self._unreadable[uid] = UnreadableRecord(uid=uid, path=aside[uid], why=why, partial=partial)
+            claim = self._read_partial(uid, content)
+            self._unreadable[uid] = UnreadableRecord(claim=claim, path=aside[uid], why=why)
         return gone | new
 
-    def _read_partial(self, uid: str, content: bytes) -> PartialRecord:
+    def _read_partial(self, uid: str, content: bytes) -> Claim:
         """Read what is left of a record, and add the devices that are known from elsewhere."""
-        partial = read_partial_record(content)
+        partial = read_partial_record(content, uid)
         known = {device.device for device in partial.devices}
         others = [device for device in self._find_devices(uid) if device.device not in known]
         return msgspec.structs.replace(partial, devices=(*partial.devices, *others))
@@ -420,14 +417,14 @@ class RecordStore:
             content = read_file(path)
             record = parse_stored(content, uid)
         except NewerSchemaError as error:
-            partial = self._read_partial(uid, content)
-            self._add_unreadable(UnreadableRecord(uid=uid, path=path, why=str(error), is_newer=True, partial=partial))
+            claim = self._read_partial(uid, content)
+            self._add_unreadable(UnreadableRecord(claim=claim, path=path, why=str(error), is_newer=True))
             return None
         except CheckpointError as error:
             # Never replaced by an older version of itself, which would unprepare running pods; its devices stay held.
             kept = self._set_aside(path, uid)
-            partial = self._read_partial(uid, content)
-            self._add_unreadable(UnreadableRecord(uid=uid, path=kept, why=str(error), partial=partial))
+            claim = self._read_partial(uid, content)
+            self._add_unreadable(UnreadableRecord(claim=claim, path=kept, why=str(error)))
             return None
         if self._is_of_another_boot(record):
             os.unlink(path)
@@ -440,13 +437,14 @@ class RecordStore:
         return not self._durable and record.boot_id != self._boot_id
 
     def _add_unreadable(self, record: UnreadableRecord) -> None:
-        if self._unreadable.get(record.uid) == record:
+        uid = record.claim.uid
+        if self._unreadable.get(uid) == record:
             return
-        self._unreadable[record.uid] = record
-        self._records.pop(record.uid, None)
-        _log.error("the record of claim %s cannot be read: %s (%s)", record.uid, record.why, record.path)
+        self._unreadable[uid] = record
+        self._records.pop(uid, None)
+        _log.error("the record of claim %s cannot be read: %s (%s)", uid, record.why, record.path)
         self._report(record)
-        self._on_change(record.uid)
+        self._on_change(uid)
 
     def _set_aside(self, path: str, uid: str) -> str:
         directory = os.path.join(self._path, CORRUPT)

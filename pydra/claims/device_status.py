@@ -99,8 +99,7 @@ def find_warnings(records: Mapping[str, Record], told: Sequence[ClaimDeviceStatu
     for one in told:
         record = records.get(one.claim_uid)
         if one.warning and record is not None and record.claim.name:
-            ref = ClaimRef(uid=one.claim_uid, namespace=record.claim.namespace, name=record.claim.name)
-            found[DeviceWarning(ref=ref, message=one.warning)] = None
+            found[DeviceWarning(ref=ClaimRef.of(record.claim), message=one.warning)] = None
     return tuple(found)
 
 
@@ -127,8 +126,7 @@ def collect_statuses(
         for one in record.prepared:
             status = find_status(uid, one, latest) or DeviceStatus()
             entries.append((one, _add_health(status, published.get((one.pool, one.device)))))
-        ref = ClaimRef(uid=uid, namespace=record.claim.namespace, name=record.claim.name)
-        wanted[uid] = ClaimStatuses(ref=ref, entries=tuple(entries))
+        wanted[uid] = ClaimStatuses(ref=ClaimRef.of(record.claim), entries=tuple(entries))
     return wanted
 
 

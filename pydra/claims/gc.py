@@ -264,7 +264,7 @@ class GarbageCollector:
     async def _name_unreadable(self, problems: list[str]) -> Mapping[str, ClaimRef]:
         """Find the names of claims whose records cannot be read; those that no longer exist have empty names."""
         unreadable = {uid: one for uid, one in self._store.unreadable.items() if not one.is_newer}
-        names = {uid: (one.partial.namespace, one.partial.name) for uid, one in unreadable.items()}
+        names = {uid: (one.claim.namespace, one.claim.name) for uid, one in unreadable.items()}
         if any(not name for _, name in names.values()):
             try:
                 found = await self._find_names()
@@ -302,7 +302,7 @@ class GarbageCollector:
         async with asyncio.TaskGroup() as tasks:
             for uid, record in records.items():
                 if uid not in in_use and not record.left_over and not self._preparer.is_working_on(uid):
-                    tasks.create_task(check(_ref(record.claim), record.claim))
+                    tasks.create_task(check(ClaimRef.of(record.claim), record.claim))
             for uid, ref in unreadable.items():
                 if uid not in in_use and uid not in records:
                     tasks.create_task(check(ref, None))
@@ -347,7 +347,7 @@ class GarbageCollector:
         in_use = await self._read_kubelet(problems) if plan.unprepare else ()
         gone = [uid for uid in plan.unprepare if in_use is not None and uid not in in_use]
         records = self._store.records
-        known = {uid: _ref(record.claim) for uid, record in records.items()}
+        known = {uid: ClaimRef.of(record.claim) for uid, record in records.items()}
         refs = {**unreadable, **known}
         unprepared = await _gather(
             self._preparer.unprepare(refs[uid]) for uid in gone if uid in refs and not self._preparer.is_working_on(uid)
@@ -383,10 +383,6 @@ async def _gather(futures: Iterable[asyncio.Future[Any]]) -> list[Any]:
     if pending:
         await asyncio.wait(pending)
     return [future.result() for future in pending]
-
-
-def _ref(claim: Claim) -> ClaimRef:
-    return ClaimRef(uid=claim.uid, namespace=claim.namespace, name=claim.name)
 
 
 def _devices(claim: Claim) -> set[tuple[str, str]]:

@@ -116,10 +116,9 @@ def decide_unprepare(
         return Undo(_build_started_record(asked))
     if asked is not None and is_unanswered(asked):
         return Refuse(asked)
-    claim = unreadable.claim()
-    if not claim.devices:
+    if not unreadable.claim.devices:
         return RemoveCdiFile()
-    return Undo(_build_started_record(claim))
+    return Undo(_build_started_record(unreadable.claim))
 
 
 def decide_reconcile(

@@ -208,7 +208,7 @@ class ClaimPreparer:
             if record.stage is Stage.COMPLETED and record.boot_id == self._boot_id and not self._cdi.has(uid)
         ]
         if missing:
-            await asyncio.wait([self.reconcile(_ref(record.claim)) for record in missing], timeout=seconds)
+            await asyncio.wait([self.reconcile(ClaimRef.of(record.claim)) for record in missing], timeout=seconds)
 
     def renew_metadata(self) -> None:
         """Start to rewrite the metadata files of claims whose devices have other network data now."""
@@ -220,7 +220,7 @@ class ClaimPreparer:
             return
         if renew_metadata(record, self._told) is not None:
             # Behind work of the same kind: that may have read what was said before.
-            self._begin_work(self._renew_metadata, _ref(record.claim), joins=False)
+            self._begin_work(self._renew_metadata, ClaimRef.of(record.claim), joins=False)
 
     def is_working_on(self, uid: str) -> bool:
         """Return whether work on the claim is in progress."""
@@ -410,7 +410,7 @@ class ClaimPreparer:
         if record is None or holder in settled:
             raise error
         settled.add(holder)
-        await asyncio.wait((self.reconcile(_ref(record.claim)),), timeout=max(0.0, until - self._clock()))
+        await asyncio.wait((self.reconcile(ClaimRef.of(record.claim)),), timeout=max(0.0, until - self._clock()))
 
     async def _wait_published(self, ref: ClaimRef, until: float) -> None:
         """Wait for the first discover after a start, which tells the counters and the attributes of devices."""
@@ -572,7 +572,7 @@ class ClaimPreparer:
         self._cdi.remove(claim.uid)
         if record.metadata is not None:
             try:
-                self._metadata.remove(_ref(claim))
+                self._metadata.remove(ClaimRef.of(claim))
             except CdiError as error:  # they hold no device: the claim ends all the same
                 _log.warning("%s; garbage collection tries again", error)
         if record.stage is Stage.COMPLETED:  # after a crash in the backend's unprepare it would look usable
@@ -603,7 +603,7 @@ class ClaimPreparer:
             await self._store.leave_over(left)
         self.left_over.set()
         _log.warning("the claim has ended, and is not completely undone: %s; tried again", left.left_over)
-        self._report(StepsLeftOver(driver=self._driver, ref=_ref(claim), reason=left.left_over))
+        self._report(StepsLeftOver(driver=self._driver, ref=ClaimRef.of(claim), reason=left.left_over))
 
     async def _remove_leftovers(self, ref: ClaimRef) -> None:
         self._cdi.remove(ref.uid)
@@ -686,13 +686,9 @@ class ClaimPreparer:
             consumption = record.consumption or find_consumption(record.claim, published)
             self._index.hold(record.claim, consumption, left_over=record.left_over)
         elif unreadable is not None:
-            claim = unreadable.claim()
+            claim = unreadable.claim
             self._index.hold(claim, find_consumption(claim, published))
         else:
             self._index.release(uid)
         self._step_index.note(uid, record.claim.steps if record is not None else ())
         self._backend.note_held(uid, self._store.find_held(uid))
-
-
-def _ref(claim: Claim) -> ClaimRef:
-    return ClaimRef(uid=claim.uid, namespace=claim.namespace, name=claim.name)

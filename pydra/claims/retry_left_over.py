@@ -20,11 +20,8 @@ async def retry_left_over(preparer: ClaimPreparer, store: RecordStore) -> None:
     """
     pause = FIRST_SECONDS
     while True:
-        found = {uid: record.claim for uid, record in store.records.items() if record.left_over}
-        tries = [
-            preparer.reconcile(ClaimRef(uid=uid, namespace=claim.namespace, name=claim.name))
-            for uid, claim in sorted(found.items())
-        ]
+        left = [record.claim for _, record in sorted(store.records.items()) if record.left_over]
+        tries = [preparer.reconcile(ClaimRef.of(claim)) for claim in left]
         if tries:
             await asyncio.wait(tries)
         preparer.left_over.clear()

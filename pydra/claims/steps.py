@@ -161,10 +161,10 @@ class StepRunner:
                 _log.info("step %s: not undone, another claim has it", step.label)
                 return await self._note_undone(record, place)
             for unreadable in self._store.unreadable.values():
-                if self._may_need(unreadable.claim(), tuple(_list_held(record.claim, (step,)))):
+                if self._may_need(unreadable.claim, tuple(_list_held(record.claim, (step,)))):
                     raise UndoLater(
-                        f"the record of the claim with uid {unreadable.uid} cannot be read ({unreadable.path}), and it "
-                        "may need the same; delete the pods of that claim"
+                        f"the record of the claim with uid {unreadable.claim.uid} cannot be read ({unreadable.path}), "
+                        "and it may need the same; delete the pods of that claim"
                     )
             # Backends may name what they make by the claim's uid, so they get that also when it is left over.
             claim = replace(record.claim, uid=find_claim_uid(record.claim.uid))

@@ -265,11 +265,11 @@ def _show_record(parsed: argparse.Namespace) -> int:
     records = choose_records(read_records(read_node_settings(parsed, os.environ), driver=parsed.only), parsed.claim)
     # A record is a document: there is no better table of it than its JSON, below its path.
     if parsed.output == "json":
-        print_json([{"path": one.stored.path, "record": one.stored.record or one.stored.partial} for one in records])
+        print_json([{"path": one.stored.path, "record": one.stored.record or one.stored.claim} for one in records])
     else:
         for one in records:
             print(f"# {one.stored.path}{f': {one.stored.problem}' if one.stored.problem else ''}")
-            print_json(one.stored.record or one.stored.partial)
+            print_json(one.stored.record or one.stored.claim)
     return 1 if any(one.stored.problem for one in records) else 0
 
 

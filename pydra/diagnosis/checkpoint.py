@@ -33,11 +33,8 @@ class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def claim(self) -> Claim:
-        """The claim, as far as the record tells."""
-        if self.stored.record is not None:
-            return self.stored.record.claim
-        partial = self.stored.partial
-        return Claim(uid=self.stored.uid, namespace=partial.namespace, name=partial.name, devices=partial.devices)
+        """The claim, as far as it can be read."""
+        return self.stored.claim
 
     @property
     def held(self) -> HeldClaim:
@@ -168,7 +165,7 @@ async def repair_records(settings: Settings, *, driver: str = "", discard: str =
 def _describe_unreadable(driver: str, paths: Mapping[str, str], store: RecordStore) -> Iterator[Finding]:
     for uid, path in sorted(paths.items()):
         one = store.unreadable[uid]
-        devices = ", ".join(sorted({device.device for device in one.claim().devices})) or "devices that are not known"
+        devices = ", ".join(sorted({device.device for device in one.claim.devices})) or "devices that are not known"
         advice = (
             f"it is freed when the claim's pods have ended; if they never ran, pydra checkpoint repair --discard {uid}"
         )

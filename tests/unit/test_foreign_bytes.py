@@ -121,7 +121,7 @@ PARSERS: Mapping[str, tuple[Callable[[bytes], object], tuple[type[Exception], ..
     "a request of the kubelet": (parse_claims, (GRPCError,), MESSAGE),
     "a request to the webhook": (answer_review, (MalformedReview,), as_json(REVIEW)),
     "a record": (parse_record, (CheckpointError,), RECORD),
-    "a damaged record": (read_partial_record, (), RECORD),
+    "a damaged record": (partial(read_partial_record, uid="u"), (), RECORD),
     "a quantity": (read_quantity, (), b"128Gi"),
 }
 PROFILE = {

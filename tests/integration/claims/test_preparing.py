@@ -487,7 +487,7 @@ async def test_a_record_that_cannot_be_read_is_set_aside_and_its_devices_stay_he
                 assert isinstance(refused, DeviceInUse)
                 assert "ns/claim-a" in str(refused)
     unreadable = [one for one in node.reported if isinstance(one, UnreadableRecord)]
-    assert [one.uid for one in unreadable] == ["a"]
+    assert [one.claim.uid for one in unreadable] == ["a"]
     async with node.running() as agent:
         node.api.down = damage == "flipped"
         if node.api.down:

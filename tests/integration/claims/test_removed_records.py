@@ -84,7 +84,7 @@ async def test_records_that_are_removed_before_the_agent_dies_still_hold_their_d
             assert agent.hardware.owners("gpu-0") == ["a"]
             assert node.cdi_file("a").exists(), "its containers may restart"
     (reported,) = [one for one in node.reported if isinstance(one, UnreadableRecord)]
-    assert (reported.uid, reported.why.partition(";")[0]) == ("a", "somebody removed it")
+    assert (reported.claim.uid, reported.why.partition(";")[0]) == ("a", "somebody removed it")
     async with node.running() as agent:
         del node.api.claims["a"]
         assert await agent.unprepare("a") == [None]

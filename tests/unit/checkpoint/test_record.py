@@ -67,7 +67,7 @@ def test_a_changed_or_cut_byte_is_noticed(record: Record, data: st.DataObject) -
         del content[at:]
     with pytest.raises(CheckpointError):
         parse_record(bytes(content))
-    read_partial_record(bytes(content))
+    read_partial_record(bytes(content), "u")
 
 
 @pytest.mark.fuzz
@@ -75,7 +75,7 @@ def test_a_changed_or_cut_byte_is_noticed(record: Record, data: st.DataObject) -
 def test_any_other_bytes_are_not_a_record(content: bytes) -> None:
     with pytest.raises(CheckpointError):
         parse_record(content)
-    read_partial_record(content)
+    read_partial_record(content, "u")
 
 
 def test_a_damaged_record_names_its_claim_and_its_devices() -> None:
@@ -83,11 +83,11 @@ def test_a_damaged_record_names_its_claim_and_its_devices() -> None:
     share = AllocatedDevice(request="r", pool="node-1", device="gpu-1", share_id="s", consumed_capacity={"memory": "1"})
     claim = Claim(uid="u", namespace="team", name="gpus", devices=(looked_at, share))
     content = build_record(Record(claim=claim, driver="d", stage=Stage.COMPLETED, boot_id="b"))
-    partial = read_partial_record(content[:-20])
+    partial = read_partial_record(content[:-20], "u")
     assert (partial.namespace, partial.name) == ("team", "gpus")
     assert partial.devices == (looked_at, share)
     alone = AllocatedDevice(request="", pool="node-1", device="gpu-1")
-    assert read_partial_record(content.replace(b'"share_id":"s"', b'"share_id":s"')).devices == (looked_at, alone)
+    assert read_partial_record(content.replace(b'"share_id":"s"', b'"share_id":s"'), "u").devices == (looked_at, alone)
 
 
 def test_a_later_schema_is_told_from_damage() -> None:

@@ -9,9 +9,8 @@ import pytest
 from pydra.agent.inventory_loop import DevicesCurrent, DevicesStale
 from pydra.agent.metrics_and_events import OWN_REASONS, Reports
 from pydra.backends.supervisor_events import BackendEvent
-from pydra.checkpoint.record import PartialRecord
 from pydra.checkpoint.store import UnreadableRecord
-from pydra.claim import AllocatedDevice, ClaimRef
+from pydra.claim import AllocatedDevice, Claim, ClaimRef
 from pydra.claims.device_status import DeviceWarning
 from pydra.claims.gc import GarbageCollected, GarbageCounts
 from pydra.claims.preparer_events import ClaimEvent, Operation, OperationDone, OperationFailed
@@ -143,10 +142,14 @@ def test_a_sweep_that_could_not_look_at_everything_failed(desk: Desk) -> None:
 def test_a_record_that_was_set_aside_is_told_on_the_node_with_its_file(desk: Desk) -> None:
     desk.report(
         UnreadableRecord(
-            uid="u-9",
+            claim=Claim(
+                uid="u-9",
+                namespace="",
+                name="",
+                devices=(AllocatedDevice(request="", pool="node-1", device="gpu-0"),),
+            ),
             path="/run/d/claims/corrupt/u-9",
             why="its checksum is wrong",
-            partial=PartialRecord(devices=(AllocatedDevice(request="", pool="node-1", device="gpu-0"),)),
         )
     )
     assert desk.value(f'pydra_checkpoint_records_set_aside_total{{driver="{DRIVER}"}}') == 1
