@@ -19,7 +19,6 @@ from pydra.backends.supervisor_events import (
     BackendStartFailed,
     BackendUnkillable,
     HintsFailed,
-    QuarantineBegan,
     RestoreFailed,
 )
 from pydra.checkpoint.store import UnreadableRecord
@@ -118,9 +117,6 @@ class Reports:
     def _restore_failed(self, event: RestoreFailed) -> None:
         note = f"backend {event.backend}: {event.message}; no claim is served until restore succeeds"
         self._record_event(self._node, "BackendRestoreFailed", note, "Start")
-
-    def _quarantine_began(self, event: QuarantineBegan) -> None:
-        """Do nothing: OperationFailed with the same text follows."""
 
     def not_served(self, why: str) -> None:
         """Report a valid backend that cannot be served with these settings."""
@@ -338,7 +334,6 @@ class Reports:
         AnswerRejected: _answer_rejected,
         HintsFailed: _hints_failed,
         RestoreFailed: _restore_failed,
-        QuarantineBegan: _quarantine_began,
         OperationDone: _operation_ended,
         OperationFailed: _operation_ended,
         StepsLeftOver: _steps_left_over,

@@ -47,7 +47,6 @@ from pydra.backends.supervisor_events import (
     BackendStatistics,
     BackendUnkillable,
     HintsFailed,
-    QuarantineBegan,
     RestoreFailed,
 )
 from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
@@ -550,7 +549,6 @@ class BackendSupervisor:
         if call.claim is not None and quarantined is not None:
             error = ClaimQuarantined(quarantined.explain(self._name))
             _log.error("%s", error)
-            self._report(QuarantineBegan(backend=self._name, claim=call.claim, method=call.method, message=str(error)))
             return error
         return build_failure(self._name, call, one, ending.cause, diagnosis)
 

@@ -144,15 +144,6 @@ class RestoreFailed(msgspec.Struct, frozen=True, kw_only=True):
     retry_in: float
 
 
-class QuarantineBegan(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim crashed the backend's process too often and is refused from now on."""
-
-    backend: str
-    claim: Claim
-    method: Method
-    message: str
-
-
 BackendEvent: TypeAlias = (
     BackendReady
     | BackendEnded
@@ -163,7 +154,6 @@ BackendEvent: TypeAlias = (
     | AnswerRejected
     | HintsFailed
     | RestoreFailed
-    | QuarantineBegan
 )
 
 
