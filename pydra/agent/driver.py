@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -505,11 +504,8 @@ def read_boot_id(path: str) -> str:
         CheckpointError: the file cannot be read, or is empty.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            boot_id = os.read(descriptor, _BOOT_ID_BYTES).decode("ascii", errors="replace").strip()
-        finally:
-            os.close(descriptor)
+        with open(path, "rb") as file:
+            boot_id = file.read(_BOOT_ID_BYTES).decode("ascii", errors="replace").strip()
     except OSError as error:
         raise CheckpointError(
             f"the boot id cannot be read from {path} ({error.strerror}); without it a reboot would go unnoticed: "
