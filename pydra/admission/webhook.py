@@ -19,8 +19,6 @@ from time import perf_counter
 
 import anyio
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.process_collector import ProcessCollector
 
 from pydra import __version__
 from pydra.admission.config_types import read_backends
@@ -40,6 +38,7 @@ from pydra.errors import SettingsError
 from pydra.observability.connection_limits import Limits
 from pydra.observability.http import build_routes, serve_http, serve_routes
 from pydra.observability.logging import configure_logs
+from pydra.observability.metrics import ProcessMetrics
 from pydra.settings import WebhookSettings
 
 _log = logging.getLogger(__name__)
@@ -67,37 +66,28 @@ MALFORMED, OTHER = "malformed", "other"
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 
-class AdmissionMetrics:
+class AdmissionMetrics(ProcessMetrics):
     """The webhook's metrics, each present from the start; `resource` is one of resource.k8s.io, or `other`."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        self.build = Gauge(
-            "pydra_build_info", "Always 1; the version is in the label.", ("version",), registry=self.registry
-        )
-        self.reviews = Counter(
-            "pydra_admission_reviews",
+        super().__init__()
+        self.reviews = self.counter(
+            "admission_reviews",
             "Reviews, by result: allowed, denied, not_ours (passed without a check), malformed (answered 4xx).",
-            ("resource", "result"),
-            registry=self.registry,
+            "resource",
+            "result",
         )
-        self.seconds = Histogram(
-            "pydra_admission_review_duration_seconds",
-            "How long one review took, without the network.",
-            registry=self.registry,
-            buckets=_SECONDS,
+        self.seconds = self.histogram(
+            "admission_review_duration_seconds", "How long one review took, without the network.", buckets=_SECONDS
         )
-        self.expiry = Gauge(
-            "pydra_admission_certificate_expiry_timestamp_seconds",
+        self.expiry = self.gauge(
+            "admission_certificate_expiry_timestamp_seconds",
             "When the certificate in use expires, in Unix time; 0 without TLS.",
-            registry=self.registry,
         )
-        self.loads = Counter(
-            "pydra_admission_certificate_loads",
+        self.loads = self.counter(
+            "admission_certificate_loads",
             "Loaded certificates, by result: ok, or failed (the previous one stays in use).",
-            ("result",),
-            registry=self.registry,
+            "result",
         )
         for resource in PLACES:
             for result in RESULTS:
@@ -106,10 +96,6 @@ class AdmissionMetrics:
         self.reviews.labels(OTHER, MALFORMED)
         for result in ("ok", "failed"):
             self.loads.labels(result)
-
-    def text(self) -> bytes:
-        """Return all series in the Prometheus text format."""
-        return bytes(generate_latest(self.registry))
 
 
 class ReviewService:

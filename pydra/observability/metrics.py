@@ -22,19 +22,43 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40)
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGKILL", "exit", "hang", "memory")
 
 
-class Metrics:
-    """The agent's metrics; `driver` labels are names of drivers, `backend` labels names of backends."""
+class ProcessMetrics:
+    """The metrics of one process of pydra: those that every process has, and a way to make others."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        counter, gauge, histogram = self._counter, self._gauge, self._histogram
-        self.build = gauge("build_info", "Always 1; the version is in the label.", "version")
+        self.build = self.gauge("build_info", "Always 1; the version is in the label.", "version")
 
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        """Make a counter."""
+        return Counter(f"pydra_{name}", text, labels, registry=self.registry)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        """Make a gauge."""
+        return Gauge(f"pydra_{name}", text, labels, registry=self.registry)
+
+    def histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+        """Make a histogram of seconds."""
+        return Histogram(f"pydra_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+    def text(self) -> bytes:
+        """Return all series in the Prometheus text format."""
+        return bytes(generate_latest(self.registry))
+
+
+class Metrics(ProcessMetrics):
+    """The agent's metrics; `driver` labels are names of drivers, `backend` labels names of backends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        counter, gauge, histogram = self.counter, self.gauge, self.histogram
         self.calls = histogram(
             "claim_operation_duration_seconds",
             "How long one claim's prepare or unprepare took, by result: ok, or the reason of the error.",
-            ("driver", "operation", "result"),
+            "driver",
+            "operation",
+            "result",
         )
         self.in_flight = gauge(
             "claim_operations_in_flight", "Claims that are being prepared or unprepared.", "driver", "operation"
@@ -89,7 +113,9 @@ class Metrics:
         self.requests = histogram(
             "kubernetes_request_duration_seconds",
             "Requests to the API server, by HTTP status (0: no answer).",
-            ("verb", "resource", "status"),
+            "verb",
+            "resource",
+            "status",
         )
 
         self.records = gauge("checkpoint_records", "Claims with a record, by stage.", "driver", "stage")
@@ -155,19 +181,6 @@ class Metrics:
         """Create the series of successful API requests, by verb and resource."""
         for verb, resource in requests:
             self.requests.labels(verb, resource, "201" if verb == "create" else "200")
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"pydra_{name}", text, labels, registry=self.registry)
-
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"pydra_{name}", text, labels, registry=self.registry)
-
-    def _histogram(self, name: str, text: str, labels: tuple[str, ...]) -> Histogram:
-        return Histogram(f"pydra_{name}", text, labels, buckets=_SECONDS, registry=self.registry)
-
-    def text(self) -> bytes:
-        """Return all series in the Prometheus text format."""
-        return bytes(generate_latest(self.registry))
 
 
 class BackendSamples(Collector):
