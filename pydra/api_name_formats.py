@@ -12,7 +12,7 @@ LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """A DNS label, at most 63 bytes. For `fullmatch`, like all patterns here."""
 
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-"""DNS labels with dots between. The API bounds the whole, not the labels in it; lengths are the caller's business."""
+"""DNS labels with dots between. The API bounds the whole, not the labels in it; the caller checks lengths."""
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")

@@ -278,7 +278,7 @@ class HeldClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A claim whose devices this node holds.
 
     Of a claim whose record cannot be read, neither plan nor prepared devices are known, and of its devices only what
-    the record's bytes still tell; it may be in use.
+    the record's bytes still say; it may be in use.
     """
 
     claim: Claim

@@ -56,7 +56,7 @@ class PydraError(Exception):
 
 
 def of_call(error: E, *, reason: str = "", reached_backend: bool = True, repeated: bool = False) -> E:
-    """Return the error of a call to a backend, with what only that call tells; the one place that sets this."""
+    """Return the error of a call to a backend, with what is known of that call only; the one place that sets this."""
     error.reason = reason or error.reason
     error.reached_backend, error.repeated = reached_backend, repeated
     return error

@@ -145,7 +145,7 @@ class Steps(Protocol):
     """
 
     async def apply(self, step: Any, result: Any, claim: Claim, /) -> Any:
-        """Make the change, and return what only that could tell (an id, the state before), as a JSON value.
+        """Make the change, and return what is known only then (an id, the state before), as a JSON value.
 
         Idempotent, and all or nothing: raise `ClaimError` if nothing was changed, `LeftBehind` if something was and
         could not be taken back. After that, or any other error, a crash or a timeout, the step is undone.

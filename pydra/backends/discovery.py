@@ -1,6 +1,6 @@
 """Finds installed backends through entry points, without importing them.
 
-Also tells where backends that are not installed can be found, and the prefix of each backend's environment variables.
+Also says where backends that are not installed can be found, and the prefix of each backend's environment variables.
 """
 
 from __future__ import annotations

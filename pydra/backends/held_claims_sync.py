@@ -47,4 +47,4 @@ class HeldClaimsSync:
         if self.wanted:
             claims = {uid: self._claims[uid] for uid in sorted(unsent) if uid in self._claims}
             for message in build_held(claims, sorted(unsent - claims.keys()), complete=complete):
-                process.tell(message)
+                process.send_held(message)

@@ -85,7 +85,7 @@ class _Pending(msgspec.Struct, kw_only=True, eq=False):
 
 
 class BackendProcess:
-    """One process: `run` runs it, `call` works while it is `open`. `restored`: it has been told what the node holds."""
+    """One process: `run` runs it, `call` works while it is `open`. `restored`: it knows what the node holds."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class BackendProcess:
                 self._channel.send(Cancel(id=call.id))
                 self._loop.call_later(self._timeouts.cancel_timeout, self._on_change)
 
-    def tell(self, held: Held) -> None:
+    def send_held(self, held: Held) -> None:
         """Send what the node holds."""
         self._channel.send(held)
 

@@ -164,7 +164,7 @@ class BackendSupervisor:
 
     @property
     def _restored_process(self) -> BackendProcess | None:
-        """The process, if it can be called and has been told what the node holds."""
+        """The process, if it can be called and knows what the node holds."""
         process = self._process
         return process if process is not None and process.open and process.restored else None
 

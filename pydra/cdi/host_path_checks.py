@@ -1,8 +1,8 @@
 """Checks that device nodes and mounts exist on the host.
 
-A runtime refuses a container whose device node is missing, minutes after the kubelet was told that the claim is
-prepared. So the paths are checked before success is reported, each time. What a backend marked `optional` is left out
-if the host lacks it.
+A runtime refuses a container whose device node is missing, minutes after the claim was reported as prepared. So the
+paths are checked before success is reported, each time. What a backend marked `optional` is left out if the host lacks
+it.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ at a time:
 | from 2**32 | exclusively, while work on the claim is in progress | one claim each, offset computed from its uid |
 | from 2**60 | exclusively, while a step of a plan is applied or undone | one key each, offset computed from it |
 
-Bytes 8 to 15 hold a counter of all changes to the records, read and written under byte 0: it tells an instance
-with one read that another has changed something.
+Bytes 8 to 15 hold a counter of all changes to the records, read and written under byte 0: with one read, an
+instance sees that another has changed something.
 
 These locks do not exclude two tasks of one process; the caller must.
 """

@@ -83,20 +83,20 @@ class ClaimStatuses(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[_Entry, ...] = ()
 
 
-def index_statuses(told: Sequence[ClaimDeviceStatus]) -> StatusIndex:
+def index_statuses(statuses: Sequence[ClaimDeviceStatus]) -> StatusIndex:
     """Return what the last discover says, for `find_status`."""
-    return {(one.claim_uid, one.device, one.share_id): one.status for one in told}
+    return {(one.claim_uid, one.device, one.share_id): one.status for one in statuses}
 
 
-def find_status(uid: str, device: PreparedDevice, told: StatusIndex) -> DeviceStatus | None:
+def find_status(uid: str, device: PreparedDevice, latest: StatusIndex) -> DeviceStatus | None:
     """Return what is said of a claim's device now: by the last discover, else by `prepare`."""
-    return told.get((uid, device.device, device.share_id), device.status)
+    return latest.get((uid, device.device, device.share_id), device.status)
 
 
-def find_warnings(records: Mapping[str, Record], told: Sequence[ClaimDeviceStatus]) -> tuple[DeviceWarning, ...]:
+def find_warnings(records: Mapping[str, Record], statuses: Sequence[ClaimDeviceStatus]) -> tuple[DeviceWarning, ...]:
     """Return what the last discover warns the owners of held claims of, each text once for a claim."""
     found: dict[DeviceWarning, None] = {}
-    for one in told:
+    for one in statuses:
         record = records.get(one.claim_uid)
         if one.warning and record is not None and record.claim.name:
             found[DeviceWarning(ref=ClaimRef.of(record.claim), message=one.warning)] = None
@@ -105,7 +105,7 @@ def find_warnings(records: Mapping[str, Record], told: Sequence[ClaimDeviceStatu
 
 def collect_statuses(
     records: Mapping[str, Record],
-    told: Sequence[ClaimDeviceStatus],
+    statuses: Sequence[ClaimDeviceStatus],
     health: Sequence[DeviceHealth],
     *,
     boot_id: str,
@@ -114,7 +114,7 @@ def collect_statuses(
 
     Each has the condition `Healthy`, from what is published of the device, unless the backend has one of its own.
     """
-    latest = index_statuses(told)
+    latest = index_statuses(statuses)
     published = {(one.pool, one.device): one for one in health}
     wanted: dict[str, ClaimStatuses] = {}
     for uid, record in records.items():
@@ -202,15 +202,15 @@ class DeviceStatusWriter:
         self._driver = driver
         self._boot_id = boot_id
         self._report = report
-        self._told: tuple[ClaimDeviceStatus, ...] = ()
+        self._statuses: tuple[ClaimDeviceStatus, ...] = ()
         self._health: tuple[DeviceHealth, ...] | None = None
         self._written: dict[str, ClaimStatuses] = {}
         self._woken = anyio.Event()
 
-    def publish(self, told: tuple[ClaimDeviceStatus, ...], health: tuple[DeviceHealth, ...]) -> None:
+    def publish(self, statuses: tuple[ClaimDeviceStatus, ...], health: tuple[DeviceHealth, ...]) -> None:
         """Set what the last discover said of claims' devices, and the health that is published of all devices."""
-        if told != self._told or health != self._health:
-            self._told, self._health = told, health
+        if statuses != self._statuses or health != self._health:
+            self._statuses, self._health = statuses, health
             self.wake()
 
     def wake(self) -> None:
@@ -234,7 +234,7 @@ class DeviceStatusWriter:
         """Return whether everything is written."""
         if self._health is None:
             return True
-        wanted = collect_statuses(self._store.records, self._told, self._health, boot_id=self._boot_id)
+        wanted = collect_statuses(self._store.records, self._statuses, self._health, boot_id=self._boot_id)
         ended = {uid: ClaimStatuses(ref=one.ref) for uid, one in self._written.items() if uid not in wanted}
         done = True
         for uid, one in {**wanted, **ended}.items():

@@ -67,11 +67,11 @@ def build_metadata(claim: Claim, published: Published, *, pod_claim_name: str) -
     return Metadata(pod_claim_name=pod_claim_name, attributes=attributes)
 
 
-def renew_metadata(record: Record, told: StatusIndex) -> Record | None:
+def renew_metadata(record: Record, latest: StatusIndex) -> Record | None:
     """Return the record with the next generation of its metadata, if the network data of a device has changed."""
     if record.metadata is None or record.stage is not Stage.COMPLETED:
         return None
-    found = tuple(_network_data(find_status(record.claim.uid, one, told)) for one in record.prepared)
+    found = tuple(_network_data(find_status(record.claim.uid, one, latest)) for one in record.prepared)
     if found == _list_network_data(record, record.metadata):
         return None
     generation = record.metadata.generation + 1

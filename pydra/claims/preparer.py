@@ -142,7 +142,7 @@ class ClaimPreparer:
     ) -> None:
         self._published: Published | None = None
         self._is_published = asyncio.Event()
-        self._told: StatusIndex | None = None
+        self._latest: StatusIndex | None = None
         self._driver = driver
         self._boot_id = boot_id
         self._client = client
@@ -178,9 +178,9 @@ class ClaimPreparer:
                 self._note_record(uid)
         self._is_published.set()
 
-    def note_statuses(self, told: Sequence[ClaimDeviceStatus]) -> None:
+    def note_statuses(self, statuses: Sequence[ClaimDeviceStatus]) -> None:
         """Set what the last discover said of claims' devices, which their metadata files say, too."""
-        self._told = index_statuses(told)
+        self._latest = index_statuses(statuses)
         self.renew_metadata()
 
     # What the kubelet and the garbage collection ask for
@@ -216,9 +216,11 @@ class ClaimPreparer:
             self._renew_if_changed(record)
 
     def _renew_if_changed(self, record: Record) -> None:
-        if self._told is None or record.boot_id != self._boot_id:  # nothing was said yet; the claim is of another boot
+        if (
+            self._latest is None or record.boot_id != self._boot_id
+        ):  # nothing was said yet; the claim is of another boot
             return
-        if renew_metadata(record, self._told) is not None:
+        if renew_metadata(record, self._latest) is not None:
             # Behind work of the same kind: that may have read what was said before.
             self._begin_work(self._renew_metadata, ClaimRef.of(record.claim), joins=False)
 
@@ -413,7 +415,7 @@ class ClaimPreparer:
         await asyncio.wait((self.reconcile(ClaimRef.of(record.claim)),), timeout=max(0.0, until - self._clock()))
 
     async def _wait_published(self, ref: ClaimRef, until: float) -> None:
-        """Wait for the first discover after a start, which tells the counters and the attributes of devices."""
+        """Wait for the first discover after a start, which reports the counters and attributes of devices."""
         try:
             async with asyncio.timeout_at(until):
                 await self._is_published.wait()
@@ -645,7 +647,7 @@ class ClaimPreparer:
         try:
             async with self._store:
                 record = self._store.records.get(uid)
-                renewed = renew_metadata(record, self._told or {}) if record is not None else None
+                renewed = renew_metadata(record, self._latest or {}) if record is not None else None
                 if renewed is None:
                     return
                 await self._store.write(renewed)

@@ -575,7 +575,7 @@ def build_path(resource: Resource, *, namespace: str = "", name: str = "", subre
 
 
 def _name_kind(resource: Resource, body: JsonObject) -> JsonObject:
-    """The API server must be told what is applied, and what an object of a CustomResourceDefinition is."""
+    """Add apiVersion and kind, which the API server needs for what is applied and for CustomResourceDefinitions."""
     return {"apiVersion": resource.api_version, "kind": resource.kind, **body}
 
 

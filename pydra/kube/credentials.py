@@ -141,7 +141,7 @@ class Credentials:
     async def renew(self, *, refused: Access | None = None) -> bool:
         """Read the files again; return whether `refused`, with which a request failed, has been replaced since.
 
-        Never raises: the old credentials may still be valid, which the server's answer tells.
+        Never raises: the old credentials may still be valid, which the server's answer shows.
         """
         async with self._renewing:
             is_refused = refused is not None and refused is self.access

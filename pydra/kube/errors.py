@@ -139,7 +139,7 @@ def build_unanswered(doing: str, server: str, error: BaseException, *, seconds: 
         text = f"timed out after {seconds:g} s waiting for {server}"
         cause = "Timeout"
     elif isinstance(error, aiohttp.ClientHttpProxyError):
-        proxy = error.request_info.real_url.with_user(None)  # the password is nobody's business
+        proxy = error.request_info.real_url.with_user(None)  # without the password
         text = f"the proxy {proxy} answered {error.status} {error.message} when asked for {server}"
         cause = "Proxy"
     elif isinstance(error, aiohttp.ClientProxyConnectionError):

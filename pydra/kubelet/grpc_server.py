@@ -308,7 +308,7 @@ class Connection(H2Protocol, AbstractHandler):
             return
         self._leave(call)
         with suppress(ProtocolError):  # the client may have reset it already
-            if self._server.draining:  # tells the client to call elsewhere
+            if self._server.draining:  # the client calls another instance
                 self._h2.reset_stream(call.id, ErrorCodes.REFUSED_STREAM)
             elif path is None:
                 self._h2.reset_stream(call.id, ErrorCodes.PROTOCOL_ERROR)

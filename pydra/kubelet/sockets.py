@@ -179,7 +179,7 @@ def find_stale_sockets(driver: str, paths: SocketPaths) -> Mapping[str, tuple[in
     """Find the sockets that killed instances of the driver left: paths, each with the identity of its file.
 
     They have no listener, and a name that `plan_socket_paths` gives to this driver. A name in the registry
-    that is only a digest does not tell the driver, and is left out.
+    that is only a digest does not show the driver, and is left out.
 
     Raises:
         OSError: EAGAIN if another instance is creating a socket in the directory; or another error of the kernel.
@@ -203,7 +203,7 @@ def find_stale_sockets(driver: str, paths: SocketPaths) -> Mapping[str, tuple[in
 
 
 def is_listened_at(path: str) -> bool:
-    """Return whether a process listens at the path. Raises OSError if the kernel does not tell, as for other users."""
+    """Return whether a process listens at the path. Raises OSError if that is not known, as for other users."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         code = probe.connect_ex(path)
     if code in (errno.ECONNREFUSED, errno.ENOENT):

@@ -1,6 +1,6 @@
 """HTTP endpoint for `/metrics`, `/healthz` and `/readyz`.
 
-`/healthz` tells that the event loop is responsive, `/readyz` that the agent can serve claims. `/readyz` answers 503
+`/healthz` says that the event loop is responsive, `/readyz` that the agent can serve claims. `/readyz` answers 503
 with one line for each thing that is missing. It needs nothing that another instance of the agent could hold, so two
 overlapping instances can both be ready.
 

@@ -189,7 +189,7 @@ def test_a_call_that_blocks_the_backend_ends_at_its_deadline_and_costs_its_claim
     assert hasty.board.holders(device) == {victim.uid}
 
 
-def test_a_call_that_blocked_the_backend_is_told_as_that_with_the_place(hasty: Node) -> None:
+def test_a_call_that_blocked_the_backend_is_reported_as_that_with_the_place(hasty: Node) -> None:
     claim = hasty.api.create_claim(hasty.board.device())
     hasty.board.order("prepare", claim.name, "hang", at="effect", times=1)
     refusal = hasty.kubelet.refusal(claim)

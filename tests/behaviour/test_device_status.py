@@ -139,7 +139,7 @@ def test_other_drivers_entries_stay(quiet: Node) -> None:
     assert left["data"] == {"by": "them"}
 
 
-def test_a_status_that_is_refused_is_told_on_the_claim_and_written_later(quiet: Node, quiet_agent: Agent) -> None:
+def test_a_status_that_is_refused_is_reported_on_the_claim_and_written_later(quiet: Node, quiet_agent: Agent) -> None:
     claim = quiet.api.create_claim(quiet.board.device())
     quiet.api_fault(verb="patch", resource="resourceclaims", name=claim.name, status=403, times=1)
     quiet.kubelet.prepare_one(claim)

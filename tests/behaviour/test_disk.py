@@ -136,7 +136,7 @@ def damaged() -> Iterator[tuple[Node, dict[str, tuple[str, Claim]], Claim]]:
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_damage_to_the_record_of_a_prepared_claim_is_told_and_never_undoes_it(
+def test_damage_to_the_record_of_a_prepared_claim_is_reported_and_never_undoes_it(
     damaged: tuple[Node, dict[str, tuple[str, Claim]], Claim], what: str
 ) -> None:
     node, victims, _ = damaged
@@ -181,7 +181,7 @@ def rebooted() -> Iterator[tuple[Node, dict[Claim, tuple[Device, ...]]]]:
         yield node, answered
 
 
-def test_after_a_reboot_a_claim_is_prepared_anew_and_nothing_of_the_old_boot_is_undone(
+def test_after_a_reboot_a_claim_is_prepared_again_and_nothing_of_the_old_boot_is_undone(
     rebooted: tuple[Node, dict[Claim, tuple[Device, ...]]],
 ) -> None:
     node, answered = rebooted

@@ -203,7 +203,7 @@ def test_a_slow_claim_delays_no_other_claim_and_an_unprepare_waits_for_its_prepa
     assert quiet.is_clean(slow)
 
 
-def test_a_claim_that_was_allocated_anew_gives_back_its_old_device_first(quiet: Node) -> None:
+def test_a_claim_that_was_allocated_again_gives_back_its_old_device_first(quiet: Node) -> None:
     old, new = quiet.board.device(), quiet.board.device()
     claim = quiet.api.create_claim(old)
     quiet.kubelet.prepare_one(claim)

@@ -29,7 +29,9 @@ def test_sockets_and_the_plugins_directory_are_closed_to_other_users(quiet: Node
     assert stat.S_IMODE(os.stat(os.path.dirname(info.endpoint)).st_mode) & 0o022 == 0
 
 
-def test_a_refused_registration_is_told_by_readyz_until_the_kubelet_accepts(quiet: Node, quiet_agent: Agent) -> None:
+def test_a_refused_registration_is_reported_by_readyz_until_the_kubelet_accepts(
+    quiet: Node, quiet_agent: Agent
+) -> None:
     (socket,) = quiet.kubelet.sockets()
     quiet.kubelet.notify(socket, registered=False, error="wrong moon")
     wait_for(lambda: "wrong moon" in quiet_agent.get("/readyz")[1], "/readyz tells of the refusal")
@@ -45,7 +47,7 @@ def test_before_the_kubelet_has_registered_it_readyz_says_so(node: Node) -> None
     assert agent.get("/readyz")[0] == 503
 
 
-def test_an_agent_that_is_told_to_stop_lets_the_call_in_flight_end_and_leaves_no_socket(node: Node) -> None:
+def test_an_agent_that_is_asked_to_stop_lets_the_call_in_flight_end_and_leaves_no_socket(node: Node) -> None:
     agent = node.serve()
     assert node.kubelet.plugin is not None
     claim = node.api.create_claim(node.board.device())
@@ -126,7 +128,7 @@ def test_claims_are_prepared_after_the_plugins_directory_was_wiped_under_the_age
     assert quiet.is_clean(claim)
 
 
-def test_an_instance_that_is_told_to_stop_publishes_no_more_beside_its_successor(node: Node) -> None:
+def test_an_instance_that_is_asked_to_stop_publishes_no_more_beside_its_successor(node: Node) -> None:
     old = node.serve("--pod-uid", "pod-1")
     slow = node.api.create_claim("d0", name="slow")
     node.board.order("prepare", "slow", "wait")

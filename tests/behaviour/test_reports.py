@@ -84,7 +84,7 @@ def test_a_claim_that_fails_is_logged_as_a_warning_with_its_reason(quiet: Node, 
     assert lines[0]["reason"] == "ClaimFailed"
 
 
-def test_an_unhealthy_device_is_tainted_and_told_on_the_kubelets_health_stream_until_it_is_well(
+def test_an_unhealthy_device_is_tainted_and_reported_on_the_kubelets_health_stream_until_it_is_well(
     changing: Node, quiet_agent: Agent
 ) -> None:
     changing.board.set_devices("d0", "d1")
@@ -130,7 +130,7 @@ def test_a_device_that_goes_and_one_that_comes_are_seen_without_a_restart(changi
     wait_for(lambda: set(changing.api.devices()) == {"d1", "d2"}, "what is there now is published")
 
 
-def test_one_device_that_breaks_the_apis_rules_is_left_out_and_told_while_the_others_are_published(
+def test_one_device_that_breaks_the_apis_rules_is_left_out_and_reported_while_the_others_are_published(
     changing: Node,
 ) -> None:
     changing.board.set_devices("d0", "Not_A_Name")
@@ -180,7 +180,7 @@ def test_an_agent_outlives_an_api_server_that_goes_and_comes_back(node: Node) ->
     assert not agent.has_ended()
 
 
-def test_why_a_backend_cannot_start_is_told_by_readyz_as_by_the_log(node: Node) -> None:
+def test_why_a_backend_cannot_start_is_reported_by_readyz_as_by_the_log(node: Node) -> None:
     node.board.order("connect", "", "raise")
     agent = node.start()
     wait_for(lambda: "the board is on fire" in agent.get("/readyz")[1], "/readyz has the cause")

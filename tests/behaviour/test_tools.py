@@ -158,7 +158,7 @@ def test_taints_of_rules_and_node_selectors_of_pods_are_seen_as_the_scheduler_se
 
 
 @pytest.mark.usefixtures("board_class")
-def test_what_no_device_has_is_told_with_the_selector_the_values_and_the_count(quiet: Node, tool: Tool) -> None:
+def test_what_no_device_has_is_reported_with_the_selector_the_values_and_the_count(quiet: Node, tool: Tool) -> None:
     selector = {"cel": {"expression": f"device.attributes['{DRIVER}'].?serail.orValue('') == 'b9'"}}
     wanted = {"deviceClassName": "board", "count": 31, "selectors": [selector]}
     requests = [{"name": "r", "exactly": wanted}]
@@ -183,7 +183,7 @@ def test_what_no_device_has_is_told_with_the_selector_the_values_and_the_count(q
     assert f"pydra slices --node-name {NODE} lists" in printed
 
 
-def test_a_config_for_a_misspelt_driver_is_told_of_a_claim_that_is_prepared(quiet: Node, tool: Tool) -> None:
+def test_a_config_for_a_misspelt_driver_is_reported_of_a_claim_that_is_prepared(quiet: Node, tool: Tool) -> None:
     config = [{"opaque": {"driver": "baord.example.com", "parameters": {"apiVersion": "v1", "kind": "Board"}}}]
     requests = [{"name": "r0", "exactly": {"deviceClassName": "board"}}]
     claim = quiet.api.create_claim(quiet.board.device(), devices={"requests": requests, "config": config})
@@ -198,14 +198,14 @@ def test_a_config_for_a_misspelt_driver_is_told_of_a_claim_that_is_prepared(quie
     quiet.kubelet.release(claim)
 
 
-def test_a_claim_of_a_wrong_name_is_told_which_there_is(quiet: Node, tool: Tool) -> None:
+def test_a_claim_of_a_wrong_name_is_answered_with_the_one_that_there_is(quiet: Node, tool: Tool) -> None:
     quiet.api.create_claim(name="patient", allocated=False)
     code, printed = tool.run("explain", "claim", "default/patent")
     assert code == 1
     assert 'there is no claim patent in namespace default (did you mean "patient"?)' in printed
 
 
-def test_a_claim_that_is_gone_while_the_node_holds_it_is_told(quiet: Node, tool: Tool) -> None:
+def test_a_claim_that_is_gone_while_the_node_holds_it_is_reported(quiet: Node, tool: Tool) -> None:
     claim = quiet.api.create_claim(quiet.board.device())
     quiet.kubelet.prepare_one(claim)
     quiet.api.delete_claim(claim)
@@ -243,7 +243,7 @@ def test_what_the_agents_account_may_not_list_is_unknown_and_no_failure(quiet: N
     quiet.kubelet.release(claim)
 
 
-def test_a_driver_that_left_claims_behind_is_told_with_what_to_do(quiet: Node, tool: Tool) -> None:
+def test_a_driver_that_left_claims_behind_is_reported_with_what_to_do(quiet: Node, tool: Tool) -> None:
     left = quiet.root / "run" / "gone.example.com" / "claims"
     left.mkdir(parents=True)
     (left / "1.json").write_text("?")
@@ -278,7 +278,7 @@ def test_all_nodes_are_shown_and_those_that_publish_nothing_are_named(quiet: Nod
     assert f"pool {NODE}" in printed
 
 
-def test_a_node_that_publishes_nothing_is_told(tool: Tool) -> None:
+def test_a_node_that_publishes_nothing_is_reported(tool: Tool) -> None:
     code = main(["slices", *tool.flags, "--node-name", "other"])
     assert code == 1
     assert "node other publishes nothing" in tool.output.readouterr().out

@@ -88,7 +88,7 @@ def test_a_digit_before_the_name_of_a_service_is_refused_in_words(values: Mappin
     assert render(SIM, values, {"fullnameOverride": "one"}, name="1pydra").one("Service")
 
 
-def test_what_the_pod_of_helm_test_is_told_is_json_with_any_name_in_it() -> None:
+def test_what_the_pod_of_helm_test_gets_is_json_with_any_name_in_it() -> None:
     classes = {"a": {"extendedResourceName": 'it\'s "<so>"'}}
     objects = render(SIM, at("backends.sim.deviceClasses.classes", classes))
     assert json.loads(objects.one("Pod")["spec"]["containers"][0]["args"][-1])["classes"]["a"] == 'it\'s "<so>"'

@@ -42,7 +42,7 @@ def test_a_backend_whose_classes_come_from_somewhere_else_has_none_here() -> Non
     assert "DeviceClasses for claims: none of this release" in render_files(at("backends.fpga", values))["NOTES.txt"]
 
 
-def test_who_has_the_controller_of_compute_domains_is_told_what_goes_before_its_removal() -> None:
+def test_who_has_the_controller_of_compute_domains_is_warned_what_goes_before_its_removal() -> None:
     on = overlay(COMPUTE_DOMAIN, at("computeDomainController.enabled", True))
     assert "delete all ComputeDomains, and" in render_files(on)["NOTES.txt"]
     assert "ComputeDomains:" not in render_files(COMPUTE_DOMAIN)["NOTES.txt"]
@@ -84,7 +84,7 @@ def test_notes_have_no_holes() -> None:
         assert max(map(len, text.splitlines())) <= 120
 
 
-def test_a_policy_for_another_image_than_the_charts_is_told() -> None:
+def test_a_policy_for_another_image_than_the_charts_is_reported() -> None:
     values = overlay(SIM, at("configPolicy.create", True))
     words = "Its policy knows the configs of 0.1.0, and the image is another"
     assert words not in render_files(values)["NOTES.txt"]
@@ -93,7 +93,7 @@ def test_a_policy_for_another_image_than_the_charts_is_told() -> None:
     assert words in render_files(values, at("backends.sim.image.digest", f"sha256:{'0' * 64}"))["NOTES.txt"]
 
 
-def test_nodes_whose_devices_a_device_plugin_gives_out_too_are_told() -> None:
+def test_nodes_whose_devices_a_device_plugin_gives_out_too_are_reported() -> None:
     def node(name: str, **allocatable: str) -> dict[str, Any]:
         return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": {"allocatable": allocatable}}
 
@@ -110,7 +110,7 @@ def test_nodes_whose_devices_a_device_plugin_gives_out_too_are_told() -> None:
     assert "WARNING" not in notes(SIM, "v1.36.2", *nodes)
 
 
-def test_images_of_no_registry_are_told() -> None:
+def test_images_of_no_registry_are_reported() -> None:
     words = "image.registry is not set"
     assert words in render_files(SIM)["NOTES.txt"]
     assert words not in render_files(SIM, at("image.registry", "registry.example.com"))["NOTES.txt"]

@@ -31,7 +31,7 @@ def test_the_table_of_privileges_has_the_agent_of_each_backend() -> None:
     assert named == set(yaml.safe_load((CHART / "values.yaml").read_text())["backends"])
 
 
-def test_permissions_for_claims_status_are_told_with_the_setting_that_gives_them() -> None:
+def test_permissions_for_claims_status_are_reported_with_the_setting_that_gives_them() -> None:
     assert "resourceclaims/status" in str(render(SIM, at("settings.deviceStatus", True)))
     told = [one for one in re.split(r"\. |\n\n|\n- ", README) if "resourceclaims/status" in one]
     assert told

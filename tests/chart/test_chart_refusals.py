@@ -127,7 +127,7 @@ def test_the_schema_refuses_what_is_misspelt_or_ill_typed(values: Mapping[str, A
     assert sum(where in line and words in line for line in lines) == 1, caught.value
 
 
-def test_the_names_that_are_allowed_are_told_beside_one_that_is_not() -> None:
+def test_the_names_that_are_allowed_are_reported_beside_one_that_is_not() -> None:
     with pytest.raises(helm_python.HelmValuesError) as caught:
         render(SIM, at("backends.nvidia.settings.dynamicMIG", True))
     fault, name, allowed = str(caught.value).splitlines()[2:]
@@ -136,7 +136,7 @@ def test_the_names_that_are_allowed_are_told_beside_one_that_is_not() -> None:
     assert "'dynamicMig'" in allowed
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_that_is_wrong_is_reported_at_once() -> None:
     with pytest.raises(helm_python.HelmValuesError) as caught:
         render(SIM, at("webhook.replica", 1), at("http.port", "x"), at("backends.nvidia.settings.vfioo", True))
     for words in ("'replica'", "/http/port", "'vfioo'"):

@@ -110,7 +110,7 @@ async def _note_of_node(cluster: Cluster, reason: str) -> str:
     return next((note for note in notes if cluster.driver in note), "")
 
 
-async def test_a_wrong_config_is_told_by_the_agent_where_no_webhook_is() -> None:
+async def test_a_wrong_config_is_reported_by_the_agent_where_no_webhook_is() -> None:
     async with open_place() as (cluster, release):
         await release.install()
         kind = {"apiVersion": "sim.pydra.dev/v1alpha1", "kind": "SimConfig"}

@@ -36,7 +36,7 @@ PLUGIN = KUBELET_ROOT / "plugins" / DRIVER
 
 
 @pytest.mark.gates("DRAPartitionableDevices")
-async def test_a_partition_that_a_killed_agent_left_half_made_is_made_anew(tmp_path: Path) -> None:
+async def test_a_partition_that_a_killed_agent_left_half_made_is_made_again(tmp_path: Path) -> None:
     hangs = f"{ONE}faults: [{{op: nvmlGpuInstanceCreateComputeInstance*, do: hang, count: 1}}]\n"
     async with open_nvidia_cluster() as cluster:
         await cluster.create_claim("parts", requests=[partition("1g.10gb", count=2)])

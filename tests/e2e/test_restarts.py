@@ -63,7 +63,7 @@ async def test_a_pod_that_was_there_first_runs_once_the_agent_comes(tmp_path: Pa
             await cluster.wait_phase("early", "Running")
 
 
-async def test_a_pod_in_the_middle_of_prepare_starts_although_the_agent_is_told_to_stop(tmp_path: Path) -> None:
+async def test_a_pod_in_the_middle_of_prepare_starts_although_the_agent_is_asked_to_stop(tmp_path: Path) -> None:
     slow = "faults: [{do: slow, call: prepare, seconds: 5}]"
     async with open_cluster() as cluster:
         await cluster.create_class(DRIVER)

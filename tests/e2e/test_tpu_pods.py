@@ -75,7 +75,7 @@ def nodes(found: list[str]) -> list[str]:
 
 
 @pytest.mark.gates("DRAPartitionableDevices")
-async def test_the_scheduler_cuts_the_mesh_and_pods_that_do_not_fit_are_told_why() -> None:
+async def test_the_scheduler_cuts_the_mesh_and_pods_that_do_not_fit_get_the_reason() -> None:
     async with open_host() as (cluster, _, _):
         await start(cluster, "left", f"2x2.{DRIVER}", phase="Running")
         found = (await cluster.run_pod("look", LOOK, resourceClaimName="left"))["main"]

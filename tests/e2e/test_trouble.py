@@ -11,7 +11,7 @@ CRASHES = "faults: [{call: prepare, claim: bad, do: segfault}]"
 HANGS = "faults: [{call: prepare, claim: bad, do: hang}]"
 
 
-async def test_a_claim_that_crashes_the_backend_is_told_so_and_the_others_are_served(tmp_path: Path) -> None:
+async def test_a_claim_that_crashes_the_backend_is_reported_and_the_others_are_served(tmp_path: Path) -> None:
     async with open_cluster() as cluster, open_agent(cluster, tmp_path, scenario=CRASHES) as agent:
         await start_one_bad_pod_among_good_ones(cluster)
         await cluster.wait_note("BackendDied", about="bad", saying="died of SIGSEGV")
@@ -22,7 +22,7 @@ async def test_a_claim_that_crashes_the_backend_is_told_so_and_the_others_are_se
         await cluster.delete_pod("bad")
 
 
-async def test_a_claim_that_hangs_the_backend_is_told_so_and_the_others_are_served(tmp_path: Path) -> None:
+async def test_a_claim_that_hangs_the_backend_is_reported_and_the_others_are_served(tmp_path: Path) -> None:
     flags = ("--prepare-deadline", "3")
     async with open_cluster() as cluster, open_agent(cluster, tmp_path, scenario=HANGS, flags=flags) as agent:
         await start_one_bad_pod_among_good_ones(cluster)

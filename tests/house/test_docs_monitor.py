@@ -20,7 +20,7 @@ def test_every_metric_answers_a_question() -> None:
     assert {name for name in answers - reference if not name.startswith("process_")} == set()
 
 
-def test_every_alert_of_the_chart_is_told_with_its_severity_and_no_other() -> None:
+def test_every_alert_of_the_chart_is_reported_with_its_severity_and_no_other() -> None:
     rules = {rule["alert"]: rule for group in yaml.load(RULES.read_text(), yaml.CSafeLoader).values() for rule in group}
     told = {find_code(cells[0])[0]: cells for cells in find_rows(PAGE, "alert")}
     assert told.keys() == rules.keys()

@@ -169,7 +169,7 @@ def test_without_an_engine_it_says_what_to_install(tree: Tree) -> None:
     ],
     ids=["not there", "of another kind", "unknown backend", "not working", "failing", "time", "no time"],
 )
-def test_what_is_wrong_is_told(tree: Tree, arguments: list[str], environ: Mapping[str, str], words: str) -> None:
+def test_what_is_wrong_is_reported(tree: Tree, arguments: list[str], environ: Mapping[str, str], words: str) -> None:
     tree.engine("podman")
     code, said, _ = tree.make(*arguments, **environ)
     assert code

@@ -78,7 +78,7 @@ def test_what_is_missing_is_named(what: str, tmp_path: Path) -> None:
     assert "not on the PATH: docker, kind; kind needs all of" in done.stderr
 
 
-def test_a_docker_that_does_not_answer_is_told_in_its_own_words(tmp_path: Path) -> None:
+def test_a_docker_that_does_not_answer_is_reported_in_its_own_words(tmp_path: Path) -> None:
     program(tmp_path, "docker", code=1, says="Cannot connect to the Docker daemon")
     program(tmp_path, "kind")
     done = kind("up", path=tmp_path)

@@ -200,7 +200,7 @@ def test_an_image_that_the_scanner_refuses_is_not_released(
     assert "the images are not scanned: SCANNER names no command" in capsys.readouterr().out
 
 
-def test_a_scanner_or_signer_that_is_not_installed_is_told_before_anything_is_built(
+def test_a_scanner_or_signer_that_is_not_installed_is_reported_before_anything_is_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import release  # noqa: PLC0415

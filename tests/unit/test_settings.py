@@ -159,7 +159,7 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(values: dict[str, Any], p
     assert any(said.startswith(problem) for said in caught.value.problems), caught.value.problems
 
 
-def test_all_wrong_settings_are_told_at_once() -> None:
+def test_all_wrong_settings_are_reported_at_once() -> None:
     with pytest.raises(SettingsError) as caught:
         parse_settings({"backends": 3, "logLevel": "x", "typo": 1})
     assert len(caught.value.problems) == 4

@@ -127,7 +127,7 @@ class Mover:
             missing.append("that of XDP")
         if missing:
             _log.warning(
-                "%s (%s) is back without the eBPF programs %s; whoever attached them must do it again",
+                "%s (%s) is back without the eBPF programs %s; attach them again",
                 *(link.name, step.device, ", ".join(missing)),
             )
 

@@ -79,7 +79,7 @@ class BackendTypes:
 
 
 class HeldClaims:
-    """The claims that the node holds, as the agent has told. A claim is decoded when it is read, and then kept."""
+    """The claims that the node holds, as the agent has sent them. A claim is decoded when it is read, and then kept."""
 
     def __init__(self, types: BackendTypes) -> None:
         self._types = types

@@ -61,7 +61,7 @@ async def test_a_backend_that_breaks_its_contract_is_refused_with_all_faults_whi
                 await anyio.sleep(0.02)
 
 
-async def test_two_backends_of_one_driver_name_are_told_apart_by_a_setting() -> None:
+async def test_two_backends_of_one_driver_name_are_distinguished_by_a_setting() -> None:
     async with run_node(ignore) as node:
         async with run_agent(node, "--backend", "sim", "--backend", "modest:") as agent:
             text = await agent.wait_log(lambda text: "is served by backend" in text)

@@ -59,7 +59,7 @@ async def test_the_reason_of_a_refusal_is_the_backends_own_word() -> None:
             assert {line["reason"] for line in agent.lines() if line["message"] == note} == {reason}
 
 
-async def test_a_cluster_that_is_too_old_is_told_on_its_node_and_not_called_ready() -> None:
+async def test_a_cluster_that_is_too_old_is_reported_on_its_node_and_not_called_ready() -> None:
     version = "1.33.4"
     async with run_node(lambda step: None, version=version) as node, run_agent(node, *BACKEND) as agent:
         words = f"this cluster runs Kubernetes v{version}+pydra-embedded; pydra needs 1.34 or later"
@@ -71,7 +71,7 @@ async def test_a_cluster_that_is_too_old_is_told_on_its_node_and_not_called_read
         assert await agent.stop() == 0
 
 
-async def test_partitions_of_a_cluster_without_their_gate_are_not_published_and_the_node_is_told() -> None:
+async def test_partitions_of_a_cluster_without_their_gate_are_not_published_and_the_node_gets_an_event() -> None:
     gates = {"DRAPartitionableDevices": False}
     scenario = {"PYDRA_NVIDIA_SCENARIO": "hgx-h100", "PYDRA_NVIDIA_DYNAMIC_MIG": "true"}
     async with run_node(lambda step: None, gates=gates) as node:
@@ -88,7 +88,7 @@ async def test_partitions_of_a_cluster_without_their_gate_are_not_published_and_
             assert await agent.stop() == 0
 
 
-async def test_a_backend_whose_import_fails_is_told_by_its_module_and_reason_and_stops_no_other() -> None:
+async def test_a_backend_whose_import_fails_is_reported_by_its_module_and_reason_and_stops_no_other() -> None:
     async with (
         run_node(lambda step: None) as node,
         run_agent(node, "--backend", "needy:", "--backend", "worded:") as agent,

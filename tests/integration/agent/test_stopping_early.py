@@ -64,7 +64,7 @@ MOMENTS: dict[str, Callable[[Agent], bool]] = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-async def test_an_agent_that_is_told_to_stop_while_it_starts_ends_with_0_and_leaves_nothing(moment: str) -> None:
+async def test_an_agent_that_is_asked_to_stop_while_it_starts_ends_with_0_and_leaves_nothing(moment: str) -> None:
     async with run_node(lambda _: None) as node, run_agent(node, "--backend", "sim", forked=False) as agent:
         with anyio.fail_after(DEADLINE):
             while not MOMENTS[moment](agent):

@@ -40,7 +40,7 @@ def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-async def test_a_process_that_cannot_be_killed_is_told_and_only_so_many_are_left_behind(tmp_path: Path) -> None:
+async def test_a_process_that_cannot_be_killed_is_reported_and_only_so_many_are_left_behind(tmp_path: Path) -> None:
     (tmp_path / "stuck").mkdir()
     events: list[BackendEvent] = []
     restarts = replace(RESTARTS, unkillable=2, unkillable_look=0.02)

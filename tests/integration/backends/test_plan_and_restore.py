@@ -72,7 +72,7 @@ async def test_a_plan_that_is_not_json_breaks_the_contract(tmp_path: Path) -> No
             await backend.plan(claim("unplannable"))
 
 
-async def test_each_new_process_is_told_what_is_held_before_any_other_call(tmp_path: Path) -> None:
+async def test_each_new_process_gets_what_is_held_before_any_other_call(tmp_path: Path) -> None:
     marks: list[str] = []
     async with supervised(source=SOURCE, environ=environ(tmp_path), seconds=0.2) as backend:
         await backend.wait_ready()

@@ -89,7 +89,7 @@ async def test_the_conformance_kit_tells_each_invalid_setting() -> None:
     assert {check.rule: len(check.problems) for check in report.checks} == {"connect": 0, "settings": 2}
 
 
-async def test_violations_of_the_contract_and_invalid_settings_are_told_together() -> None:
+async def test_violations_of_the_contract_and_invalid_settings_are_reported_together() -> None:
     source = BackendSource(name="unfit", target="unfit:takes_settings")
     async with supervised(source=source, settings={"sharez": 1}) as backend:
         with pytest.raises(ContractError) as caught:

@@ -91,7 +91,7 @@ async def test_a_stopped_supervisor_answers_that_it_is_stopped() -> None:
         os.kill(pid, 0)
 
 
-async def test_callers_in_flight_when_the_agent_stops_are_told() -> None:
+async def test_callers_in_flight_when_the_agent_stops_get_an_error() -> None:
     errors: list[Exception] = []
 
     async def prepare(backend: Any) -> None:

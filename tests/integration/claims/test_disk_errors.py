@@ -30,7 +30,7 @@ FAILING = {
 
 
 @needs_strace
-def test_every_error_of_the_disk_is_told_and_the_next_try_goes_on(tmp_path: Path) -> None:
+def test_every_error_of_the_disk_is_reported_and_the_next_try_goes_on(tmp_path: Path) -> None:
     root = tmp_path / "node"
     write_state(DAMAGED, root)
     node = make_node(root)

@@ -249,7 +249,7 @@ async def test_the_record_answers_while_the_api_server_is_silent(node: Node) -> 
         assert await agent.unprepare("a") == [None]
 
 
-async def test_a_claim_allocated_anew_is_undone_and_prepared_with_its_new_devices(node: Node) -> None:
+async def test_a_claim_allocated_again_is_undone_and_prepared_with_its_new_devices(node: Node) -> None:
     node.api.allocate("a", "gpu-0")
     async with node.running() as agent:
         await agent.prepare("a")
@@ -567,7 +567,7 @@ def _sign(record: object) -> str:
     return f'{{"checksum":"sha256:{sha256(payload.encode()).hexdigest()}","record":{payload}}}\n'
 
 
-async def test_a_directory_that_is_removed_under_the_agent_is_written_anew(node: Node) -> None:
+async def test_a_directory_that_is_removed_under_the_agent_is_written_again(node: Node) -> None:
     node.api.allocate("a", "gpu-0")
     node.api.allocate("b", "gpu-1")
     async with node.running() as agent:

@@ -1,4 +1,4 @@
-"""An unsuitable cluster is told so plainly."""
+"""An unsuitable cluster is refused with the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def test_a_supported_server_says_its_version(api_server: ApiHandle) -> Non
     assert (version.major, version.minor) >= (1, 34)
 
 
-async def test_an_older_cluster_is_told_what_is_needed() -> None:
+async def test_an_older_cluster_is_refused_with_what_is_needed() -> None:
     async with open_api(version="1.33.4") as api, open_client(api) as client:
         with pytest.raises(Unsupported, match=r"runs Kubernetes v1\.33\.4\S*; pydra needs 1\.34 or later"):
             await check_server(client)
@@ -48,7 +48,9 @@ async def test_an_object_that_does_not_exist_is_not_taken_for_an_api_that_is_not
         pytest.param("", "nor any other version of it", id="nothing of it"),
     ],
 )
-async def test_a_cluster_without_the_api_is_told_where_to_look(api_server: ApiHandle, group: str, words: str) -> None:
+async def test_a_cluster_without_the_api_is_refused_with_where_to_look(
+    api_server: ApiHandle, group: str, words: str
+) -> None:
     faults = api_server.embedded.faults
     faults.add(Fault(status=0))
     faults.add(Fault(status=404))

@@ -118,9 +118,7 @@ async def test_a_stream_ends_cleanly_and_at_once_when_the_plugin_stops(root: Pat
         assert running.heard(Stopped)[0].cut_off == 0
 
 
-async def test_without_health_the_kubelet_is_told_that_there_is_none(
-    root: Path, connect: Connect, version: str
-) -> None:
+async def test_without_health_the_kubelet_sees_that_there_is_none(root: Path, connect: Connect, version: str) -> None:
     async with serve(root, health=None) as running, connect(running.plugin.paths.service) as kubelet:
         with pytest.raises(Failed, match="UNIMPLEMENTED"):
             async with watch(kubelet, version) as reports:

@@ -57,7 +57,7 @@ async def test_an_event_for_a_namespace_that_is_gone_is_not_a_failure() -> None:
     assert await results(Desk(NotFound("no such namespace", status=404)), requests=1, expected=1) == ["gone"]
 
 
-async def test_more_trouble_than_can_be_told_is_dropped_and_counted() -> None:
+async def test_more_trouble_than_can_be_written_is_dropped_and_counted() -> None:
     desk = Desk()
     written = await results(desk, requests=300, expected=300)
     assert written.count("dropped") == 300 - 256

@@ -180,7 +180,7 @@ async def test_a_label_set_by_others_is_no_reason_to_write(api_server: ApiHandle
         assert it.writes() == ["create"]
 
 
-async def test_a_node_that_was_registered_anew_owns_the_slices_again(api_server: ApiHandle) -> None:
+async def test_a_node_that_was_registered_again_owns_the_slices_again(api_server: ApiHandle) -> None:
     async with publishing(api_server) as it:
         await it.publish(*gpus(1))
         await it.at_rest()

@@ -303,7 +303,7 @@ async def test_a_gate_that_only_one_of_several_servers_has_off_costs_the_device_
             assert [name for body in await it.slices() for name in names_in(body)] == ["whole"]
 
 
-async def test_a_conflict_is_planned_anew(api_server: ApiHandle) -> None:
+async def test_a_conflict_is_planned_again(api_server: ApiHandle) -> None:
     async with publishing(api_server) as it:
         await it.publish(*gpus(1))
         api_server.embedded.faults.add(Fault(verb="update", status=409))

@@ -282,19 +282,19 @@ async def prepare(claim):
 """
 
 
-async def test_a_plan_that_changes_is_told_by_its_steps(tmp_path: Path) -> None:
+async def test_a_plan_that_changes_is_reported_by_its_steps(tmp_path: Path) -> None:
     report = await check(Proof(STEPS.format(size="next(seen)", leak="")), tmp_path)
     (said,) = (check.problems[0] for check in report.checks if check.rule == Rule.PLAN.value)
     assert said.startswith("plan: steps[1] was {'type': 'load', 'size': "), said
     assert "Claim(" not in said
 
 
-async def test_a_step_that_json_cannot_hold_is_told_by_its_field(tmp_path: Path) -> None:
+async def test_a_step_that_json_cannot_hold_is_reported_by_its_field(tmp_path: Path) -> None:
     report = await check(Proof(STEPS.format(size="os", leak="")), tmp_path)
     assert "plan: $.steps[1].size is a module, which is not JSON" in report.text, report.text
 
 
-async def test_what_a_backend_without_unprepare_leaves_open_is_told(tmp_path: Path) -> None:
+async def test_what_a_backend_without_unprepare_leaves_open_is_reported(tmp_path: Path) -> None:
     report = await check(Proof(STEPS.format(size=8, leak="os.open('/dev/null', os.O_RDONLY)")), tmp_path)
     assert [check.rule for check in report.checks if check.problems] == [Rule.LEAKED_DESCRIPTORS.value], report.text
 
@@ -323,7 +323,7 @@ async def measure():
     assert {check.rule for check in report.checks if check.mark != "ok"} == set(), report.text
 
 
-async def test_a_call_that_hangs_is_told_with_the_line_of_the_backend(tmp_path: Path) -> None:
+async def test_a_call_that_hangs_is_reported_with_the_line_of_the_backend(tmp_path: Path) -> None:
     code = "async def discover():\n    await asyncio.Event().wait()  # for ever"
     report = await check(Proof(code), tmp_path, deadlines=CallDeadlines(connect=30.0, discover=0.5))
     assert "it was waiting in wait (asyncio/locks.py" in report.text

@@ -78,7 +78,7 @@ def test_a_refusal_is_no_longer_than_anybody_reads_and_says_how_much_is_left_out
     assert message.endswith("; and 21 more")
 
 
-def test_one_fault_that_is_longer_is_told_whole() -> None:
+def test_one_fault_that_is_longer_is_reported_whole() -> None:
     assert build_message(("x" * 20_000,)) == "x" * 20_000
 
 
@@ -140,7 +140,7 @@ def test_all_faults_of_all_configs_come_in_one_message_with_their_paths(resource
     ],
     ids=str,
 )
-def test_each_fault_is_told_at_its_place(parameters: Any, problem: str) -> None:
+def test_each_fault_is_reported_at_its_place(parameters: Any, problem: str) -> None:
     problems = review_object(ask(configs=[entry(SIM.driver, parameters)]), DRIVERS).problems
     assert problems[0] == f"spec.devices.config[0].opaque.parameters{problem}"
 
@@ -331,7 +331,7 @@ def test_no_more_faults_are_looked_for_than_anybody_reads() -> None:
     assert problems[-1] == "these are the first 100, and there are more"
 
 
-def test_a_limit_that_is_no_quantity_is_told_beside_the_rest() -> None:
+def test_a_limit_that_is_no_quantity_is_reported_beside_the_rest() -> None:
     decision = review_object(
         ask(configs=[entry(NVIDIA.driver, gpu(sharing=mps(defaultPinnedDeviceMemoryLimit="x")))]), DRIVERS
     )

@@ -68,7 +68,7 @@ async def unprepare(claim, prepared): ...
         pytest.param(COROUTINES, SettingsError, "backend broken names no driver", id="no driver"),
     ],
 )
-def test_a_backend_that_cannot_be_read_is_told_in_words(
+def test_a_backend_that_cannot_be_read_is_reported_in_words(
     modules: Path, source: str | None, error: type[Exception], words: str
 ) -> None:
     if source is not None:

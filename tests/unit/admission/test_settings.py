@@ -107,7 +107,9 @@ def test_the_agent_beside_the_service_starts_too() -> None:
     ],
     ids=str,
 )
-def test_what_is_wrong_is_told_with_what_to_do(flags: tuple[str, ...], environ: dict[str, Any], problem: str) -> None:
+def test_what_is_wrong_is_reported_with_what_to_do(
+    flags: tuple[str, ...], environ: dict[str, Any], problem: str
+) -> None:
     backend = () if problem.startswith("backends") else ("--backend", "sim")
     with pytest.raises(SettingsError) as caught:
         read(*backend, *flags, **environ)

@@ -98,12 +98,12 @@ def test_a_type_may_have_kind_and_api_version_of_its_own() -> None:
         ([1], ["$: found a list of 1, allowed: an object"]),
     ],
 )
-def test_every_problem_is_told_with_its_path(parameters: Any, problems: list[str]) -> None:
+def test_every_problem_is_reported_with_its_path(parameters: Any, problems: list[str]) -> None:
     assert list(find_config_problems(parameters, TYPES)) == problems
 
 
 @pytest.mark.parametrize("kind", [None, [], {"a": 1}, 7], ids=repr)
-def test_a_kind_that_is_no_string_is_told_as_found(kind: Any) -> None:
+def test_a_kind_that_is_no_string_is_reported_as_found(kind: Any) -> None:
     (problem,) = find_config_problems({"apiVersion": API, "kind": kind}, TYPES)
     assert problem.startswith("$.kind: found ")
 

@@ -291,7 +291,7 @@ def test_the_last_stack_counts() -> None:
     assert find_place(earlier + later) == "new (a/b.py:2)"
 
 
-def test_what_others_are_told_names_no_claim_and_the_blame_names_one() -> None:
+def test_what_others_see_names_no_claim_and_the_blame_names_one() -> None:
     mine = CallInFlight(id=1, method=Method.PREPARE, elapsed=2, claim="red/a", uid="u1")
     other = CallInFlight(id=2, method=Method.PREPARE, elapsed=1, claim="blue/b", uid="u2")
     diagnosis = diagnose(crash(calls=(mine, other)))

@@ -100,7 +100,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
           '$.mode: found 6, allowed: "fast", "safe"']),
     ],
 )  # fmt: skip
-def test_all_mismatches_are_told_with_what_is_allowed(value: Any, problems: list[str]) -> None:
+def test_all_mismatches_are_reported_with_what_is_allowed(value: Any, problems: list[str]) -> None:
     assert list(find_mismatches(value, Config)) == problems
 
 

@@ -92,7 +92,7 @@ def test_the_last_bytes_are_kept() -> None:
         ("Thread pool is exhausted", False),
     ],
 )
-def test_stacks_of_a_dying_process_are_told_from_what_it_says(line: str, expected: bool) -> None:
+def test_stacks_of_a_dying_process_are_distinguished_from_what_it_says(line: str, expected: bool) -> None:
     assert is_stack(line) is expected
 
 

@@ -150,11 +150,11 @@ def test_samples_have_names_that_prometheus_takes() -> None:
         ),
     ],
 )
-def test_values_of_other_classes_are_told(method: Method, answer: Any, violations: list[str]) -> None:
+def test_values_of_other_classes_are_reported(method: Method, answer: Any, violations: list[str]) -> None:
     assert list(find_answer_type_violations(method, answer)) == violations
 
 
-def test_all_wrong_values_inside_an_answer_are_told() -> None:
+def test_all_wrong_values_inside_an_answer_are_reported() -> None:
     body = build_result([{"request": 1, "pool": "p", "device": "d", "edits": {"env": {"A": 2}}}])
     assert find_value_violations(body, tuple[PreparedDevice, ...]) == (
         "$[0].request: found 1, allowed: a string",
@@ -182,14 +182,14 @@ DEVICE: dict[str, Any] = {"name": "a"}
     ],
     ids=["attribute", "class", "quantity", "alike"],
 )
-def test_what_a_field_of_an_answer_takes_is_told_in_the_words_of_the_contract(
+def test_what_a_field_of_an_answer_takes_is_reported_in_the_words_of_the_contract(
     devices: list[Any], violation: str
 ) -> None:
     body = build_result({"devices": devices})
     assert find_value_violations(body, Inventory) == (f"$.devices[0].{violation}",)
 
 
-def test_bytes_that_are_no_value_are_told() -> None:
+def test_bytes_that_are_no_value_are_reported() -> None:
     (violation,) = find_value_violations(msgspec.Raw(b"\xc1"), Inventory)
     assert violation.startswith("the answer cannot be decoded")
 
@@ -274,7 +274,7 @@ def test_a_backend_that_keeps_the_contract_has_no_violations(good: Any) -> None:
         ),
     ],
 )  # fmt: skip
-def test_all_violations_are_told_at_once(bad: Any, violations: list[str]) -> None:
+def test_all_violations_are_reported_at_once(bad: Any, violations: list[str]) -> None:
     found = find_object_violations(bad)
     assert len(found) == len(violations)
     assert all(wanted in one for wanted, one in zip(violations, found, strict=True)), found

@@ -16,7 +16,7 @@ def test_a_variable_set_twice_has_the_later_value() -> None:
     assert ContainerEdits().with_env("A", "1").with_env("A", "2").env == {"A": "2"}
 
 
-def test_a_mount_is_seen_at_the_same_path_unless_told_otherwise() -> None:
+def test_a_mount_is_seen_at_the_same_path_unless_another_is_given() -> None:
     edits = ContainerEdits().with_mount("/opt/lib").with_mount("/opt/bin", "/usr/bin/acme", options=["rbind"])
     assert edits.mounts == (
         Mount(host_path="/opt/lib", container_path="/opt/lib", options=("ro", "nosuid", "nodev", "bind")),

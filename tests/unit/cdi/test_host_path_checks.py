@@ -78,7 +78,7 @@ def test_what_the_host_lacks_is_named_with_its_device(
     assert caught.value.retryable
 
 
-def test_all_that_is_missing_is_told_at_once() -> None:
+def test_all_that_is_missing_is_reported_at_once() -> None:
     edits = NOTHING.with_device_node("/dev/a").with_device_node("/dev/b").with_mount("/c")
     with pytest.raises(HostPathMissing) as caught:
         drop_absent([_device(edits)], {"/dev/a": ABSENT, "/dev/b": ABSENT, "/c": ABSENT})

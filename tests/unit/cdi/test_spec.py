@@ -176,7 +176,7 @@ def test_edits_that_break_a_rule_are_the_backends_fault(edits: ContainerEdits, p
     assert problem in found
 
 
-def test_all_violations_of_all_devices_are_told_at_once() -> None:
+def test_all_violations_of_all_devices_are_reported_at_once() -> None:
     with pytest.raises(ContractError) as caught:
         _spec(NOTHING.with_env("", "a").with_device_node("x"), NOTHING.with_mount("y"))
     assert caught.value.violations == (

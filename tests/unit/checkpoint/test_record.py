@@ -90,7 +90,7 @@ def test_a_damaged_record_names_its_claim_and_its_devices() -> None:
     assert read_partial_record(content.replace(b'"share_id":"s"', b'"share_id":s"'), "u").devices == (looked_at, alone)
 
 
-def test_a_later_schema_is_told_from_damage() -> None:
+def test_a_later_schema_is_distinguished_from_damage() -> None:
     claim = Claim(uid="u", namespace="n", name="c", devices=())
     record = Record(schema=3, claim=claim, driver="d", stage=Stage.COMPLETED, boot_id="b")
     with pytest.raises(NewerSchemaError, match="has schema 3 and this version reads up to 2"):

@@ -76,7 +76,7 @@ def test_the_drivers_devices_come_in_the_order_of_the_results_with_all_they_carr
     )
 
 
-def test_the_pods_that_may_use_the_claim_are_told() -> None:
+def test_the_pods_that_may_use_the_claim_are_reported() -> None:
     reserved = [
         {"resource": "pods", "name": "train-0", "uid": "p-0"},
         {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "train", "uid": "g-0"},
@@ -162,7 +162,7 @@ def test_each_device_gets_the_configs_of_its_own_request() -> None:
     assert [values(claim, 0), values(claim, 1)] == [[1], [2]]
 
 
-def test_what_a_claim_gives_to_a_request_by_name_is_told_from_what_is_for_all_and_from_a_classs() -> None:
+def test_what_a_claim_gives_to_a_request_by_name_is_distinguished_from_what_is_for_all_and_from_a_classs() -> None:
     claim = parse(
         resource_claim(
             result("gpu/large"),
@@ -315,5 +315,5 @@ def test_the_base_of_a_request(request_name: str, base: str) -> None:
     ],
     ids=["same", "config-stands-elsewhere", "other-parameters", "other-device", "share", "capacity", "one-more"],
 )
-def test_a_changed_allocation_is_told_from_a_repeated_one(other: object, same: bool) -> None:
+def test_a_changed_allocation_is_distinguished_from_a_repeated_one(other: object, same: bool) -> None:
     assert has_same_devices(parse(resource_claim(result(), configs=[config(1)])), parse(other)) is same

@@ -128,7 +128,7 @@ def test_a_damaged_record_is_discarded_only_when_the_kubelet_does_not_know_its_c
     assert node.run("repair", "--discard", "1")[0] == 2, "there is nothing left to discard"
 
 
-def test_a_node_without_claims_and_a_driver_without_records_are_told(node: Node) -> None:
+def test_a_node_without_claims_and_a_driver_without_records_are_reported(node: Node) -> None:
     assert node.run("list") == (0, "this node holds no claims\n", "")
     node.write("1")
     code, _, said = node.run("list", "--only", "gpu.example.co")
@@ -175,7 +175,7 @@ SECTION = "[plugins.'io.containerd.cri.v1.runtime']\n"
         ("docker://28", {}, "unknown", "docker://28"),
     ],
 )
-def test_a_runtime_that_does_not_read_the_agents_cdi_files_is_told(
+def test_a_runtime_that_does_not_read_the_agents_cdi_files_is_reported(
     runtime: str, files: dict[str, str], level: str, words: str, tmp_path: Path
 ) -> None:
     for name, text in files.items():
@@ -205,7 +205,7 @@ def test_a_runtime_that_does_not_read_the_agents_cdi_files_is_told(
         ({"containerEdits": {"hooks": [{"hookName": "x", "path": "/x"}]}}, "hooks[0].hookName: 'x' must be one of"),
     ],
 )
-def test_what_a_runtime_refuses_is_told_with_its_place(changes: dict[str, Any], problem: str) -> None:
+def test_what_a_runtime_refuses_is_reported_with_its_place(changes: dict[str, Any], problem: str) -> None:
     device = {"name": "a", "containerEdits": {"env": ["A=b"]}}
     spec = {"cdiVersion": "1.0.0", "kind": "example.com/gpu", "devices": [device]}
     assert find_spec_problems(spec) == ()

@@ -170,7 +170,7 @@ def test_without_a_delay_an_illness_is_believed_at_once() -> None:
     assert (status, bool(taints)) == (HealthStatus.UNHEALTHY, True)
 
 
-def test_the_latest_cause_is_told_of_a_sick_device() -> None:
+def test_the_latest_cause_is_reported_of_a_sick_device() -> None:
     snapshot, _, [taint] = seen((0, SICK), (1, SICKER))
     assert taint.value == "RowRemap"
     assert publish(snapshot).health[0].message == "row remap failed"

@@ -85,7 +85,7 @@ def test_a_limit_counts_bytes_not_characters() -> None:
         plan("gpu.example.com", registry="/" + "ü" * 60)
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_that_is_wrong_is_reported_at_once() -> None:
     with pytest.raises(SettingsError) as caught:
         plan("GPU", "uid", "registry", "plugin")
     assert [problem.partition(" is ")[0] for problem in caught.value.problems] == [

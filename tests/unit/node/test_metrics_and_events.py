@@ -73,7 +73,7 @@ def test_an_event_of_nobody_is_a_bug_that_is_not_passed_over(desk: Desk) -> None
         desk.report("surprise")
 
 
-def test_a_warning_is_told_on_its_claim_once_as_long_as_it_stays(desk: Desk) -> None:
+def test_a_warning_is_reported_on_its_claim_once_as_long_as_it_stays(desk: Desk) -> None:
     one, other = (DeviceWarning(ref=REF, message=text) for text in ("slow", "slower"))
     for warnings in ((one,), (one, other), (), (one,)):
         desk.report.warned(warnings)
@@ -91,7 +91,7 @@ def test_a_prepare_is_counted_with_its_result(desk: Desk) -> None:
     assert desk.requests == []
 
 
-def test_a_failed_claim_is_counted_by_reason_and_told_on_the_claim(desk: Desk) -> None:
+def test_a_failed_claim_is_counted_by_reason_and_reported_on_the_claim(desk: Desk) -> None:
     error = InvalidConfig(["$.clockMHz: 99999 is too large"])
     desk.report(OperationFailed(driver=DRIVER, operation=Operation.PREPARE, ref=REF, error=error, seconds=0.01))
     series = "pydra_claim_operation_duration_seconds_count"
@@ -115,7 +115,7 @@ def test_a_backends_own_reasons_are_labels_as_long_as_they_are_few(desk: Desk) -
     assert desk.requests[-1].reason == f"Invented{OWN_REASONS + 2}", "the Event has the backend's word all the same"
 
 
-def test_slices_that_may_not_be_listed_are_told_on_the_node_and_a_silent_server_is_not(desk: Desk) -> None:
+def test_slices_that_may_not_be_listed_are_reported_on_the_node_and_a_silent_server_is_not(desk: Desk) -> None:
     for error in (KubeError("list resourceslices.resource.k8s.io: forbidden"), Unavailable("no answer in time")):
         desk.report(WatchFailed(resource="resourceslices.resource.k8s.io", error=error, pause=1.0))
     (request,) = desk.requests
@@ -139,7 +139,7 @@ def test_a_sweep_that_could_not_look_at_everything_failed(desk: Desk) -> None:
     assert desk.value(f'pydra_sweeps_total{{driver="{DRIVER}",result="failed"}}') == 1
 
 
-def test_a_record_that_was_set_aside_is_told_on_the_node_with_its_file(desk: Desk) -> None:
+def test_a_record_that_was_set_aside_is_reported_on_the_node_with_its_file(desk: Desk) -> None:
     desk.report(
         UnreadableRecord(
             claim=Claim(
@@ -195,7 +195,7 @@ def test_foreign_slices_are_counted_and_named(desk: Desk) -> None:
     assert (desk.value(series), len(desk.requests)) == (0, 1)
 
 
-def test_a_cluster_that_is_not_supported_is_told_on_the_node_and_a_gauge(desk: Desk) -> None:
+def test_a_cluster_that_is_not_supported_is_reported_on_the_node_and_a_gauge(desk: Desk) -> None:
     desk.report.cluster_unsupported(Unsupported("this cluster runs Kubernetes v1.33.2"))
     assert desk.value("pydra_cluster_unsupported") == 1
     (request,) = desk.requests
@@ -205,7 +205,7 @@ def test_a_cluster_that_is_not_supported_is_told_on_the_node_and_a_gauge(desk: D
     assert desk.value("pydra_cluster_unsupported") == 0
 
 
-def test_devices_are_counted_by_health_and_those_left_out_are_told(desk: Desk) -> None:
+def test_devices_are_counted_by_health_and_those_left_out_are_reported(desk: Desk) -> None:
     health = tuple(
         DeviceHealth(pool="node-1", device=name, status=status)
         for name, status in (("a", HealthStatus.HEALTHY), ("b", HealthStatus.UNHEALTHY), ("c", HealthStatus.HEALTHY))
@@ -228,7 +228,7 @@ def test_devices_are_counted_by_health_and_those_left_out_are_told(desk: Desk) -
     ]
 
 
-def test_hardware_that_cannot_be_read_is_counted_and_told_once_for_each_text(desk: Desk) -> None:
+def test_hardware_that_cannot_be_read_is_counted_and_reported_once_for_each_text(desk: Desk) -> None:
     texts = ("the GPU at 0000:53:00.0 is not published: it is lost", "not all partitions of gpu-1 can be read")
     for published in (texts, texts[:1], texts[:1]):
         desk.report.published(Published(pool=Pool(name="node-1"), unreadable=published))
@@ -237,7 +237,7 @@ def test_hardware_that_cannot_be_read_is_counted_and_told_once_for_each_text(des
     assert [one.note for one in desk.requests] == [f"driver {DRIVER}: {text}" for text in texts]
 
 
-def test_health_is_told_when_it_changes_and_once_for_all_devices_with_the_same_reason() -> None:
+def test_health_is_reported_when_it_changes_and_once_for_all_devices_with_the_same_reason() -> None:
     desk = Desk()
     good, bad, unknown = HealthStatus.HEALTHY, HealthStatus.UNHEALTHY, HealthStatus.UNKNOWN
     looks: tuple[dict[str, tuple[HealthStatus, str]], ...] = (
@@ -262,7 +262,7 @@ def test_health_is_told_when_it_changes_and_once_for_all_devices_with_the_same_r
     ]
 
 
-def test_an_unhealthy_device_that_has_another_problem_is_told_again(desk: Desk) -> None:
+def test_an_unhealthy_device_that_has_another_problem_is_reported_again(desk: Desk) -> None:
     for problem, message in (
         ("gpu-lost", "it is lost"),
         ("gpu-lost", "lost for 9 s"),
@@ -276,7 +276,7 @@ def test_an_unhealthy_device_that_has_another_problem_is_told_again(desk: Desk) 
     assert notes == ["a: it is lost", "a: it is gone"]
 
 
-def test_devices_that_cannot_be_discovered_are_told_on_the_node_and_counted(desk: Desk) -> None:
+def test_devices_that_cannot_be_discovered_are_reported_on_the_node_and_counted(desk: Desk) -> None:
     desk.report(DevicesStale(driver=DRIVER, message="devices have not been discovered for 61 s: driver not loaded"))
     assert desk.value(f'pydra_devices_stale{{driver="{DRIVER}"}}') == 1
     desk.report(DevicesCurrent(driver=DRIVER))
@@ -288,7 +288,7 @@ def test_devices_that_cannot_be_discovered_are_told_on_the_node_and_counted(desk
     assert "driver not loaded" in desk.requests[0].note
 
 
-def test_a_device_that_is_left_out_at_every_look_is_told_of_once() -> None:
+def test_a_device_that_is_left_out_at_every_look_is_reported_once() -> None:
     desk = Desk()
     for problems in (("X is wrong",), ("X is wrong",), ("X is wrong", "Y is too"), (), ("X is wrong",)):
         desk.report.published(Published(pool=Pool(name="node-1"), health=(), problems=problems))

@@ -92,7 +92,7 @@ def test_notes_that_differ_each_time_are_limited_for_each_object_and_reason() ->
     assert isinstance(decide(events, request("later trouble"), 1000), Create)
 
 
-def test_a_word_is_said_anew_after_its_series_has_grown_old() -> None:
+def test_a_word_is_said_again_after_its_series_has_grown_old() -> None:
     events = deduplicator()
     decide(events, request(), 0)
     assert isinstance(decide(events, request(), 1000), Create)

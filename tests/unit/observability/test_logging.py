@@ -140,7 +140,7 @@ def test_a_time_just_before_the_next_second_has_three_digits_of_it() -> None:
     assert json.loads(format_json(made))["time"] == "1970-01-01T00:00:01.999Z"
 
 
-def test_a_line_that_cannot_be_formatted_is_told_and_stops_nobody(
+def test_a_line_that_cannot_be_formatted_is_reported_and_stops_nobody(
     root: logging.Logger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "agent.log"

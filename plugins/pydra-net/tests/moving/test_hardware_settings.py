@@ -161,7 +161,10 @@ async def test_ebpf_programs_are_told_and_detached_in_the_pod(node: TestNode, ca
         )
         inside.close()
         await agent.unprepare("claim")
-    assert "nic0 (nic0) is back without the eBPF programs handle_ingress, by_link, that of XDP; whoever" in caplog.text
+    assert (
+        "nic0 (nic0) is back without the eBPF programs handle_ingress, by_link, that of XDP; attach them again"
+        in caplog.text
+    )
     host.close()
     for link in links:
         os.close(link)

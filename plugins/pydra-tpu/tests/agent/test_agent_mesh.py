@@ -106,7 +106,7 @@ async def scene(tmp_path: Path, **settings: str) -> AsyncIterator[Scene]:
             assert await agent.stop() == 0
 
 
-async def test_the_scheduler_cuts_the_mesh_and_pods_that_do_not_fit_are_told_why(tmp_path: Path) -> None:
+async def test_the_scheduler_cuts_the_mesh_and_pods_that_do_not_fit_get_the_reason(tmp_path: Path) -> None:
     async with scene(tmp_path) as node:
         found = {}
         for name in ("left", "right"):
