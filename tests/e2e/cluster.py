@@ -48,6 +48,12 @@ STAY = "sleep 1000"
 PATIENCE = 200.0
 """The kubelet tries a failed prepare again after 60 to 90 seconds, and a second try can meet the same trouble."""
 
+SHOWS_HEALTH = 36
+"""The first minor version whose kubelets show the health of the devices of every claim, and the backend's message.
+
+1.35 shows it for claims from templates only, 1.34 for claims that the pod calls by the name of the ResourceClaim.
+"""
+
 
 def missing() -> str:
     """Why there is nothing to test against, or nothing."""
@@ -140,7 +146,13 @@ class Cluster:
         return pod if (pod.get("status") or {}).get("phase") == phase else None
 
     async def wait_health(self, pod: str, wanted: str, message: str = "") -> None:
-        """Wait until the status of a pod's first container shows a device of this health, with these words."""
+        """Wait until the status of a pod's first container shows a device of this health, with these words.
+
+        Kubelets older than SHOWS_HEALTH are not asked.
+        """
+        info = (await self.client.get(NODES, self.node))["status"]["nodeInfo"]
+        if int(info["kubeletVersion"].split(".")[1]) < SHOWS_HEALTH:
+            return
         await self.wait(f"{wanted} in the status of pod {pod}", lambda: self._shows_health(pod, wanted, message))
 
     async def _shows_health(self, pod: str, wanted: str, message: str) -> bool:
