@@ -1,4 +1,4 @@
-"""With which of its services the kubelet uses a plugin."""
+"""With which of its services the kubelet uses a plugin, and how long it waits until it tries again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from pydra_dev.kubelet.registration import DraService, HealthService, Plugin, accept_plugin
+from pydra_dev.kubelet.settings import Backoff
 
 V1, V1BETA1 = "v1.DRAPlugin", "v1beta1.DRAPlugin"
 HEALTH_V1, HEALTH_V1ALPHA1 = "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"
@@ -48,3 +49,8 @@ def test_the_health_service_depends_on_the_release(
     minor: int, versions: tuple[str, ...], health: HealthService | None
 ) -> None:
     assert accept(versions, minor=minor).health is health
+
+
+def test_pauses_grow_to_a_limit_and_stay_there() -> None:
+    backoff = Backoff(first=0.5, factor=2, longest=122)
+    assert [backoff.pause(failures) for failures in (1, 2, 3, 8, 9, 10_000)] == [0.5, 1, 2, 64, 122, 122]
