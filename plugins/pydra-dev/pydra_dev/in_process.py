@@ -35,7 +35,7 @@ from pydra.backends.wire import Method
 from pydra.cdi.spec import ClaimSpec, build_spec
 from pydra.claim import Claim, ClaimRef, HeldClaim, PreparedDevice, StepStage
 from pydra.claims.allocation import base_request, parse_allocation
-from pydra.claims.steps import set_stage
+from pydra.claims.steps import StepIndex, set_stage
 from pydra.devices import Inventory
 from pydra.errors import BackendError, ContractError, PydraError, SettingsError
 from pydra.inventory.health import HealthPolicy, Snapshot, build_pool, observe
@@ -194,6 +194,7 @@ class Session:
         configs, steps = getattr(backend, "CONFIG_TYPES", {}), getattr(backend, "STEP_TYPES", ())
         self._types = BackendTypes(configs=configs, steps=steps)
         self._held: list[HeldClaim] = []
+        self._steps = StepIndex()
 
     async def run(self) -> None:
         """Publish, apply, prepare each pod's claims, and unprepare them however that ends; raises DemoError."""
@@ -330,15 +331,17 @@ class Session:
             described, violations = self._types.describe_plan(plan)
             if described is None:
                 raise DemoError("plan breaks the contract", violations)
-            claim = replace(claim, plan=described.data, steps=tuple(described.steps))
+            claim = self._steps.adopt(replace(claim, plan=described.data, steps=tuple(described.steps)))
         else:
             claim = replace(claim, plan=plan)
         details = tuple(f"step {one.label}" for one in claim.steps) or (str(claim.plan),)
         self._say(Paragraph(headline=f"planned: claim {claim.namespace}/{claim.name}", details=details))
         for place, one in enumerate(claim.steps):
-            claim = set_stage(claim, place, StepStage.BEGUN)
+            others = self._steps.find(one.key, but=claim.uid)
+            known = next((other.result for other in others if other.stage is StepStage.DONE), None)
+            claim = set_stage(claim, place, StepStage.BEGUN, known)
             self._hold(claim)
-            result = await self._call(f"apply of {one.label}", self._live.apply(one.step, None, claim))
+            result = await self._call(f"apply of {one.label}", self._live.apply(one.step, known, claim))
             claim = set_stage(claim, place, StepStage.DONE, result)
         return claim
 
@@ -346,13 +349,16 @@ class Session:
         """Remember the claim as it is now; without `prepared`, its preparation has begun."""
         held = HeldClaim(claim=claim, prepared=prepared or (), completed=prepared is not None)
         self._held = [*(one for one in self._held if one.claim.uid != claim.uid), held]
+        self._steps.note(claim.uid, claim.steps)
 
     async def _unprepare(self, held: HeldClaim) -> None:
         if getattr(self._live, "unprepare", None) is not None:
             await self._call("unprepare", self._live.unprepare(held.claim, held.prepared))
-        begun = [one for one in held.claim.steps if one.stage is not StepStage.PLANNED]
-        for one in reversed(begun):
-            await self._call(f"undo of {one.label}", self._live.undo(one.step, one.result, held.claim))
+        for one in reversed(held.claim.steps):
+            others = self._steps.find(one.key, but=held.claim.uid)
+            if one.stage is not StepStage.PLANNED and all(other.stage is StepStage.PLANNED for other in others):
+                await self._call(f"undo of {one.label}", self._live.undo(one.step, one.result, held.claim))
+        self._steps.note(held.claim.uid, ())
 
     async def _call(self, name: str, call: Coroutine[Any, Any, Any], method: Method | None = None) -> Any:
         try:

@@ -55,6 +55,60 @@ def test_a_claim_is_prepared_and_unprepared_as_on_a_node(tmp_path: Path) -> None
         assert told in done.stdout
 
 
+STEPS = """
+import msgspec
+from pydra import Device, Inventory, Plan
+DRIVER = "board.example.com"
+class SetMode(msgspec.Struct, frozen=True, tag="set-mode"):
+    board: int
+    before: str
+    @property
+    def key(self): return "mode"
+STEP_TYPES = (SetMode,)
+mode = "old"
+async def discover(): return Inventory(devices=(Device(name="one"), Device(name="two")))
+async def plan(claim, held): return Plan(steps=[SetMode(board=0, before=mode)])
+async def apply(step, result, claim):
+    global mode
+    mode = "new"
+    print("applied with", result)
+    return "told"
+async def undo(step, result, claim): print("undone to", step.before, "with", result)
+async def prepare(claim): return [device.prepared() for device in claim.devices]
+async def unprepare(claim, prepared): print("unprepared", claim.devices[0].device)
+"""
+PODS = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: t}
+spec: {spec: {devices: {requests: [{name: r, exactly: {deviceClassName: board.example.com}}]}}}
+"""
+POD = """---
+apiVersion: v1
+kind: Pod
+metadata: {name: NAME}
+spec:
+  resourceClaims: [{name: c, resourceClaimTemplateName: t}]
+  containers: [{name: main, image: i, resources: {claims: [{name: c}]}}]
+"""
+
+
+def test_a_step_of_two_claims_is_undone_with_the_last_of_them(tmp_path: Path) -> None:
+    backend, pods = tmp_path / "board.py", tmp_path / "pods.yaml"
+    backend.write_text(STEPS)
+    pods.write_text(PODS + POD.replace("NAME", "a") + POD.replace("NAME", "b"))
+    done = run(backend, "-f", str(pods))
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = [line for line in done.stdout.splitlines() if line.startswith(("applied", "undone", "unprepared "))]
+    assert told == [
+        "applied with None",
+        "applied with told",
+        "unprepared two",
+        "unprepared one",
+        "undone to old with told",
+    ]
+
+
 def test_a_breakpoint_stops_in_the_backend(tmp_path: Path) -> None:
     backend = tmp_path / "mine.py"
     backend.write_text(BACKEND.replace("        edits =", "        breakpoint()\n        edits ="))
