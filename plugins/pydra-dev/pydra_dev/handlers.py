@@ -2,8 +2,8 @@
 
 Every path goes through `Handlers.handle`, which logs the call, lets injected faults act, refuses web pages, checks the
 token and answers refusals with a `Status` body. Writes must name the type of their body, which pages cannot choose
-without an Origin. Unknown fields of the kinds that `schema` describes are refused or reported as
-warnings, as `fieldValidation` asks.
+without an Origin. Unknown fields of the kinds that `schema` describes are refused or reported as warnings, as
+`fieldValidation` asks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,19 +19,10 @@ import msgspec
 from aiohttp import web
 from yarl import URL
 
-from pydra_dev import patches, protobuf, schema, server_side_apply
+from pydra_dev import patches, protobuf, server_side_apply
 from pydra_dev.faults import Call, ConnectionCutError, Faults, RawAnswerError, RequestLog
-from pydra_dev.kinds import (
-    DEVICE_CLASSES,
-    KINDS,
-    RESOURCE_CLAIM_TEMPLATES,
-    RESOURCE_CLAIMS,
-    RESOURCE_SLICES,
-    Kind,
-    Target,
-    index_paths,
-    parse_path,
-)
+from pydra_dev.kinds import KINDS, Kind, Target, index_paths, parse_path
+from pydra_dev.object_rules import find_unknown_fields
 from pydra_dev.schema import refuse_fields
 from pydra_dev.status import (
     JsonObject,
@@ -44,45 +35,6 @@ from pydra_dev.status import (
 )
 from pydra_dev.tables import build_table, wants_table
 from pydra_dev.verbs import Api, Query, Watch, WatchOptions
-
-_PARTS: Mapping[Kind, Mapping[str, type]] = {
-    RESOURCE_SLICES: {"spec": schema.SliceSpec},
-    RESOURCE_CLAIMS: {"spec": schema.ClaimSpec, "status": schema.ClaimStatus},
-    RESOURCE_CLAIM_TEMPLATES: {"spec": schema.TemplateSpec},
-    DEVICE_CLASSES: {"spec": schema.ClassSpec},
-}
-_HEAD = frozenset({"apiVersion", "kind", "metadata"})
-
-
-def find_unknown_fields(kind: Kind, obj: JsonObject) -> tuple[str, ...]:
-    """The paths of the fields that will be dropped, sorted."""
-    parts = _PARTS.get(kind)
-    if parts is None:
-        return ()
-    found = [key for key in obj if key not in _HEAD and key not in parts]
-    for name, type_ in parts.items():
-        found += _walk(msgspec.inspect.type_info(type_), obj.get(name), name)
-    return tuple(sorted(found))
-
-
-def _walk(type_: msgspec.inspect.Type, value: Any, path: str) -> Iterator[str]:
-    if isinstance(type_, msgspec.inspect.UnionType):
-        for member in type_.types:
-            yield from _walk(member, value, path)
-    elif isinstance(type_, msgspec.inspect.StructType) and isinstance(value, dict):
-        known = {field.encode_name: field.type for field in type_.fields}
-        for key, member_value in value.items():
-            if key in known:
-                yield from _walk(known[key], member_value, f"{path}.{key}")
-            else:
-                yield f"{path}.{key}"
-    elif isinstance(type_, msgspec.inspect.VarTupleType) and isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _walk(type_.item_type, item, f"{path}[{index}]")
-    elif isinstance(type_, msgspec.inspect.DictType) and isinstance(value, dict):
-        for key, item in value.items():
-            yield from _walk(type_.value_type, item, f"{path}.{key}")
-
 
 _METHODS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 OPENAPI = "/openapi/v3"

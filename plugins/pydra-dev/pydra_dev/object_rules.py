@@ -8,7 +8,7 @@ kubelet and `kubectl` meet them; those for devices are in `claim_rules` and `sli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -265,6 +265,7 @@ def _keep_other_half(obj: JsonObject, old: JsonObject, *, status: bool) -> JsonO
 
 
 Admitted = tuple[JsonObject, list[FieldError]]
+_HEAD = ("kind", "apiVersion", "metadata")
 
 
 def _create_plain(obj: JsonObject) -> Admitted:
@@ -276,7 +277,7 @@ def _update_plain(obj: JsonObject, _old: JsonObject) -> Admitted:
 
 
 def _head(obj: JsonObject, **parts: Any) -> JsonObject:
-    kept = {key: obj[key] for key in ("kind", "apiVersion", "metadata")}
+    kept = {key: obj[key] for key in _HEAD}
     return {**kept, **{key: value for key, value in parts.items() if value is not None}}
 
 
@@ -326,6 +327,36 @@ _SPECS: Mapping[Kind, _SpecRules[Any]] = {
         check=lambda spec, _old, context: slice_rules.check_taint_rule(spec, slice_rules.find_rules(context.minor)),
     ),
 }
+
+
+def find_unknown_fields(kind: Kind, obj: JsonObject) -> tuple[str, ...]:
+    """The paths of the fields that will be dropped, sorted."""
+    if kind not in _SPECS:
+        return ()
+    parts = {"spec": _SPECS[kind].type, **({"status": schema.ClaimStatus} if kind == RESOURCE_CLAIMS else {})}
+    found = [key for key in obj if key not in {*_HEAD, *parts} and not (key == "status" and kind.status)]
+    for name, type_ in parts.items():
+        found += _walk(msgspec.inspect.type_info(type_), obj.get(name), name)
+    return tuple(sorted(found))
+
+
+def _walk(type_: msgspec.inspect.Type, value: Any, path: str) -> Iterator[str]:
+    if isinstance(type_, msgspec.inspect.UnionType):
+        for member in type_.types:
+            yield from _walk(member, value, path)
+    elif isinstance(type_, msgspec.inspect.StructType) and isinstance(value, dict):
+        known = {field.encode_name: field.type for field in type_.fields}
+        for key, member_value in value.items():
+            if key in known:
+                yield from _walk(known[key], member_value, f"{path}.{key}")
+            else:
+                yield f"{path}.{key}"
+    elif isinstance(type_, msgspec.inspect.VarTupleType) and isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _walk(type_.item_type, item, f"{path}[{index}]")
+    elif isinstance(type_, msgspec.inspect.DictType) and isinstance(value, dict):
+        for key, item in value.items():
+            yield from _walk(type_.value_type, item, f"{path}.{key}")
 
 
 def _admit_spec(kind: Kind, obj: JsonObject, old: JsonObject | None, context: Context) -> Admitted:

@@ -16,7 +16,7 @@ from pydra_dev.kinds import (
     RESOURCE_SLICES,
     Kind,
 )
-from pydra_dev.object_rules import Context, admit_create, admit_update
+from pydra_dev.object_rules import Context, admit_create, admit_update, find_unknown_fields
 from pydra_dev.status import StatusError
 
 JsonObject = dict[str, Any]
@@ -154,6 +154,12 @@ def test_a_device_taint_rule_is_held_to_the_rules_of_taints() -> None:
     assert fields == [*(f"spec.deviceSelector.{name}" for name in ("driver", "pool", "device")), "spec.taint.effect"]
     kept = admit(DEVICE_TAINT_RULES, {"taint": {"key": "a", "effect": "NoExecute"}})["spec"]
     assert kept["taint"]["timeAdded"] == CONTEXT.now
+
+
+def test_fields_are_unknown_in_every_kind_of_the_api() -> None:
+    body = {"spec": {"taint": {"key": "a", "efect": "None"}}, "status": {"conditions": []}, "extra": 1}
+    assert find_unknown_fields(DEVICE_TAINT_RULES, body) == ("extra", "spec.taint.efect")
+    assert find_unknown_fields(RESOURCE_CLAIMS, {"status": {"device": []}}) == ("status.device",)
 
 
 def test_a_field_of_a_disabled_gate_is_kept_where_it_is_used_already() -> None:
