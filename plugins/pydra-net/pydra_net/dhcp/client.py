@@ -72,6 +72,7 @@ class Client:
         self._set_lease = set_lease
         self._after_conflict = after_conflict
         self._used = ""
+        self._declined = ""
         self.problem = ""
 
     async def run(self, used: str = "", seconds: float = FOREVER, earlier: str = "") -> None:
@@ -81,7 +82,7 @@ class Client:
         """
         lease = None
         self._used = used
-        known = used or earlier
+        known = used or (earlier if earlier != self._declined else "")
         if known:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -111,7 +112,7 @@ class Client:
     async def _acquire(self, wish: str) -> Lease:
         for seconds in _delays():
             transaction = random.getrandbits(32)
-            discover = self._encode(DISCOVER, transaction, requested=wish)
+            discover = self._encode(DISCOVER, transaction, requested=wish if wish != self._declined else "")
             offer = await self._exchange(discover, transaction, (OFFER,), seconds)
             if offer is not None and offer.lease.server:
                 lease = await self._request(offer.lease.ip, offer.lease.server, transaction)
@@ -148,7 +149,7 @@ class Client:
         problem = f"the DHCP server {lease.server or 'of its network'} gives it {lease.ip}, which {user} has already"
         if problem != self.problem:
             _log.warning("%s: %s; it is declined", self._identity.name, problem)
-        self.problem = problem
+        self.problem, self._declined = problem, lease.ip
         await asyncio.sleep(self._after_conflict)
         return False
 

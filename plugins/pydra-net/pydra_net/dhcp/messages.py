@@ -72,7 +72,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 def encode(request: Request) -> bytes:
     """The bytes of a message. Answers are to be broadcast: without an address, not every link delivers others."""
     mac = bytes.fromhex(request.mac.replace(":", ""))
-    flags = 0 if request.address else _BROADCAST
+    flags = 0 if request.address or request.kind == DECLINE else _BROADCAST  # RFC 2131, table 5
     header = _HEADER.pack(
         *(1, 1, len(mac), 0, request.transaction, 0, flags),
         *(_pack(request.address), bytes(4), bytes(4), bytes(4), mac, _COOKIE),

@@ -261,25 +261,35 @@ async def test_whoever_floods_the_pods_network_does_not_stop_the_backend() -> No
     assert running.cancelled()
 
 
-async def test_after_an_address_that_somebody_else_has_the_server_is_asked_for_another() -> None:
+@pytest.mark.parametrize("earlier", ["", ADDRESS], ids=["a new client", "one that had the address elsewhere"])
+async def test_after_an_address_that_somebody_else_has_the_server_is_asked_for_another(earlier: str) -> None:
     server, leases, client = DhcpServer(), asyncio.Queue[Lease | None](), Identity(name="eth1", mac="02:00:00:00:00:01")
+    sent = list[tuple[int, bool, bool]]()
+
+    def answer(message: bytes) -> bytes | None:
+        reply, wish = server.answer(message), b"\x32\x04" + socket.inet_aton(ADDRESS)
+        sent.append((server.log[-1][0], message[10] == 0x80, wish in message))
+        return reply
 
     async def open_packets(_address: str) -> SimulatedPackets:
-        return SimulatedPackets(server.answer)
+        return SimulatedPackets(answer)
 
     async def find_user(address: str) -> str:
         user = "02:00:00:00:00:99" if address == ADDRESS else ""
         server.address = "10.0.0.78"
         return user
 
-    running = asyncio.create_task(Client(client, open_packets, find_user, leases.put, after_conflict=0).run())
+    run = Client(client, open_packets, find_user, leases.put, after_conflict=0).run(earlier=earlier)
+    running = asyncio.create_task(run)
     async with asyncio.timeout(30):
         lease = await leases.get()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert lease is not None
     assert lease.address == "10.0.0.78/24"
-    assert [kind for kind, _ in server.log] == [DISCOVER, REQUEST, DECLINE, DISCOVER, REQUEST]
+    asked = [] if earlier else [(DISCOVER, True, False)]
+    refused = [(REQUEST, True, True), (DECLINE, False, True)]
+    assert sent == [*asked, *refused, (DISCOVER, True, False), (REQUEST, True, False)]
 
 
 class Advertised:
