@@ -14,7 +14,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from pydra_net.kernel import KernelRefused
 from pydra_net.netlink.ethtool import set_ethtool
-from pydra_net.netlink.link_messages import set_parameter
+from pydra_net.netlink.link_messages import WITHOUT_COUNTERS, set_parameter
 from pydra_net.netlink.programs import detach_programs
 from pydra_net.netlink.sysctls import set_sysctl
 from pydra_net.network_types import FOREVER, Route, VirtualFunctionState
@@ -150,7 +150,7 @@ def _build_route(index: int, route: Route) -> dict[str, Any]:
 
 def _join_vrf(ip: Any, index: int, name: str, table: int) -> None:
     """Make the VRF, unless the pod has it, and put the link into it. Raises KernelRefused."""
-    found = next((one for one in ip.get_links() if one.get_attr("IFLA_IFNAME") == name), None)
+    found = next((one for one in ip.get_links(ext_mask=WITHOUT_COUNTERS) if one.get_attr("IFLA_IFNAME") == name), None)
     if found is None:
         call(ip.link, "add", ifname=name, kind="vrf", vrf_table=table)
         (found,) = ip.get_links(ifname=name)

@@ -19,8 +19,9 @@ from pydra_net.netlink.messages import ACK, ask, pack
 _ROUTE = 0
 _NEW_LINK, _GET_LINK, _SET_LINK = 16, 18, 19
 _NAME, _FAMILIES, _NAMESPACE, _MASK = 3, 26, 28, 29
-_FUNCTIONS = 1
-"""RTEXT_FILTER_VF: tell of virtual functions, too."""
+_FUNCTIONS, WITHOUT_COUNTERS = 1, 8
+"""RTEXT_FILTER_VF: tell of virtual functions, too. RTEXT_FILTER_SKIP_STATS: with counters, 180 functions need more than
+64 KiB, the most that an attribute can have."""
 _INET, _INET_CONF = 2, 1
 _LINK = struct.Struct("=BxHiII")
 
@@ -28,7 +29,7 @@ _LINK = struct.Struct("=BxHiII")
 def get_link(index: int, *, functions: bool = False) -> Any:
     """The message about a link of this thread's namespace, as pyroute2 decodes it, or None. Raises OSError."""
     try:
-        (message,) = _ask(_GET_LINK, 0, index, {_MASK: _number(_FUNCTIONS)} if functions else {})
+        (message,) = _ask(_GET_LINK, 0, index, {_MASK: _number(_FUNCTIONS | WITHOUT_COUNTERS)} if functions else {})
     except OSError as error:
         if error.errno != errno.ENODEV:
             raise

@@ -22,7 +22,8 @@ def ask(protocol: int, kind: int, flags: int, content: bytes) -> Iterator[bytes]
         going_on = True
         while going_on:
             going_on = bool(flags)  # else there is one answer
-            for message in _split(asking.recv(1 << 16), "=I", HEADER.size):
+            size = asking.recv_into(bytearray(1), 1, socket.MSG_PEEK | socket.MSG_TRUNC)
+            for message in _split(asking.recv(size), "=I", HEADER.size):
                 _, kind, *_ = HEADER.unpack_from(message)
                 if kind == _ERROR and (code := struct.unpack_from("=i", message, HEADER.size)[0]):
                     raise OSError(-code, os.strerror(-code))

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydra_net.gso_sizes_and_sysctls import IPV4, SIZES
+from pydra_net.netlink.link_messages import WITHOUT_COUNTERS
 from pydra_net.network_types import (
     FOREVER,
     IPVLAN_MODES,
@@ -33,8 +34,12 @@ _NO_MAC = "00:00:00:00:00:00"
 
 
 def read_links(ip: Any) -> Reading:
-    """The links of the namespace that the socket is of."""
-    return Reading(links=tuple(sorted(map(read_link, ip.get_links()), key=lambda one: one.index)))
+    """The links of the namespace that the socket is of.
+
+    Without any mask, the kernel leaves out links that need more than a page, such as those with many names.
+    """
+    links = map(read_link, ip.get_links(ext_mask=WITHOUT_COUNTERS))
+    return Reading(links=tuple(sorted(links, key=lambda one: one.index)))
 
 
 def read_all(ip: Any) -> Reading:

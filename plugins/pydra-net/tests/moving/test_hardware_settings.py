@@ -189,3 +189,20 @@ async def test_interfaces_are_in_a_vrf_of_the_pod_with_their_routes(node: TestNo
         assert not pod.run("ip route")
         await agent.unprepare("claim")
     assert node.host.describe("nic0") == before
+
+
+def test_a_link_whose_message_has_more_than_64_kib_is_read_whole_and_listed(node: TestNode) -> None:
+    node.host.run("""
+        for tens in $(seq 70); do
+            names=$(for one in 1 2 3 4 5 6 7; do printf 'altname name-%0122d ' $tens$one; done)
+            ip link property add dev nic0 $names
+        done""")
+    where = KERNEL.open(node.host.path)
+    try:
+        (listed,) = (one for one in KERNEL.read_links(where).links if one.name == "nic0")
+        read = KERNEL.read_link(where, listed.index)
+    finally:
+        where.close()
+    assert len(listed.alternative_names) == 490
+    assert read is not None
+    assert read.alternative_names == listed.alternative_names
