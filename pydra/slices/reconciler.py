@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra.devices import Pool
 from pydra.errors import Conflict, Invalid, KubeError, NotFound
@@ -50,7 +51,7 @@ from pydra.slices.server_limitations import (
     name_gates,
     name_refused,
 )
-from pydra.slices.target import Target, build_target
+from pydra.slices.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -140,13 +141,13 @@ class SliceReconciler:
         """Set the wanted pool. Returns at once; an equal pool changes nothing."""
         former = self._target
         if former is None:
-            self._target = build_target(pool, driver=self._driver, node=self._node)
+            self._target = Target(driver=self._driver, node=self._node, pool=pool)
             self._schedule.ask_server_now()
         elif former.pool == pool:
             return
         else:
             refused = {name: one for name, one in former.refused.items() if one.device in pool.devices}
-            self._target = former.change(pool=pool, refused=refused)
+            self._target = replace(former, pool=pool, refused=refused)
         self._is_published = False
         self._schedule.note_new_pool()
 
@@ -158,7 +159,7 @@ class SliceReconciler:
             assert self._target is not None  # nothing is due before `publish`
             if asks_server:
                 self._must_ask = True
-                self._target = self._target.change(gates_off=frozenset(), refused={})
+                self._target = replace(self._target, gates_off=frozenset(), refused={})
             target = self._target
             try:
                 await self._reconcile()
@@ -289,7 +290,7 @@ class SliceReconciler:
         if gates <= target.gates_off and not news:
             return False
         if target is self._target:
-            self._target = target.change(gates_off=target.gates_off | gates, refused={**target.refused, **news})
+            self._target = replace(target, gates_off=target.gates_off | gates, refused={**target.refused, **news})
         self._schedule.ask_server_later()
         self._schedule.look_now()
         return True
