@@ -42,14 +42,9 @@ def find_mismatches(value: Any, wanted: type | mi.Type) -> tuple[str, ...]:
     return tuple(_walk(value, wanted if isinstance(wanted, mi.Type) else read_type(wanted), "$"))
 
 
+@cache  # compiling the annotations takes longer than the rest of a call
 def read_type(wanted: type) -> mi.Type:
     """Return msgspec's description of a type."""
-    return _read_type(wanted)
-
-
-@cache
-def _read_type(wanted: type) -> mi.Type:
-    """Cache the type info: compiling the annotations takes longer than the rest of a call."""
     return mi.type_info(wanted)
 
 

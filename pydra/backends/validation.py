@@ -8,12 +8,13 @@ nothing that comes from there. The rules for devices and counters are in `pydra.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Union
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ParamSpec, Union
 
 import msgspec
 
@@ -55,17 +56,18 @@ MAX_SAMPLES = 10_000
 MAX_STATE = 256 * 1024
 """Bytes of JSON that the states of one claim may take; all are written durably with the claim's record."""
 
+P = ParamSpec("P")
 _METRIC = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
-def find_object_violations(backend: Any) -> tuple[str, ...]:
-    """Return what is wrong with the loaded object, before `connect`, its SETTINGS_TYPE apart."""
-    return tuple(_object_violations(backend))
+def _at_once(find: Callable[P, Iterator[str]]) -> Callable[P, tuple[str, ...]]:
+    """Return all that the function yields."""
 
+    @functools.wraps(find)
+    def collect(*args: P.args, **kwargs: P.kwargs) -> tuple[str, ...]:
+        return tuple(find(*args, **kwargs))
 
-def find_coroutine_violations(live: Any, backend: Any) -> tuple[str, ...]:
-    """Return what is wrong with the coroutines of `live`, the object that `connect` of the backend yields."""
-    return tuple(_coroutine_violations(live, has_steps=bool(getattr(backend, "STEP_TYPES", ()))))
+    return collect
 
 
 def find_methods(backend: Any) -> tuple[Method, ...]:
@@ -84,7 +86,9 @@ def find_misspelt(backend: Any, live: Any) -> dict[str, str]:
     return {name: meant for name, meant in found.items() if meant}
 
 
-def _object_violations(backend: Any) -> Iterator[str]:
+@_at_once
+def find_object_violations(backend: Any) -> Iterator[str]:
+    """Yield what is wrong with the loaded object, before `connect`, its SETTINGS_TYPE apart."""
     connect, settings_type = getattr(backend, "connect", None), getattr(backend, "SETTINGS_TYPE", None)
     if connect is None:
         yield from find_coroutine_violations(backend, backend)
@@ -133,20 +137,23 @@ def _plain_violations(name: str, function: Any, arguments: tuple[str, ...]) -> I
         yield from _signature_violations(name, function, arguments)
 
 
-def _coroutine_violations(backend: Any, *, has_steps: bool) -> Iterator[str]:
-    deadline = getattr(backend, "DEADLINE", 0)
+@_at_once
+def find_coroutine_violations(live: Any, backend: Any) -> Iterator[str]:
+    """Yield what is wrong with the coroutines of `live`, the object that `connect` of the backend yields."""
+    has_steps = bool(getattr(backend, "STEP_TYPES", ()))
+    deadline = getattr(live, "DEADLINE", 0)
     if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0 <= deadline < math.inf:
         yield f"DEADLINE is {deadline!r}; it must be a number of seconds, 0 or more"
     required = (Method.PLAN, Method.APPLY, Method.UNDO) if has_steps else (Method.UNPREPARE,)
     for method, arguments in (REQUIRED | OPTIONAL).items():
         name = method.value
-        function = getattr(backend, name, None)
+        function = getattr(live, name, None)
         if function is not None:
             yield from _function_violations(name, function, arguments)
             if method in (Method.APPLY, Method.UNDO) and not has_steps:
                 yield f"{name} needs STEP_TYPES, which is missing or empty"
         elif method in (Method.DISCOVER, Method.PREPARE, *required):
-            similar = find_similar(name, _own_functions(backend), cutoff=0.75)
+            similar = find_similar(name, _own_functions(live), cutoff=0.75)
             todo = f"rename {similar}, or write" if similar else "write"
             yield f"{name} is missing; {todo} `async def {name}({', '.join(arguments)})`"
 
@@ -196,12 +203,11 @@ def _driver_violations(driver: Any) -> Iterator[str]:
         yield f'DRIVER is "{driver}"; it must be {DRIVER_RULE}'
 
 
-def find_settings_type_violations(settings_type: Any) -> tuple[str, ...]:
-    """Return why settings cannot be decoded to the object's SETTINGS_TYPE; it may be None."""
-    return tuple(_settings_type_violations(settings_type)) if settings_type is not None else ()
-
-
-def _settings_type_violations(settings_type: Any) -> Iterator[str]:
+@_at_once
+def find_settings_type_violations(settings_type: Any) -> Iterator[str]:
+    """Yield why settings cannot be decoded to the object's SETTINGS_TYPE; it may be None."""
+    if settings_type is None:
+        return
     if not (isinstance(settings_type, type) and issubclass(settings_type, msgspec.Struct)):
         yield f"SETTINGS_TYPE is {settings_type!r}; it must be a msgspec Struct"
         return
@@ -265,12 +271,9 @@ def _device_class_violations(classes: Any) -> Iterator[str]:
 # Answers
 
 
-def find_answer_type_violations(method: Method, answer: Any) -> tuple[str, ...]:
+@_at_once
+def find_answer_type_violations(method: Method, answer: Any) -> Iterator[str]:
     """Find values of other classes than the contract's, where they are still Python objects."""
-    return tuple(_answer_type_violations(method, answer))
-
-
-def _answer_type_violations(method: Method, answer: Any) -> Iterator[str]:
     name = method.value
     match method:
         case Method.DISCOVER:
@@ -348,12 +351,9 @@ def sort_prepared(claim: Claim, prepared: Sequence[PreparedDevice]) -> tuple[Pre
     return tuple(sorted(prepared, key=lambda device: order[_identity(device)]))
 
 
-def find_prepared_violations(claim: Claim, prepared: Sequence[PreparedDevice]) -> tuple[str, ...]:
+@_at_once
+def find_prepared_violations(claim: Claim, prepared: Sequence[PreparedDevice]) -> Iterator[str]:
     """Check that each of the claim's devices has one entry, and check states, attributes and statuses."""
-    return tuple(_prepared_violations(claim, prepared))
-
-
-def _prepared_violations(claim: Claim, prepared: Sequence[PreparedDevice]) -> Iterator[str]:
     wanted = Counter(_identity(device) for device in claim.devices)
     given = Counter(_identity(device) for device in prepared)
     for identity in sorted(wanted - given):
@@ -383,12 +383,9 @@ def find_json_violations(method: Method, value: Any) -> tuple[str, ...]:
     return problems
 
 
-def find_inheritance_violations(inheritance: Inheritance) -> tuple[str, ...]:
+@_at_once
+def find_inheritance_violations(inheritance: Inheritance) -> Iterator[str]:
     """Find invalid names, duplicate claims, and claims whose devices and prepared devices differ."""
-    return tuple(_inheritance_violations(inheritance))
-
-
-def _inheritance_violations(inheritance: Inheritance) -> Iterator[str]:
     claims = [one.claim for one in inheritance.claims]
     for claim in claims:
         is_named = claim.namespace or claim.name  # without either, the agent looks the claim up by its uid
