@@ -9,32 +9,16 @@ from typing import TypeAlias
 import msgspec
 
 from pydra.backends.crash_attribution import CallInFlight, Diagnosis
-from pydra.backends.wire import Method, SettingValue
+from pydra.backends.wire import BackendDescription, Method
 from pydra.claim import Claim
 
 
-class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend that can be called. `driver` is its default driver name, empty when the settings must give one.
-
-    `reasons` are those of its errors that have one of their own, by the name of the class, whether they can be used
-    or not. `misspelt` are its names that resemble one of the contract that it lacks, with that one.
-    `survives_reboot`: the hardware keeps what `prepare` did to it across a reboot of the node. `one_pod`: a claim is
-    for one pod, which the backend is given. `deadline` is how many seconds a call for a claim may take, where the
-    agent's settings give less. `settings` are its own, where it has a SETTINGS_TYPE.
-    """
+class BackendFacts(BackendDescription, frozen=True, kw_only=True):
+    """A backend that can be called, and where it is from."""
 
     name: str
     distribution: str
     version: str
-    driver: str
-    methods: tuple[Method, ...]
-    config_kinds: tuple[str, ...]
-    reasons: Mapping[str, str]
-    misspelt: Mapping[str, str] = {}
-    survives_reboot: bool = False
-    one_pod: bool = False
-    deadline: float = 0.0
-    settings: tuple[SettingValue, ...] = ()
 
     @property
     def has_steps(self) -> bool:

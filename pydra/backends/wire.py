@@ -125,11 +125,14 @@ class SettingValue(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """Backend to agent, once, when it can be called: what it is and what it has.
+class BackendDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend is and what it has. `driver` is its default driver name, empty when the settings must give one.
 
-    `reasons` are those of its own errors, by the name of the class, as far as their code is imported by then.
-    `misspelt` are names that it has which resemble one of the contract that it lacks, with that one.
+    `reasons` are those of its errors that have one of their own, by the name of the class, as far as their code is
+    imported when it can be called. `misspelt` are its names that resemble one of the contract that it lacks, with that
+    one. `survives_reboot`: the hardware keeps what `prepare` did to it across a reboot of the node. `one_pod`: a claim
+    is for one pod, which the backend is given. `deadline` is how many seconds a call for a claim may take, where the
+    agent's settings give less. `settings` are its own, where it has a SETTINGS_TYPE.
     """
 
     driver: str
@@ -141,6 +144,10 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     one_pod: bool = False
     deadline: float = 0.0
     settings: tuple[SettingValue, ...] = ()
+
+
+class Hello(BackendDescription, frozen=True, kw_only=True, tag="hello"):
+    """Backend to agent, once, when it can be called."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
