@@ -364,18 +364,20 @@ class BackendProcess:
             self._end(Cause.LATE, reason=f"within {connect:g} s")
 
     def _tick(self) -> None:
-        """Ping while calls are in flight, and sometimes when idle; end a process that does not answer.
-
-        Slow calls are located.
-        """
+        """Check the process and its calls, and end a process that uses too much memory or does not answer."""
         now = self._loop.time()
         for limit in self._limits:
             limit.flush()
         if excess := find_memory_excess(self.pid, self._rights):
             self._end(Cause.OVER_MEMORY, reason=excess)
-        if self.hello is None or self._ended.done():
-            pass
-        elif self._unanswered is None:
+        if self.hello is not None and not self._ended.done():
+            self._ping(now)
+        self._locate_slow_calls(now)
+        self._timer = self._loop.call_later(self._timeouts.ping_interval, self._tick)
+
+    def _ping(self, now: float) -> None:
+        """Ping while calls are in flight, and sometimes when idle; end a process that does not answer."""
+        if self._unanswered is None:
             if self.busy or now - self._asked >= _IDLE_PING_SECONDS:
                 self._unanswered = self._asked = now
                 self._missed_ping = False
@@ -384,12 +386,13 @@ class BackendProcess:
             if self._missed_ping:
                 self._end(Cause.STUCK_LOOP, reason=f"for {now - self._unanswered:.1f} s")
             self._missed_ping = True  # if the agent itself was blocked, what has arrived meanwhile is read first
+
+    def _locate_slow_calls(self, now: float) -> None:
         for pending in self._pending.values():
             if pending.call.until is not None and not pending.is_slow:  # wait_changed has no deadline
                 pending.is_slow = now - pending.started >= self._timeouts.slow_call
                 if pending.is_slow:
                     self._channel.send(Locate(id=pending.call.id))
-        self._timer = self._loop.call_later(self._timeouts.ping_interval, self._tick)
 
     def _end(self, cause: Cause, *, failed_call: _Pending | None = None, reason: str = "") -> None:
         """Record the end, with the calls in flight; only the first cause counts."""

@@ -126,15 +126,15 @@ def find_edit_problems(edits: ContainerEdits) -> list[str]:
     for name in edits.env:
         if not name or "=" in name:
             problems.append(f"env: {name!r} is not a valid name of an environment variable")
-    for index, node in enumerate(edits.device_nodes):
-        for problem in _find_node_problems(node):
-            problems.append(f"deviceNodes[{index}].{problem}")
-    for index, mount in enumerate(edits.mounts):
-        for problem in _find_mount_problems(mount):
-            problems.append(f"mounts[{index}].{problem}")
-    for index, hook in enumerate(edits.hooks):
-        for problem in _find_hook_problems(hook):
-            problems.append(f"hooks[{index}].{problem}")
+    parts: tuple[tuple[str, Sequence[Any], Callable[[Any], list[str]]], ...] = (
+        ("deviceNodes", edits.device_nodes, _find_node_problems),
+        ("mounts", edits.mounts, _find_mount_problems),
+        ("hooks", edits.hooks, _find_hook_problems),
+    )
+    for field, items, find_problems in parts:
+        for index, item in enumerate(items):
+            for problem in find_problems(item):
+                problems.append(f"{field}[{index}].{problem}")
     if edits.net_devices:
         problems += _find_net_device_problems(edits.net_devices)
     if edits.intel_rdt is not None or edits.additional_gids:

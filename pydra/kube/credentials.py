@@ -348,17 +348,22 @@ def _build_loader(module: Any, path: str, deadline: float) -> Any:
     config = module.KubeConfigMerger(path).config
     if config is None:
         raise _SourceError("it is empty")
-    entries = [entry.value.get(kind[:-1]) for kind in ("clusters", "users") for entry in config.value.get(kind) or ()]
     files: list[int] = []
     plugin_files: list[int] = []
-    for entry in entries:
-        for name in INLINE if isinstance(entry, dict) else ():
-            if data := entry.pop(f"{name}-data", None):  # preferred to a file of the same name
-                entry[name] = _keep_in_memory(name, base64.b64decode(data), files)
+    _keep_inline_in_memory(config, files)
     loader = Loader(config_dict=config, config_base_path=None)
     weakref.finalize(loader, _close_all, files)
     weakref.finalize(loader, _close_all, plugin_files)
     return loader
+
+
+def _keep_inline_in_memory(config: Any, descriptors: list[int]) -> None:
+    """Replace the certificates and keys in a kubeconfig by paths of memfds."""
+    entries = [entry.value.get(kind[:-1]) for kind in ("clusters", "users") for entry in config.value.get(kind) or ()]
+    for entry in entries:
+        for name in INLINE if isinstance(entry, dict) else ():
+            if data := entry.pop(f"{name}-data", None):  # preferred to a file of the same name
+                entry[name] = _keep_in_memory(name, base64.b64decode(data), descriptors)
 
 
 async def _run_plugin(config: Mapping[str, Any], deadline: float) -> Mapping[str, Any]:
