@@ -194,7 +194,7 @@ def test_a_generated_certificate_is_kept_over_upgrades() -> None:
     with open_cluster() as config:
         made = render_in(config, WEBHOOK)
         assert secret(render_in(config, WEBHOOK))["data"] != secret(made)["data"], (
-            "they are made anew without a cluster"
+            "they are made again without a cluster"
         )
     with open_cluster(secret(made)) as config:
         again = render_in(config, WEBHOOK, upgrade=True)

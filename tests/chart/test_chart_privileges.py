@@ -199,7 +199,7 @@ def test_what_pip_installs_runs_as_a_user_of_its_own() -> None:
         for one in pod.get("initContainers", ()):
             context = {**pod["securityContext"], **one["securityContext"]}
             assert (context["runAsNonRoot"], context["runAsUser"]) == (True, 65532), name
-            assert one["terminationMessagePolicy"] == "FallbackToLogsOnError", "pip's last words are told"
+            assert one["terminationMessagePolicy"] == "FallbackToLogsOnError", "pip's last words are shown"
     on_openshift = render(ALL_ON, at("openshift.enabled", True)).one("Deployment", "pydra-sim-webhook")
     (installer,) = on_openshift["spec"]["template"]["spec"]["initContainers"]
     assert "runAsUser" not in installer["securityContext"], "the namespace's range has no such user"

@@ -150,7 +150,7 @@ class Release:
         return pod
 
     async def agents(self) -> list[JsonObject]:
-        """The agents' pods that have not been told to end."""
+        """The agents' pods that do not end yet."""
         selector = "app.kubernetes.io/component=agent"
         pods = await self.cluster.client.list(PODS, namespace=self.cluster.namespace, label_selector=selector)
         return [one for one in pods.items if not one["metadata"].get("deletionTimestamp")]

@@ -169,7 +169,7 @@ def opaque(**parameters: object) -> JsonObject:
 
 
 def settings(found: list[str]) -> set[str]:
-    """What a container was told of the only device that it has, beside what that is."""
+    """What a container got to know of the only device that it has, beside what that is."""
     told = {line.split("_", 3)[3] for line in found if line.startswith("SIM_ACCEL_")}
     return {one for one in told if not one.startswith(("UUID", "MEMORY", "CORES", "SLOTS"))}
 

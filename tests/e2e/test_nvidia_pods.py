@@ -1,4 +1,4 @@
-"""What containers get with NVIDIA GPUs, made by the real container runtime from what the agent told it."""
+"""What containers get with NVIDIA GPUs, made by the real container runtime from what the agent wrote for it."""
 
 from __future__ import annotations
 

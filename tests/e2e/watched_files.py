@@ -72,7 +72,7 @@ def react_to_writes(paths: Iterable[Path], react: Callable[[Path, str], None]) -
         os.close(end)
         thread.join()
         os.close(ended)
-        os.close(watch)  # whoever still waits is allowed
+        os.close(watch)  # those that still wait are allowed
 
 
 def _identify(status: os.stat_result) -> tuple[int, int]:

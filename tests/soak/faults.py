@@ -20,7 +20,7 @@ from tests.soak.node import Node
 Fault = Callable[[random.Random], Awaitable[str]]
 
 RESTARTS = {"kubelet restart": "PYDRA_E2E_KUBELET_RESTART", "API server restart": "PYDRA_E2E_API_SERVER_RESTART"}
-"""Commands of whoever runs the soak; each returns when what it restarts serves again."""
+"""Commands of the person who runs the soak; each returns when what it restarts serves again."""
 
 REPLACING = ("agent killed", "rolling update")
 """After these, the agent is another process, whose memory says nothing about growth."""
@@ -78,8 +78,8 @@ class Faults:
     async def _roll(self, _: random.Random) -> str:
         status = await self._node.replace()
         if status:
-            raise TimeoutError(f"the agent that was told to stop ended with status {status}")
-        return "the next was started, then the last told to stop"
+            raise TimeoutError(f"the agent that was asked to stop ended with status {status}")
+        return "the next was started, then the last was asked to stop"
 
     async def _cut_off(self, chance: random.Random) -> str:
         seconds = chance.uniform(5, 20)

@@ -50,12 +50,12 @@ class Scene:
         await wait(lambda: any(isinstance(one, PodRunning) and one.pod == f"default/{name}" for one in self.steps))
 
     def errors(self, name: str) -> list[str]:
-        """What the kubelet was told of this claim."""
+        """What the kubelet was answered for this claim."""
         calls = [step for step in self.steps if isinstance(step, Called)]
         return [one.error for one in calls if one.error and any(name in claim for claim in one.claims)]
 
     async def wait_error(self, name: str, pattern: str) -> None:
-        """The kubelet is told this of the claim, within the deadline."""
+        """The kubelet is answered this for the claim, within the deadline."""
         await wait(lambda: any(re.search(pattern, error) for error in self.errors(name)))
 
     async def wait_event(self, name: str, reason: str, pattern: str) -> JsonObject:

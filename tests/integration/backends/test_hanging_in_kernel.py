@@ -1,4 +1,4 @@
-"""A backend's process hangs in the kernel and survives SIGKILL: others serve, so many are left behind, all is told."""
+"""A backend's process hangs in the kernel and survives SIGKILL: others serve, few are left behind, all is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backend that plans and restores is told what the node holds: before anything else, and before each decision."""
+"""A backend that plans and restores gets what the node holds: before anything else, and before each decision."""
 
 from __future__ import annotations
 

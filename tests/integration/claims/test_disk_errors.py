@@ -1,4 +1,4 @@
-"""A disk that answers with EIO now and then, as the kernel gives it: each error is told, and the next try goes on.
+"""A disk that answers with EIO now and then, as the kernel gives it: each error is reported, and the next try goes on.
 
 `test_random_histories` fails each change of a file; here system calls fail that Python does not announce, such as
 `read` and `fsync`.

@@ -295,7 +295,7 @@ sys.addaudithook(_note)
 
 
 async def _let_run() -> None:
-    """Until whoever waits for a lock has tried again several times."""
+    """Until a task that waits for a lock has tried again several times."""
     before = _locking.total()
     with anyio.fail_after(30):
         while _locking.total() < before + 5:

@@ -26,7 +26,7 @@ pytestmark = needs_strace
 
 @dataclass(frozen=True, kw_only=True)
 class Crash:
-    """What is there when the power is back: records on the disk, hardware, and what the kubelet was told."""
+    """What is there when the power is back: records on the disk, hardware, and what the kubelet was answered."""
 
     disk: State
     hardware: State

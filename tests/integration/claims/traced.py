@@ -1,4 +1,4 @@
-"""Run as a process, under strace: claims come and go on one node, and what the kubelet is told goes to a file.
+"""Run as a process, under strace: claims come and go on one node, and the answers to the kubelet go to a file.
 
 The claims a and b need the same devices, so b is prepared on what a gave back. The record of c is damaged.
 """

@@ -102,7 +102,7 @@ async def test_the_registrar_answers_while_claims_are_in_work(root: Path) -> Non
 
 async def test_what_the_kubelet_decides_is_reported_each_time(root: Path) -> None:
     async with serve(root) as running:
-        for _ in range(2):  # a kubelet that restarts registers anew
+        for _ in range(2):  # a kubelet that restarts registers it again
             async with grpclib_kubelet(running.plugin.paths.registration) as kubelet:
                 await notify(kubelet, registered=True)
         async with grpclib_kubelet(running.plugin.paths.registration) as kubelet:

@@ -12,7 +12,7 @@ class Case(NamedTuple):
     """Parameters for a backend.
 
     `rule`: all that is wrong is a rule in the backend's code, which only code can tell; `own_words`: what is wrong by
-    type is told by the backend's code too, before anybody else.
+    type is reported by the backend's code, too, and first.
     """
 
     backend: str

@@ -1,4 +1,4 @@
-"""Opaque parameters become the backend's types, or every fault in them is told at once."""
+"""Opaque parameters become the backend's types, or every fault in them is reported at once."""
 
 from __future__ import annotations
 

@@ -150,12 +150,12 @@ def test_a_device_that_is_sick_when_first_seen_is_tainted_at_once() -> None:
 SETTLING = {
     "a short illness is not believed": ([(0, WELL), (1, SICK), (5.9, SICK)], False),
     "a long one is": ([(0, WELL), (1, SICK), (6, SICK)], True),
-    "one that breaks off starts anew": ([(0, WELL), (1, SICK), (5, WELL), (5.5, SICK), (10, SICK)], False),
+    "one that breaks off starts again": ([(0, WELL), (1, SICK), (5, WELL), (5.5, SICK), (10, SICK)], False),
     "a silence does not count as well": ([(0, WELL), (1, SICK), (6, SICK), (7, UNKNOWN), (99, UNKNOWN)], True),
     "a silence breaks off a beginning illness": ([(0, WELL), (1, SICK), (3, UNKNOWN), (6, SICK)], False),
     "a short recovery is not believed": ([(0, SICK), (10, WELL), (39.9, WELL)], True),
     "a long one is well": ([(0, SICK), (10, WELL), (40, WELL)], False),
-    "a relapse starts the recovery anew": ([(0, SICK), (10, WELL), (35, SICK), (36, WELL), (65, WELL)], True),
+    "a relapse starts the recovery again": ([(0, SICK), (10, WELL), (35, SICK), (36, WELL), (65, WELL)], True),
 }
 
 

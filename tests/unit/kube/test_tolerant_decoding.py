@@ -1,4 +1,4 @@
-"""What the API server sends is decoded, however it is cut and whoever wrote it."""
+"""What the API server sends is decoded, however it is cut, and no matter what wrote it."""
 
 from __future__ import annotations
 

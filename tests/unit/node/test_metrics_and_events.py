@@ -1,4 +1,4 @@
-"""Reports: every event of every part is counted or told, and the words reach the right object."""
+"""Reports: every event of every part is counted or recorded, and the words reach the right object."""
 
 from __future__ import annotations
 
@@ -253,8 +253,8 @@ def test_health_is_reported_when_it_changes_and_once_for_all_devices_with_the_sa
             for name, (status, message) in look.items()
         )
         desk.report.published(Published(pool=Pool(name="node-1"), health=health, problems=()))
-    told = [(one.reason, one.warning, one.note.removeprefix(f"driver {DRIVER}: ")) for one in desk.requests]
-    assert told == [
+    recorded = [(one.reason, one.warning, one.note.removeprefix(f"driver {DRIVER}: ")) for one in desk.requests]
+    assert recorded == [
         ("DeviceUnhealthy", True, "c: was so before"),
         ("DeviceUnhealthy", True, "a, b: too hot"),
         ("DeviceHealthy", False, "b"),

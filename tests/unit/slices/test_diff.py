@@ -122,7 +122,7 @@ CASES = {
         calls=(0, 1, 0),
         times={"sick": NOON},
     ),
-    "a taint of another effect starts anew": Case(
+    "a taint of another effect starts again": Case(
         before=[at(0, tainted(taint(timeAdded=NOON)))],
         want=wanted(tainted(taint() | {"effect": "NoExecute"})),
         calls=(0, 1, 0),
