@@ -111,8 +111,8 @@ async def test_a_mode_that_somebody_else_changed_twice_between_two_readings_is_n
     machine = node("gpus: [{model: h100-80gb}]\n")
     reading = await machine.hardware.read()
     (gpu,) = reading.gpus
-    assert machine.session.epochs.get(gpu.uuid, 0) == 0
+    assert await machine.session.run(lambda nvml: nvml.epochs[gpu.uuid]) == 0
     machine.inject.set_mig_mode(0, True, force=True)
     machine.inject.set_mig_mode(0, False, force=True)
     assert await machine.hardware.reread([gpu.uuid]) == reading
-    assert machine.session.epochs[gpu.uuid] == 1
+    assert await machine.session.run(lambda nvml: nvml.epochs[gpu.uuid]) == 1
