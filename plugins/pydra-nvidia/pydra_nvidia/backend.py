@@ -100,7 +100,7 @@ class NvidiaBackend:
         self._takeover = takeover
         self._restored = asyncio.Event()
         self._seen: object = None
-        self._told = -_EVENT_PAUSE
+        self._reported_at = -_EVENT_PAUSE
         self._disconnected: Mapping[str, str] = {}
         self._measured: tuple[Sample, ...] = ()
         self._at_work = 0
@@ -164,8 +164,8 @@ class NvidiaBackend:
             if self._is_reconnected() or await asyncio.to_thread(self._hardware.is_fabric_back):
                 break
         # A burst of events is one report: each makes the agent read everything again.
-        await asyncio.sleep(max(0.0, self._told + _EVENT_PAUSE - time.monotonic()))
-        self._told = time.monotonic()
+        await asyncio.sleep(max(0.0, self._reported_at + _EVENT_PAUSE - time.monotonic()))
+        self._reported_at = time.monotonic()
 
     async def supervise(self) -> None:
         """Look after the MPS daemons of claims, until cancelled; beside everything else, since it may take long."""

@@ -62,7 +62,7 @@ class _Known(msgspec.Struct, kw_only=True):
     offer: Offer
     compute: dict[int, tuple[Kind, ...]] = {}
     ends: Ends = Ends()
-    untold: str = ""
+    unreported: str = ""
 
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ _log = logging.getLogger(__name__)
 class HardwareReader:
     """The node's NVIDIA hardware; `session` is used by nobody else while a reading is made.
 
-    What the driver withholds that is wanted is logged once. `baseboard` keeps what NVML told of functions for
+    What the driver withholds that is wanted is logged once. `baseboard` keeps what NVML reported of functions for
     passthrough; without `partitions` those of Fabric Manager are not read.
     """
 
@@ -262,7 +262,7 @@ class HardwareReader:
                     gpus.append(partly)
                 else:
                     failures[index] = error
-        self._say_untold(gpus)
+        self._say_unreported(gpus)
         return Reading(
             driver=self._driver,
             gpus=tuple(gpus),
@@ -281,13 +281,13 @@ class HardwareReader:
             if address in known or one.driver != DRIVER or not is_excluded(self._tree, address)
         }
 
-    def _say_untold(self, gpus: Collection[Gpu]) -> None:
+    def _say_unreported(self, gpus: Collection[Gpu]) -> None:
         if not self._settings.dynamic_mig:
             return
-        untold = {gpu.minor: self._known[gpu.uuid].untold for gpu in gpus if gpu.uuid in self._known}
-        names = [gpu_name(minor) for minor, why in sorted(untold.items()) if why]
+        unreported = {gpu.minor: self._known[gpu.uuid].unreported for gpu in gpus if gpu.uuid in self._known}
+        names = [gpu_name(minor) for minor, why in sorted(unreported.items()) if why]
         if names and names != self._said:
-            why = next(filter(None, untold.values()))
+            why = next(filter(None, unreported.values()))
             _log.warning(
                 "no partitions are made for claims on %s, since their places are not known: %s", ", ".join(names), why
             )
@@ -340,23 +340,23 @@ class HardwareReader:
         Raises NvmlError where a GPU is not read partly.
         """
         partly = uuid in self._partly
-        mode, untold, unread = None, "", ""
+        mode, unreported, unread = None, "", ""
         try:
             mode = read_mode(nvml, handle, subject=uuid)
         except NvmlError as error:
             if not partly or error.code in _FATAL:
                 raise
-            untold = str(error)
+            unreported = str(error)
             try:
                 mode = read_mode_by_count(nvml, handle, subject=uuid)
             except NvmlError as second:
                 if second.code in _FATAL:
                     raise
-                unread = untold
+                unread = unreported
         known = self._know(nvml, uuid, handle, index, mode)
         if known.offer.failure is not None and not partly:
             raise known.offer.failure
-        known.untold = untold or known.offer.untold if mode is None or mode[0] or known.resetless else ""
+        known.unreported = unreported or known.offer.unreported if mode is None or mode[0] or known.resetless else ""
         if mode is None:
             return known, None, unread
         enabled, pending = mode
@@ -382,7 +382,7 @@ class HardwareReader:
         if known is not None and known.epoch == nvml.epochs[uuid] and _is_other(known, enabled, handle):
             nvml.renew(uuid)  # somebody else has changed its mode
         nvml.handles[uuid] = handle
-        if known is None or known.epoch != nvml.epochs[uuid] or known.offer.untold:
+        if known is None or known.epoch != nvml.epochs[uuid] or known.offer.unreported:
             # A change of the mode can change the minor number and, before Hopper, what is offered. What was not
             # reported may be reported now.
             facts = read_facts(nvml, handle, index=index, uuid=uuid)

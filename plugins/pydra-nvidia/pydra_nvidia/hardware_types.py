@@ -208,7 +208,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
     A GPU that is bound to vfio-pci is in `functions` only. `driver` is None where no NVIDIA driver is needed: the node
     has no NVIDIA hardware, or all of it is passed through. `modules` are positions on the baseboard by PCI address,
-    also of GPUs that NVML told of earlier. `fabric` is None where GPUs need no partition of Fabric Manager.
+    also of GPUs that NVML reported earlier. `fabric` is None where GPUs need no partition of Fabric Manager.
     """
 
     driver: Driver | None = None

@@ -43,7 +43,7 @@ _ADVICE = {
     NOT_SUPPORTED: "Fabric Manager must run with FABRIC_MODE=1 (fabricmanager.cfg)",
     VERSION_MISMATCH: f"{LIBRARY} and Fabric Manager must be of the driver's version",
     IN_USE: "GPUs of the partition are in another one that is active, or still in use",
-    NOT_CONFIGURED: "Fabric Manager is starting, or waits to be told which partitions are active",
+    NOT_CONFIGURED: "Fabric Manager is starting, or waits for the list of active partitions",
     CONNECTION_NOT_VALID: "Fabric Manager must run, with FM_CMD_UNIX_SOCKET_PATH set to the path that"
     " PYDRA_NVIDIA_FABRIC_MANAGER_SOCKET names",
 }
@@ -198,10 +198,10 @@ class FabricManager:
 
     def set_active(self, groups: Collection[int]) -> None:
         """Say which partitions are active and no others, as one that was restarted asks. Raises FabricManagerError."""
-        told = ActiveStruct(version=ACTIVE_VERSION, numPartitions=len(groups))
-        told.partitionIds[: len(groups)] = sorted(groups)
+        active = ActiveStruct(version=ACTIVE_VERSION, numPartitions=len(groups))
+        active.partitionIds[: len(groups)] = sorted(groups)
         with self._connected() as (library, handle):
-            _check(library, "fmSetActivatedFabricPartitions", handle, ctypes.byref(told))
+            _check(library, "fmSetActivatedFabricPartitions", handle, ctypes.byref(active))
 
     @contextmanager
     def _connected(self) -> Iterator[tuple[Any, ctypes.c_void_p]]:
@@ -242,5 +242,5 @@ def _parse(found: PartitionStruct) -> Group:
     return Group(id=found.partitionId, active=bool(found.isActive), members=tuple(members))
 
 
-def _text(told: bytes) -> str:
-    return told.decode("ascii", "replace")
+def _text(active: bytes) -> str:
+    return active.decode("ascii", "replace")

@@ -166,6 +166,6 @@ def rename(reading: Reading, salt: bytes) -> Reading:
 
     # What was known of a lost GPU before belongs to the process, not to the machine.
     lost = tuple(replace(one, last=None) for one in reading.lost)
-    told = msgspec.json.encode(replace(reading, gpus=tuple(map(board, reading.gpus)), lost=lost))
-    text = _UUID.sub(lambda found: f"{found[1]}-{name(found[1], found[0])}", told.decode())
+    encoded = msgspec.json.encode(replace(reading, gpus=tuple(map(board, reading.gpus)), lost=lost))
+    text = _UUID.sub(lambda found: f"{found[1]}-{name(found[1], found[0])}", encoded.decode())
     return msgspec.json.decode(text, type=Reading)

@@ -1,4 +1,4 @@
-"""Partitions that somebody removes under a claim: told at once, until the claim has ended; and what is not known so."""
+"""Partitions that somebody removes under a claim are reported at once, until the claim has ended."""
 
 from __future__ import annotations
 

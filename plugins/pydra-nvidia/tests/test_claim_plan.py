@@ -1,4 +1,4 @@
-"""The plan of a claim: what stands in its way is told before anything is begun, and which partitions are ours."""
+"""The plan of a claim: what stands in its way is reported before anything is begun, and which partitions are ours."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_configs_of_other_kinds_that_are_for_all_requests_are_passed_over() -> N
     plan(GpuConfig(), MigDeviceConfig(), VfioDeviceConfig(), explicit=(True, False, False))
 
 
-def test_configs_given_by_name_to_devices_of_another_kind_are_all_told() -> None:
+def test_configs_given_by_name_to_devices_of_another_kind_are_all_reported() -> None:
     with pytest.raises(InvalidConfig) as told:
         plan(MigDeviceConfig(), VfioDeviceConfig(), explicit=(True, True))
     assert told.value.problems == (

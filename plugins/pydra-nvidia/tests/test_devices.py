@@ -69,7 +69,7 @@ def test_a_partition_that_does_not_exist_has_its_place() -> None:
     assert (target.placement, target.instance, target.uuid) == (Placement(6, 1), None, "")
 
 
-def test_a_partition_whose_profile_is_not_told_is_known_by_its_instance() -> None:
+def test_a_partition_whose_profile_is_not_reported_is_known_by_its_instance() -> None:
     target = find("gpu-4-mig-1g10gb-19-3")
     assert isinstance(target, Partition)
     assert (target.profile, target.placement, target.uuid) == (None, Placement(3, 1), "MIG-1-0")

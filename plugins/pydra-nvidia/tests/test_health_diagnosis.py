@@ -58,7 +58,7 @@ def test_an_ignored_xid_never_weakens_a_fatal_one() -> None:
     assert assessment(xid(79, age=9), xid(13)) == Assessment(health=assessment(xid(79)).health)
 
 
-def test_of_several_xids_the_latest_is_told() -> None:
+def test_of_several_xids_the_latest_is_reported() -> None:
     assert assessment(xid(79, age=9), xid(95, age=2), xid(48, age=5)).health.reason == "95"
 
 
@@ -98,7 +98,7 @@ def test_a_condition_that_still_lets_the_device_work_only_informs(condition: dic
     assert assessment(**condition) == Assessment(taints=(tells(name),))
 
 
-def test_a_gpu_about_which_nothing_is_told_is_well() -> None:
+def test_a_gpu_without_reports_is_well() -> None:
     assert assessment() == WELL
     assert assessment(recovery=0, ecc_uncorrected=0, remap_failed=False, remap_pending=False) == WELL
 
@@ -157,7 +157,7 @@ def test_the_worst_signal_is_the_health_and_each_other_is_a_taint_of_its_own(
     assert len(found.taints) == len(taints)
 
 
-def test_with_its_worst_signal_only_told_the_next_one_is_the_health() -> None:
+def test_with_its_worst_signal_only_reported_the_next_one_is_the_health() -> None:
     found = assessment(xid(119), recovery=1, settings=Settings(signals={Signal.XID: Reaction.NONE}))
     assert found.health.taint == "gpu.nvidia.com/recovery-action"
     assert found.taints == (tells("xid", "119"),)
@@ -177,7 +177,7 @@ ORDER = [TaintEffect.NONE, TaintEffect.NO_SCHEDULE, TaintEffect.NO_EXECUTE]
 
 
 @given(healths=st.lists(HEALTHS, max_size=4), taints=st.lists(TAINTS, max_size=4))
-def test_of_all_that_is_wrong_each_key_is_told_once_with_its_strongest_effect(
+def test_of_all_that_is_wrong_each_key_is_reported_once_with_its_strongest_effect(
     healths: list[Health], taints: list[Taint]
 ) -> None:
     found = combine(healths, taints)

@@ -31,7 +31,7 @@ def test_what_is_over_is_forgotten_for_good_but_still_counted(tmp_path: Path) ->
     assert memory.counts == {("GPU-0", 79): 1, ("GPU-1", 79): 1}
 
 
-def test_a_file_that_is_no_memory_is_told_and_written_anew(tmp_path: Path) -> None:
+def test_a_file_that_is_no_memory_is_reported_and_replaced(tmp_path: Path) -> None:
     path = tmp_path / "health.json"
     path.write_text("[1")
     said: list[str] = []
@@ -86,7 +86,7 @@ def test_one_who_hangs_while_it_writes_holds_nobody_up(tmp_path: Path) -> None:
     assert len(IncidentStore(str(tmp_path / "health.json")).incidents) == 1
 
 
-def test_what_another_process_garbled_is_told_once(tmp_path: Path) -> None:
+def test_what_another_process_garbled_is_reported_once(tmp_path: Path) -> None:
     path = tmp_path / "health.json"
     said: list[str] = []
     memory = IncidentStore(str(path), said.append)

@@ -62,7 +62,7 @@ def before(*gpus: Gpu, lost: tuple[LostGpu, ...] = ()) -> Reading:
         "replaced",
     ],
 )
-def test_a_lost_gpu_is_told_from_one_that_was_taken_away(
+def test_a_lost_gpu_is_distinguished_from_one_that_was_taken_away(
     failures: dict[int, NvmlError],
     answering: tuple[Gpu, ...],
     last: Reading | None,

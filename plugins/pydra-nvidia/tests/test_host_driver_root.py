@@ -84,7 +84,7 @@ def test_the_setting_is_taken_alone(tmp_path: Path) -> None:
         find_driver_root(node(tmp_path), Settings(driver_root="/srv"))
 
 
-def test_a_missing_driver_is_told_with_all_places_and_the_setting(tmp_path: Path) -> None:
+def test_a_missing_driver_is_reported_with_all_places_and_the_setting(tmp_path: Path) -> None:
     with pytest.raises(DriverMissing) as caught:
         find_driver_root(node(tmp_path), Settings())
     for words in ("libnvidia-ml.so.1", "/run/nvidia/driver", "/usr/lib64", "PYDRA_NVIDIA_DRIVER_ROOT", str(tmp_path)):

@@ -78,7 +78,7 @@ def test_a_partition_has_one_node_for_each_of_its_instances(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("text", ["", "DeviceFileMinor: 354\n", "DeviceFileMinor: x\nDeviceFileMode: 256\n", "garbage"])
-def test_a_capability_file_that_says_too_little_is_told(tmp_path: Path, text: str) -> None:
+def test_a_capability_file_that_says_too_little_is_reported(tmp_path: Path, text: str) -> None:
     write(tmp_path, "devices", DEVICES)
     write(tmp_path, "driver/nvidia/capabilities/gpu0/mig/gi1/access", text)
     with pytest.raises(CapabilityMissing, match="gi1/access does not tell the device node"):

@@ -34,7 +34,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
         yield daemon
 
 
-def test_it_is_told_to_let_one_gpu_go_and_to_keep_it_again(tmp_path: Path, daemon: Daemon) -> None:
+def test_it_releases_one_gpu_on_request_and_keeps_it_again(tmp_path: Path, daemon: Daemon) -> None:
     told = make(tmp_path)
     assert told.keeps(OTHER)
     assert told.keep(OTHER, on=False)

@@ -257,7 +257,7 @@ async def test_nothing_is_published_of_hardware_that_nobody_has_seen_yet(node: N
         assert (await backend.discover()).devices
 
 
-async def test_numbers_of_before_are_not_told_as_those_of_now(node: Node) -> None:
+async def test_numbers_of_before_are_not_reported_as_those_of_now(node: Node) -> None:
     await node.backend.discover()
     assert any(one.device == "gpu-0" for one in await node.backend.measure())
     await node.request_maintenance()

@@ -119,7 +119,7 @@ JOINED = Fabric(cluster=CLUSTER, clique=32766)
         "not supported",
         "healthy",
         "unhealthy",
-        "not told",
+        "not reported",
         "second version",
         "first version",
         "joining",

@@ -291,10 +291,10 @@ def of_one_profile(refusal: Code) -> Offer:
 
 
 @pytest.mark.parametrize("code", [Code.NO_PERMISSION, Code.INVALID_ARGUMENT, Code.NOT_SUPPORTED, Code.UNKNOWN])
-def test_a_profile_whose_places_are_not_told_is_known_without_them(code: Code) -> None:
+def test_a_profile_whose_places_are_not_reported_is_known_without_them(code: Code) -> None:
     offer = of_one_profile(code)
     assert [(one.id, one.name, one.placements) for one in offer.profiles] == [(20, "1g.10gb+me", ())]
-    assert offer.untold.startswith(
+    assert offer.unreported.startswith(
         f"nvmlDeviceGetGpuInstancePossiblePlacements for GPU-a failed with NVML_ERROR_{code.name}"
     )
 
@@ -306,11 +306,13 @@ def test_a_gpu_that_is_lost_while_its_places_are_read_is_lost() -> None:
 
 
 @pytest.mark.parametrize(("code", "passing"), [(Code.UNKNOWN, True), (Code.TIMEOUT, True), (Code.NO_PERMISSION, False)])
-def test_a_refusal_that_may_be_over_the_next_time_is_told_from_one_that_stays(code: Code, passing: bool) -> None:
+def test_a_refusal_that_may_be_over_the_next_time_is_distinguished_from_one_that_stays(
+    code: Code, passing: bool
+) -> None:
     assert (of_one_profile(code).failure is not None) is passing
 
 
-def test_a_condition_of_which_nothing_is_told_is_empty() -> None:
+def test_a_condition_of_which_nothing_is_reported_is_empty() -> None:
     assert read_condition(nvml(), HANDLE, monitored=False, subject="") == Condition(monitored=False)
     assert read_monitored(nvml(), HANDLE, subject="") is False
     assert read_monitored(nvml(nvmlDeviceGetSupportedEventTypes=number(0x7)), HANDLE, subject="") is False

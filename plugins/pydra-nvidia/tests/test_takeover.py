@@ -100,7 +100,7 @@ def short_path() -> Iterator[Path]:
     [("nvidia-gpu.sock", True, True), ("nvidia-gpu.sock", False, False), ("kubelet.sock", True, False)],
     ids=["serves", "has gone", "the kubelet's own"],
 )
-async def test_a_device_plugin_that_gives_out_the_same_gpus_is_told(
+async def test_a_device_plugin_that_gives_out_the_same_gpus_is_reported(
     short_path: Path, name: str, listens: bool, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine, environ = make_machine(short_path, "nvidia")

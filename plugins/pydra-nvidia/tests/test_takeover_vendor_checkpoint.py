@@ -99,7 +99,7 @@ def test_the_main_branchs_empty_config_state_is_read_too() -> None:
     assert only(text).devices == (DEVICES["gpu"],)
 
 
-def test_a_damaged_file_is_told_and_what_can_be_read_is_read() -> None:
+def test_a_damaged_file_is_reported_and_what_can_be_read_is_read() -> None:
     checkpoint = parse_vendor_checkpoint(read("gpu").replace(b"GPU-2fa81118", b"GPU-3fa81118"))
     assert checkpoint.problems == ("the checksum does not fit: the file was damaged, or written by hand",)
     assert len(checkpoint.claims) == 1

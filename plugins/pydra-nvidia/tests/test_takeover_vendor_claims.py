@@ -193,7 +193,7 @@ def test_what_was_begun_is_looked_for_by_name(node: Node) -> None:
     assert cleaning.notes == ()
 
 
-def test_what_the_admin_may_have_made_is_left_and_told(node: Node) -> None:
+def test_what_the_admin_may_have_made_is_left_and_reported(node: Node) -> None:
     index = sorted(node.functions).index(ADDRESS)
     wanted = begun("gpu-0-mig-1g10gb-19-2", f"gpu-vfio-{index}")
     cleaning = plan_cleaning(wanted, node, driver="gpu.nvidia.com", taken=(), settings=DYNAMIC)

@@ -144,11 +144,11 @@ class DomainDirectories:
         return f"{home}/{name} ({domain})" if home else domain
 
     def _read_name(self, domain: str) -> tuple[str, str]:
-        """Name and namespace, as the daemon told them; empty if it has not."""
+        """Name and namespace, as the daemon wrote them; empty if it has not."""
         try:
             with open(os.path.join(self.path(domain), DOMAIN_FILE), encoding="utf-8") as file:
-                told = json.load(file)
-            return str(told["name"]), str(told["namespace"])
+                found = json.load(file)
+            return str(found["name"]), str(found["namespace"])
         except (OSError, ValueError, KeyError, TypeError):
             return "", ""
 

@@ -1,4 +1,4 @@
-"""What a restarted Fabric Manager is told: the partitions that claims have, by the agent's records.
+"""The list that a restarted Fabric Manager gets: the partitions that claims have, by the agent's records.
 
 Started with `FABRIC_MODE_RESTART=1` it answers everything with NOT_CONFIGURED until it has the list of active
 partitions, then lets only those use NVLink, and ends without the list after a minute. Started without, it has none.
@@ -46,7 +46,7 @@ class ActivePartitions:
         self._ended = {(uid, step.key), *(one for one in self._ended if one[0] in held)}
 
     def is_waiting(self) -> bool:
-        """Whether Fabric Manager can be asked, or waits to be told; changes nothing."""
+        """Whether Fabric Manager can be asked, or waits for the list; changes nothing."""
         try:
             self._manager.list_groups()
         except FabricManagerError as error:
@@ -54,7 +54,7 @@ class ActivePartitions:
         return True
 
     def list_groups(self) -> tuple[Group, ...]:
-        """All partitions, after Fabric Manager was told which of them are active, if it does not know it.
+        """All partitions, after Fabric Manager got the list of active ones, if it does not have it.
 
         Raises FabricManagerError, DriverMissing, RecordsUnread.
         """
@@ -77,17 +77,17 @@ class ActivePartitions:
                 " cannot be read; running pods keep NVLink; delete the pods of the claim, and restart Fabric Manager"
             ) from waits
         steps = tuple(self._list_steps(entries))
-        told = sorted({step.partition for step in steps})
+        active = sorted({step.partition for step in steps})
         try:
-            self._manager.set_active(told)
+            self._manager.set_active(active)
         except FabricManagerError as refused:
             if refused.code not in (NOT_CONFIGURED, NOT_SUPPORTED):  # else it is starting, and does not wait for it
-                _log.warning("Fabric Manager does not take the active partitions %s: %s", told, refused)
+                _log.warning("Fabric Manager does not take the active partitions %s: %s", active, refused)
             raise waits from refused
-        _log.warning("Fabric Manager was restarted, and was told that these partitions are active: %s", told)
+        _log.warning("Fabric Manager was restarted, and got the list of active partitions: %s", active)
         groups = self._manager.list_groups()
         wanted = {group.id for step in steps if (group := find_group(groups, step)) is not None}
-        if wanted == set(told):
+        if wanted == set(active):
             return groups
         self._manager.set_active(wanted)  # IDs name other GPUs by now
         return self._manager.list_groups()
@@ -107,7 +107,7 @@ class ActivePartitions:
                 _log.warning("Fabric Manager has lost partitions that claims have, %s: %s", sorted(missing), error)
             self._lost = frozenset(missing)
             return groups
-        _log.warning("Fabric Manager was told again that these partitions are active: %s", sorted(missing))
+        _log.warning("Fabric Manager got these partitions again as active: %s", sorted(missing))
         return self._manager.list_groups()
 
     def _list_steps(self, entries: Iterable[Entry]) -> Iterator[ActivateFabric]:

@@ -27,7 +27,7 @@ class FabricChanged(ClaimError):
 
 
 class ActivateFabricApplier:
-    """Both are idempotent: Fabric Manager says what is active, and is told first where it does not know it."""
+    """Both are idempotent: Fabric Manager says what is active, and gets the list first where it does not have it."""
 
     def __init__(
         self, manager: FabricManager, partitions: ActivePartitions, session: NvmlSession, persistence: PersistenceMode

@@ -92,13 +92,13 @@ async def run_program(
     `command` is its name in errors; `deadline` in seconds. It is waited for, not its output: what it leaves running
     may hold that open. Raises ProgramFailed when it cannot be started, fails, or has to be killed.
     """
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as told:
-        told.write(text.encode())
-        told.seek(0)
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as stdin:
+        stdin.write(text.encode())
+        stdin.seek(0)
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv,
-                stdin=told,
+                stdin=stdin,
                 stdout=said,
                 stderr=asyncio.subprocess.STDOUT,
                 env={**_clean(os.environ), **environment},

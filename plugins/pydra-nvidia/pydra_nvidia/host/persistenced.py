@@ -1,4 +1,4 @@
-"""nvidia-persistenced, which keeps GPUs ready by having their device nodes open: asked, and told to let one go.
+"""nvidia-persistenced, which keeps GPUs ready by having their device nodes open: asked about them, and to release one.
 
 NVML speaks to it too, but only at its path below this process's own root, where a container does not have it; then NVML
 says that the mode is off, and cannot switch it off. The daemon's directory should not be mounted: it goes and comes
@@ -37,7 +37,7 @@ _MOST = 4096
 
 
 class PersistenceFailed(ClaimError):
-    """nvidia-persistenced runs, and does not do what it was told."""
+    """nvidia-persistenced runs, and does not do what it was asked."""
 
     reason = "PersistenceDaemonFailed"
 

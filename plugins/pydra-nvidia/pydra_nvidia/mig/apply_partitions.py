@@ -42,7 +42,7 @@ from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOff, MigModeOn, Step
 from pydra_pci import Tree, read_driver
 
 PATIENCE = 3.0
-"""Seconds for processes to release a GPU: they do so a while after they were told to end."""
+"""Seconds for processes to release a GPU: they do so a while after SIGTERM."""
 
 PAUSE = 0.2
 

@@ -61,9 +61,9 @@ def read_persistence(nvml: Nvml, handle: Any, *, subject: str) -> bool | None:
     return None if mode is None else mode == 1
 
 
-def parse_bus_id(told: bytes | str) -> str:
+def parse_bus_id(bus_id: bytes | str) -> str:
     """The address as sysfs has it: `0000:53:00.0` for NVML's `00000000:53:00.0`; a domain has 4 digits, or its own."""
-    text = told.decode("ascii", "replace") if isinstance(told, bytes) else told
+    text = bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else bus_id
     domain, _, rest = text.strip().lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 

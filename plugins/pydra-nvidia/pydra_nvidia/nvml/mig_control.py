@@ -41,7 +41,7 @@ ROOM = 16
 
 
 class ModePending(ClaimError):
-    """The GPU would take the MIG mode with its next reset only; it was told to forget about it."""
+    """The GPU would take the MIG mode with its next reset only; the request was withdrawn."""
 
     reason = "MigModePending"
 

@@ -35,7 +35,7 @@ _SUFFIXES = {
 _GONE = frozenset({Code.NOT_FOUND, Code.INVALID_ARGUMENT})
 """What NVML says of an instance that was destroyed after it was listed."""
 
-_UNTOLD = UNAVAILABLE | {Code.NO_PERMISSION, Code.INVALID_ARGUMENT}
+_UNREPORTED = UNAVAILABLE | {Code.NO_PERMISSION, Code.INVALID_ARGUMENT}
 """What NVML says where it does not tell the places of a profile: to others than root, or by an old driver."""
 
 
@@ -57,28 +57,28 @@ class Kind(msgspec.Struct, frozen=True):
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """What can be on a GPU in its present mode. `kinds` has the profiles without any placement too.
 
-    `untold` says why the placements of some profiles, which have none here, are not known; empty where all are.
+    `unreported` says why the placements of some profiles, which have none here, are not known; empty where all are.
     `failure` is an error that may have withheld some of it for this time only, `unseen` one that withheld a profile:
     instances of it may exist unseen.
     """
 
     profiles: tuple[Profile, ...] = ()
     kinds: tuple[Kind, ...] = ()
-    untold: str = ""
+    unreported: str = ""
     failure: NvmlError | None = None
     unseen: NvmlError | None = None
 
     def without_places(self, why: str) -> Offer:
         """The same where no partitions can be made: those that exist are known."""
         profiles = tuple(replace(profile, placements=()) for profile in self.profiles)
-        return replace(self, profiles=profiles, untold=self.untold or why)
+        return replace(self, profiles=profiles, unreported=self.unreported or why)
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):
     """Where instances of a profile can be, taken or not; none, and why, where that is not known."""
 
     known: tuple[Placement, ...] = ()
-    untold: NvmlError | None = None
+    unreported: NvmlError | None = None
 
 
 def read_mode(nvml: Nvml, handle: Any, *, subject: str) -> Mode | None:
@@ -95,9 +95,9 @@ def read_mode_by_count(nvml: Nvml, handle: Any, *, subject: str) -> Mode | None:
 
 def read_resetless(nvml: Nvml, handle: Any, architecture: int, *, subject: str) -> bool:
     """Whether the mode can be changed without a reset: as the driver tells, else by the generation."""
-    (told,) = read_fields(nvml, handle, (RESETLESS_FIELD,), subject=subject)
-    if told is not None:
-        return told != 0
+    (reported,) = read_fields(nvml, handle, (RESETLESS_FIELD,), subject=subject)
+    if reported is not None:
+        return reported != 0
     return Architecture.HOPPER <= architecture < Architecture.UNKNOWN
 
 
@@ -118,9 +118,9 @@ def read_offer(nvml: Nvml, handle: Any, memory: int | None, *, subject: str) -> 
             continue
         kinds[info.id] = Kind(info.id, info.sliceCount, info.instanceCount)
         places = read_places(nvml, handle, info.id, subject=subject)
-        if places.untold is not None:
-            withheld.append(places.untold)
-        if places.known or places.untold:
+        if places.unreported is not None:
+            withheld.append(places.unreported)
+        if places.known or places.unreported:
             profiles.append(
                 Profile(
                     id=info.id,
@@ -140,8 +140,8 @@ def read_offer(nvml: Nvml, handle: Any, memory: int | None, *, subject: str) -> 
     return Offer(
         profiles=tuple(profiles),
         kinds=tuple(kinds.values()),
-        untold=str(withheld[0]) if withheld else "",
-        failure=unseen or next((error for error in withheld if error.code not in _UNTOLD), None),
+        unreported=str(withheld[0]) if withheld else "",
+        failure=unseen or next((error for error in withheld if error.code not in _UNREPORTED), None),
         unseen=unseen,
     )
 
@@ -149,8 +149,8 @@ def read_offer(nvml: Nvml, handle: Any, memory: int | None, *, subject: str) -> 
 def profile_name(info: Any, number: int, memory: int | None) -> str:
     """The name of a profile of GPU instances, as the driver tells it or derived; `memory` is the GPU's, in bytes."""
     text = getattr(info, "name", b"")
-    told = (text.decode("ascii", "replace") if isinstance(text, bytes) else text).removeprefix("MIG ").strip()
-    return told or derive_name(number, info.sliceCount, info.memorySizeMB, memory or 0)
+    reported = (text.decode("ascii", "replace") if isinstance(text, bytes) else text).removeprefix("MIG ").strip()
+    return reported or derive_name(number, info.sliceCount, info.memorySizeMB, memory or 0)
 
 
 def derive_name(number: int, slices: int, memory_mib: int, memory: int) -> str:
@@ -202,10 +202,10 @@ def _gpu_instance(nvml: Nvml, instance: Any, compute: dict[int, tuple[Kind, ...]
         for one in _list(
             nvml, "nvmlGpuInstanceGetComputeInstances", instance, kind, "c_nvmlComputeInstance_t", subject=subject
         ):
-            told = nvml.call("nvmlComputeInstanceGetInfo", one, subject=subject)
-            uuid = nvml.call("nvmlDeviceGetUUID", told.device, subject=subject)
-            nvml.handles[uuid] = told.device
-            inside[told.id] = ComputeInstance(id=told.id, uuid=uuid, slices=kind.slices)
+            details = nvml.call("nvmlComputeInstanceGetInfo", one, subject=subject)
+            uuid = nvml.call("nvmlDeviceGetUUID", details.device, subject=subject)
+            nvml.handles[uuid] = details.device
+            inside[details.id] = ComputeInstance(id=details.id, uuid=uuid, slices=kind.slices)
     return GpuInstance(
         id=info.id,
         profile=info.profileId,
@@ -230,7 +230,7 @@ def read_places(nvml: Nvml, handle: Any, profile: int, *, subject: str) -> Place
     except NvmlError as error:
         if error.code in LOST | STALE:
             raise
-        return Places(untold=error)
+        return Places(unreported=error)
 
 
 def _read_placements(nvml: Nvml, handle: Any, profile: int, *, subject: str) -> tuple[Placement, ...]:
@@ -309,15 +309,15 @@ def find_missing(nvml: Nvml) -> NvmlError | None:
 
 
 def _read(ask: _Ask, count: int) -> Iterator[tuple[int, Any]]:
-    told = False
+    answered = False
     refused: dict[int, NvmlError] = {}
     for number, answer in _ask_all(ask, range(count), 2):
         if isinstance(answer, NvmlError):
             refused[number] = answer
         else:
-            told = True
+            answered = True
             yield number, answer
-    for number, answer in _ask_all(ask, tuple(refused) if told else range(count), 1):
+    for number, answer in _ask_all(ask, tuple(refused) if answered else range(count), 1):
         if isinstance(answer, NvmlError):
             refused.setdefault(number, answer)
         else:

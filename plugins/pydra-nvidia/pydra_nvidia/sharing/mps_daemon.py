@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 
 class MpsFailed(ClaimError):
-    """The daemon did not start, or does not do what it was told."""
+    """The daemon did not start, or does not do what it was asked."""
 
     reason = "MpsFailed"
 

@@ -149,7 +149,7 @@ def _resolve_limits(group: _Group, settings: Settings) -> tuple[Mapping[str, int
 
 
 def _check_daemons(groups: Iterable[_Group]) -> Iterator[str]:
-    """More than one MPS daemon for a claim, told where the second comes in."""
+    """More than one MPS daemon for a claim, reported where the second comes in."""
     before = ""
     for group in groups:
         if group.sharing.strategy != "MPS":

@@ -1,7 +1,7 @@
 """Fabric Manager of a machine whose GPUs end at NVSwitches, below `pydra_nvidia.nvfm`: libnvfm's functions.
 
 It offers the GPUs of each 1, 2, 4 ... neighbouring positions on the baseboard, as on HGX machines. In its restart mode
-it answers nothing until it is told which partitions are active, without the original's end after a minute.
+it answers nothing until it gets the list of active partitions, without the original's end after a minute.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ class FabricLibrary:
         return SUCCESS
 
     def _set_active(self, _handle: Any, reference: Any) -> int:
-        told = pointed(reference)
-        if told.version != ACTIVE_VERSION:
+        request = pointed(reference)
+        if request.version != ACTIVE_VERSION:
             return VERSION_MISMATCH
-        ids = list(told.partitionIds[: told.numPartitions])
+        ids = list(request.partitionIds[: request.numPartitions])
         with self._machine.change() as view:
             if view.state.fabric_phase == "normal":
                 return NOT_SUPPORTED

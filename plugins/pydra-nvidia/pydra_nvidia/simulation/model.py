@@ -92,7 +92,7 @@ class MigModel(_Table, frozen=True, kw_only=True):
     """How the GPU can be partitioned: `memory_slices` places, of which instances use `compute_slices` at most.
 
     `resetless`: the mode changes without a reset (Hopper and newer). `persistent`: it outlives a reboot (Ampere).
-    `tells_profiles_when_off`: profiles can be asked for with the mode off (not on Ampere).
+    `reports_profiles_when_off`: profiles can be asked for with the mode off (not on Ampere).
     """
 
     profiles: tuple[GpuProfile, ...]
@@ -101,7 +101,7 @@ class MigModel(_Table, frozen=True, kw_only=True):
     most_devices: Annotated[int, msgspec.Meta(ge=1, le=32)] = 7
     resetless: bool = True
     persistent: bool = False
-    tells_profiles_when_off: bool = True
+    reports_profiles_when_off: bool = True
 
     def profile(self, id_: int) -> GpuProfile | None:
         """By the hardware's id."""
@@ -161,7 +161,7 @@ class Model(_Table, frozen=True, kw_only=True):
     """A kind of GPU.
 
     `compute` is its CUDA capability, `power_limit` in watts, `addressing` NVML's mode (0 none, 1 HMM, 2 ATS; None: not
-    told). `memory_told` False: unified memory, which NVML does not
+    reported). `memory_reported` False: unified memory, which NVML does not
     count. `events` is the mask of supported event types, `fields` the values of further
     field ids. `unsupported` lists C symbols (`*` allowed) and `unsupported_fields` field ids that answer NOT_SUPPORTED
     whatever else is said.
@@ -174,7 +174,7 @@ class Model(_Table, frozen=True, kw_only=True):
     memory: Annotated[int, msgspec.Meta(ge=1)] = msgspec.field(name="memoryMiB")
     reserved: Natural = msgspec.field(name="reservedMiB", default=0)
     bar1: Natural = msgspec.field(name="bar1MiB", default=0)
-    memory_told: bool = True
+    memory_reported: bool = True
     pci: PciModel
     mig: MigModel | None = None
     nvlink: NvLinkModel | None = None

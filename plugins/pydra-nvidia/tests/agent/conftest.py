@@ -234,7 +234,7 @@ class Scene:
         return sorted(path for path in found if re.fullmatch(r"/dev/nvidia\d+", path))
 
     def errors(self, claim: str) -> list[str]:
-        """What the kubelet was told of it."""
+        """What the kubelet got for it."""
         calls = [step for step in self.steps if isinstance(step, Called)]
         return [one.error for one in calls if one.error and f"{NAMESPACE}/{claim}" in one.claims]
 

@@ -1,4 +1,4 @@
-"""Fabric Manager is restarted under claims: it is told what they have, and what it has lost is told."""
+"""Fabric Manager is restarted under claims: it gets the list of what they have, and what it has lost is reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def active(scene: Any) -> list[int]:
     return found
 
 
-async def test_a_restarted_fabric_manager_is_told_which_partitions_claims_have(stage: Stage, ask_for: Ask) -> None:
+async def test_a_restarted_fabric_manager_gets_the_list_of_partitions_that_claims_have(
+    stage: Stage, ask_for: Ask
+) -> None:
     async with stage(GPUS, scenario=shared(), vfio=True, fabric_partitions=True) as scene:
         await scene.run("pods", ask_for("gpu", count=2), constraints=PAIR)
         before = active(scene)
@@ -50,7 +52,9 @@ async def is_active(scene: Any, wanted: list[int]) -> bool:
     return active(scene) == wanted
 
 
-async def test_a_partition_that_a_restart_deactivated_is_told_until_the_claim_ends(stage: Stage, ask_for: Ask) -> None:
+async def test_a_partition_that_a_restart_deactivated_is_reported_until_the_claim_ends(
+    stage: Stage, ask_for: Ask
+) -> None:
     async with stage(GPUS, scenario=shared(), fabric_partitions=True) as scene:
         given = await scene.run("pods", ask_for("gpu", count=2), constraints=PAIR)
         scene.inject.restart_fabric_manager(cold=True)

@@ -1,4 +1,4 @@
-"""Hardware that refuses in mid-prepare: each claim is told the code and what to do, nothing is left, others go on."""
+"""Hardware that refuses in mid-prepare: each claim gets the code and what to do, nothing is left, others go on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ UNPRIVILEGED = {"driver": {"privileged": False}}
 FIRST = "device.attributes['gpu.nvidia.com'].parentUUID == '{}'"
 
 
-async def test_a_gpu_that_processes_use_is_told_with_them_and_had_when_they_end(stage: Stage, ask_for: Ask) -> None:
+async def test_a_gpu_that_processes_use_is_reported_with_them_and_prepared_when_they_end(
+    stage: Stage, ask_for: Ask
+) -> None:
     async with stage(TWO, dynamic_mig=True, rescan=1.0) as scene:
         scene.inject.start_process(0, pid=4711, name="/usr/bin/dcgm")
         first = FIRST.format(scene.uuid(0))
@@ -42,7 +44,7 @@ async def test_a_gpu_that_processes_use_is_told_with_them_and_had_when_they_end(
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceSetMigMode", "nvmlGpuInstanceCreateComputeInstance"])
-async def test_a_gpu_that_falls_off_the_bus_in_mid_prepare_is_told_and_costs_no_other(
+async def test_a_gpu_that_falls_off_the_bus_in_mid_prepare_is_reported_and_costs_no_other(
     stage: Stage, ask_for: Ask, call: str
 ) -> None:
     fault = {"op": call, "do": "lost", "device": 0, "count": 1}
@@ -64,7 +66,7 @@ async def test_a_gpu_that_falls_off_the_bus_in_mid_prepare_is_told_and_costs_no_
         await scene.undone()
 
 
-async def test_a_gpu_that_falls_off_the_bus_while_mps_is_set_up_is_told_and_costs_no_other(
+async def test_a_gpu_that_falls_off_the_bus_while_mps_is_set_up_is_reported_and_costs_no_other(
     stage: Stage, ask_for: Ask, configure: Ask
 ) -> None:
     fault = {"op": "nvmlDeviceSetComputeMode", "do": "lost", "device": 0, "count": 1}
@@ -82,7 +84,7 @@ async def test_a_gpu_that_falls_off_the_bus_while_mps_is_set_up_is_told_and_cost
         await scene.undone()
 
 
-async def test_a_code_of_nvml_that_nobody_expects_is_told_and_undone(stage: Stage, ask_for: Ask) -> None:
+async def test_a_code_of_nvml_that_nobody_expects_is_reported_and_undone(stage: Stage, ask_for: Ask) -> None:
     fault = {"op": "nvmlGpuInstanceCreateComputeInstance", "do": "raise", "code": "MEMORY", "count": 1}
     async with stage(TWO, scenario={"faults": [fault]}, dynamic_mig=True, rescan=1.0) as scene:
         await scene.ask("part", ask_for("mig", profile="1g.10gb"))
@@ -92,7 +94,7 @@ async def test_a_code_of_nvml_that_nobody_expects_is_told_and_undone(stage: Stag
         await scene.undone()
 
 
-async def test_a_function_that_the_driver_turns_out_to_lack_is_told_by_its_name(stage: Stage, ask_for: Ask) -> None:
+async def test_a_function_that_the_driver_turns_out_to_lack_is_reported_by_its_name(stage: Stage, ask_for: Ask) -> None:
     symbol = "nvmlGpuInstanceCreateComputeInstance"
     fault = {"op": symbol, "do": "raise", "code": "FUNCTION_NOT_FOUND"}
     async with stage(TWO, scenario={"faults": [fault]}, dynamic_mig=True, rescan=1.0) as scene:

@@ -1,4 +1,4 @@
-"""What users do wrong: each claim is told which field and what is allowed, nothing is left, and others go on."""
+"""What users do wrong: each claim gets the field and what is allowed, nothing is left, and others go on."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ WRONG_CONFIGS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-async def test_a_config_that_is_wrong_is_told_with_its_fields_and_nothing_is_done(
+async def test_a_config_that_is_wrong_is_reported_with_its_fields_and_nothing_is_done(
     stage: Stage, ask_for: Ask, configure: Ask
 ) -> None:
     async with stage(TWO, dynamic_mig=True) as scene:
@@ -105,7 +105,7 @@ async def test_a_config_that_is_wrong_is_told_with_its_fields_and_nothing_is_don
 OFF = {"time_slicing": False, "mps": False}
 
 
-async def test_a_claim_that_would_need_two_mps_daemons_is_told_before_anything_is_done(
+async def test_a_claim_that_would_need_two_mps_daemons_is_reported_before_anything_is_done(
     stage: Stage, ask_for: Ask, configure: Ask
 ) -> None:
     told = "needs a daemon of its own for .*; a claim has one MPS daemon at most"
@@ -133,7 +133,7 @@ async def test_a_claim_that_would_need_two_mps_daemons_is_told_before_anything_i
         pytest.param({"consumable_shares": 2}, "gpu", "MPS", "several claims have shares of one GPU", id="shares"),
     ],
 )
-async def test_what_the_admin_switched_off_is_told_with_the_setting(
+async def test_what_the_admin_switched_off_is_reported_with_the_setting(
     stage: Stage, ask_for: Ask, configure: Ask, settings: dict[str, Any], kind: str, sharing: str, told: str
 ) -> None:
     async with stage([H100], **settings) as scene:
@@ -143,7 +143,7 @@ async def test_what_the_admin_switched_off_is_told_with_the_setting(
         await scene.undone()
 
 
-async def test_a_profile_that_no_gpu_has_waits_and_one_that_it_lost_is_told(stage: Stage, ask_for: Ask) -> None:
+async def test_a_profile_that_no_gpu_has_waits_and_one_that_it_lost_is_reported(stage: Stage, ask_for: Ask) -> None:
     async with stage([H100], dynamic_mig=True, vfio=True) as scene:
         await scene.ask("never", ask_for("mig", profile="1g.5gb"))
         await scene.pending("never")
@@ -156,7 +156,7 @@ async def test_a_profile_that_no_gpu_has_waits_and_one_that_it_lost_is_told(stag
         await scene.undone()
 
 
-async def test_a_place_that_somebody_else_took_is_told_with_who_can_free_it_and_had_when_it_is_free(
+async def test_a_place_that_somebody_else_took_is_reported_with_who_can_free_it_and_prepared_when_it_is_free(
     stage: Stage, ask_for: Ask
 ) -> None:
     async with stage([H100], dynamic_mig=True, vfio=True) as scene:

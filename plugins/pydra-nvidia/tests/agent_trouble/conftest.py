@@ -233,7 +233,7 @@ class Scene:
         return [event["note"] for event in found.items if event["reason"] == reason]
 
     def errors(self, name: str) -> list[str]:
-        """What the kubelet was told of this claim."""
+        """What the kubelet got for this claim."""
         calls = [step for step in self.steps if isinstance(step, Called)]
         return [one.error for one in calls if one.error and any(name in claim for claim in one.claims)]
 
@@ -338,7 +338,7 @@ class _Served:
         scene = self._scene
         self._devices = self._devices or set(await scene.devices())
         shutil.rmtree(scene.path / "faults", ignore_errors=True)
-        # What the kubelet knows of health is the sum of what it was told.
+        # What the kubelet knows of health is the sum of what was reported to it.
         scene.steps[:] = [step for step in scene.steps if isinstance(step, HealthChanged)]
         yield scene, self._agent
         scene.fault()

@@ -1,4 +1,4 @@
-"""What happens to a GPU is told to everybody: as a taint, in the pod's status, in the metrics; and when it is over."""
+"""What happens to a GPU is reported as a taint, in the pod's status and in the metrics, and so is its end."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_what_applications_cause_only_informs_and_hides_nothing(serve: Ser
     ],
     ids=["ecc", "remap-pending", "remap-failed"],
 )
-async def test_memory_errors_are_told(
+async def test_memory_errors_are_reported(
     serve: Serve, counters: dict[str, int], taint: dict[str, tuple[str, str]], health: str
 ) -> None:
     async with serve(flags=SOON, environ=LONG) as (scene, _):
@@ -191,7 +191,7 @@ async def test_an_xid_in_a_partition_concerns_it_and_what_contains_it(make_scene
         await scene.wait_taints({name: {XID: ("79", "NoSchedule")} for name in names})
 
 
-async def test_a_partition_that_vanishes_under_a_pod_is_told_until_the_pod_is_gone(make_scene: MakeScene) -> None:
+async def test_a_partition_that_vanishes_under_a_pod_is_reported_until_the_pod_is_gone(make_scene: MakeScene) -> None:
     async with make_scene(settings={"dynamic_mig": True}) as scene, scene.agent(*SOON, environ=LONG):
         await scene.start("pod", "mig", profile="1g.10gb")
         await scene.wait_running("pod")
@@ -208,7 +208,9 @@ async def test_a_partition_that_vanishes_under_a_pod_is_told_until_the_pod_is_go
         await scene.wait_clean()
 
 
-async def test_a_partition_that_the_reset_of_its_lost_gpu_removed_is_told_by_an_event(make_scene: MakeScene) -> None:
+async def test_a_partition_that_the_reset_of_its_lost_gpu_removed_is_reported_by_an_event(
+    make_scene: MakeScene,
+) -> None:
     async with make_scene(settings={"dynamic_mig": True}) as scene, scene.agent(*SOON, environ=SHORT):
         await scene.start("pod", "mig", profile="1g.10gb")
         await scene.wait_running("pod")

@@ -162,7 +162,7 @@ async def test_a_partition_that_somebody_makes_where_a_killed_agent_was_about_to
             assert [one.uuid for part in scene.gpus()[0].instances for one in part.compute] == [theirs]
 
 
-async def test_a_reboot_leaves_nothing_to_undo_and_what_was_begun_is_prepared_anew(make_scene: MakeScene) -> None:
+async def test_a_reboot_leaves_nothing_to_undo_and_what_was_begun_is_prepared_again(make_scene: MakeScene) -> None:
     group = {"model": "h100-80gb", "count": 5}
     async with make_scene(group, settings={"dynamic_mig": True, "vfio": True}) as scene:
         reaper = Reaper(scene)

@@ -183,7 +183,7 @@ async def test_folders_that_changed_a_moment_ago_are_looked_at_again(machine: An
     assert f"{LIB}/libnvidia-new.so.{V}" in {mount.container_path for mount in mounts}
 
 
-async def test_another_driver_is_looked_for_anew(machine: Any) -> None:
+async def test_the_files_of_another_driver_are_searched_for_again(machine: Any) -> None:
     seen, maker = reading(), DeviceEdits(machine.tree, Settings())
     settle(machine)
     edits_of(maker, target("gpu-0", seen), seen)

@@ -148,7 +148,7 @@ def test_an_installation_is_found_where_its_installer_put_it(
 ) -> None:
     install(node)
     assert mounted(find(node)) == expected
-    assert find(node, "") == find(node), "the version can be told from the libraries"
+    assert find(node, "") == find(node), "the version follows from the libraries"
 
 
 def test_libraries_have_the_names_that_lead_to_them(node: Any) -> None:
@@ -222,7 +222,7 @@ def test_everything_else_is_found_only_if_present(node: Any) -> None:
     [
         pytest.param("/lib/firmware/updates", {}, id="updates"),
         pytest.param("/lib/firmware/6.8.0-45-generic", {"kernel": "6.8.0-45-generic"}, id="of the kernel's release"),
-        pytest.param("/fw", {"firmware": "/fw"}, id="in the folder that the kernel was told"),
+        pytest.param("/fw", {"firmware": "/fw"}, id="in the folder of the kernel's parameter"),
         pytest.param("/fw", {"firmware": f"{CONTAINER}/fw"}, id="in that folder, as the host sees it"),
     ],
 )

@@ -68,7 +68,9 @@ def test_a_gpu_that_there_is_not_is_refused_and_nothing_forgotten(
     assert len(memory.incidents) == 2
 
 
-def test_a_memory_that_cannot_be_read_is_told_and_kept(command: Run, machine: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_memory_that_cannot_be_read_is_reported_and_kept(
+    command: Run, machine: tuple[str, ...], tmp_path: Path
+) -> None:
     path = tmp_path / "m" / "run" / FILE
     path.parent.mkdir(parents=True)
     path.write_text("[1")

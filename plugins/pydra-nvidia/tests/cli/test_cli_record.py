@@ -77,7 +77,9 @@ def test_names_differ_from_recording_to_recording_unless_the_salt_is_given(comma
     assert not set(_uuids(salted[0])) & set(first)
 
 
-def test_a_file_that_cannot_be_written_is_told_in_one_line(command: Run, tmp_path: Path, pair: tuple[str, ...]) -> None:
+def test_a_file_that_cannot_be_written_is_reported_in_one_line(
+    command: Run, tmp_path: Path, pair: tuple[str, ...]
+) -> None:
     ran = command("record", *pair, "--output", str(tmp_path / "none" / "file.json"))
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "No such file or directory" in ran.stderr
@@ -97,7 +99,7 @@ def test_a_node_without_gpus_is_a_machine_without_gpus(command: Run, bare_root: 
     assert json.loads(ran.stdout)["reading"]["gpus"] == []
 
 
-def test_nvml_that_does_not_answer_is_told_in_one_line(command: Run, tmp_path: Path) -> None:
+def test_nvml_that_does_not_answer_is_reported_in_one_line(command: Run, tmp_path: Path) -> None:
     fault = {"op": "nvmlInitWithFlags", "do": "raise", "code": "LIB_RM_VERSION_MISMATCH"}
     ran = command("record", *write(tmp_path, gpus=[{"model": "t4"}], faults=[fault]))
     assert (ran.returncode, ran.stdout) == (1, "")

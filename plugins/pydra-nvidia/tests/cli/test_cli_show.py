@@ -36,7 +36,7 @@ def test_a_machine_is_shown_with_gpus_partitions_links_and_driver(process: Run, 
     assert str(tmp_path / "m" / "tree" / "usr/bin/nvidia-cdi-hook") in ran.stdout
 
 
-def test_the_reading_is_told_as_json(command: Run, tmp_path: Path) -> None:
+def test_the_reading_is_reported_as_json(command: Run, tmp_path: Path) -> None:
     ran = command("show", "--json", SCENARIO="t4", STATE=str(tmp_path / "m"))
     assert ran.returncode == 0
     reading = msgspec.convert(json.loads(ran.stdout), Reading)
@@ -83,7 +83,7 @@ def test_wrong_variables_are_refused_all_at_once(command: Run) -> None:
     assert all(line.startswith("pydra-nvidia: PYDRA_NVIDIA_") for line in ran.stderr.splitlines())
 
 
-def test_a_wrong_scenario_is_told_in_one_line(command: Run, tmp_path: Path) -> None:
+def test_a_wrong_scenario_is_reported_in_one_line(command: Run, tmp_path: Path) -> None:
     ran = command("show", "--scenario", "hgx-h300", "--state", str(tmp_path / "m"))
     assert ran.returncode == 1
     assert ran.stderr.startswith("pydra-nvidia: scenario hgx-h300: no such scenario")
@@ -136,7 +136,7 @@ def look(reading: Reading, **more: object) -> list[str]:
     return list(describe(msgspec.structs.replace(whole, **more)))
 
 
-def test_what_is_not_told_is_a_dash_and_what_is_pending_is_said() -> None:
+def test_what_is_not_reported_is_a_dash_and_what_is_pending_is_said() -> None:
     row = next(line for line in look(Reading(gpus=(GPU,))) if line.startswith("gpu-7"))
     assert re.split(r"\s{2,}", row)[3:] == [
         "0000:01:00.0",
@@ -178,7 +178,7 @@ def test_functions_of_other_drivers_are_listed_apart() -> None:
     ]
 
 
-def test_lost_gpus_and_advice_are_told() -> None:
+def test_lost_gpus_and_advice_are_reported() -> None:
     lost = LostGpu(index=2, code=15, message="it has fallen off the bus", pci="0000:53:00.0")
     driver = Driver(version="580.1", cuda=0)
     lines = look(

@@ -127,7 +127,7 @@ async def test_gpus_that_are_all_passed_through_are_in_no_fabric(tmp_path: Path)
         assert await node.health() == Health()
 
 
-async def test_a_driver_that_is_not_loaded_yet_is_told(tmp_path: Path) -> None:
+async def test_a_driver_that_is_not_loaded_yet_is_reported(tmp_path: Path) -> None:
     async with machine(tmp_path, "driver: {state: unloaded}\n" + gpus({})) as node:
         with pytest.raises(PydraError, match="kernel driver is not loaded"):
             await node.backend.discover()
@@ -158,7 +158,7 @@ async def test_a_fabric_that_is_not_ready_makes_the_devices_unhealthy_until_it_i
         assert await node.health() == Health()
 
 
-async def test_a_driver_that_is_too_old_for_daemons_is_told(tmp_path: Path) -> None:
+async def test_a_driver_that_is_too_old_for_daemons_is_reported(tmp_path: Path) -> None:
     async with machine(tmp_path, gpus({})) as node:
         await node.backend.discover()
         (tmp_path / "state/tree/proc/driver/nvidia/capabilities/fabric-imex-mgmt").unlink()
@@ -167,7 +167,7 @@ async def test_a_driver_that_is_too_old_for_daemons_is_told(tmp_path: Path) -> N
         assert "fabric-imex-mgmt" in health.message
 
 
-async def test_a_driver_whose_imex_knows_no_names_is_told(tmp_path: Path) -> None:
+async def test_a_driver_whose_imex_knows_no_names_is_reported(tmp_path: Path) -> None:
     async with machine(tmp_path, "driver: {version: 570.124.06}\n" + gpus({})) as node:
         assert "the NVIDIA driver is 570.124.06" in (await node.health()).message
         node.becomes("driver: {version: 570.158.01}\n" + gpus({}))

@@ -174,7 +174,7 @@ def holder(scene: Scene) -> str:
 
 
 @pytest.mark.parametrize("status", [403, 429, 500])
-async def test_what_the_api_server_refuses_is_told_on_the_domain_and_holds_nothing_else_up(
+async def test_what_the_api_server_refuses_is_reported_on_the_domain_and_holds_nothing_else_up(
     scene: Scene, status: int
 ) -> None:
     scene.server.faults.add(Fault(verb="create", resource="resourceclaimtemplates", times=None, status=status))
@@ -219,7 +219,7 @@ def notes(scene: Scene, reason: str = "RequestFailed") -> Sequence[str]:
     return [one["note"] for one in scene.server.api.list(kinds.NEW_EVENTS).items if one["reason"] == reason]
 
 
-async def test_the_owner_of_a_claim_for_a_domain_that_does_not_exist_is_told(scene: Scene) -> None:
+async def test_the_owner_of_a_claim_for_a_domain_that_does_not_exist_gets_an_event(scene: Scene) -> None:
     scene.cluster.start_pod("lost", "0f4a1c5e", "a")
     async with scene.controller("--leader-election=false"):
         await scene.until(lambda: bool(notes(scene, "ComputeDomainUnknown")))

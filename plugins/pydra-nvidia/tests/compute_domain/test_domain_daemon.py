@@ -211,7 +211,7 @@ async def test_imex_reads_its_keys_again_when_the_secret_has_changed(scene: Scen
         await scene.until(lambda: node.imex()["reloads"] == 1)
 
 
-async def test_an_imex_that_dies_is_started_again_and_the_reason_is_told(scene: Scene) -> None:
+async def test_an_imex_that_dies_is_started_again_and_the_reason_is_reported(scene: Scene) -> None:
     node = scene.add_node("a")
     scene.enter("a")
     async with node.run():
@@ -225,7 +225,7 @@ async def test_an_imex_that_dies_is_started_again_and_the_reason_is_told(scene: 
         assert node.imex()["pid"] != first
 
 
-async def test_what_imex_says_is_told_and_a_query_that_hangs_too(scene: Scene) -> None:
+async def test_what_imex_says_is_reported_and_a_query_that_hangs_too(scene: Scene) -> None:
     node = scene.add_node("a")
     scene.enter("a")
     node.behave(state="WAITING_FOR_RECOVERY")
@@ -237,7 +237,7 @@ async def test_what_imex_says_is_told_and_a_query_that_hangs_too(scene: Scene) -
         await scene.until(node.is_ready)
 
 
-async def test_a_peer_with_another_driver_version_is_told_and_the_node_stays_ready(scene: Scene) -> None:
+async def test_a_peer_with_another_driver_version_is_reported_and_the_node_stays_ready(scene: Scene) -> None:
     node = scene.add_node("a")
     scene.enter("a", "b")
     node.behave(versions={"1": "575.1"})

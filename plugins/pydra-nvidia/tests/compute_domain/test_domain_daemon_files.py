@@ -19,7 +19,7 @@ from pydra_nvidia.compute_domain.daemon.configuration import (
     render_nodes,
 )
 from pydra_nvidia.compute_domain.daemon.readiness import find_problems, judge
-from pydra_nvidia.compute_domain.daemon.reloads import SPACING, Told, plan_reload
+from pydra_nvidia.compute_domain.daemon.reloads import SPACING, Loaded, plan_reload
 from pydra_nvidia.compute_domain.daemon.settings import parse_settings
 from pydra_nvidia.compute_domain.imex_daemons import TEMPLATE
 
@@ -91,19 +91,19 @@ EIGHTHS = st.integers(0, 160).map(lambda count: count / 8)
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), EIGHTHS), max_size=8))
 def test_after_every_change_a_signal_comes_and_none_within_imexs_window(changes: list[tuple[str, float]]) -> None:
-    now, told, peers = 0.0, Told(peers=((0, "a"),), at=0.0), ((0, "a"),)
+    now, loaded, peers = 0.0, Loaded(peers=((0, "a"),), at=0.0), ((0, "a"),)
     sent = [0.0]
     events = [*changes, ("", 100.0)]
     for address, pause in events:
         if address:
             peers = ((0, address),)
         end = now + pause
-        while (due := plan_reload(told, peers, now)) is not None and now + due <= end:
+        while (due := plan_reload(loaded, peers, now)) is not None and now + due <= end:
             now += due
-            told = Told(peers=peers, at=now)
+            loaded = Loaded(peers=peers, at=now)
             sent.append(now)
         now = end
-    assert told.peers == peers
+    assert loaded.peers == peers
     assert all(later - earlier >= SPACING for earlier, later in pairwise(sent))
 
 

@@ -129,7 +129,7 @@ def test_the_status_says_which_node_waits_for_what() -> None:
         ({"phase": "Pending"}, "is not ready yet"),
     ],
 )
-def test_a_daemon_that_does_not_start_is_told_with_the_reason(status: dict[str, Any], said: str) -> None:
+def test_a_daemon_that_does_not_start_is_reported_with_the_reason(status: dict[str, Any], said: str) -> None:
     cluster = Cluster(NODES_OF_RACK)
     cluster.start_pod("pod", cluster.create_domain("cd"), "a")
     cluster.settle()
@@ -139,7 +139,7 @@ def test_a_daemon_that_does_not_start_is_told_with_the_reason(status: dict[str, 
     assert said in cluster.condition("cd")[1]
 
 
-def test_a_node_without_an_agent_is_told() -> None:
+def test_a_node_without_an_agent_is_reported() -> None:
     cluster = Cluster(NODES_OF_RACK)
     uid = cluster.create_domain("cd")
     cluster.delete(RESOURCE_SLICES, "a")
@@ -148,7 +148,7 @@ def test_a_node_without_an_agent_is_told() -> None:
     assert "a: its slice of compute-domain.nvidia.com, which tells its clique, does not" in cluster.condition("cd")[1]
 
 
-def test_a_domain_whose_status_was_written_is_told_from_one_that_was_changed() -> None:
+def test_a_domain_whose_status_was_written_is_distinguished_from_one_that_was_changed() -> None:
     """Each failure writes the status: if that woke the controller, it would repeat what fails without a pause."""
     metadata = {"name": "cd", "resourceVersion": "1", "managedFields": [], "finalizers": [FINALIZER]}
     before = {"metadata": metadata, "spec": {"numNodes": 1}}
@@ -220,7 +220,7 @@ def test_a_domain_that_no_pod_uses_any_more_names_no_nodes() -> None:
     assert "nodes" not in cluster.domain("cd")["status"]
 
 
-def test_more_nodes_than_a_clique_may_have_are_told_and_leave_the_others_alone() -> None:
+def test_more_nodes_than_a_clique_may_have_are_reported_and_leave_the_others_alone() -> None:
     cluster, _ = start("a", "b", "c", "d")
     assert [entry[1:] for entry in cluster.indexes()] == [("a", 0), ("b", 1), ("c", 2)]
     reason, message = cluster.condition("cd")
@@ -228,7 +228,7 @@ def test_more_nodes_than_a_clique_may_have_are_told_and_leave_the_others_alone()
     assert f"3 of 4 nodes are ready; d: its clique {RACK} has 3 other nodes" in message
 
 
-def test_a_clique_that_changes_under_a_daemon_is_told_and_the_entry_stays() -> None:
+def test_a_clique_that_changes_under_a_daemon_is_reported_and_the_entry_stays() -> None:
     cluster, _ = start("a")
     [found] = cluster.snapshot()[NODES]
     devices = [{"name": "channel-0", "attributes": {"cliqueID": {"string": "other.7"}}}]
@@ -239,7 +239,7 @@ def test_a_clique_that_changes_under_a_daemon_is_told_and_the_entry_stays() -> N
     assert node["message"].startswith("the daemon was started for this clique, and the node is in other.7 now")
 
 
-def test_a_template_of_somebody_else_is_told_and_left_alone() -> None:
+def test_a_template_of_somebody_else_is_reported_and_left_alone() -> None:
     cluster = Cluster({})
     devices = {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]}
     theirs = {"metadata": {"name": "cd"}, "spec": {"spec": {"devices": devices}}}
@@ -254,7 +254,7 @@ def test_a_template_of_somebody_else_is_told_and_left_alone() -> None:
     assert cluster.list(COMPUTE_DOMAINS) == ()
 
 
-def test_a_domain_without_a_spec_is_told_so_and_costs_the_others_nothing() -> None:
+def test_a_domain_without_a_spec_has_a_condition_that_says_so_and_costs_the_others_nothing() -> None:
     cluster, _ = start("a")
     kind = next(one for one in cluster.api.kinds if one.kind == COMPUTE_DOMAINS.kind)
     cluster.api.create(kind, {"metadata": {"name": "bare"}}, namespace="default")
@@ -281,7 +281,7 @@ def test_a_deletion_that_the_finalizer_of_another_holds_up_says_whose() -> None:
     assert cluster.list(COMPUTE_DOMAINS) == ()
 
 
-def test_an_object_that_is_deleted_and_that_another_holds_is_told_and_then_made_again() -> None:
+def test_an_object_that_is_deleted_and_that_another_holds_is_reported_and_then_made_again() -> None:
     cluster, uid = start("a")
     cluster.patch(RESOURCE_CLAIM_TEMPLATES, "cd", {"metadata": {"finalizers": [FINALIZER, "example.com/a"]}}, "default")
     cluster.delete(RESOURCE_CLAIM_TEMPLATES, "cd", "default")
@@ -338,7 +338,7 @@ def test_peers_that_a_ready_daemon_misses_are_a_condition_of_the_domain_until_th
     ]
 
 
-def test_a_claim_of_another_namespace_brings_no_label_and_is_told_so() -> None:
+def test_a_claim_of_another_namespace_brings_no_label_and_gets_an_event() -> None:
     cluster, uid = start("a")
     cluster.start_pod("intruder", uid, "b", namespace="other")
     cluster.settle()

@@ -240,7 +240,7 @@ def hold(*steps: ActivateFabric, left_over: bool = False, unread: bool = False) 
     return Entry(uid="u", name="default/u", begun=steps, completed=True, left_over=left_over, unread=unread)
 
 
-async def test_a_restarted_fabric_manager_is_told_of_the_claims_before_anything_else(tmp_path: Path) -> None:
+async def test_a_restarted_fabric_manager_gets_the_partitions_of_claims_before_anything_else(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     pair, other, ended, own = (machine.step(at, at + 1) for at in (1, 3, 5, 7))
     for step in (pair, other, ended):
@@ -269,7 +269,7 @@ async def test_of_claims_that_have_ended_nothing_is_kept(tmp_path: Path) -> None
     assert machine.partitions._ended == {("w", step.key)}, "its record may still be there"
 
 
-async def test_a_fabric_manager_that_others_told_something_else_is_told_again(
+async def test_a_fabric_manager_with_another_list_gets_the_list_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = Machine(tmp_path)
@@ -285,7 +285,7 @@ async def test_a_fabric_manager_that_others_told_something_else_is_told_again(
     assert caplog.text.count("has lost partitions that claims have") == 1, "not once for each call"
 
 
-async def test_fabric_manager_is_told_nothing_while_a_record_cannot_be_read(tmp_path: Path) -> None:
+async def test_fabric_manager_gets_no_list_while_a_record_cannot_be_read(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     step = machine.step(1, 2)
     machine.held = (hold(step), hold(unread=True))
@@ -297,18 +297,18 @@ async def test_fabric_manager_is_told_nothing_while_a_record_cannot_be_read(tmp_
     assert machine.machine.read().state.fabric_phase == "waiting"
 
 
-async def test_a_list_of_active_partitions_that_is_refused_is_told(
+async def test_a_list_of_active_partitions_that_is_refused_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = Machine(tmp_path)
     machine.held = (hold(replace(machine.step(1, 2), partition=60)),)
     machine.inject.restart_fabric_manager()
-    with pytest.raises(FabricManagerError, match="waits to be told which partitions are active"):
+    with pytest.raises(FabricManagerError, match="waits for the list of active partitions"):
         machine.partitions.list_groups()
     assert "does not take the active partitions [60]: fmSetActivatedFabricPartitions failed" in caplog.text
 
 
-async def test_an_id_that_names_other_gpus_by_now_is_neither_told_nor_deactivated(tmp_path: Path) -> None:
+async def test_an_id_that_names_other_gpus_by_now_is_neither_listed_nor_deactivated(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     pair = machine.step(1, 2)
     machine.held = (hold(pair),)

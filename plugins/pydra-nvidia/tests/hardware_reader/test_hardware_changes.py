@@ -206,7 +206,7 @@ async def test_where_links_end_is_still_known_while_they_rest_in_mig_mode(node: 
     assert (gpu.links.total, gpu.links.up, gpu.links.switched) == (18, 0, True)
 
 
-async def test_links_that_go_down_and_what_is_wrong_are_read_anew(node: Open) -> None:
+async def test_links_that_go_down_and_what_is_wrong_are_read_again(node: Open) -> None:
     machine = node(ONE)
     await machine.hardware.read()
     machine.inject.links_down(0, [3, 4])

@@ -68,7 +68,7 @@ async def test_whatever_cannot_be_asked_of_one_gpu_it_is_published_or_named_and_
     [(WHOLE, ["gpu-0"]), (PARTITIONED, ["gpu-0-mig-1g10gb-19-2", "gpu-0-mig-3g40gb-9-4"])],
     ids=["whole", "partitioned"],
 )
-async def test_a_gpu_whose_mode_is_not_told_is_used_as_it_is_known_to_be(
+async def test_a_gpu_whose_mode_is_not_reported_is_used_as_it_is_known_to_be(
     node: Open, group: str, names: list[str]
 ) -> None:
     machine = node(scenario(group, fault("nvmlDeviceGetMigMode")))
@@ -82,9 +82,7 @@ async def test_a_gpu_whose_mode_is_not_told_is_used_as_it_is_known_to_be(
     [("nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount"), ("nvmlDeviceGetGpuInstances",)],
     ids=["its mode", "its partitions"],
 )
-async def test_a_gpu_of_which_it_is_not_told_how_it_is_partitioned_gets_no_pods(
-    node: Open, ops: tuple[str, ...]
-) -> None:
+async def test_a_gpu_whose_partitioning_is_not_reported_gets_no_pods(node: Open, ops: tuple[str, ...]) -> None:
     machine = node(scenario(PARTITIONED, *map(fault, ops)))
     (device,) = of_gpu(0, published(machine, await machine.hardware.read())).values()
     assert (device.name, device.health.status.value) == ("gpu-0", "Unhealthy")
@@ -92,10 +90,10 @@ async def test_a_gpu_of_which_it_is_not_told_how_it_is_partitioned_gets_no_pods(
     assert device.health.message.startswith(f"it cannot be read how the GPU is partitioned: {ops[0]} for GPU-")
 
 
-async def test_partitions_of_profiles_that_are_not_told_are_named_and_the_others_are_published(node: Open) -> None:
+async def test_partitions_of_profiles_that_are_not_reported_are_named_and_the_others_are_published(node: Open) -> None:
     later = fault("nvmlDeviceGetGpuInstanceProfileInfo*", after=2)
     machine = node(scenario(PARTITIONED, later))
-    for _ in range(2):  # the first two profiles were told to the first attempt only
+    for _ in range(2):  # only the first attempt got the first two profiles
         found = published(machine, await machine.hardware.read())
         assert of_gpu(0, found) == {}
         (text,) = found.unreadable

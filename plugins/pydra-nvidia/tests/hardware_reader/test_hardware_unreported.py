@@ -1,4 +1,4 @@
-"""Places of partitions that NVML does not tell, as to others than root: the GPU stays, with what exists on it."""
+"""Places of partitions that NVML does not report, as to others than root: the GPU stays, with what exists on it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_a_gpu_stays_with_its_partitions_and_others_are_not_offered(
     assert f"failed with NVML_ERROR_{code}" in said
 
 
-async def test_places_that_are_told_later_are_offered_then(node: Open, tmp_path: Path) -> None:
+async def test_places_that_are_reported_later_are_offered_then(node: Open, tmp_path: Path) -> None:
     machine = machine_of(node, "INVALID_ARGUMENT", dynamic=True)
     assert len(published(machine, await machine.hardware.read())) == 2
     scenario = tmp_path / "scenario.yaml"

@@ -77,7 +77,7 @@ def test_a_fabric_of_one_node_is_none(boards: Any, cluster: str) -> None:
     [
         pytest.param([(0, 1), (2, 3)], [0, 0, 2, 2], [1, 1, 1, 1], id="two bridged pairs"),
         pytest.param([(0, 1), (1, 2), (2, 3)], [0, 0, 0, 0], [1, 2, 2, 1], id="a chain"),
-        pytest.param([(2, 3), (0, 3), (0, 1)], [0, 0, 0, 0], [2, 1, 1, 2], id="a chain, told in another order"),
+        pytest.param([(2, 3), (0, 3), (0, 1)], [0, 0, 0, 0], [2, 1, 1, 2], id="a chain, listed in another order"),
         pytest.param([(1, 3)], [None, 1, None, 1], [0, 1, 0, 1], id="one pair"),
         pytest.param([], [None] * 4, [0] * 4, id="no bridge"),
     ],
@@ -106,7 +106,7 @@ def test_partitioning_a_gpu_changes_no_ones_attributes(boards: Any) -> None:
     assert not any(name.startswith(("nvlink", "fabric")) for device in partitions for name in device.attributes)
 
 
-def test_where_the_links_of_a_gpu_in_mig_mode_end_is_told_by_the_others(boards: Any) -> None:
+def test_where_the_links_of_a_gpu_in_mig_mode_end_is_known_from_the_others(boards: Any) -> None:
     links = NvLinks(total=18, up=18, switched=True)
     switched = [boards.gpu(minor=minor, links=links) for minor in range(3)]
     unknown = boards.gpu(minor=3, mig=True, links=NvLinks(total=18, up=0))

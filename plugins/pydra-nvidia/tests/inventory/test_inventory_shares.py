@@ -57,7 +57,7 @@ def test_memory_that_is_no_whole_number_of_steps_is_rounded_down(boards: Any) ->
     [(Shares.MEMORY, False, set()), (Shares.UNLIMITED, True, set()), (8, True, {"shares"})],
     ids=["memory", "unlimited", "a number"],
 )
-def test_a_gpu_whose_memory_is_not_told_is_shared_by_number_or_freely(
+def test_a_gpu_whose_memory_is_not_reported_is_shared_by_number_or_freely(
     boards: Any, how: Shares | int, shared: bool, capacities: set[str]
 ) -> None:
     (device,) = boards.inventory(boards.reading(boards.gpu("T4", memory=None)), consumable_shares=how).devices

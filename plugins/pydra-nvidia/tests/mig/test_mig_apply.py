@@ -129,7 +129,7 @@ async def test_a_place_that_was_taken_meanwhile_is_refused_with_whose_it_is(node
     assert set(one.agent.records) == {"other"}
 
 
-async def test_a_gpu_without_engines_or_slices_for_it_is_told_apart(node: MakeNode) -> None:
+async def test_a_gpu_without_engines_or_slices_for_it_has_an_error_of_its_own(node: MakeNode) -> None:
     one = node(h100(instances=[{"profile": "1g.10gb+me", "start": 0}]))
     with pytest.raises(NoRoom, match=r"the place is free, but .* it has 1g\.10gb\+me"):
         await one.prepare(one.create("1g.10gb+me", 1))
@@ -165,7 +165,7 @@ async def test_what_was_divided_is_not_destroyed_although_a_part_has_the_remembe
     assert one.instances() == before
 
 
-async def test_a_partition_of_the_same_ids_has_the_same_uuid_whoever_made_it(node: MakeNode) -> None:
+async def test_partitions_of_the_same_ids_have_the_same_uuid(node: MakeNode) -> None:
     one = node(h100())
     await one.prepare(one.create("2g", 0))
     (ours,) = one.instances()
@@ -182,7 +182,7 @@ async def test_what_appeared_between_the_plan_and_its_step_is_neither_adopted_no
     assert one.agent.records == {}
 
 
-async def test_a_partition_in_use_is_kept_and_told_and_destroyed_by_the_next_call(node: MakeNode) -> None:
+async def test_a_partition_in_use_is_kept_and_reported_and_destroyed_by_the_next_call(node: MakeNode) -> None:
     one = node(H100)
     await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("3g", 0))
     one.inject.start_process(0, pid=4711, name="/usr/bin/train", gi=one.instances()[0].id, ci=0)
@@ -395,7 +395,7 @@ async def test_what_a_driver_denies_for_a_moment_is_not_left_without_a_record(
 
 @pytest.mark.parametrize("op", ["nvmlComputeInstanceDestroy", "nvmlGpuInstanceGetComputeInstanceById"])
 @pytest.mark.parametrize("code", ABSENT)
-async def test_a_compute_instance_that_the_driver_keeps_is_told_with_what_the_driver_said_of_it(
+async def test_a_compute_instance_that_the_driver_keeps_is_reported_with_what_the_driver_said_of_it(
     node: MakeNode, op: str, code: str
 ) -> None:
     one = node(h100())
@@ -409,7 +409,7 @@ async def test_a_compute_instance_that_the_driver_keeps_is_told_with_what_the_dr
     assert one.instances() == ()
 
 
-async def test_an_old_driver_without_the_symbol_is_told(node: MakeNode) -> None:
+async def test_an_old_driver_without_the_symbol_is_reported(node: MakeNode) -> None:
     one = node(h100(), missing=["nvmlDeviceCreateGpuInstanceWithPlacement"])
     with pytest.raises(NvmlError, match=r"FUNCTION_NOT_FOUND.*too old"):
         await one.prepare(one.create("3g", 4))

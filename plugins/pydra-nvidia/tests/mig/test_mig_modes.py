@@ -145,7 +145,7 @@ class LaterGpu:
 
 
 @pytest.mark.parametrize("current", [0, 1], ids=["on", "off"])
-async def test_a_mode_that_only_becomes_pending_is_told_and_forgotten(tmp_path: Path, current: int) -> None:
+async def test_a_mode_that_only_becomes_pending_is_reported_and_restored(tmp_path: Path, current: int) -> None:
     gpu = LaterGpu(current)
     session = NvmlSession(lambda: cast("Any", gpu))
     claim = build_claim("one")

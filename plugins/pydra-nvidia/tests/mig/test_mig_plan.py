@@ -28,7 +28,7 @@ def make_gpu(model: str = "h100-80gb", *, on: bool = True, minor: int = 0, virtu
     """A GPU of the model without partitions; one that needs a reset tells no profiles with the mode off."""
     kind = find_kind(model).mig
     assert kind is not None
-    offered = find_profiles(model) if on or kind.tells_profiles_when_off else ()
+    offered = find_profiles(model) if on or kind.reports_profiles_when_off else ()
     mig = Mig(enabled=on, pending=on, resetless=kind.resetless, profiles=offered)
     return gpu_of(minor, str(minor), f"0000:0{minor}:00.0", model=model, virtualization=virtualization, mig=mig)
 

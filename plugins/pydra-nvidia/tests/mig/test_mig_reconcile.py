@@ -55,7 +55,7 @@ async def test_a_node_in_order_has_nothing_to_report(node: MakeNode) -> None:
 @pytest.mark.parametrize(
     "settings", [STATIC, ADOPT, Settings(orphans=Orphans.REMOVE)], ids=["static", "adopt", "remove without dynamic"]
 )
-async def test_partitions_that_nobody_claims_are_left_and_told(node: MakeNode, settings: Settings) -> None:
+async def test_partitions_that_nobody_claims_are_left_and_logged(node: MakeNode, settings: Settings) -> None:
     one = node(h100(WHOLE, HALF))
     before = one.instances()
     whole, half = await clean(one, settings)
@@ -127,14 +127,14 @@ async def test_a_static_node_keeps_its_mode(node: MakeNode) -> None:
     assert one.mode()
 
 
-async def test_a_mode_that_cannot_be_left_is_told_and_no_failure(node: MakeNode) -> None:
+async def test_a_mode_that_cannot_be_left_is_reported_and_no_failure(node: MakeNode) -> None:
     one = node(h100())
     one.inject.start_process(0, pid=7, name="dcgm")
     (line,) = await clean(one, ADOPT)
     assert "could not leave MIG mode" in line
 
 
-async def test_a_partition_that_vanished_is_told_and_forgotten_when_its_claim_ends(
+async def test_a_partition_that_vanished_is_reported_and_forgotten_when_its_claim_ends(
     node: MakeNode,
 ) -> None:
     one = node({"model": "h100-80gb"})

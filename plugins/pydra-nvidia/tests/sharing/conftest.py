@@ -248,7 +248,7 @@ class Bench:
         return [json.loads(line)["argv"] for line in log.read_text().splitlines()] if log.exists() else []
 
     def log_of(self, daemon: str) -> list[str]:
-        """What the daemon was told, but for questions."""
+        """The commands that the daemon got, but for questions."""
         lines = (self.path / "s/mps" / daemon / "log/control.log").read_text().splitlines()
         return [line.removeprefix("Cmd:") for line in lines if line.startswith("Cmd:") and "get_" not in line]
 

@@ -91,7 +91,7 @@ def test_shares_go_together_when_their_configs_agree(kit: Any, reading: Any, min
         ),
     ],
 )
-def test_shares_with_other_configs_are_told_what_differs(
+def test_shares_with_other_configs_are_refused_with_what_differs(
     kit: Any, reading: Any, mine: Any, theirs: Any, words: str
 ) -> None:
     one = kit.give(OTHER, *([mine] if mine else []), share="s1")

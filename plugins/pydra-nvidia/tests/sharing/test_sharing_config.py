@@ -177,7 +177,7 @@ def test_what_the_vendor_refuses_is_refused_with_what_is_allowed(
 
 
 @pytest.mark.parametrize("kind", ["GpuConfig", "MigDeviceConfig"])
-def test_everything_that_is_wrong_with_limits_is_told_at_once(kind: str) -> None:
+def test_everything_that_is_wrong_with_limits_is_reported_at_once(kind: str) -> None:
     (problem,) = problems_of(
         kind,
         sharing=mps(
@@ -199,7 +199,7 @@ def test_everything_that_is_wrong_with_limits_is_told_at_once(kind: str) -> None
     ]
 
 
-def test_a_strategy_with_the_others_config_is_told_with_what_is_wrong_in_that_config() -> None:
+def test_a_strategy_with_the_others_config_is_reported_with_what_is_wrong_in_that_config() -> None:
     (problem,) = problems_of(
         "GpuConfig", sharing={"strategy": "TimeSlicing", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "1"}}
     )
@@ -207,7 +207,7 @@ def test_a_strategy_with_the_others_config_is_told_with_what_is_wrong_in_that_co
     assert "at least 1Mi" in problem
 
 
-def test_an_unknown_kind_is_told_the_known_ones() -> None:
+def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
     assert problems_of("GPUConfig") == (
         f'$.kind: found "GPUConfig" (did you mean "{GROUP}/GpuConfig"?), allowed (apiVersion/kind): {GROUP}/GpuConfig,'
         f" {GROUP}/MigDeviceConfig, {GROUP}/VfioDeviceConfig",

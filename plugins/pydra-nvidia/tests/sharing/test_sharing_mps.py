@@ -118,7 +118,7 @@ async def test_processes_of_others_are_never_ended(bench: Any, kit: Any, applier
         stranger.communicate(b"\n", timeout=10)
 
 
-async def test_a_daemon_that_does_not_start_is_told_with_its_log_and_everything_is_undone(
+async def test_a_daemon_that_does_not_start_is_reported_with_its_log_and_everything_is_undone(
     bench: Any, kit: Any, applier: StartMpsApplier
 ) -> None:
     bench.settings = replace(bench.settings, mps_ready_deadline=4.0)
@@ -131,7 +131,7 @@ async def test_a_daemon_that_does_not_start_is_told_with_its_log_and_everything_
     assert place_of(bench).id not in os.listdir(f"{bench.settings.state}/mps")
 
 
-async def test_a_daemon_that_refuses_to_start_is_told_with_what_it_says(
+async def test_a_daemon_that_refuses_to_start_is_reported_with_what_it_says(
     bench: Any, kit: Any, applier: StartMpsApplier
 ) -> None:
     bench.behave(start="refuses")
@@ -180,7 +180,7 @@ async def test_a_gpu_that_refuses_the_compute_mode_leaves_the_others_as_they_wer
     assert daemons_of(bench) == ()
 
 
-async def test_a_compute_mode_that_cannot_be_taken_back_is_told_as_left_behind(
+async def test_a_compute_mode_that_cannot_be_taken_back_is_reported_as_left_behind(
     bench: Any, kit: Any, applier: StartMpsApplier
 ) -> None:
     bench.behave(start="refuses")

@@ -1,4 +1,4 @@
-"""What is told to the program that starts daemons, and that it does it."""
+"""What the program that starts daemons gets, and that it does it."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ def test_control_groups_that_cannot_be_left_end_the_daemon_only_with_an_agent_on
     assert (done.returncode, done.stdout) == (0, "goes on\n")
 
 
-async def test_a_host_that_cannot_be_entered_is_told(bench: Any, kit: Any) -> None:
+async def test_a_host_that_cannot_be_entered_is_reported(bench: Any, kit: Any) -> None:
     where = find_context(MpsLauncher.HOST, "/proc/none")
     with pytest.raises(ClaimError, match=r"mount memory for MPS failed.*No such file or directory: '/proc/none/ns/"):
         await run_daemon(bench, kit, where)

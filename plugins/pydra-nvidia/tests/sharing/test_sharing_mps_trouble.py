@@ -59,7 +59,7 @@ async def test_a_daemon_that_ignores_quit_is_killed_with_its_servers(bench: Any,
     assert daemons_of(bench) == ()
 
 
-async def test_a_daemon_that_forks_whenever_it_is_told_to_end_leaves_no_process(bench: Any, kit: Any) -> None:
+async def test_a_daemon_that_forks_whenever_it_is_to_end_leaves_no_process(bench: Any, kit: Any) -> None:
     bench.install_all(server=True, stubborn=True, forks=True)
     daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root, quit_deadline=0.2, grace=0.2)
     applier = StartMpsApplier(bench.session, bench.settings, daemons, reread=None)  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ async def test_a_gpu_that_refuses_the_compute_mode_does_not_end_a_daemon_that_ru
     assert "goes on in the compute mode that its GPUs have" in caplog.text
 
 
-async def test_a_daemon_that_hangs_over_a_limit_is_told_with_its_log(bench: Any, kit: Any) -> None:
+async def test_a_daemon_that_hangs_over_a_limit_is_reported_with_its_log(bench: Any, kit: Any) -> None:
     bench.install_all(hangs="set_default_active_thread_percentage")
     daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root, command_deadline=4.0, grace=0.1)
     applier = StartMpsApplier(bench.session, bench.settings, daemons, reread=None)  # type: ignore[arg-type]
@@ -142,7 +142,7 @@ async def test_a_partition_made_for_the_claim_is_found_by_its_place(bench: Any, 
     assert bench.hardware.modes == {}
 
 
-async def test_a_partition_that_is_not_there_is_told(bench: Any, kit: Any) -> None:
+async def test_a_partition_that_is_not_there_is_reported(bench: Any, kit: Any) -> None:
     step = StartMps(id="u1-part", partition=("GPU-0", Placement(3, 1)))
     applier = make_applier(bench, kit.reading(kit.gpu(0, uuid="GPU-0", mig=kit.mig())))
     with pytest.raises(ClaimError, match="its partition does not exist"):
@@ -187,7 +187,7 @@ async def test_a_cancelled_call_leaves_what_the_next_one_finds_or_undoes(
     assert daemons_of(bench) == ()
 
 
-async def test_a_state_directory_too_deep_for_sockets_is_told_to_the_admin(
+async def test_a_state_directory_too_deep_for_sockets_is_reported_to_the_admin(
     bench: Any, kit: Any, applier: StartMpsApplier
 ) -> None:
     step = replace(STEP, id="u" * 90)
@@ -196,7 +196,7 @@ async def test_a_state_directory_too_deep_for_sockets_is_told_to_the_admin(
     assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": DEFAULT}
 
 
-async def test_a_state_directory_that_cannot_be_written_is_told(bench: Any, kit: Any) -> None:
+async def test_a_state_directory_that_cannot_be_written_is_reported(bench: Any, kit: Any) -> None:
     bench.install_all()
     (bench.path / "file").touch()
     bench.settings = replace(bench.settings, state=str(bench.path / "file"))

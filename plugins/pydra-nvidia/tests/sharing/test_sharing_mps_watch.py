@@ -172,7 +172,7 @@ async def test_a_held_claim_keeps_its_daemon(bench: Any, watched: Watched) -> No
     assert is_alive(watched.daemon())
 
 
-async def test_a_log_that_grew_long_begins_anew(bench: Any, watched: Watched) -> None:
+async def test_a_log_that_grew_long_begins_again(bench: Any, watched: Watched) -> None:
     log = Path(find_directory(bench.settings, STEP.id).log) / "server.log"
     for size, kept in ((LOG_LIMIT // 2, LOG_LIMIT // 2), (LOG_LIMIT + 4096, 0)):
         log.write_bytes(b"x" * size)

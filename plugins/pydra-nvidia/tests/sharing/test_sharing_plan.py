@@ -291,7 +291,7 @@ def test_a_partition_to_be_made_is_not_named_by_a_uuid(node: Node, kit: Any) -> 
     )
 
 
-def test_the_problems_of_all_devices_are_told_at_once(kit: Any) -> None:
+def test_the_problems_of_all_devices_are_reported_at_once(kit: Any) -> None:
     node = Node(kit, first=(6, 1))
     problems = node.problems(
         kit.give("gpu-0", sliced()),

@@ -85,7 +85,7 @@ async def test_libraries_beside_a_c_library_are_not_put_before_this_systems(
     assert "LD_LIBRARY_PATH" not in json.loads(lines[0])["env"]
 
 
-async def test_what_the_program_says_is_told(bench: Any, kit: Any, applier: SetTimeSliceApplier) -> None:
+async def test_the_output_of_the_program_is_in_the_error(bench: Any, kit: Any, applier: SetTimeSliceApplier) -> None:
     calls = [interval(3)]
     bench.behave(smi={"--set-timeslice 3": "Failed: Insufficient Permissions"})
     with pytest.raises(ProgramFailed) as caught:
@@ -113,7 +113,7 @@ async def test_a_program_that_hangs_is_killed_and_may_have_set_the_slice(
     assert bench.smi_calls() == [interval(3)]
 
 
-async def test_a_driver_without_the_program_is_told(bench: Any, kit: Any) -> None:
+async def test_a_driver_without_the_program_is_reported(bench: Any, kit: Any) -> None:
     applier = SetTimeSliceApplier(bench.session, bench.find_root)
     with pytest.raises(
         ProgramMissing, match="has no program nvidia-smi, looked for in /usr/local/sbin, /usr/local/bin, /usr/sbin, "
@@ -121,7 +121,7 @@ async def test_a_driver_without_the_program_is_told(bench: Any, kit: Any) -> Non
         await applier.apply(STEP, None, kit.entry("u1", STEP))
 
 
-async def test_a_program_that_cannot_be_run_is_told(bench: Any, kit: Any, applier: SetTimeSliceApplier) -> None:
+async def test_a_program_that_cannot_be_run_is_reported(bench: Any, kit: Any, applier: SetTimeSliceApplier) -> None:
     (bench.root_path / "usr/bin/nvidia-smi").write_text("#!/no/such/interpreter\n")
     with pytest.raises(ClaimError, match=r"nvidia-smi .* cannot be started \(No such file or directory\)"):
         await applier.apply(STEP, None, bench.note(kit.entry("u1", STEP)))

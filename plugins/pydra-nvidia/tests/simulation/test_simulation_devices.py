@@ -215,7 +215,7 @@ def test_a_model_can_lack_what_its_generation_has(simulate: Simulate) -> None:
         "architecture": 9,
         "compute": [9, 0],
         "memoryMiB": 100,
-        "memoryTold": False,
+        "memoryReported": False,
         "pci": {"device": "0x1234"},
         "unsupported": ["nvmlDeviceGetTemp*"],
         "unsupportedFields": [230],
@@ -242,7 +242,7 @@ def test_who_is_not_root_changes_nothing(simulate: Simulate, call: str, argument
     assert nvml.nvmlDeviceGetMigMode(handle) == [0, 0]
 
 
-def test_who_is_not_root_is_not_told_where_partitions_could_be(simulate: Simulate) -> None:
+def test_only_root_gets_the_places_where_partitions_could_be(simulate: Simulate) -> None:
     rig = simulate(FOUR | {"driver": {"privileged": False}})
     nvml, handle = rig.opened()
     ask, count = nvml.nvmlDeviceGetGpuInstancePossiblePlacements, ctypes.c_uint()
@@ -250,7 +250,7 @@ def test_who_is_not_root_is_not_told_where_partitions_could_be(simulate: Simulat
     assert nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, 0, version=2).id == 19
 
 
-def test_compute_mode_and_persistence_are_kept_until_the_machine_starts_anew(simulate: Simulate) -> None:
+def test_compute_mode_and_persistence_are_kept_until_the_machine_starts_again(simulate: Simulate) -> None:
     rig = simulate(FOUR)
     nvml, handle = rig.opened()
     nvml.nvmlDeviceSetComputeMode(handle, 3)

@@ -54,7 +54,7 @@ def test_events_come_in_their_order_each_once_with_their_gpu_and_instance(simula
     assert rig.code(nvml.nvmlEventSetWait_v2, event_set, 0) == Code.TIMEOUT
 
 
-def test_only_what_was_registered_for_is_told(simulate: Simulate) -> None:
+def test_only_what_was_registered_for_is_reported(simulate: Simulate) -> None:
     rig = simulate(TWO)
     nvml, gpu = rig.opened()
     event_set = register(nvml, gpu, types=XID)

@@ -152,7 +152,7 @@ def test_threads_see_every_change_that_was_over_when_they_looked(tmp_path: Path)
     assert stale == []
 
 
-def test_followers_are_told_of_each_change_and_see_it(tmp_path: Path) -> None:
+def test_followers_are_called_after_each_change_and_see_it(tmp_path: Path) -> None:
     machine = Machine(ScenarioFile("t4"), str(tmp_path))
     seen: list[int] = []
 
@@ -166,7 +166,7 @@ def test_followers_are_told_of_each_change_and_see_it(tmp_path: Path) -> None:
     assert seen == [1, 2, 3]
 
 
-def test_a_machine_starts_anew_without_what_was_volatile(simulate: Simulate, create: Create) -> None:
+def test_a_machine_starts_again_without_what_was_volatile(simulate: Simulate, create: Create) -> None:
     rig = simulate({"gpus": [{"model": "a100-40gb", "minors": [5], "mig": True}]})
     nvml, gpu = rig.opened()
     create(nvml, gpu, 19, 0, 1)

@@ -51,7 +51,7 @@ def test_instances_are_listed_by_profile_and_found_by_id(simulate: Simulate, cre
     assert count.value == 0
 
 
-def test_placements_are_told_in_two_calls(simulate: Simulate) -> None:
+def test_placements_are_reported_in_two_calls(simulate: Simulate) -> None:
     nvml, gpu = simulate(OFF).opened()
     count = ctypes.c_uint(0)
     nvml.nvmlDeviceGetGpuInstancePossiblePlacements(gpu, 9, None, ctypes.byref(count))

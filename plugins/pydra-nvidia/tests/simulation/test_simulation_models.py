@@ -63,9 +63,7 @@ def test_no_set_of_instances_has_more_than_the_whole_gpu(name: str) -> None:
         ("gb200", 0, {"1g.23gb": 22912, "1g.47gb": 46336, "7g.186gb": 188416}),
     ],
 )
-def test_the_profiles_are_told_through_nvml(
-    simulate: Simulate, scenario: str, index: int, expected: dict[str, int]
-) -> None:
+def test_nvml_reports_the_profiles(simulate: Simulate, scenario: str, index: int, expected: dict[str, int]) -> None:
     nvml: Any = simulate(scenario).init()
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     offer = read_offer(Nvml(nvml), handle, nvml.nvmlDeviceGetMemoryInfo(handle).total, subject="")

@@ -163,7 +163,7 @@ def test_nvidia_smi_refuses_as_the_real_one_does(
     assert (ended, words in said, here.gpu.time_slice) == (status, True, 0), said
 
 
-def test_an_mps_daemon_serves_until_told_to_quit(node: Callable[..., Node]) -> None:
+def test_an_mps_daemon_serves_until_it_gets_quit(node: Callable[..., Node]) -> None:
     here = node()
     assert here.mps("quit") == (1, "Cannot find MPS control daemon process\n")
     assert here.run("nvidia-cuda-mps-control", "-d") == (0, "")
@@ -235,7 +235,7 @@ def test_an_mps_daemon_may_refuse_to_start(node: Callable[..., Node]) -> None:
     assert here.mps_pid() is None
 
 
-def test_an_mps_daemon_may_die_when_it_is_told_something(node: Callable[..., Node]) -> None:
+def test_an_mps_daemon_may_die_when_it_gets_a_command(node: Callable[..., Node]) -> None:
     fault = {"op": "nvidia_cuda_mps_control_set_default*", "do": "exit", "count": 1}
     here = node(faults=[fault])
     here.run("nvidia-cuda-mps-control", "-d")

@@ -85,7 +85,7 @@ def test_direct_links_end_at_the_other_gpus(simulate: Simulate) -> None:
         ("hgx-h100", "00000000-0000-0000-0000-000000000000", 0, 0),
     ],
 )
-def test_the_fabric_is_told_in_each_version_of_its_struct(
+def test_the_fabric_is_reported_in_each_version_of_its_struct(
     simulate: Simulate, scenario: str, cluster: str, clique: int, summary: int
 ) -> None:
     rig = simulate(scenario)

@@ -83,5 +83,5 @@ async def _work(node: Path, action: str, boundary: int | None) -> None:
     else:
         await agent.undo(claim.uid)
     if boundary == next(Mortal.numbers):
-        os.kill(os.getpid(), signal.SIGKILL)  # all is done, and nobody was told
+        os.kill(os.getpid(), signal.SIGKILL)  # all is done, and nothing was reported
     session.close()

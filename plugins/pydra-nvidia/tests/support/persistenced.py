@@ -15,7 +15,7 @@ SUCCESS, UNKNOWN_GPU = 0, 2
 
 
 class Daemon:
-    """`kept` says of each GPU that it knows whether it keeps it. `changed` is told of each change, before the answer.
+    """`kept` says of each GPU that it knows whether it keeps it. `changed` gets each change, before the answer.
 
     `status` is what it says to each change, `raw` the bytes that it sends instead of any answer; `silent` sends none.
     """

@@ -55,7 +55,7 @@ async def test_nvml_sees_the_gpu_go_and_come_although_a_session_was_open(node: A
 
 
 @pytest.mark.parametrize("seen_by", ["proc", "nvml"])
-async def test_a_gpu_in_use_is_waited_for_and_whoever_uses_it_is_named(node: Any, seen_by: str) -> None:
+async def test_a_gpu_in_use_is_waited_for_and_its_users_are_named(node: Any, seen_by: str) -> None:
     before = node.picture()
     if seen_by == "proc":
         node.run(4711, "python3", "/dev/nvidiactl", "/dev/nvidia0")

@@ -47,7 +47,7 @@ def daemon(node: Any) -> Iterator[Daemon]:
 
 
 def remember(node: Any, step: BindVfio) -> BindVfio:
-    """The step as the claim's plan has it, made from a plan that knows only what NVML told."""
+    """The step as the claim's plan has it, made from a plan that knows only what NVML reported."""
     before = PriorState(node.session, node.tree, Persistenced(node.tree, no_root))
     (found,) = before.remember([step], ())
     assert isinstance(found, BindVfio)
@@ -105,7 +105,7 @@ async def test_one_whose_socket_is_not_seen_here_is_named_with_what_to_do(node: 
         await node.applier().apply(node.step(), None, node.entry(node.step()))
 
 
-async def test_where_the_driver_itself_keeps_the_gpu_nvml_is_told(node: Any, daemon: Daemon) -> None:
+async def test_where_the_driver_itself_keeps_the_gpu_nvml_changes_the_mode(node: Any, daemon: Daemon) -> None:
     del daemon.kept[node.GPU]  # it was bound to another driver when the daemon began
     (node.root / f"proc/{PID}/fd/10").unlink()
     set_gpus(node, persistence=True)

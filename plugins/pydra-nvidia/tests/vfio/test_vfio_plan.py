@@ -56,7 +56,9 @@ BOUND = replace(FUNCTION, driver="vfio-pci")
     [
         pytest.param(FUNCTION, GPU, (), bind(), id="from the nvidia driver"),
         pytest.param(FUNCTION, replace(GPU, persistence=False), (), bind(persistence=False), id="not persistent"),
-        pytest.param(FUNCTION, replace(GPU, persistence=None), (), bind(persistence=False), id="persistence not told"),
+        pytest.param(
+            FUNCTION, replace(GPU, persistence=None), (), bind(persistence=False), id="persistence not reported"
+        ),
         pytest.param(FUNCTION, mig(enabled=False, pending=False), (), bind(), id="MIG mode off"),
         pytest.param(VARIANT, GPU, (), bind(target="nvgrace_gpu_vfio_pci"), id="to a variant"),
         pytest.param(UNBOUND, None, (), bind(before="", persistence=False), id="from no driver"),
@@ -147,7 +149,7 @@ def test_admin_access_looks_at_a_function_that_is_passed_through_and_does_nothin
         ),
     ],
 )
-def test_what_stands_in_the_way_is_told_with_what_to_do(
+def test_what_stands_in_the_way_is_reported_with_what_to_do(
     function: PciFunction, reading: dict[str, Any], words: list[str]
 ) -> None:
     with pytest.raises(ClaimError) as caught:
@@ -157,7 +159,7 @@ def test_what_stands_in_the_way_is_told_with_what_to_do(
         assert word in str(caught.value)
 
 
-def test_the_problems_of_all_devices_are_told() -> None:
+def test_the_problems_of_all_devices_are_reported() -> None:
     other = replace(FUNCTION, address="0000:64:00.0", has_virtual=True)
     with pytest.raises(ClaimError, match=r"gpu-vfio-0 .*nouveau.*; gpu-vfio-1 .*sriov_numvfs"):
         plan(target(replace(FUNCTION, driver="nouveau")), target(other, device="gpu-vfio-1"))

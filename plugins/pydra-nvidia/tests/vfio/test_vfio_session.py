@@ -13,7 +13,7 @@ def write(node: Any, path: str, text: str) -> None:
     node.tree.write(node.tree.sys(f"bus/pci/{path}"), text)
 
 
-async def test_the_session_is_closed_for_the_work_and_opened_anew_after_it(node: Any) -> None:
+async def test_the_session_is_closed_for_the_work_and_opened_again_after_it(node: Any) -> None:
     await node.session.run(lambda nvml: nvml.call("nvmlDeviceGetCount"))
     assert len(node.machine.clients()) == 1
     assert await node.session.run_closed(node.machine.clients) == {}

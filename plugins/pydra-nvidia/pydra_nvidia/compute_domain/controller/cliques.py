@@ -65,15 +65,15 @@ def find_members(view: View, max_nodes: int) -> Mapping[str, Member]:
     }
     members: list[Member] = []
     for node, pod in choose_pods(view.pods).items():
-        address, told = get_pod_ip(pod), view.node_cliques.get(node)
+        address, published = get_pod_ip(pod), view.node_cliques.get(node)
         if not address:
             continue
         clique = get_pod_clique(pod)
         if clique is None:
-            clique = entered.get((node, address), told)
+            clique = entered.get((node, address), published)
         if clique is None:
             continue
-        other = told if told is not None and told != clique else None
+        other = published if published is not None and published != clique else None
         members.append(Member(node=node, address=address, clique=clique, ready=is_pod_ready(pod), other_clique=other))
     return {member.node: member for member in _number(members, view, max_nodes)}
 

@@ -186,8 +186,8 @@ def parse_slice(found: JsonObject) -> tuple[str, str, str] | None:
         return None
     owners = found["metadata"].get("ownerReferences") or ()
     uid = next((str(one["uid"]) for one in owners if (one.get("kind"), one.get("name")) == ("Node", node)), "")
-    told = (((device.get("attributes") or {}).get("cliqueID") or {}).get("string") for device in devices)
-    return str(node), str(next(filter(None, told), "")), uid
+    cliques = (((device.get("attributes") or {}).get("cliqueID") or {}).get("string") for device in devices)
+    return str(node), str(next(filter(None, cliques), "")), uid
 
 
 def shorten(text: str) -> str:

@@ -29,7 +29,7 @@ from pydra_nvidia.compute_domain.daemon.configuration import (
 from pydra_nvidia.compute_domain.daemon.metrics import DaemonMetrics
 from pydra_nvidia.compute_domain.daemon.process import DOMAIN_SECONDS, QUERY_SECONDS, ImexProcess, ask
 from pydra_nvidia.compute_domain.daemon.readiness import find_problems, judge
-from pydra_nvidia.compute_domain.daemon.reloads import Peers, Told, plan_reload
+from pydra_nvidia.compute_domain.daemon.reloads import Loaded, Peers, plan_reload
 from pydra_nvidia.compute_domain.daemon.settings import DaemonSettings
 from pydra_nvidia.compute_domain.imex_daemons import DOMAIN_FILE
 from pydra_nvidia.compute_domain.names import GROUP, IMEX_CONDITION, VERSION, clique_name
@@ -157,8 +157,8 @@ class Daemon:
         log.info("nvidia-imex is started as node %s", own)
         try:
             async with anyio.create_task_group() as tasks:
-                told = Told(peers=known, keys=keys, at=time.monotonic())
-                tasks.start_soon(self._keep_told, imex, own, told)
+                loaded = Loaded(peers=known, keys=keys, at=time.monotonic())
+                tasks.start_soon(self._keep_current, imex, own, loaded)
                 how = await imex.wait()
                 tasks.cancel_scope.cancel()
             log.warning("%s; it is started again", how)
@@ -166,7 +166,7 @@ class Daemon:
         finally:
             await imex.stop()
 
-    async def _keep_told(self, imex: ImexProcess, own: int | None, told: Told) -> None:
+    async def _keep_current(self, imex: ImexProcess, own: int | None, loaded: Loaded) -> None:
         """Let a running IMEX know its peers, and end one whose own number has changed."""
         while True:
             self._changed = anyio.Event()
@@ -175,10 +175,10 @@ class Daemon:
                 await imex.end()
                 return
             keys = self._read_keys()
-            due = plan_reload(told, self._known(), time.monotonic(), keys)
+            due = plan_reload(loaded, self._known(), time.monotonic(), keys)
             if due == 0:
                 self._write_hosts()
-                told = Told(peers=self._known(), keys=keys, at=time.monotonic())
+                loaded = Loaded(peers=self._known(), keys=keys, at=time.monotonic())
                 imex.reload()
                 self._metrics.reloads.inc()
                 continue

@@ -17,7 +17,7 @@ Peers: TypeAlias = tuple[tuple[int, str], ...]
 """Index and address of each peer: what a signal tells."""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     """What nvidia-imex knows, and since when: by its start, or by the last signal. `keys` are digests, of its TLS."""
 
     peers: Peers
@@ -25,6 +25,6 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
-def plan_reload(told: Told, peers: Peers, now: float, keys: tuple[str, ...] = ()) -> float | None:
+def plan_reload(loaded: Loaded, peers: Peers, now: float, keys: tuple[str, ...] = ()) -> float | None:
     """Seconds until the signal is due, 0 for now; None if IMEX knows these peers and keys."""
-    return None if (told.peers, told.keys) == (peers, keys) else max(0.0, told.at + SPACING - now)
+    return None if (loaded.peers, loaded.keys) == (peers, keys) else max(0.0, loaded.at + SPACING - now)

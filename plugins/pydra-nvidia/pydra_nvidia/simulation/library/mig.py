@@ -98,7 +98,7 @@ def _profile_by_enum(call: Call, enum: Any) -> GpuProfile:
 
 def _told(call: Call) -> MigModel:
     model = mig_model(call)
-    if not call.gpu.mig and not model.tells_profiles_when_off:
+    if not call.gpu.mig and not model.reports_profiles_when_off:
         raise Refusal(Code.NOT_SUPPORTED)
     return model
 

@@ -107,7 +107,7 @@ class Daemon:
 
 
 def serve(place: Place, listener: socket.socket, facts: Mapping[str, Any]) -> None:
-    """Answer until told to quit."""
+    """Answer until it gets `quit`."""
     devices = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
     place.write_log("Control", f"Starting control daemon using socket {place.path('control')}")
     place.write_log(

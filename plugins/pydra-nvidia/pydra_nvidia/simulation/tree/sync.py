@@ -1,4 +1,4 @@
-"""Keeps the tree in step with the machine: told of each change, it makes and removes the files that the change means.
+"""Keeps the tree in step with the machine: after each change it makes and removes the files that the change means.
 
     sync = build_tree(root, machine)
     settings = sync.settings()  # the backend's, so that it reads the tree
@@ -50,8 +50,10 @@ class TreeSync:
         sys = os.path.join(self.root, "sys")
         dev = os.path.join(self.root, "dev")
         self._kernel = PciKernel(sys, dev, IDS)  # what is written here, the machine knows
-        told = PciKernel(sys, dev, IDS, GpuListener(machine))
-        self.tree: Tree = SyncedTree(Roots(host=self.root, sys=sys, proc=os.path.join(self.root, "proc")), told, self)
+        listening = PciKernel(sys, dev, IDS, GpuListener(machine))
+        self.tree: Tree = SyncedTree(
+            Roots(host=self.root, sys=sys, proc=os.path.join(self.root, "proc")), listening, self
+        )
 
     def settings(self) -> dict[str, str]:
         """The fields of `settings.Settings` by which the backend reads the tree.

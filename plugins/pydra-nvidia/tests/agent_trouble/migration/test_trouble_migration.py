@@ -192,7 +192,7 @@ async def test_beside_the_living_driver_nothing_is_served(make_scene: MakeScene,
     ],
     ids=["another-boot", "torn"],
 )
-async def test_a_checkpoint_that_says_nothing_of_now_is_put_aside_and_claims_are_prepared_anew(
+async def test_a_checkpoint_that_says_nothing_of_now_is_put_aside_and_claims_are_prepared_again(
     make_scene: MakeScene, vendor_of: VendorOf, boot: str | None, text: bytes | None, said: str
 ) -> None:
     async with make_scene(settings={"dynamic_mig": True}) as scene:
