@@ -33,7 +33,7 @@ def only(text: bytes) -> VendorClaim:
 
 
 @pytest.mark.parametrize("name", [file.stem for file in sorted(DATA.glob("*.json"))])
-def test_the_checksums_of_its_own_files_fit(name: str) -> None:
+def test_its_own_files_are_read_whole(name: str) -> None:
     checkpoint = parse_vendor_checkpoint(read(name))
     assert checkpoint.problems == ()
     assert checkpoint.boot_id == "3a8b7c1e-5f2d-4e6a-9b0c-1d2e3f4a5b6c"
@@ -71,7 +71,7 @@ def test_a_claim_that_was_only_begun_has_its_allocation_and_its_name() -> None:
 
 
 def without_v2(name: str) -> bytes:
-    """The file as releases before 25.8 wrote it; the outer checksum never covered V2."""
+    """The file as releases before 25.8 wrote it."""
     document = json.loads(read(name))
     del document["v2"]
     return json.dumps(document, separators=(",", ":")).encode()
@@ -97,12 +97,6 @@ def test_partitions_before_25_12_carry_their_uuid_elsewhere() -> None:
 def test_the_main_branchs_empty_config_state_is_read_too() -> None:
     text = read("gpu").replace(b'"configState":{"mpsControlDaemonID":""}', b'"configState":{}')
     assert only(text).devices == (DEVICES["gpu"],)
-
-
-def test_a_damaged_file_is_reported_and_what_can_be_read_is_read() -> None:
-    checkpoint = parse_vendor_checkpoint(read("gpu").replace(b"GPU-2fa81118", b"GPU-3fa81118"))
-    assert checkpoint.problems == ("the checksum does not fit: the file was damaged, or written by hand",)
-    assert len(checkpoint.claims) == 1
 
 
 BAD_ENTRIES = {

@@ -5,7 +5,7 @@
 
 V2 is read where there is one; what it lacks, V1 is taken to be complete. One entry that cannot be understood costs that
 entry. The checksums are over the text as its writer's Go structs print it, so a version's own fields break those of
-another; they are looked at to warn, never to refuse.
+another: they are not looked at.
 Source: kubernetes-sigs/dra-driver-nvidia-gpu, releases 25.3 to 0.4 and the main branch of August 2026.
 """
 
@@ -69,7 +69,7 @@ class VendorClaim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VendorCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the file says; `problems` are entries that cannot be understood, and checksums that do not fit."""
+    """All that the file says; `problems` are entries that cannot be understood."""
 
     claims: tuple[VendorClaim, ...] = ()
     boot_id: str = ""
@@ -136,13 +136,11 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class _Version(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    checksum: int = 0
     prepared_claims: Mapping[str, msgspec.Raw] = {}
     node_boot_id: str = msgspec.field(name="nodeBootID", default="")
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):
-    checksum: int = 0
     v1: msgspec.Raw = msgspec.Raw(b"")
     v2: msgspec.Raw = msgspec.Raw(b"")
 
@@ -156,8 +154,6 @@ def parse_vendor_checkpoint(text: bytes) -> VendorCheckpoint:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NoCheckpoint(str(error)) from error
     problems: list[str] = []
-    if not _checksum_fits(text, file):
-        problems.append("the checksum does not fit: the file was damaged, or written by hand")
     claims = []
     for uid, raw in sorted(version.prepared_claims.items()):
         try:
@@ -220,25 +216,3 @@ def _device(kind: str, hardware: _Hardware, group: _Group, *, time_sliced: bool)
         domain=group.config_state.domain,
         time_sliced=kind == "gpu" and time_sliced,
     )
-
-
-def _checksum_fits(text: bytes, file: _File) -> bool:
-    """Both checksums: the outer one is over the file without V2, each over itself with 0 in its place."""
-    body = text.strip()
-    if inner := bytes(file.v2):
-        if _go_hash(_without_checksum(inner)) != msgspec.json.decode(inner, type=_Version).checksum:
-            return False
-        body = body.replace(b',"v2":' + inner, b"", 1)
-    return _go_hash(_without_checksum(body)) == file.checksum
-
-
-def _without_checksum(text: bytes) -> bytes:
-    return re.sub(rb'^\{"checksum":\d+', b'{"checksum":0', text, count=1)
-
-
-def _go_hash(text: bytes) -> int:
-    """32-bit FNV-1a over Go's rendering of the bytes, `([]uint8)[123 34 ...]`."""
-    value = 0x811C9DC5
-    for byte in b"([]uint8)[" + " ".join(map(str, text)).encode() + b"]":
-        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
-    return value

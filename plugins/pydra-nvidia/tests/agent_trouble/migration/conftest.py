@@ -63,13 +63,12 @@ class Vendor:
         boot = self._scene.boot_id_file.read_text().strip() if boot is None else boot
         v1: dict[str, Any] = {"preparedClaims": self._completed} if self._completed else {}
         if old:
-            self.file.write_bytes(_signed({"checksum": 0, "v1": v1}))
+            self.file.write_text(json.dumps({"v1": v1}))
             return
         claims = {uid: {"checkpointState": "PrepareCompleted", **claim} for uid, claim in self._completed.items()}
         claims |= {uid: {"checkpointState": "PrepareStarted", **claim} for uid, claim in self._started.items()}
-        v2 = _signed({"checksum": 0, **({"preparedClaims": claims} if claims else {}), "nodeBootID": boot})
-        text = _signed({"checksum": 0, "v1": v1})
-        self.file.write_bytes(text[:-1] + b',"v2":' + v2 + b"}")
+        v2 = {**({"preparedClaims": claims} if claims else {}), "nodeBootID": boot}
+        self.file.write_text(json.dumps({"v1": v1, "v2": v2}))
 
     async def _status(self, name: str, config: Mapping[str, Any] | None) -> JsonObject:
         claim = await self._scene.node.client.get(RESOURCE_CLAIMS, name, namespace="default")
@@ -104,15 +103,6 @@ class Vendor:
             "parentUUID": scene.uuid(minor),
         }
         return {"gpu": None, "mig": {"concrete": concrete, "device": names}}
-
-
-def _signed(document: JsonObject) -> bytes:
-    """As Go writes it, with the checksum of the text that has 0 for it."""
-    text = json.dumps(document, separators=(",", ":")).encode()
-    value = 0x811C9DC5
-    for byte in b"([]uint8)[" + " ".join(map(str, text)).encode() + b"]":
-        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
-    return text.replace(b'{"checksum":0', b'{"checksum":%d' % value, 1)
 
 
 @pytest.fixture
