@@ -1,7 +1,7 @@
 """What the held claims and the hardware disagree on when the backend starts, and what is done about it.
 
 Partitions without an owner are published as they are, or removed where the admin chose that. Claims whose partition
-vanished (a reset, an admin) need nothing: unpreparing them finds nothing to undo.
+vanished (a reset, an admin) need nothing: its device is reported as unhealthy, and unpreparing finds nothing to undo.
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ class Orphan(msgspec.Struct, frozen=True, kw_only=True):
 class Cleanup(msgspec.Struct, frozen=True, kw_only=True):
     """What to do: remove these, leave those.
 
-    `empty` are GPUs that can leave MIG mode when that is done. `vanished` says, for people, which claims have lost a
-    partition.
+    `empty` are GPUs that can leave MIG mode when that is done.
     """
 
     remove: tuple[Orphan, ...] = ()
     leave: tuple[Orphan, ...] = ()
     empty: tuple[Gpu, ...] = ()
-    vanished: tuple[str, ...] = ()
 
 
 def plan_cleanup(
@@ -75,7 +73,6 @@ def plan_cleanup(
         remove=tuple(remove),
         leave=tuple(leave),
         empty=tuple(empty),
-        vanished=_vanished(reading, entries),
     )
 
 
@@ -84,7 +81,7 @@ async def reconcile(
 ) -> tuple[str, ...]:
     """Clean up before anything is served, and tell it for the log; what fails is tried again at the next start."""
     cleanup = plan_cleanup(reading, entries, settings=settings)
-    said = [*map(_say_left, cleanup.leave), *cleanup.vanished]
+    said = [*map(_say_left, cleanup.leave)]
     for orphan in cleanup.remove:
         try:
             if await session.run(partial(_remove, orphan=orphan)):
@@ -126,22 +123,6 @@ def _holds_of(gpu: tuple[str, str], entries: Iterable[Entry]) -> Iterator[Hold]:
 
 def _is_at(step: CreateMig, gpu: str, instance: GpuInstance) -> bool:
     return (step.gpu, step.profile, step.placement) == (gpu, instance.profile, instance.placement)
-
-
-def _vanished(reading: Reading, entries: Iterable[Entry]) -> tuple[str, ...]:
-    lines: list[str] = []
-    for entry in entries:
-        for step in entry.steps:
-            gpu = reading.gpu(step.gpu) if isinstance(step, CreateMig) else None
-            if gpu is None or gpu.mig is None or not isinstance(step, CreateMig) or entry.left_over:
-                continue
-            if not any(_is_at(step, gpu.uuid, one) and one.compute for one in gpu.mig.instances):
-                lines.append(
-                    f"the partition {step.profile_name} at memory slice {step.placement.start} of gpu-{gpu.minor}, made"
-                    f" for claim {entry.name}, is not there: it was not finished, the GPU was reset,"
-                    " or somebody removed it"
-                )
-    return tuple(lines)
 
 
 def _say_left(orphan: Orphan) -> str:
