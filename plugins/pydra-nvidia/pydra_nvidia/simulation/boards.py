@@ -80,7 +80,7 @@ def _board(scenario: Scenario, group: GroupPart, member: int, position: int) -> 
         bridges=_given(group.bridges, member, () if group.addresses else bridge),
         numa=_given(group.numa, member, member * group.numa_nodes // group.count),
         module=_given(group.modules, member, position + 1),
-        iommu_group=_given(group.iommu_groups, member, position + 16),
+        iommu_group=position + 16,
         links=_given(group.links, member, ()),
         fabric=group.fabric or model.fabric,
         mig=group.mig,

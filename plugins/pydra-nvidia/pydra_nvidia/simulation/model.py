@@ -184,7 +184,6 @@ class Model(_Table, frozen=True, kw_only=True):
     ecc: bool = True
     row_remapping: bool = True
     page_retirement: bool = False
-    recovery_action: bool = True
     addressing: Annotated[int, msgspec.Meta(ge=0, le=2)] | None = 0
     virtualization: Annotated[int, msgspec.Meta(ge=0, le=4)] = 0
     module: bool = True

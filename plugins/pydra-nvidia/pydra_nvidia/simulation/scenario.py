@@ -156,7 +156,6 @@ class GroupPart(_Part, frozen=True, kw_only=True):
     bridges: tuple[tuple[PciAddress, ...], ...] = ()
     numa: tuple[int, ...] = ()
     modules: tuple[Natural, ...] = ()
-    iommu_groups: tuple[Natural, ...] = ()
     links: tuple[tuple[LinkPart, ...], ...] = ()
     fabric: FabricModel | None = None
     mig: bool = False
@@ -186,7 +185,6 @@ LISTS = (
     "bridges",
     "numa",
     "modules",
-    "iommu_groups",
     "links",
 )
 """Fields of a group that have a value for each GPU."""

@@ -57,7 +57,7 @@ def _link(count: str) -> Reader:
 
 _NARROW: Mapping[int, Reader] = {
     184: lambda call, _scope: int(require(call.board.model.mig).resetless),
-    230: lambda call, _scope: require(call.gpu.recovery if call.board.model.recovery_action else None),
+    230: lambda call, _scope: call.gpu.recovery,
 }
 """Field ids of NVML_FI_DEV_* that backends read, those that are 32 bits wide."""
 
