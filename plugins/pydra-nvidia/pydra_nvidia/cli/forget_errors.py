@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydra import PydraError
-from pydra_nvidia.cli.arguments import add_node_arguments, machine_of
-from pydra_nvidia.devices import GpuName, gpu_name, parse_name
+from pydra_nvidia.cli.arguments import add_node_arguments, machine_of, minor
+from pydra_nvidia.devices import gpu_name
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.health.incidents import FILE, IncidentStore, explain
 from pydra_nvidia.machine_access import MachineAccess
@@ -32,14 +32,16 @@ def add_command(commands: Any) -> None:
         "look at the hardware. What the GPU itself still says of its health stays.",
     )
     add_node_arguments(parser)
-    parser.add_argument("gpu", metavar="GPU", nargs="?", help="its UUID, or its minor number as 3 or gpu-3 [all]")
+    parser.add_argument(
+        "gpu", metavar="GPU", type=_parse_gpu, nargs="?", help="its UUID, or its minor number as 3 or gpu-3 [all]"
+    )
     parser.set_defaults(command=run)
 
 
 def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Raises ErrorsKept; PydraError when a minor number means nothing now."""
     machine = machine_of(parsed, environ)
-    uuid = _uuid(machine, parsed.gpu) if parsed.gpu else None
+    uuid = _uuid(machine, parsed.gpu) if isinstance(parsed.gpu, int) else parsed.gpu
     said: list[str] = []
     memory = IncidentStore(os.path.join(machine.settings.state, FILE), said.append)
     forgotten = [one for one in memory.incidents if uuid in (None, one.gpu)]
@@ -54,20 +56,19 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return 0
 
 
-def _uuid(machine: MachineAccess, text: str) -> str:
+def _parse_gpu(text: str) -> str | int:
     """A UUID is taken as it is: its GPU may be gone."""
-    if text.startswith("GPU-"):
-        return text
-    name = parse_name(text if text.startswith("gpu-") else gpu_name(int(text)) if text.isdecimal() else "")
-    if not isinstance(name, GpuName):
-        raise ErrorsKept(f"{text!r} is not a GPU: give its UUID, or its minor number as 3 or gpu-3")
+    return text if text.startswith("GPU-") else minor(text)
+
+
+def _uuid(machine: MachineAccess, number: int) -> str:
     session = NvmlSession(machine.load, machine.gate)
     try:
         reading = asyncio.run(HardwareReader(session, machine.tree, settings=machine.settings).read())
     finally:
         session.close()
     for gpu in reading.gpus:
-        if gpu.minor == name.minor:
+        if gpu.minor == number:
             return gpu.uuid
     known = ", ".join(sorted(gpu_name(gpu.minor) for gpu in reading.gpus)) or "none"
-    raise ErrorsKept(f"no GPU answers as {gpu_name(name.minor)}; there are {known}. Its UUID will do too")
+    raise ErrorsKept(f"no GPU answers as {gpu_name(number)}; there are {known}. Its UUID will do too")
