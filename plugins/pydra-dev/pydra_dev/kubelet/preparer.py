@@ -6,7 +6,8 @@ Source: pkg/kubelet/cm/dra/manager.go, PrepareResources and unprepareResources, 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from pydra.errors import KubeError
 from pydra.kube.api_resources import RESOURCE_CLAIMS
@@ -115,52 +116,37 @@ class ClaimPreparer:
         return info
 
     async def _prepare_with(self, driver: str, keys: Sequence[ClaimKey]) -> None:
-        start = time.monotonic()
-        ids: tuple[str, ...] = ()
-        error = ""
-        try:
+        with self._reported("NodePrepareResources", driver, keys) as ids:
             answer = await self._plugins.choose(driver).prepare(keys)
-            ids = tuple(one for devices in answer.values() for device in devices for one in device.cdi_ids)
-        except (AnswerError, CallError) as caught:
-            error = str(caught)
-            raise
-        finally:
-            self._report(_called("NodePrepareResources", driver, keys, start, error=error, ids=ids))
+            ids += [one for devices in answer.values() for device in devices for one in device.cdi_ids]
         for key in keys:
             info = self._cache.get(key.namespace, key.name)
             if info is not None:
                 info.devices.setdefault(driver, []).extend(answer[key.uid])
 
     async def _unprepare_with(self, driver: str, keys: Sequence[ClaimKey]) -> None:
+        with self._reported("NodeUnprepareResources", driver, keys):
+            await self._plugins.choose(driver).unprepare(keys)
+
+    @contextmanager
+    def _reported(self, method: str, driver: str, keys: Sequence[ClaimKey]) -> Iterator[list[str]]:
+        """Report the call that is made inside the block, which adds the CDI ids that it gets."""
         start = time.monotonic()
+        ids: list[str] = []
         failure: Exception | None = None
         try:
-            await self._plugins.choose(driver).unprepare(keys)
-        except (AnswerError, CallError, NotRegistered) as caught:
-            failure = caught
+            yield ids
+        except (AnswerError, CallError, NotRegistered) as error:
+            failure = error
             raise
         finally:
-            answered = failure is None or isinstance(failure, AnswerError)
-            error = str(failure or "")
-            self._report(_called("NodeUnprepareResources", driver, keys, start, error=error, answered=answered))
-
-
-def _called(
-    method: str,
-    driver: str,
-    keys: Sequence[ClaimKey],
-    start: float,
-    *,
-    error: str,
-    ids: tuple[str, ...] = (),
-    answered: bool = True,
-) -> Called:
-    return Called(
-        method=method,
-        driver=driver,
-        claims=tuple(f"{key.namespace}/{key.name}" for key in keys),
-        cdi_ids=ids,
-        seconds=time.monotonic() - start,
-        error=error,
-        answered=answered,
-    )
+            called = Called(
+                method=method,
+                driver=driver,
+                claims=tuple(f"{key.namespace}/{key.name}" for key in keys),
+                cdi_ids=tuple(ids),
+                seconds=time.monotonic() - start,
+                error=str(failure or ""),
+                answered=failure is None or isinstance(failure, AnswerError),
+            )
+            self._report(called)
