@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -84,35 +84,52 @@ def _find_marks(type_: type[msgspec.Struct]) -> Mapping[str, Gated]:
     }
 
 
+@lru_cache(maxsize=128)
+def _find_parts(type_: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The fields of a type in which there may be other types of the API."""
+    return tuple(field.name for field in msgspec.structs.fields(type_) if _has_types(field.type))
+
+
+def _has_types(annotation: Any) -> bool:
+    is_type = isinstance(annotation, type) and issubclass(annotation, msgspec.Struct)
+    return is_type or any(map(_has_types, get_args(annotation)))
+
+
 def drop_disabled(value: T, old: T | None, gates: Gates, minor: int) -> T:
     """What release 1.`minor` reads of a spec or status under these gates; `old` is the stored one of an update."""
     enabled = {gate for gate, is_on in gates.items() if is_on}.union(_find_used(old))
-    kept: T = _select(value, lambda mark: mark.gate in enabled and mark.first <= minor <= mark.last)
+
+    @lru_cache
+    def find_dropped(type_: type[msgspec.Struct]) -> frozenset[str]:
+        marks = _find_marks(type_).items()
+        return frozenset(
+            name for name, mark in marks if mark.gate not in enabled or not mark.first <= minor <= mark.last
+        )
+
+    kept: T = _drop(value, find_dropped)
     return kept
 
 
 def _find_used(value: Any) -> Iterator[str]:
     """The gates of all fields that are set."""
-    marks = _find_marks(type(value)) if isinstance(value, msgspec.Struct) else {}
-    yield from (mark.gate for name, mark in marks.items() if getattr(value, name))
-    for part in _list_parts(value):
-        yield from _find_used(part)
-
-
-def _list_parts(value: Any) -> tuple[Any, ...]:
     if isinstance(value, msgspec.Struct):
-        return msgspec.structs.astuple(value)
-    return tuple(value.values()) if isinstance(value, dict) else value if isinstance(value, tuple) else ()
+        yield from (mark.gate for name, mark in _find_marks(type(value)).items() if getattr(value, name))
+        for name in _find_parts(type(value)):
+            yield from _find_used(getattr(value, name))
+    elif isinstance(value, tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _find_used(one)
 
 
-def _select(value: Any, is_kept: Callable[[Gated], bool]) -> Any:
-    """The value without fields whose marks are not kept."""
+def _drop(value: Any, find_dropped: Callable[[type[msgspec.Struct]], frozenset[str]]) -> Any:
     if isinstance(value, tuple):
-        return tuple(_select(one, is_kept) for one in value)
+        return tuple([_drop(one, find_dropped) for one in value])
     if isinstance(value, dict):
-        return {key: _select(one, is_kept) for key, one in value.items()}
+        return {key: _drop(one, find_dropped) for key, one in value.items()}
     if not isinstance(value, msgspec.Struct):
         return value
-    marks = _find_marks(type(value))
-    names = [name for name in value.__struct_fields__ if name not in marks or is_kept(marks[name])]
-    return type(value)(**{name: _select(getattr(value, name), is_kept) for name in names})
+    dropped, parts = find_dropped(type(value)), _find_parts(type(value))
+    if not parts and all(getattr(value, name) is None for name in dropped):
+        return value
+    kept = {name: getattr(value, name) for name in value.__struct_fields__ if name not in dropped}
+    return type(value)(**kept | {name: _drop(kept[name], find_dropped) for name in parts if name in kept})

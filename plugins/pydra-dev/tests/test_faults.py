@@ -106,6 +106,7 @@ async def test_every_request_is_remembered(api_server: ApiHandle) -> None:
 TAINTED = {"name": "d", "taints": [{"key": "a", "effect": "NoSchedule"}]}
 DRAWING = {"name": "d", "consumesCounters": [{"counterSet": "s", "counters": {"c": {"value": "1"}}}]}
 SHARED = {"name": "d", "allowMultipleAllocations": True, "capacity": {"m": {"value": "4"}}}
+LISTED = {"name": "d", "attributes": {"a": {"string": "s", "strings": []}}}
 BOUND = {"name": "d", "bindsToNode": True, "bindingConditions": ["a"], "bindingFailureConditions": ["b"]}
 
 
@@ -115,6 +116,9 @@ BOUND = {"name": "d", "bindsToNode": True, "bindingConditions": ["a"], "bindingF
         pytest.param("DRADeviceTaints", TAINTED, {"name": "d"}, id="taints"),
         pytest.param("DRAPartitionableDevices", DRAWING, {"name": "d"}, id="partitions"),
         pytest.param("DRAConsumableCapacity", SHARED, {"name": "d", "capacity": {"m": {"value": "4"}}}, id="shares"),
+        pytest.param(
+            "DRAListTypeAttributes", LISTED, {"name": "d", "attributes": {"a": {"string": "s"}}}, id="an empty list"
+        ),
         pytest.param("DRADeviceBindingConditions", BOUND, {"name": "d"}, id="binding conditions"),
     ],
 )
