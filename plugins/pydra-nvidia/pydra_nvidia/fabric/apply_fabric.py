@@ -14,7 +14,7 @@ from pydra import Claim, ClaimError, UndoLater
 from pydra_nvidia.deadlines import in_thread
 from pydra_nvidia.fabric.active_partitions import ActivePartitions, RecordsUnread
 from pydra_nvidia.fabric.plan_fabric import find_group
-from pydra_nvidia.nvfm import AWAY, FabricManager, FabricManagerError, Group
+from pydra_nvidia.nvfm import AWAY, FabricManagerError, Group
 from pydra_nvidia.nvml.persistence import PersistenceMode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.steps import ActivateFabric
@@ -29,10 +29,7 @@ class FabricChanged(ClaimError):
 class ActivateFabricApplier:
     """Both are idempotent: Fabric Manager says what is active, and gets the list first where it does not have it."""
 
-    def __init__(
-        self, manager: FabricManager, partitions: ActivePartitions, session: NvmlSession, persistence: PersistenceMode
-    ) -> None:
-        self._manager = manager
+    def __init__(self, partitions: ActivePartitions, session: NvmlSession, persistence: PersistenceMode) -> None:
         self._partitions = partitions
         self._session = session
         self._persistence = persistence
@@ -44,7 +41,7 @@ class ActivateFabricApplier:
         if found is None:
             raise FabricChanged(f"Fabric Manager no longer has a partition of exactly {', '.join(step.gpus)}")
         if not found.active:
-            await self._change(step, partial(self._manager.activate, found.id))
+            await self._change(step, partial(self._partitions.activate, found.id))
         else:
             await self._restore(step.persistent)
         return True
@@ -55,7 +52,7 @@ class ActivateFabricApplier:
         try:
             found = await self._find(step)
             if found is not None and found.active:
-                await self._change(step, partial(self._manager.deactivate, found.id))
+                await self._change(step, partial(self._partitions.deactivate, found.id))
             else:
                 await self._restore(step.persistent)
         except RecordsUnread as error:

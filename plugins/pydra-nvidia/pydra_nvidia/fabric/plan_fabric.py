@@ -97,19 +97,28 @@ def _build_step(partition: FabricPartition, reading: Reading) -> ActivateFabric:
 
 
 def explain_disconnected(entries: Iterable[Entry], reading: Reading) -> dict[str, str]:
-    """By device, that the partition of a prepared claim is not active."""
+    """By device, that the partition of a prepared claim is not active, or is none any more."""
     if reading.fabric is None or reading.fabric.problem:
         return {}
-    lost = {one.gpus: one.id for one in reading.fabric.partitions if not one.active}
+    known = reading.functions.keys() & (reading.modules.keys() | {gpu.pci for gpu in reading.gpus})
+    found = {one.gpus: one for one in reading.fabric.partitions}
     return {
-        hold.device: f"claim {entry.name} has Fabric Manager's partition {lost[step.gpus]}, which is not active: Fabric"
-        " Manager was restarted without FABRIC_MODE_RESTART=1, or somebody deactivated it; delete the claim's pods"
+        hold.device: f"claim {entry.name} has Fabric Manager's partition {_explain_lost(step, found.get(step.gpus))};"
+        " delete the claim's pods"
         for entry in entries
         for step in entry.begun
-        if isinstance(step, ActivateFabric) and step.gpus in lost
+        if isinstance(step, ActivateFabric)
+        and (not found[step.gpus].active if step.gpus in found else known.issuperset(step.gpus))
         for hold in entry.holds
         if hold.hardware in step.gpus and not hold.admin
     }
+
+
+def _explain_lost(step: ActivateFabric, found: FabricPartition | None) -> str:
+    if found is None:
+        return f"{step.partition}, but none of exactly {', '.join(step.gpus)} is in its table of partitions any more"
+    why = "was restarted without FABRIC_MODE_RESTART=1, or somebody deactivated it"
+    return f"{found.id}, which is not active: Fabric Manager {why}"
 
 
 def _find_users(targets: Iterable[Target]) -> Iterator[WholeGpu | Passthrough]:

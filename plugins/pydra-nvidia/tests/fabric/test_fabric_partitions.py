@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,10 @@ from pydra import AllocatedDevice, ClaimError, TerminalError, UndoLater
 from pydra_nvidia.devices import Passthrough, WholeGpu
 from pydra_nvidia.fabric.active_partitions import ActivePartitions, RecordsUnread
 from pydra_nvidia.fabric.apply_fabric import ActivateFabricApplier, FabricChanged
-from pydra_nvidia.fabric.plan_fabric import match_members, plan_fabric
+from pydra_nvidia.fabric.plan_fabric import explain_disconnected, match_members, plan_fabric
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import FabricPartition, Gpu, Reading, SharedFabric
-from pydra_nvidia.held_claims import Entry
+from pydra_nvidia.held_claims import Entry, Hold
 from pydra_nvidia.host.baseboard_positions import Baseboard
 from pydra_nvidia.host.driver_root import find_driver_root
 from pydra_nvidia.host.persistenced import Persistenced
@@ -108,6 +111,32 @@ def test_the_gpus_of_a_claim_are_one_partition_or_are_refused(targets: list[Any]
         assert found == ([] if outcome is None else [outcome])
 
 
+@pytest.mark.parametrize(
+    ("partitions", "there", "lost"),
+    [
+        ((replace(PAIR, active=True),), (ONE, TWO), ""),
+        ((PAIR, SINGLE), (ONE, TWO), "partition 4, which is not active: Fabric Manager was restarted without"),
+        (
+            (SINGLE,),
+            (ONE, TWO),
+            f"partition 4, but none of exactly {ONE}, {TWO} is in its table of partitions any more",
+        ),
+        ((SINGLE,), (ONE,), ""),
+    ],
+    ids=["active", "not active", "not in the table", "a GPU is lost, not the partition"],
+)
+def test_a_gpu_whose_claim_has_lost_its_partition_is_unhealthy(
+    partitions: tuple[FabricPartition, ...], there: tuple[str, ...], lost: str
+) -> None:
+    step = ActivateFabric(partition=4, gpus=(ONE, TWO), members=())
+    holds = (Hold(device="gpu-0", hardware=ONE),)
+    entry = Entry(uid="u", name="default/u", holds=holds, begun=(step,), completed=True)
+    functions = {one: target(one, guest=True).function for one in there}
+    reading = Reading(functions=functions, modules={ONE: 1, TWO: 2}, fabric=SharedFabric(partitions=partitions))
+    found = explain_disconnected([entry], reading)
+    assert lost in found.get("gpu-0", "") if lost else found == {}
+
+
 def test_a_gpu_has_the_partition_of_each_size_unless_there_are_two() -> None:
     other = SharedFabric(partitions=(*FABRIC.partitions, FabricPartition(id=5, gpus=(ONE, THREE))))
     assert describe_fabric(ONE, FABRIC) == {"partition1": 8, "partition2": 4}
@@ -132,11 +161,14 @@ class Machine:
 
         persistenced = Persistenced(simulation.tree, lambda: find_driver_root(simulation.tree, self.settings))
         self.held: tuple[Entry, ...] = ()
-        self.partitions = ActivePartitions(self.manager, lambda: self.held)
+        self.when_read: Callable[[], object] = lambda: None
+        self.partitions = ActivePartitions(self.manager, self._read_held)
         self.partitions.knows_claims = True
-        self.applier = ActivateFabricApplier(
-            self.manager, self.partitions, self.session, PersistenceMode(self.session, persistenced)
-        )
+        self.applier = ActivateFabricApplier(self.partitions, self.session, PersistenceMode(self.session, persistenced))
+
+    def _read_held(self) -> tuple[Entry, ...]:
+        self.when_read()
+        return self.held
 
     def set_mode(self, mode: int | None, first: int = 0) -> None:
         told = "null" if mode is None else mode
@@ -297,15 +329,40 @@ async def test_fabric_manager_gets_no_list_while_a_record_cannot_be_read(tmp_pat
     assert machine.machine.read().state.fabric_phase == "waiting"
 
 
-async def test_a_list_of_active_partitions_that_is_refused_is_logged(
+async def test_an_id_that_the_table_lacks_does_not_keep_other_claims_from_their_partitions(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = Machine(tmp_path)
-    machine.held = (hold(replace(machine.step(1, 2), partition=60)),)
+    pair, moved, gone = machine.step(1, 2), machine.step(3, 4), machine.step(5, 6)
+    without = replace(gone, partition=61, members=("module 8", "module 9"))
+    machine.held = (hold(pair, replace(moved, partition=60)), replace(hold(without), uid="v", name="default/v"))
     machine.inject.restart_fabric_manager()
-    with pytest.raises(FabricManagerError, match="waits for the list of active partitions"):
+    machine.partitions.list_groups()
+    assert machine.active == [pair.partition, moved.partition]
+    lost = "has lost its partition"
+    assert [one for one in caplog.messages if lost in one] == [
+        f"claim default/v {lost} 61: Fabric Manager has none of exactly {', '.join(gone.gpus)} any more"
+    ]
+
+
+async def test_what_is_activated_while_lost_partitions_are_added_stays_active(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    pair, other = machine.step(1, 2), machine.step(3, 4)
+    machine.inject.restart_fabric_manager()
+    machine.manager.set_active([])
+    with ThreadPoolExecutor(1) as threads:
+        begun = list[Future[bool]]()
+
+        def begin() -> None:
+            if not begun:
+                apply = machine.applier.apply(other, None, build_claim("v", other))
+                begun.append(threads.submit(asyncio.run, apply))
+                wait(begun, timeout=0.5)
+
+        machine.held, machine.when_read = (hold(pair),), begin
         machine.partitions.list_groups()
-    assert "does not take the active partitions [60]: fmSetActivatedFabricPartitions failed" in caplog.text
+        assert begun[0].result()
+    assert machine.active == [pair.partition, other.partition]
 
 
 async def test_an_id_that_names_other_gpus_by_now_is_neither_listed_nor_deactivated(tmp_path: Path) -> None:
