@@ -178,6 +178,14 @@ def test_the_amd_agent_can_write_what_its_settings_change_of_sys_and_nowhere_els
     assert ("PYDRA_AMD_SYS_ROOT" in by_name(agent["env"])) is bool(written)
 
 
+def test_values_that_mount_sys_at_a_place_of_their_own_are_left_as_they_are() -> None:
+    own = {"env": [{"name": "PYDRA_AMD_SYS_ROOT", "value": "/host-sys"}]}
+    own |= {"hostPaths": [{"path": "/sys", "mountPath": "/host-sys"}], "settings": {"partitioning": "compute"}}
+    agent = render({"backends": {"amd": {"enabled": True, **own}}}).agent()
+    assert [one for one in agent["env"] if one["name"] == "PYDRA_AMD_SYS_ROOT"] == own["env"]
+    assert "/host/sys/devices" not in [one["mountPath"] for one in agent["volumeMounts"]]
+
+
 def test_a_pool_of_nodes_can_write_there_if_its_settings_need_it() -> None:
     pools = {"label": "pool", "pools": {"cards": {"values": ["cards"], "settings": {"virtualFunctions": "eth1=8"}}}}
     objects = render(NET, at("backends.net.nodePools", pools))

@@ -175,9 +175,6 @@ readinessProbe: {{ merge (dict "httpGet" (dict "path" "/readyz" "port" "metrics"
 {{- range $key, $_ := default dict $backend.settings -}}
 {{- $_ := set $taken (include "pydra.variable" (dict "name" $name "key" $key)) (printf "backends.%s.settings.%s" $name $key) -}}
 {{- end -}}
-{{- if include "pydra.writableSys" $backend -}}
-{{- $_ := set $taken (include "pydra.variable" (dict "name" $name "key" "sysRoot")) (printf "backends.%s.settingsNeed" $name) -}}
-{{- end -}}
 {{- end -}}
 {{- range $name, $backend := .backends -}}
 {{- range default list $backend.env -}}

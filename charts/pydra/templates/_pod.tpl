@@ -245,9 +245,10 @@ Args: settings, unless (setting to the value with which it needs nothing).
 {{- if or .hostPID (include "pydra.needing" (dict "settings" .settings "unless" $unless) | fromJsonArray) -}}true{{- end -}}
 {{- end -}}
 
-{{- /* What of the host's /sys a backend needs to write to: /sys, /sys/devices, or empty. */ -}}
+{{- /* What of the host's /sys a backend needs to write to: /sys, /sys/devices, or empty, as where its settings or env name a place. */ -}}
 {{- define "pydra.writableSys" -}}
-{{- $need := default dict .settingsNeed -}}
+{{- $need := hasKey (default dict .settings) "sysRoot" | ternary dict (default dict .settingsNeed) -}}
+{{- range default list .env -}}{{- if hasSuffix "_SYS_ROOT" .name -}}{{- $need = dict -}}{{- end -}}{{- end -}}
 {{- if include "pydra.needing" (dict "settings" .settings "unless" (dig "sys" dict $need)) | fromJsonArray -}}/sys
 {{- else if include "pydra.needing" (dict "settings" .settings "unless" (dig "sysDevices" dict $need)) | fromJsonArray -}}/sys/devices
 {{- end -}}
