@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 STATE, BEHAVIOUR = "imex.json", "behaviour.json"
+STATUS = "run/nvidia-imex/status"
 
 
 def read_configuration(path: Path) -> Mapping[str, str]:
@@ -126,6 +127,29 @@ def run_control(arguments: Sequence[str]) -> int:
         for index, name in enumerate(names)
     }
     sys.stdout.write(json.dumps({"nodes": nodes, "status": "UP"}))
+    return 0
+
+
+def control(facts: Mapping[str, str]) -> int:
+    """nvidia-imex-ctl: `-q -c FILE`, or `-q --u=SOCKET`; returns the program's status.
+
+    Where the simulated nvidia-imex has a list of nodes beside FILE, that is asked. Otherwise no daemon runs: one is
+    there where FILE or SOCKET is, and its state is the text in STATUS of the simulated host, READY by default.
+    """
+    given = sys.argv[1:]
+    places = [one.removeprefix("--u=") for one in given if one.startswith("--u=")]
+    places += given[given.index("-c") + 1 :][:1] if "-c" in given else []
+    if "-q" not in given or not places:
+        sys.stderr.write("usage: nvidia-imex-ctl -q (-c FILE | --u=SOCKET)\n")
+        return 2
+    place = Path(places[0])
+    if not place.exists():
+        sys.stderr.write(f"Failed to connect to IMEX daemon: {place}: no such file\n")
+        return 1
+    if "-c" in given and (place.parent / "nodes.cfg").exists():
+        return run_control(given)
+    status = Path(facts["tree"], STATUS)
+    sys.stdout.write(status.read_text() if status.exists() else "READY\n")
     return 0
 
 

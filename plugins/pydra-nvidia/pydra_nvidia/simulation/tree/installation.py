@@ -167,8 +167,8 @@ _PROGRAMS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "programs")
 _PACKAGE = os.path.dirname(os.path.dirname(pydra_nvidia.__file__))
 
 
-def launcher(module: str, facts: Mapping[str, object]) -> str:
-    """The script that runs `main(facts)` of a module in `simulation.programs`.
+def launcher(module: str, facts: Mapping[str, object], function: str = "main") -> str:
+    """The script that runs `function(facts)` of a module in `simulation.programs`.
 
     The module is found by its directory: what needs nothing else of this package does not load it.
     """
@@ -179,7 +179,7 @@ def launcher(module: str, facts: Mapping[str, object]) -> str:
         f"sys.path.insert(0, {_PROGRAMS!r})\n"
         f"sys.path.append({_PACKAGE!r})\n"
         f"import {module}\n"
-        f"sys.exit({module}.main({dict(facts)!r}))\n"
+        f"sys.exit({module}.{function}({dict(facts)!r}))\n"
     )
 
 
@@ -189,7 +189,7 @@ def driver_programs(folder: str, facts: Mapping[str, object]) -> Files:
         f"{folder}/nvidia-smi": launcher("nvidia_smi", facts),
         f"{folder}/nvidia-cuda-mps-control": launcher("mps_control", facts),
         f"{folder}/nvidia-imex": launcher("imex", facts),
-        f"{folder}/nvidia-imex-ctl": launcher("imex_ctl", facts),
+        f"{folder}/nvidia-imex-ctl": launcher("imex", facts, "control"),
     }
 
 
