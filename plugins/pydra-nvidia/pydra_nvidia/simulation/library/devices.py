@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.boards import Board
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, put, put_handle, put_text, text
-from pydra_nvidia.simulation.library.symbols import (
-    Call,
-    Target,
-    device,
-    gpu,
-    gpu_target,
-    numbers,
-    require,
-    system,
-    texts,
-)
+from pydra_nvidia.simulation.library.symbols import Call, Target, function, gpu_target, numbers, require, texts
 from pydra_nvidia.simulation.machine import View
 
 if TYPE_CHECKING:
@@ -29,22 +19,22 @@ _ADDRESS = re.compile(r"(?:([0-9A-Fa-f]{1,8}):)?([0-9A-Fa-f]{1,2}):([0-9A-Fa-f]{
 EXCLUSIVE_THREAD, MOST_COMPUTE_MODE = 1, 3
 
 
-@system("nvmlInitWithFlags", session=False)
+@function("system", "nvmlInitWithFlags", session=False)
 def _init_with_flags(call: Call, flags: Any) -> None:
     call.library.open(call.view, number(flags))
 
 
-@system("nvmlShutdown", session=False)
+@function("system", "nvmlShutdown", session=False)
 def _shutdown(call: Call) -> None:
     call.library.close()
 
 
-@system("nvmlSystemGetCudaDriverVersion", session=False)
+@function("system", "nvmlSystemGetCudaDriverVersion", session=False)
 def _cuda_version(call: Call, reference: Any) -> None:
     put(reference, call.view.scenario.driver.cuda)
 
 
-@system("nvmlSystemGetProcessName")
+@function("system", "nvmlSystemGetProcessName")
 def _process_name(call: Call, pid: Any, buffer: Any, size: Any) -> None:
     for state in call.view.state.gpus.values():
         for process in state.processes:
@@ -74,7 +64,7 @@ def _by_address(library: Library, view: View, arguments: tuple[Any, ...]) -> str
     return next((uuid for uuid in library.check(view).uuids if _numbers(view.boards[uuid]) == wanted), None)
 
 
-@system("nvmlDeviceGetHandleByIndex_v2", finds=_by_index)
+@function("system", "nvmlDeviceGetHandleByIndex_v2", finds=_by_index)
 def _handle_by_index(call: Call, index: Any, reference: Any) -> None:
     uuid = _by_index(call.library, call.view, (index,))
     if uuid is None:
@@ -82,7 +72,7 @@ def _handle_by_index(call: Call, index: Any, reference: Any) -> None:
     _give(call, uuid, reference)
 
 
-@system("nvmlDeviceGetHandleByUUID", finds=_by_uuid)
+@function("system", "nvmlDeviceGetHandleByUUID", finds=_by_uuid)
 def _handle_by_uuid(call: Call, wanted: Any, reference: Any) -> None:
     uuid = _by_uuid(call.library, call.view, (wanted,))
     if uuid is None:
@@ -94,7 +84,7 @@ def _handle_by_uuid(call: Call, wanted: Any, reference: Any) -> None:
                 put_handle(reference, call.library.address(Target("mig", uuid, gi.serial, ci.uuid)))
 
 
-@system("nvmlDeviceGetHandleByPciBusId_v2", finds=_by_address)
+@function("system", "nvmlDeviceGetHandleByPciBusId_v2", finds=_by_address)
 def _handle_by_address(call: Call, address: Any, reference: Any) -> None:
     _give(call, _by_address(call.library, call.view, (address,)), reference)
 
@@ -135,18 +125,18 @@ numbers(
 )
 
 
-@device("nvmlDeviceGetCudaComputeCapability")
+@function("device", "nvmlDeviceGetCudaComputeCapability")
 def _compute_capability(call: Call, major: Any, minor: Any) -> None:
     put(major, call.board.model.compute[0])
     put(minor, call.board.model.compute[1])
 
 
-@gpu("nvmlDeviceGetAddressingMode")
+@function("gpu", "nvmlDeviceGetAddressingMode")
 def _addressing_mode(call: Call, info: Any) -> None:
     fill(info, ADDRESSING_VERSION, value=require(call.board.model.addressing))
 
 
-@device("nvmlDeviceGetPciInfo_v3")
+@function("device", "nvmlDeviceGetPciInfo_v3")
 def _pci_info(call: Call, info: Any) -> None:
     board = call.board
     domain, bus, slot = _numbers(board)
@@ -162,7 +152,7 @@ def _pci_info(call: Call, info: Any) -> None:
     )
 
 
-@gpu("nvmlDeviceSetComputeMode", root=True)
+@function("gpu", "nvmlDeviceSetComputeMode", root=True)
 def _set_compute_mode(call: Call, mode: Any) -> None:
     wanted = number(mode)
     if not 0 <= wanted <= MOST_COMPUTE_MODE or wanted == EXCLUSIVE_THREAD:
@@ -173,7 +163,7 @@ def _set_compute_mode(call: Call, mode: Any) -> None:
         call.gpu.compute_mode = wanted
 
 
-@gpu("nvmlDeviceSetPersistenceMode", root=True)
+@function("gpu", "nvmlDeviceSetPersistenceMode", root=True)
 def _set_persistence_mode(call: Call, mode: Any) -> None:
     with call.changing():
         call.gpu.persistence = bool(number(mode))

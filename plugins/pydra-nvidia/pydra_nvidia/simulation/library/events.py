@@ -10,7 +10,7 @@ import msgspec
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.faults import NO_INSTANCE
 from pydra_nvidia.simulation.library.arguments import Refusal, handle, number, pointed, put_handle
-from pydra_nvidia.simulation.library.symbols import Call, Target, gpu, gpu_target, system
+from pydra_nvidia.simulation.library.symbols import Call, Target, function, gpu_target
 from pydra_nvidia.simulation.machine import View
 from pydra_nvidia.simulation.state import Event
 
@@ -44,7 +44,7 @@ class EventSet(msgspec.Struct):
         return any(view.state.gpus[uuid].lost or not view.state.gpus[uuid].plugged for uuid in self.masks)
 
 
-@system("nvmlEventSetCreate")
+@function("system", "nvmlEventSetCreate")
 def _create_set(call: Call, reference: Any) -> None:
     target = Target("set", "", time.monotonic_ns())
     address = call.library.address(target)
@@ -52,7 +52,7 @@ def _create_set(call: Call, reference: Any) -> None:
     put_handle(reference, address)
 
 
-@gpu("nvmlDeviceRegisterEvents")
+@function("gpu", "nvmlDeviceRegisterEvents")
 def _register_events(call: Call, types: Any, event_set: Any) -> None:
     wanted, supported = number(types), call.board.model.events
     if not supported:
@@ -67,7 +67,7 @@ def _register_events(call: Call, types: Any, event_set: Any) -> None:
         registered.seen[uuid] = call.view.state.happened
 
 
-@system("nvmlEventSetWait_v2")
+@function("system", "nvmlEventSetWait_v2")
 def _wait(call: Call, event_set: Any, reference: Any, timeout: Any) -> None:
     """Events that happened come before the news that their GPU is lost, which every later wait answers at once."""
     registered = _find(call, event_set)
@@ -88,7 +88,7 @@ def _wait(call: Call, event_set: Any, reference: Any, timeout: Any) -> None:
         nap = min(nap * 2, LONGEST_NAP)
 
 
-@system("nvmlEventSetFree")
+@function("system", "nvmlEventSetFree")
 def _free_set(call: Call, event_set: Any) -> None:
     _find(call, event_set)
     del call.library.sets[handle(event_set)]

@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, number, pointed
-from pydra_nvidia.simulation.library.symbols import Call, gpu, require
+from pydra_nvidia.simulation.library.symbols import Call, function, require
 
 UNSIGNED_INT, UNSIGNED_LONG_LONG = 1, 3
 Reader: TypeAlias = Callable[[Call, int], int]
 
 
-@gpu("nvmlDeviceGetFieldValues")
+@function("gpu", "nvmlDeviceGetFieldValues")
 def _field_values(call: Call, count: Any, values: Any) -> None:
     array = pointed(values)
     now = time.time_ns() // 1000

@@ -8,7 +8,7 @@ from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.boards import derive_mig_uuid
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put_handle, put_handles
 from pydra_nvidia.simulation.library.mig import mig_model, profile_of
-from pydra_nvidia.simulation.library.symbols import Call, Target, compute, gpu, gpu_target, instance
+from pydra_nvidia.simulation.library.symbols import Call, Target, function, gpu_target
 from pydra_nvidia.simulation.machine import lowest_instance_id
 from pydra_nvidia.simulation.model import ComputeProfile, GpuProfile, MigModel
 from pydra_nvidia.simulation.state import ComputeState, GpuState, InstanceState
@@ -16,7 +16,7 @@ from pydra_nvidia.simulation.state import ComputeState, GpuState, InstanceState
 COMPUTE_INFO_V2 = 0x02000088
 
 
-@gpu("nvmlDeviceCreateGpuInstanceWithPlacement", root=True)
+@function("gpu", "nvmlDeviceCreateGpuInstanceWithPlacement", root=True)
 def _create_instance_at(call: Call, profile: Any, placement: Any, reference: Any) -> None:
     _needs_mode(call)
     wanted, place = profile_of(call, profile), pointed(placement)
@@ -38,7 +38,7 @@ def _create_instance_at(call: Call, profile: Any, placement: Any, reference: Any
     put_handle(reference, _instance_address(call, made))
 
 
-@gpu("nvmlDeviceGetGpuInstances", root=True)
+@function("gpu", "nvmlDeviceGetGpuInstances", root=True)
 def _list_instances(call: Call, profile: Any, array: Any, count: Any) -> None:
     _needs_mode(call)
     wanted = profile_of(call, profile)
@@ -46,7 +46,7 @@ def _list_instances(call: Call, profile: Any, array: Any, count: Any) -> None:
     put_handles(array, count, [_instance_address(call, one) for one in found])
 
 
-@gpu("nvmlDeviceGetGpuInstanceById", root=True)
+@function("gpu", "nvmlDeviceGetGpuInstanceById", root=True)
 def _instance_by_id(call: Call, id_: Any, reference: Any) -> None:
     _needs_mode(call)
     found = next((one for one in call.gpu.instances if one.id == number(id_)), None)
@@ -55,7 +55,7 @@ def _instance_by_id(call: Call, id_: Any, reference: Any) -> None:
     put_handle(reference, _instance_address(call, found))
 
 
-@instance("nvmlGpuInstanceGetInfo")
+@function("instance", "nvmlGpuInstanceGetInfo")
 def _instance_info(call: Call, info: Any) -> None:
     assert call.instance is not None
     struct = pointed(info)
@@ -64,7 +64,7 @@ def _instance_info(call: Call, info: Any) -> None:
     struct.placement.start, struct.placement.size = call.instance.start, call.instance.size
 
 
-@instance("nvmlGpuInstanceDestroy", root=True)
+@function("instance", "nvmlGpuInstanceDestroy", root=True)
 def _destroy_instance(call: Call) -> None:
     with call.changing():
         assert call.instance is not None
@@ -73,19 +73,19 @@ def _destroy_instance(call: Call) -> None:
         call.gpu.instances.remove(call.instance)
 
 
-@instance("nvmlGpuInstanceGetComputeInstanceProfileInfo")
+@function("instance", "nvmlGpuInstanceGetComputeInstanceProfileInfo")
 def _compute_profile_info(call: Call, profile: Any, engine: Any, info: Any) -> None:
     fill(info, **_figures(_compute_by_enum(call, profile, engine)))
 
 
-@instance("nvmlGpuInstanceGetComputeInstanceProfileInfoV")
+@function("instance", "nvmlGpuInstanceGetComputeInstanceProfileInfoV")
 def _compute_profile_info_v(call: Call, profile: Any, engine: Any, info: Any) -> None:
     found, whole = _compute_by_enum(call, profile, engine), _profile(call)
     name = f"MIG {whole.name}" if found.slices == whole.slices else f"MIG {found.slices}c.{whole.name}"
     fill(info, COMPUTE_INFO_V2, name=name.encode(), **_figures(found))
 
 
-@instance("nvmlGpuInstanceCreateComputeInstance", root=True)
+@function("instance", "nvmlGpuInstanceCreateComputeInstance", root=True)
 def _create_compute(call: Call, profile: Any, reference: Any) -> None:
     found = _compute_profile(call, profile)
     with call.changing():
@@ -107,7 +107,7 @@ def _create_compute(call: Call, profile: Any, reference: Any) -> None:
         put_handle(reference, _compute_address(call, call.instance, made))
 
 
-@instance("nvmlGpuInstanceGetComputeInstances", root=True)
+@function("instance", "nvmlGpuInstanceGetComputeInstances", root=True)
 def _list_compute(call: Call, profile: Any, array: Any, count: Any) -> None:
     assert call.instance is not None
     found, here = _compute_profile(call, profile), call.instance
@@ -115,7 +115,7 @@ def _list_compute(call: Call, profile: Any, array: Any, count: Any) -> None:
     put_handles(array, count, addresses)
 
 
-@instance("nvmlGpuInstanceGetComputeInstanceById", root=True)
+@function("instance", "nvmlGpuInstanceGetComputeInstanceById", root=True)
 def _compute_by_id(call: Call, id_: Any, reference: Any) -> None:
     assert call.instance is not None
     found = next((one for one in call.instance.compute if one.id == number(id_)), None)
@@ -124,7 +124,7 @@ def _compute_by_id(call: Call, id_: Any, reference: Any) -> None:
     put_handle(reference, _compute_address(call, call.instance, found))
 
 
-@compute("nvmlComputeInstanceGetInfo_v2", "nvmlComputeInstanceGetInfo")
+@function("compute", "nvmlComputeInstanceGetInfo_v2", "nvmlComputeInstanceGetInfo")
 def _compute_info(call: Call, info: Any) -> None:
     gi, ci = call.part()
     struct = pointed(info)
@@ -135,7 +135,7 @@ def _compute_info(call: Call, info: Any) -> None:
     struct.placement.start, struct.placement.size = ci.start, ci.slices
 
 
-@compute("nvmlComputeInstanceDestroy", root=True)
+@function("compute", "nvmlComputeInstanceDestroy", root=True)
 def _destroy_compute(call: Call) -> None:
     with call.changing():
         gi, ci = call.part()

@@ -8,13 +8,13 @@ from typing import Any
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.faults import NO_INSTANCE
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put
-from pydra_nvidia.simulation.library.symbols import Call, device
+from pydra_nvidia.simulation.library.symbols import Call, function
 from pydra_nvidia.simulation.state import Process
 
 MIB = 1 << 20
 
 
-@device("nvmlDeviceGetMemoryInfo")
+@function("device", "nvmlDeviceGetMemoryInfo")
 def _memory_info(call: Call, info: Any) -> None:
     total, reserved, used = _memory(call)
     fill(info, total=total, free=total - reserved - used, used=used + reserved)
@@ -55,4 +55,4 @@ def _list(kind: str, call: Call, count: Any, array: Any) -> None:
 
 
 for name, process_kind in (("Compute", "compute"), ("Graphics", "graphics"), ("MPSCompute", "mps")):
-    device(f"nvmlDeviceGet{name}RunningProcesses_v3")(partial(_list, process_kind))
+    function("device", f"nvmlDeviceGet{name}RunningProcesses_v3")(partial(_list, process_kind))

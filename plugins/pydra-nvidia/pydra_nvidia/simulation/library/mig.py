@@ -6,7 +6,7 @@ from typing import Any
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put
-from pydra_nvidia.simulation.library.symbols import Call, gpu, require
+from pydra_nvidia.simulation.library.symbols import Call, function, require
 from pydra_nvidia.simulation.machine import switch_mode
 from pydra_nvidia.simulation.model import GpuProfile, MigModel
 
@@ -14,14 +14,14 @@ PROFILE_INFO_V2 = 0x02000098
 PROFILE_COUNT = 0x12
 
 
-@gpu("nvmlDeviceGetMigMode")
+@function("gpu", "nvmlDeviceGetMigMode")
 def _mig_mode(call: Call, current: Any, pending: Any) -> None:
     mig_model(call)
     put(current, int(call.gpu.mig))
     put(pending, int(call.gpu.mig_pending))
 
 
-@gpu("nvmlDeviceSetMigMode", root=True)
+@function("gpu", "nvmlDeviceSetMigMode", root=True)
 def _set_mig_mode(call: Call, mode: Any, activation: Any) -> None:
     """The call succeeds once the mode is pending; whether it came into effect is what `activation` says."""
     model = mig_model(call)
@@ -44,12 +44,12 @@ def _set_mig_mode(call: Call, mode: Any, activation: Any) -> None:
             put(activation, int(Code.SUCCESS))
 
 
-@gpu("nvmlDeviceGetGpuInstanceProfileInfo")
+@function("gpu", "nvmlDeviceGetGpuInstanceProfileInfo")
 def _profile_info(call: Call, profile: Any, info: Any) -> None:
     fill(info, **_figures(_profile_by_enum(call, profile)))
 
 
-@gpu("nvmlDeviceGetGpuInstanceProfileInfoV")
+@function("gpu", "nvmlDeviceGetGpuInstanceProfileInfoV")
 def _profile_info_v(call: Call, profile: Any, info: Any) -> None:
     if not call.gpu.mig and not call.view.scenario.driver.named_profiles_when_off:
         raise Refusal(Code.NOT_SUPPORTED)
@@ -57,7 +57,12 @@ def _profile_info_v(call: Call, profile: Any, info: Any) -> None:
     fill(info, PROFILE_INFO_V2, name=f"MIG {found.name}".encode(), **_figures(found))
 
 
-@gpu("nvmlDeviceGetGpuInstancePossiblePlacements_v2", "nvmlDeviceGetGpuInstancePossiblePlacements", root=True)
+@function(
+    "gpu",
+    "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
+    "nvmlDeviceGetGpuInstancePossiblePlacements",
+    root=True,
+)
 def _possible_placements(call: Call, profile: Any, placements: Any, count: Any) -> None:
     found = profile_of(call, profile)
     if placements is not None:
@@ -67,7 +72,7 @@ def _possible_placements(call: Call, profile: Any, placements: Any, count: Any) 
     put(count, len(found.starts))
 
 
-@gpu("nvmlDeviceGetMaxMigDeviceCount")
+@function("gpu", "nvmlDeviceGetMaxMigDeviceCount")
 def _most_mig_devices(call: Call, reference: Any) -> None:
     model = call.board.model.mig
     put(reference, model.most_devices if model is not None and call.gpu.mig else 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put
-from pydra_nvidia.simulation.library.symbols import Call, gpu
+from pydra_nvidia.simulation.library.symbols import Call, function
 from pydra_nvidia.simulation.scenario import LinkPart
 
 MOST_LINKS = 36
@@ -15,18 +15,18 @@ FABRIC_V2, FABRIC_V3 = 0x02000024, 0x3000028
 HOPPER = 9
 
 
-@gpu("nvmlDeviceGetNvLinkState")
+@function("gpu", "nvmlDeviceGetNvLinkState")
 def _link_state(call: Call, link: Any, reference: Any) -> None:
     part = _link(call, link)
     put(reference, part.state if part.state != 1 or number(link) in active_links(call) else 0)
 
 
-@gpu("nvmlDeviceGetNvLinkRemoteDeviceType")
+@function("gpu", "nvmlDeviceGetNvLinkRemoteDeviceType")
 def _link_remote_type(call: Call, link: Any, reference: Any) -> None:
     put(reference, _live_link(call, link).remote)
 
 
-@gpu("nvmlDeviceGetNvLinkRemotePciInfo_v2")
+@function("gpu", "nvmlDeviceGetNvLinkRemotePciInfo_v2")
 def _link_remote_pci(call: Call, link: Any, info: Any) -> None:
     part = _live_link(call, link)
     if not part.address:
@@ -43,7 +43,7 @@ def _link_remote_pci(call: Call, link: Any, info: Any) -> None:
     )
 
 
-@gpu("nvmlDeviceGetNvLinkErrorCounter")
+@function("gpu", "nvmlDeviceGetNvLinkErrorCounter")
 def _link_errors(call: Call, link: Any, counter: Any, reference: Any) -> None:
     """Counted up to Ampere; newer GPUs tell by field values. Those of a simulated GPU are all of link 0."""
     _link(call, link)
@@ -56,12 +56,12 @@ def _link_errors(call: Call, link: Any, counter: Any, reference: Any) -> None:
     put(reference, found[number(counter)] if number(link) == 0 else 0)
 
 
-@gpu("nvmlDeviceGetGpuFabricInfo")
+@function("gpu", "nvmlDeviceGetGpuFabricInfo")
 def _fabric_info(call: Call, info: Any) -> None:
     _fabric(call, info)
 
 
-@gpu("nvmlDeviceGetGpuFabricInfoV")
+@function("gpu", "nvmlDeviceGetGpuFabricInfoV")
 def _fabric_info_v(call: Call, info: Any) -> None:
     version = pointed(info).version
     if version not in (FABRIC_V2, FABRIC_V3):

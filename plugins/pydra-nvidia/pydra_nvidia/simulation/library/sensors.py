@@ -6,7 +6,7 @@ from typing import Any
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put
-from pydra_nvidia.simulation.library.symbols import Call, gpu, numbers, require
+from pydra_nvidia.simulation.library.symbols import Call, function, numbers, require
 
 UNCORRECTED, AGGREGATE = 1, 1
 CLOCKS = ("graphics", "sm", "memory", "video")
@@ -29,27 +29,27 @@ numbers(
 )
 
 
-@gpu("nvmlDeviceGetTemperature")
+@function("gpu", "nvmlDeviceGetTemperature")
 def _temperature(call: Call, sensor: Any, reference: Any) -> None:
     if number(sensor):
         raise Refusal(Code.INVALID_ARGUMENT)
     put(reference, call.gpu.gauges.temperature)
 
 
-@gpu("nvmlDeviceGetClockInfo")
+@function("gpu", "nvmlDeviceGetClockInfo")
 def _clock(call: Call, kind: Any, reference: Any) -> None:
     if number(kind) >= len(CLOCKS):
         raise Refusal(Code.INVALID_ARGUMENT)
     put(reference, getattr(call.board.model.clocks, CLOCKS[number(kind)]))
 
 
-@gpu("nvmlDeviceGetUtilizationRates")
+@function("gpu", "nvmlDeviceGetUtilizationRates")
 def _utilization(call: Call, info: Any) -> None:
     _needs(not call.gpu.mig)  # the counters are of the whole GPU, which in MIG mode nobody has
     fill(info, gpu=call.gpu.gauges.utilization, memory=call.gpu.gauges.memory_utilization)
 
 
-@gpu("nvmlDeviceGetTotalEccErrors")
+@function("gpu", "nvmlDeviceGetTotalEccErrors")
 def _total_ecc_errors(call: Call, kind: Any, counter: Any, reference: Any) -> None:
     _needs(call.board.model.ecc)
     error = "uncorrected" if number(kind) == UNCORRECTED else "corrected"
@@ -57,7 +57,7 @@ def _total_ecc_errors(call: Call, kind: Any, counter: Any, reference: Any) -> No
     put(reference, getattr(call.gpu.counters, f"ecc_{error}{since}"))
 
 
-@gpu("nvmlDeviceGetRemappedRows")
+@function("gpu", "nvmlDeviceGetRemappedRows")
 def _remapped_rows(call: Call, corrected: Any, uncorrected: Any, pending: Any, failed: Any) -> None:
     _needs(call.board.model.row_remapping)
     counters = call.gpu.counters
@@ -67,7 +67,7 @@ def _remapped_rows(call: Call, corrected: Any, uncorrected: Any, pending: Any, f
     put(failed, int(counters.remap_failed))
 
 
-@gpu("nvmlDeviceGetRetiredPages")
+@function("gpu", "nvmlDeviceGetRetiredPages")
 def _retired_pages(call: Call, cause: Any, count: Any, pages: Any) -> None:
     _needs(call.board.model.page_retirement)
     counters = call.gpu.counters

@@ -1,7 +1,7 @@
 """The table of C symbols: which function answers each, and whose handle is its first argument.
 
-    @device("nvmlDeviceGetMinorNumber")
-    def get_minor(call: Call, reference: Any) -> None: ...
+    @function("gpu", "nvmlDeviceGetMigMode")
+    def get_mode(call: Call, current: Any, pending: Any) -> None: ...
 
 The function raises Refusal for every code but SUCCESS. It gets the arguments after the handle. For functions that write
 one number or text, `numbers` and `texts` have what each writes.
@@ -42,7 +42,11 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Symbol(msgspec.Struct, frozen=True):
-    """`session`: it needs nvmlInit. `root`: it needs root. `finds` tells the GPU from the arguments, for faults."""
+    """`kind` is that of the handle in the first argument; a `device` is a GPU or a MIG device, `system` has none.
+
+    `session`: it needs nvmlInit. `root`: it needs root. `finds` returns the GPU that the
+    arguments mean, for faults.
+    """
 
     kind: Kind
     work: Work
@@ -123,37 +127,12 @@ def texts(kind: Kind, readers: Mapping[str, Callable[[Call], str]]) -> None:
         SYMBOLS[name] = Symbol(kind, lambda call, buffer, size, read=read: put_text(buffer, size, read(call)))
 
 
-def system(
-    *names: str, session: bool = True, finds: Callable[[Library, View, tuple[Any, ...]], str | None] | None = None
-) -> Callable[[Work], Work]:
-    """A function without a handle."""
-    return _register(names, lambda work: Symbol("system", work, session=session, finds=finds))
+def function(kind: Kind, *names: str, **options: Any) -> Callable[[Work], Work]:
+    """A function with the handle of this kind, by its C symbols; `options` are fields of `Symbol`."""
 
-
-def gpu(*names: str, root: bool = False) -> Callable[[Work], Work]:
-    """A function of a GPU's handle."""
-    return _register(names, lambda work: Symbol("gpu", work, root=root))
-
-
-def device(*names: str) -> Callable[[Work], Work]:
-    """A function of the handle of a GPU or of a MIG device."""
-    return _register(names, lambda work: Symbol("device", work))
-
-
-def instance(*names: str, root: bool = False) -> Callable[[Work], Work]:
-    """A function of a GPU instance's handle."""
-    return _register(names, lambda work: Symbol("instance", work, root=root))
-
-
-def compute(*names: str, root: bool = False) -> Callable[[Work], Work]:
-    """A function of a compute instance's handle."""
-    return _register(names, lambda work: Symbol("compute", work, root=root))
-
-
-def _register(names: tuple[str, ...], make: Callable[[Work], Symbol]) -> Callable[[Work], Work]:
     def register(work: Work) -> Work:
         for name in names:
-            SYMBOLS[name] = make(work)
+            SYMBOLS[name] = Symbol(kind, work, **options)
         return work
 
     return register
