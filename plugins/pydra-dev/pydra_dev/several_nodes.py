@@ -217,7 +217,7 @@ class NodesRun:
         lost = self._list_pods(name)
         await self._lose_node(name)
         if any(self._find_conditions()):
-            await self._wait(f"the loss of {name} is noticed", lambda: not self._is_ready())
+            await self._wait(f"the loss of {name} is noticed", lambda: self._is_waited_for(name))
         for pod in lost:
             self._delete(PODS, pod)
         self._api.delete(NODES, name)
@@ -413,6 +413,11 @@ class NodesRun:
 
     def _is_ready(self) -> bool:
         return all(one["status"] == "True" for _, one in self._find_conditions() if one["type"] == READY)
+
+    def _is_waited_for(self, node: str) -> bool:
+        """Whether an object that is not ready names the node as a reason; others may keep it from being ready, too."""
+        conditions = [one for _, one in self._find_conditions() if one["type"] == READY and one["status"] == "False"]
+        return any(f"{node}: " in one["message"] for one in conditions)
 
     def _find_driver(self) -> str:
         """The driver, once each node has devices of it."""
