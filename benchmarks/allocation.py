@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.report import Report
 from benchmarks.stats import Timing
-from pydra_dev import schema
 from pydra_dev.allocator import InUse, NamedClaim, allocate
+from pydra_dev.api import schema
 from pydra_dev.cel.environment import compile_selector
 from pydra_dev.pools import NamedSlice
 

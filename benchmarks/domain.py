@@ -18,7 +18,7 @@ import anyio
 import anyio.lowlevel
 
 from pydra.controllers import KubeClient, load_credentials
-from pydra_dev import kinds
+from pydra_dev.api import kinds
 from pydra_dev.apiserver import ApiServer, serve_api
 from pydra_dev.custom_kinds import parse_definition
 from pydra_dev.verbs import Query

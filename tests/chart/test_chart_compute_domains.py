@@ -19,7 +19,7 @@ from cel_expr_python import cel
 
 from domain_cluster import OWN, Cluster
 from pydra.controllers import PODS
-from pydra_dev import kinds
+from pydra_dev.api import kinds
 from pydra_dev.apiserver import ApiServer, serve_api
 from pydra_dev.faults import Call, Fault
 from pydra_nvidia.compute_domain.controller.command import add_arguments, parse_settings

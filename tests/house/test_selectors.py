@@ -24,7 +24,7 @@ from pydra_amd.settings import Partitioning
 from pydra_amd.simulation.machine_types import MACHINE_TYPES as AMD_MACHINES
 from pydra_cpu.settings import GroupBy
 from pydra_cpu.simulation.machine import MACHINE_TYPES as CPU_MACHINES
-from pydra_dev import schema
+from pydra_dev.api import schema
 from pydra_dev.cel.environment import EvaluationError, build_variables, compile_selector
 from pydra_net.simulation.machine import MACHINE_TYPES as NET_MACHINES
 from pydra_nvidia.simulation.scenario_file import bundled_scenarios

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra.quantity import canonical_quantity, is_quantity, parse_quantity
-from pydra_dev.quantity import canonical_quantity as servers_spelling
-from pydra_dev.quantity import parse_quantity as servers_value
+from pydra_dev.api.quantity import canonical_quantity as servers_spelling
+from pydra_dev.api.quantity import parse_quantity as servers_value
 
 TABLE: dict[int | str, tuple[Fraction | int, str]] = {
     0: (0, "0"),

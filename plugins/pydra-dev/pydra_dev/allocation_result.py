@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from pydra_dev import schema
+from pydra_dev.api import schema
+from pydra_dev.api.errors import JsonObject
 from pydra_dev.capacity import Share
 from pydra_dev.pools import Candidate
-from pydra_dev.status import JsonObject
 
 
 class Pick(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """The embedded API server: `serve_api` speaks the Kubernetes HTTP API on a socket, from memory.
 
 `serve_control_plane` adds the controllers. It has the same paths, bodies, refusals and watches as a real server for
-the kinds in `kinds`, and no authorization (who has the token may do all) or managed fields: a
+the kinds in `api.kinds`, and no authorization (who has the token may do all) or managed fields: a
 request for those is refused with the reason. Nothing outlives the `async with` block.
 """
 
@@ -25,14 +25,14 @@ import msgspec
 import yaml
 from aiohttp import web
 
+from pydra_dev.api.errors import JsonObject
+from pydra_dev.api.gates import build_gates
+from pydra_dev.api.kinds import COLLECTION_VERBS, KINDS, NAMESPACES, OBJECT_VERBS, SERVICE_ACCOUNTS, Kind
 from pydra_dev.controllers import run_controllers
 from pydra_dev.custom_kinds import parse_definition
 from pydra_dev.faults import Faults, RequestLog
-from pydra_dev.gates import build_gates
 from pydra_dev.handlers import MAX_BODY, OPENAPI, Handlers
-from pydra_dev.kinds import COLLECTION_VERBS, KINDS, NAMESPACES, OBJECT_VERBS, SERVICE_ACCOUNTS, Kind
 from pydra_dev.openapi import build_openapi
-from pydra_dev.status import JsonObject
 from pydra_dev.store import DEFAULT_HISTORY, Store
 from pydra_dev.verbs import Api
 

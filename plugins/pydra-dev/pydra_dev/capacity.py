@@ -12,8 +12,8 @@ from math import ceil
 import msgspec
 
 from pydra.errors import suggest
-from pydra_dev import schema
-from pydra_dev.quantity import BINARY, format_quantity, parse_quantity
+from pydra_dev.api import schema
+from pydra_dev.api.quantity import BINARY, format_quantity, parse_quantity
 
 
 class Amount(msgspec.Struct, frozen=True):

@@ -14,7 +14,8 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from pydra_dev import schema
+from pydra_dev.api import schema
+from pydra_dev.api.errors import forbidden, invalid, required, too_long, unsupported
 from pydra_dev.cel.environment import CompileError, compile_selector
 from pydra_dev.metadata import (
     Errors,
@@ -31,7 +32,6 @@ from pydra_dev.metadata import (
     size,
 )
 from pydra_dev.slice_rules import EFFECTS, check_binding
-from pydra_dev.status import forbidden, invalid, required, too_long, unsupported
 
 MAX_REQUESTS = 32
 MAX_SUBREQUESTS = 8

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import anyio
 
 from pydra.diagnosis.checkpoint import judge_left_over
+from pydra_dev.api.kinds import PODS, RESOURCE_CLAIMS
 from pydra_dev.controller_decisions import full_name
 from pydra_dev.explanations import Paragraph
-from pydra_dev.kinds import PODS, RESOURCE_CLAIMS
 from pydra_dev.kubelet.claims import ClaimCache, ClaimInfo
 from pydra_dev.kubelet.observations import Called, Step
 from pydra_dev.node import AgentProcess, EmbeddedNode

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from pydra_dev import schema
+from pydra_dev.api import schema
 from pydra_dev.pools import Candidate, DeviceKey
 
 _UNCOMPARED = "the scheduler of Kubernetes 1.36 compares no lists"

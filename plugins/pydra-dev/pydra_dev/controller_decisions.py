@@ -9,9 +9,9 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from pydra_dev.kinds import EVENTS
+from pydra_dev.api.errors import JsonObject, StatusError
+from pydra_dev.api.kinds import EVENTS
 from pydra_dev.metadata import SUFFIX_LENGTH, build_suffix
-from pydra_dev.status import JsonObject, StatusError
 from pydra_dev.verbs import Api
 
 CLAIM_NAME_ANNOTATION = "resource.kubernetes.io/pod-claim-name"

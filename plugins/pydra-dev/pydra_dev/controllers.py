@@ -13,6 +13,16 @@ from typing import TypeAlias
 import anyio
 import anyio.lowlevel
 
+from pydra_dev.api.errors import JsonObject
+from pydra_dev.api.kinds import (
+    NAMESPACES,
+    NODES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    SERVICE_ACCOUNTS,
+    Kind,
+)
 from pydra_dev.controller_decisions import (
     FINALIZER,
     attempt,
@@ -26,17 +36,7 @@ from pydra_dev.controller_decisions import (
     template_claims,
 )
 from pydra_dev.daemon_sets import step_daemon_sets
-from pydra_dev.kinds import (
-    NAMESPACES,
-    NODES,
-    PODS,
-    RESOURCE_CLAIM_TEMPLATES,
-    RESOURCE_CLAIMS,
-    SERVICE_ACCOUNTS,
-    Kind,
-)
 from pydra_dev.scheduling import Scheduler
-from pydra_dev.status import JsonObject
 from pydra_dev.verbs import Api, Query
 
 Step: TypeAlias = Callable[[], float | None]

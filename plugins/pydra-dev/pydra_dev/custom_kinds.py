@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 from cel_expr_python import cel
 
-from pydra_dev.kinds import Kind
-from pydra_dev.status import FieldError, JsonObject, duplicate, invalid, invalid_object, required, unsupported
+from pydra_dev.api.errors import FieldError, JsonObject, duplicate, invalid, invalid_object, required, unsupported
+from pydra_dev.api.kinds import Kind
 
 _RULES = "x-kubernetes-validations"
 _KNOWN = frozenset(

@@ -21,6 +21,8 @@ import msgspec
 from pydra.backends.discovery import find_backend, locate_file
 from pydra.errors import PydraError, SettingsError
 from pydra_dev.allocator import AllocationError
+from pydra_dev.api.errors import JsonObject
+from pydra_dev.api.kinds import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.apiserver import DEFAULT_VERSION, FIRST_DRA_MINOR, LAST_KNOWN_MINOR, parse_release
 from pydra_dev.cdi_specs import read_specs
 from pydra_dev.clean_up import LOOK_INTERVAL, CleanUp
@@ -39,7 +41,6 @@ from pydra_dev.explanations import (
     describe_step,
     describe_unused,
 )
-from pydra_dev.kinds import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.kubelet.observations import Called, ContainerCreated, PodFailed, PodRunning, Registered, Step
 from pydra_dev.node import (
     AgentProcess,
@@ -64,7 +65,6 @@ from pydra_dev.samples import (
     wait_for_change,
 )
 from pydra_dev.scheduling import EVICTION, review_claim
-from pydra_dev.status import JsonObject
 from pydra_dev.terminal import INTERRUPTED, Output, Printer, Progress, run_with_signals
 from pydra_dev.verbs import Api, Query
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
 from pydra.errors import suggest
-from pydra_dev import schema
-from pydra_dev.quantity import parse_quantity
-from pydra_dev.status import JsonObject
+from pydra_dev.api import schema
+from pydra_dev.api.errors import JsonObject
+from pydra_dev.api.quantity import parse_quantity
 
 IMPLICIT = "deviceclass.resource.kubernetes.io/"
 """Before the name of a DeviceClass: the extended resource that every class has."""

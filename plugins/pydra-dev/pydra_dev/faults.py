@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import anyio
 import msgspec
 
-from pydra_dev.status import StatusError
+from pydra_dev.api.errors import StatusError
 
 
 class Call(msgspec.Struct, kw_only=True):

@@ -2,7 +2,7 @@
 
 Every path goes through `Handlers.handle`, which logs the call, lets injected faults act, refuses web pages, checks the
 token and answers refusals with a `Status` body. Writes must name the type of their body, which pages cannot choose
-without an Origin. Unknown fields of the kinds that `schema` describes are refused or reported as warnings, as
+without an Origin. Unknown fields of the kinds that `api.schema` describes are refused or reported as warnings, as
 `fieldValidation` asks.
 """
 
@@ -20,11 +20,7 @@ from aiohttp import web
 from yarl import URL
 
 from pydra_dev import patches, protobuf, server_side_apply
-from pydra_dev.faults import Call, ConnectionCutError, Faults, RawAnswerError, RequestLog
-from pydra_dev.kinds import KINDS, Kind, Target, index_paths, parse_path
-from pydra_dev.object_rules import find_unknown_fields
-from pydra_dev.schema import refuse_fields
-from pydra_dev.status import (
+from pydra_dev.api.errors import (
     JsonObject,
     StatusError,
     bad_request,
@@ -33,6 +29,10 @@ from pydra_dev.status import (
     unauthorized,
     unsupported_media_type,
 )
+from pydra_dev.api.kinds import KINDS, Kind, Target, index_paths, parse_path
+from pydra_dev.api.schema import refuse_fields
+from pydra_dev.faults import Call, ConnectionCutError, Faults, RawAnswerError, RequestLog
+from pydra_dev.object_rules import find_unknown_fields
 from pydra_dev.tables import build_table, wants_table
 from pydra_dev.verbs import Api, Query, Watch, WatchOptions
 

@@ -41,6 +41,8 @@ from pydra.errors import BackendError, ContractError, PydraError, SettingsError
 from pydra.inventory.health import HealthPolicy, Snapshot, build_pool, observe
 from pydra.slices.build import build_wanted
 from pydra_dev.allocator import AllocationError
+from pydra_dev.api.errors import JsonObject
+from pydra_dev.api.kinds import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.apiserver import serve_control_plane
 from pydra_dev.controller_decisions import claim_names
 from pydra_dev.demo import SETTLED, DemoError, Options
@@ -52,7 +54,6 @@ from pydra_dev.explanations import (
     describe_others,
     describe_slices,
 )
-from pydra_dev.kinds import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.kubelet.claims import container_requests
 from pydra_dev.kubelet.kubelet import build_node
 from pydra_dev.kubelet.pods import create_container
@@ -61,7 +62,6 @@ from pydra_dev.node import make_root, scenario_environment
 from pydra_dev.oci import InjectionError
 from pydra_dev.samples import choose_manifests, create_object, read_sample
 from pydra_dev.scheduling import review_claim
-from pydra_dev.status import JsonObject
 from pydra_dev.terminal import INTERRUPTED, Output, Printer, run_with_signals
 from pydra_dev.verbs import Api
 

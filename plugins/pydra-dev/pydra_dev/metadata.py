@@ -13,8 +13,7 @@ from datetime import datetime
 from random import Random
 from typing import TypeVar
 
-from pydra_dev.kinds import Kind
-from pydra_dev.status import (
+from pydra_dev.api.errors import (
     FieldError,
     JsonObject,
     bad_request,
@@ -28,6 +27,7 @@ from pydra_dev.status import (
     too_long,
     too_many,
 )
+from pydra_dev.api.kinds import Kind
 
 T = TypeVar("T")
 Errors = Iterator[FieldError]

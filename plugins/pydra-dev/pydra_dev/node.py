@@ -28,9 +28,9 @@ from pydra.errors import SettingsError
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
 from pydra.settings import Settings, parse_settings
+from pydra_dev.api.kinds import NODES, PODS
 from pydra_dev.apiserver import DEFAULT_VERSION, ApiServer, parse_release, serve_control_plane
 from pydra_dev.controller_decisions import build_condition, set_condition
-from pydra_dev.kinds import NODES, PODS
 from pydra_dev.kubelet.kubelet import Kubelet, ignore_containers
 from pydra_dev.kubelet.observations import Report
 from pydra_dev.kubelet.pods import StopContainers

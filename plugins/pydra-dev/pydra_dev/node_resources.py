@@ -14,12 +14,12 @@ from fractions import Fraction
 
 import msgspec
 
-from pydra_dev import schema
+from pydra_dev.api import schema
+from pydra_dev.api.errors import JsonObject
+from pydra_dev.api.quantity import BINARY, DECIMAL, format_quantity, parse_quantity
 from pydra_dev.capacity import find_amount
 from pydra_dev.pools import DeviceKey
-from pydra_dev.quantity import BINARY, DECIMAL, format_quantity, parse_quantity
 from pydra_dev.slice_rules import NATIVE_RESOURCES
-from pydra_dev.status import JsonObject
 
 FIELD = "nodeAllocatableResourceClaimStatuses"
 

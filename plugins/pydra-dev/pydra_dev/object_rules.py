@@ -14,9 +14,21 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from pydra_dev import claim_rules, schema, slice_rules
-from pydra_dev.gates import LISTS, Gates, drop_disabled
-from pydra_dev.kinds import (
+from pydra_dev import claim_rules, slice_rules
+from pydra_dev.api import schema
+from pydra_dev.api.errors import (
+    FieldError,
+    JsonObject,
+    duplicate,
+    forbidden,
+    invalid,
+    invalid_object,
+    required,
+    unknown,
+    unsupported,
+)
+from pydra_dev.api.gates import LISTS, Gates, drop_disabled
+from pydra_dev.api.kinds import (
     DEVICE_CLASSES,
     DEVICE_TAINT_RULES,
     EVENTS,
@@ -30,17 +42,6 @@ from pydra_dev.kinds import (
     Kind,
 )
 from pydra_dev.metadata import Errors, check_label, check_required, check_subdomain
-from pydra_dev.status import (
-    FieldError,
-    JsonObject,
-    duplicate,
-    forbidden,
-    invalid,
-    invalid_object,
-    required,
-    unknown,
-    unsupported,
-)
 
 SpecT = TypeVar("SpecT", bound=msgspec.Struct)
 

@@ -1,7 +1,7 @@
 """The server's OpenAPI documents: the fields of the kinds of Dynamic Resource Allocation, for `kubectl explain`.
 
 Types and descriptions are those of kubernetes-asyncio, which is generated from the documents of a real server. They are
-for readers: what the server accepts is in `schema` and the rules. Other kinds have no schema.
+for readers: what the server accepts is in `api.schema` and the rules. Other kinds have no schema.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 from pydra.kube.lean_imports import import_models
-from pydra_dev.kinds import Kind
-from pydra_dev.status import JsonObject
+from pydra_dev.api.errors import JsonObject
+from pydra_dev.api.kinds import Kind
 
 _DESCRIBED = "resource.k8s.io"
 _OF_VERSION = re.compile(r"(?:[A-Z][a-z]+)?V(\d+(?:(?:alpha|beta)\d+)?)(?=[A-Z])")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydra_dev.status import JsonObject, StatusError, bad_request
+from pydra_dev.api.errors import JsonObject, StatusError, bad_request
 
 MERGE = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"

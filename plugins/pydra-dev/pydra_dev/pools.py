@@ -12,9 +12,9 @@ from fractions import Fraction
 import msgspec
 from msgspec.structs import replace
 
-from pydra_dev import schema
-from pydra_dev.quantity import parse_quantity
-from pydra_dev.status import JsonObject
+from pydra_dev.api import schema
+from pydra_dev.api.errors import JsonObject
+from pydra_dev.api.quantity import parse_quantity
 
 DeviceKey = tuple[str, str, str]
 """Driver, pool and device."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import betterproto2
 
-from pydra_dev.kinds import NAMESPACES, SERVICE_ACCOUNTS
-from pydra_dev.status import JsonObject, bad_request
+from pydra_dev.api.errors import JsonObject, bad_request
+from pydra_dev.api.kinds import NAMESPACES, SERVICE_ACCOUNTS
 
 MEDIA_TYPE = "application/vnd.kubernetes.protobuf"
 MAGIC = b"k8s\x00"

@@ -17,9 +17,9 @@ import yaml
 
 from pydra.backends.discovery import extend_module_path, find_backend, is_target, locate_file
 from pydra.errors import SettingsError, suggest
-from pydra_dev.kinds import DEVICE_CLASSES, KINDS, Kind
+from pydra_dev.api.errors import JsonObject, StatusError
+from pydra_dev.api.kinds import DEVICE_CLASSES, KINDS, Kind
 from pydra_dev.object_rules import find_unknown_fields
-from pydra_dev.status import JsonObject, StatusError
 from pydra_dev.verbs import Api
 
 NAMESPACE, POD = "default", "sample"

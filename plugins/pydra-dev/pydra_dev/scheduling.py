@@ -13,8 +13,19 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from pydra_dev import schema
 from pydra_dev.allocator import AllocationError, InUse, NamedClaim, Reviews, allocate, read_in_use, review_devices
+from pydra_dev.api import schema
+from pydra_dev.api.errors import JsonObject
+from pydra_dev.api.gates import ALLOCATABLE, GROUPS, LISTS
+from pydra_dev.api.kinds import (
+    DEVICE_CLASSES,
+    DEVICE_TAINT_RULES,
+    NODES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+)
 from pydra_dev.controller_decisions import (
     FINALIZER,
     attempt,
@@ -28,21 +39,10 @@ from pydra_dev.controller_decisions import (
 )
 from pydra_dev.daemon_sets import get_daemon_node
 from pydra_dev.extended_resources import explain_shortage as explain_extended_shortage
-from pydra_dev.gates import ALLOCATABLE, GROUPS, LISTS
-from pydra_dev.kinds import (
-    DEVICE_CLASSES,
-    DEVICE_TAINT_RULES,
-    NODES,
-    PODS,
-    RESOURCE_CLAIM_TEMPLATES,
-    RESOURCE_CLAIMS,
-    RESOURCE_SLICES,
-)
 from pydra_dev.metadata import build_uid
 from pydra_dev.node_resources import FIELD, AccountError, build_status, count_claim, explain_shortage, list_containers
 from pydra_dev.pools import DeviceKey, NamedSlice, add_taints, matches_node
 from pydra_dev.search import Features, find_blocking_taint
-from pydra_dev.status import JsonObject
 from pydra_dev.verbs import Api
 
 MAX_RESERVED = 256

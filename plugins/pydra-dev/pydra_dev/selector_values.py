@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from pydra.errors import suggest
-from pydra_dev import schema
+from pydra_dev.api import schema
 
 _READS = re.compile(
     r"""device\.(?P<kind>attributes|capacity)\[\s*["'](?P<domain>[^"']+)["']\s*\]\s*"""

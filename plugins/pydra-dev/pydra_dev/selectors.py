@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from pydra_dev.kinds import EVENTS, NEW_EVENTS, NODES, PODS, Kind
-from pydra_dev.status import JsonObject, bad_request
+from pydra_dev.api.errors import JsonObject, bad_request
+from pydra_dev.api.kinds import EVENTS, NEW_EVENTS, NODES, PODS, Kind
 
 Matcher: TypeAlias = Callable[[JsonObject], bool]
 

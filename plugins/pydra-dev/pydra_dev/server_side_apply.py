@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from pydra_dev.status import JsonObject, StatusError
+from pydra_dev.api.errors import JsonObject, StatusError
 
 CONTENT_TYPE = "application/apply-patch+yaml"
 

@@ -26,18 +26,27 @@ from anyio.abc import Process, TaskGroup, TaskStatus
 
 from pydra.diagnosis.checkpoint import judge_left_over
 from pydra.errors import PydraError
+from pydra_dev.api.errors import JsonObject
+from pydra_dev.api.kinds import (
+    EVENTS,
+    KINDS,
+    NODES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    Kind,
+)
 from pydra_dev.clean_up import LOOK_INTERVAL
 from pydra_dev.controller_decisions import full_name
 from pydra_dev.custom_kinds import parse_definition
 from pydra_dev.demo import AGENT_FLAGS, DemoError, Options
 from pydra_dev.explanations import LONG, Paragraph, describe_event, describe_step
-from pydra_dev.kinds import EVENTS, KINDS, NODES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES, Kind
 from pydra_dev.kubelet.claims import ClaimCache
 from pydra_dev.kubelet.observations import Called, ContainerCreated, HealthChanged, PodFailed, PodRunning, Step
 from pydra_dev.node import AgentProcess, EmbeddedNode, join_node, mark_lost, run_agent, run_node, scenario_environment
 from pydra_dev.page.server import Page
 from pydra_dev.samples import Manifest, choose_manifests, create_object, read_declarations, read_manifests, read_sample
-from pydra_dev.status import JsonObject
 from pydra_dev.terminal import Printer, Progress, read_lines
 from pydra_dev.verbs import Api, Query
 

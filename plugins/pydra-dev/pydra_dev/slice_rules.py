@@ -12,7 +12,9 @@ from fractions import Fraction
 import msgspec
 from msgspec.structs import astuple, replace
 
-from pydra_dev import schema
+from pydra_dev.api import schema
+from pydra_dev.api.errors import duplicate, forbidden, invalid, required, too_long, too_many, unsupported
+from pydra_dev.api.quantity import parse_quantity
 from pydra_dev.metadata import (
     SEMVER,
     Errors,
@@ -28,8 +30,6 @@ from pydra_dev.metadata import (
     check_subdomain,
     size,
 )
-from pydra_dev.quantity import parse_quantity
-from pydra_dev.status import duplicate, forbidden, invalid, required, too_long, too_many, unsupported
 
 MAX_DEVICES = 128
 MAX_COUNTERS = 32

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, TypeVar
 import anyio
 import msgspec
 
-from pydra_dev.status import JsonObject
+from pydra_dev.api.errors import JsonObject
 
 T = TypeVar("T")
 Key: TypeAlias = tuple[str, str]

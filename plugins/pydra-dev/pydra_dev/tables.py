@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from pydra_dev.kinds import (
+from pydra_dev.api.errors import JsonObject, StatusError, bad_request
+from pydra_dev.api.kinds import (
     DEVICE_TAINT_RULES,
     EVENTS,
     NAMESPACES,
@@ -23,7 +24,6 @@ from pydra_dev.kinds import (
     Kind,
 )
 from pydra_dev.object_rules import convert_event
-from pydra_dev.status import JsonObject, StatusError, bad_request
 
 NONE = "<none>"
 

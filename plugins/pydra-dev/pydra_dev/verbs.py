@@ -17,15 +17,7 @@ import anyio
 import msgspec
 
 from pydra_dev import server_side_apply
-from pydra_dev.custom_kinds import CustomKind, admit_custom
-from pydra_dev.gates import Gates
-from pydra_dev.kinds import KINDS, NAMESPACES, NEW_EVENTS, PODS, Kind
-from pydra_dev.metadata import begin_metadata, carry_metadata, format_time, mark_deleted, refuse_stale_delete
-from pydra_dev.object_rules import Context, admit_create, admit_update, convert_event
-from pydra_dev.patches import apply_patch
-from pydra_dev.schema import refuse_types
-from pydra_dev.selectors import Matcher, build_matcher
-from pydra_dev.status import (
+from pydra_dev.api.errors import (
     JsonObject,
     StatusError,
     already_exists,
@@ -38,6 +30,14 @@ from pydra_dev.status import (
     not_found,
     too_large_version,
 )
+from pydra_dev.api.gates import Gates
+from pydra_dev.api.kinds import KINDS, NAMESPACES, NEW_EVENTS, PODS, Kind
+from pydra_dev.api.schema import refuse_types
+from pydra_dev.custom_kinds import CustomKind, admit_custom
+from pydra_dev.metadata import begin_metadata, carry_metadata, format_time, mark_deleted, refuse_stale_delete
+from pydra_dev.object_rules import Context, admit_create, admit_update, convert_event
+from pydra_dev.patches import apply_patch
+from pydra_dev.selectors import Matcher, build_matcher
 from pydra_dev.store import Change, HistoryLostError, Signal, Store
 
 _LATE_CONTINUE = (

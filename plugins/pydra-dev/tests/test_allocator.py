@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pydra_dev import schema
 from pydra_dev.allocator import AllocationError, NamedClaim, allocate, read_in_use, review_devices
+from pydra_dev.api import schema
 from pydra_dev.pools import NamedSlice
 from pydra_dev.search import Features
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pydra_dev import schema
+from pydra_dev.api import schema
 from pydra_dev.cel.environment import (
     CompileError,
     EvaluationError,

@@ -10,8 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from pydra_dev.apiserver import ApiServer, serve_control_plane
-from pydra_dev.kinds import (
+from pydra_dev.api.kinds import (
     DEVICE_CLASSES,
     DEVICE_TAINT_RULES,
     EVENTS,
@@ -22,6 +21,7 @@ from pydra_dev.kinds import (
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
 )
+from pydra_dev.apiserver import ApiServer, serve_control_plane
 from pydra_dev.verbs import Api
 
 JsonObject = dict[str, Any]

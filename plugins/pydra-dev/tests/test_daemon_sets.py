@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 from aiohttp import web
 
-from pydra_dev.kinds import DAEMON_SETS, NODES, PODS
+from pydra_dev.api.kinds import DAEMON_SETS, NODES, PODS
 from pydra_dev.kubelet.observations import ContainerCreated, Step
 from pydra_dev.node import EmbeddedNode, join_node, mark_lost, run_node
 from pydra_dev.verbs import Api

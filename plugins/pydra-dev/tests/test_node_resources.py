@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from pydra_dev.api.gates import ALLOCATABLE
+from pydra_dev.api.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.apiserver import serve_control_plane
-from pydra_dev.gates import ALLOCATABLE
-from pydra_dev.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.verbs import Api
 
 JsonObject = dict[str, Any]

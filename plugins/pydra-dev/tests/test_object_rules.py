@@ -7,8 +7,9 @@ from unittest.mock import ANY
 
 import pytest
 
-from pydra_dev.gates import ALLOCATABLE, GROUPS, PARTITION_TYPE, build_gates
-from pydra_dev.kinds import (
+from pydra_dev.api.errors import StatusError
+from pydra_dev.api.gates import ALLOCATABLE, GROUPS, PARTITION_TYPE, build_gates
+from pydra_dev.api.kinds import (
     DEVICE_CLASSES,
     DEVICE_TAINT_RULES,
     RESOURCE_CLAIM_TEMPLATES,
@@ -17,7 +18,6 @@ from pydra_dev.kinds import (
     Kind,
 )
 from pydra_dev.object_rules import Context, admit_create, admit_update, find_unknown_fields
-from pydra_dev.status import StatusError
 
 JsonObject = dict[str, Any]
 CONTEXT = Context(minor=36, gates=build_gates(36), now="2026-01-01T00:00:00Z")

@@ -16,12 +16,12 @@ import pytest
 
 from pydra.cli.tool import main
 from pydra.errors import SettingsError
+from pydra_dev.api.schema import SliceSpec, parse_fields
 from pydra_dev.demo import Demo, Options
 from pydra_dev.node import free_port
 from pydra_dev.page.server import Address, Page, parse_address, serve_page
 from pydra_dev.page.view import build_shown_pools
 from pydra_dev.pools import DeviceKey, NamedSlice
-from pydra_dev.schema import SliceSpec, parse_fields
 from pydra_dev.search import InUse
 
 NODE = {"metadata": {"name": "n"}}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pydra_dev.api.errors import StatusError
 from pydra_dev.patches import JSON_PATCH, MERGE, STRATEGIC, apply_patch, merge_patch
-from pydra_dev.status import StatusError
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(0, 2) | st.text("ab", max_size=1),

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pydra_dev.kinds import EVENTS, NODES, PODS, Kind
+from pydra_dev.api.errors import StatusError
+from pydra_dev.api.kinds import EVENTS, NODES, PODS, Kind
 from pydra_dev.selectors import build_matcher, read_field
-from pydra_dev.status import StatusError
 
 GOLD = {"metadata": {"name": "a", "namespace": "n", "labels": {"tier": "gold"}}, "spec": {"nodeName": "n1"}}
 

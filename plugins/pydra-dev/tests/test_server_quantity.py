@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra_dev.quantity import canonical_quantity, parse_quantity
+from pydra_dev.api.quantity import canonical_quantity, parse_quantity
 
 CANONICAL = {
     "0": "0",

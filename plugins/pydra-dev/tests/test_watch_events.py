@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from pydra_dev.kinds import PODS
+from pydra_dev.api.kinds import PODS
 from pydra_dev.store import Change
 from pydra_dev.verbs import select_event
 

@@ -19,9 +19,9 @@ from pydra.slices.diff import same_content
 from pydra.slices.foreign import ForeignSlices, watch_pool
 from pydra.slices.reconciler_events import FieldsDropped, FieldsKept, PoolPublished, PublishFailed
 from pydra.slices.server_limitations import EFFECT_NONE
+from pydra_dev.api.gates import ALLOCATABLE, GROUPS, PARTITION_TYPE, PARTITIONS, TAINTS, build_gates
+from pydra_dev.api.kinds import KINDS
 from pydra_dev.faults import Fault
-from pydra_dev.gates import ALLOCATABLE, GROUPS, PARTITION_TYPE, PARTITIONS, TAINTS, build_gates
-from pydra_dev.kinds import KINDS
 from pydra_dev.verbs import Api
 from tests.integration.api_handle import ApiHandle, open_api
 from tests.integration.recorder import Recorder

@@ -22,9 +22,9 @@ from pydra.devices import (
 )
 from pydra.inventory.api_rules import check_counter_set, check_device
 from pydra.slices.build import build_device
-from pydra_dev.gates import build_gates
-from pydra_dev.kinds import KINDS
-from pydra_dev.status import StatusError
+from pydra_dev.api.errors import StatusError
+from pydra_dev.api.gates import build_gates
+from pydra_dev.api.kinds import KINDS
 from pydra_dev.store import Store
 from pydra_dev.verbs import Api
 

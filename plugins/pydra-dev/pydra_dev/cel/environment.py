@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 from cel_expr_python import cel
 
-from pydra_dev import schema
+from pydra_dev.api import schema
+from pydra_dev.api.quantity import parse_quantity
 from pydra_dev.cel.functions import DECLARATIONS, QUANTITY, TAGS, build_quantity, build_semver
 from pydra_dev.cel.tree import (
     CALL,
@@ -34,7 +35,6 @@ from pydra_dev.cel.tree import (
     walk,
     with_default_domains,
 )
-from pydra_dev.quantity import parse_quantity
 
 _LIBRARIES = """
 extensions:

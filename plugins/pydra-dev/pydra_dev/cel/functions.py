@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from pydra_dev.api.quantity import parse_quantity
 from pydra_dev.cel import network
 from pydra_dev.cel.network import CIDR, IP, URL
-from pydra_dev.quantity import parse_quantity
 
 QUANTITY, SEMVER = "kubernetes.Quantity", "kubernetes.Semver"
 TAGS = frozenset({QUANTITY, SEMVER, URL, IP, CIDR})

@@ -13,9 +13,10 @@ import msgspec
 
 from pydra.errors import SettingsError
 from pydra_dev.allocator import AllocationError, Reviews
+from pydra_dev.api.errors import StatusError
+from pydra_dev.api.kinds import DEVICE_TAINT_RULES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.cdi_specs import read_specs
 from pydra_dev.controller_decisions import full_name
-from pydra_dev.kinds import DEVICE_TAINT_RULES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.kubelet.observations import Called, Deregistered, HealthChanged, Step
 from pydra_dev.node import AgentProcess, EmbeddedNode
 from pydra_dev.page.view import (
@@ -32,7 +33,6 @@ from pydra_dev.page.view import (
 from pydra_dev.pools import DeviceKey
 from pydra_dev.samples import Manifest, create_object, parse_manifests
 from pydra_dev.scheduling import SliceReader, read_claims_in_use, review_claim
-from pydra_dev.status import StatusError
 
 TAINT = {"key": "pydra.dev/broken", "value": "on-the-page", "effect": "NoSchedule"}
 

@@ -23,10 +23,10 @@ from pydra.controllers import (
     LostLease,
     load_credentials,
 )
-from pydra_dev import kinds
+from pydra_dev.api import kinds
+from pydra_dev.api.errors import StatusError
 from pydra_dev.apiserver import ApiServer, serve_api
 from pydra_dev.faults import Fault
-from pydra_dev.status import StatusError
 from pydra_dev.store import Signal
 from pydra_nvidia.compute_domain.controller.facts import CLIQUES, COMPUTE_DOMAINS, DAEMON_SETS
 from pydra_nvidia.compute_domain.controller.requests import LabelNode

@@ -16,7 +16,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from pydra_dev import kinds
+from pydra_dev.api import kinds
 from pydra_dev.apiserver import ApiServer, serve_api
 from pydra_dev.custom_kinds import parse_definition
 from pydra_dev.node import free_port

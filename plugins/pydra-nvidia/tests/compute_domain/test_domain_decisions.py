@@ -9,8 +9,8 @@ import pytest
 
 from domain_cluster import OWN, SETTINGS, Cluster
 from pydra.controllers import NODES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES
-from pydra_dev.kinds import PODS as POD_KIND
-from pydra_dev.kinds import RESOURCE_CLAIM_TEMPLATES as TEMPLATE_KIND
+from pydra_dev.api.kinds import PODS as POD_KIND
+from pydra_dev.api.kinds import RESOURCE_CLAIM_TEMPLATES as TEMPLATE_KIND
 from pydra_nvidia.compute_domain.controller.facts import (
     CLIQUES,
     COMPUTE_DOMAINS,

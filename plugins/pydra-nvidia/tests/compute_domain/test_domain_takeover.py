@@ -11,7 +11,7 @@ from typing import Any
 
 from domain_cluster import OWN, Cluster
 from pydra.controllers import NODES, PODS, RESOURCE_CLAIM_TEMPLATES
-from pydra_dev import kinds
+from pydra_dev.api import kinds
 from pydra_nvidia import compute_domain
 from pydra_nvidia.compute_domain.claim_config import ComputeDomainDaemonConfig
 from pydra_nvidia.compute_domain.controller.facts import (

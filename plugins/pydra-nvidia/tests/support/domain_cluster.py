@@ -10,11 +10,11 @@ from random import Random
 from typing import Any
 
 from pydra.controllers import NODES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES, Resource
-from pydra_dev import kinds
+from pydra_dev.api import kinds
+from pydra_dev.api.errors import StatusError
+from pydra_dev.api.gates import build_gates
+from pydra_dev.api.kinds import Kind
 from pydra_dev.custom_kinds import parse_definition
-from pydra_dev.gates import build_gates
-from pydra_dev.kinds import Kind
-from pydra_dev.status import StatusError
 from pydra_dev.store import Store
 from pydra_dev.verbs import Api
 from pydra_nvidia.compute_domain.controller.decisions import decide, plan_garbage

@@ -8,7 +8,7 @@ import pytest
 
 from pydra.devices import Pool
 from pydra.slices.build import build_wanted
-from pydra_dev import schema
+from pydra_dev.api import schema
 from pydra_dev.cel.environment import build_variables, compile_selector
 from pydra_tpu import DEVICE_CLASSES, DRIVER, SHAPES
 from pydra_tpu.generations import GENERATIONS

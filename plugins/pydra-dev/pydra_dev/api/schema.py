@@ -13,7 +13,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import field
 
-from pydra_dev.gates import (
+from pydra_dev.api.errors import JsonObject, StatusError, bad_request
+from pydra_dev.api.gates import (
     ADMIN,
     ALLOCATABLE,
     BINDING,
@@ -28,8 +29,7 @@ from pydra_dev.gates import (
     TAINTS,
     Gated,
 )
-from pydra_dev.quantity import canonical_quantity
-from pydra_dev.status import JsonObject, StatusError, bad_request
+from pydra_dev.api.quantity import canonical_quantity
 
 T = TypeVar("T")
 

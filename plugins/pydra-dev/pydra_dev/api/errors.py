@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from pydra_dev.kinds import Kind
+from pydra_dev.api.kinds import Kind
 
 JsonObject: TypeAlias = dict[str, Any]
 
