@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from pydra_dev.apiserver import serve_api
+from pydra_dev.apiserver.server import serve_api
 
 
 async def serve(kubeconfig: Path) -> None:

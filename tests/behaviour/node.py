@@ -19,8 +19,9 @@ from urllib.parse import urlsplit
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from pydra_dev.apiserver import ApiServer, serve_api
-from pydra_dev.faults import Call, Fault
+from pydra_dev.apiserver.faults import Fault
+from pydra_dev.apiserver.request_log import Call
+from pydra_dev.apiserver.server import ApiServer, serve_api
 from pydra_dev.node import free_port
 from tests.behaviour.api import Api
 from tests.behaviour.kubelet import Claim, Device, Kubelet
@@ -381,7 +382,7 @@ class Node:
         wait_for(lambda: unless() or lookups() >= before + count, f"the agent looks {claim.name} up {count} times")
 
     def api_fault(self, **fields: Any) -> None:
-        """Trouble in the API server, in the fields of pydra_dev.faults.Fault."""
+        """Trouble in the API server, in the fields of pydra_dev.apiserver.faults.Fault."""
         self.server.faults.add(Fault(**fields))
 
     def _end(self, agent: Agent) -> None:

@@ -20,8 +20,9 @@ from cel_expr_python import cel
 from domain_cluster import OWN, Cluster
 from pydra.controllers import PODS
 from pydra_dev.api import kinds
-from pydra_dev.apiserver import ApiServer, serve_api
-from pydra_dev.faults import Call, Fault
+from pydra_dev.apiserver.faults import Fault
+from pydra_dev.apiserver.request_log import Call
+from pydra_dev.apiserver.server import ApiServer, serve_api
 from pydra_nvidia.compute_domain.controller.command import add_arguments, parse_settings
 from pydra_nvidia.compute_domain.controller.facts import COMPUTE_DOMAINS, DAEMON_SETS
 from pydra_nvidia.compute_domain.controller.objects import build_daemon_set

@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from pydra.kube.client import build_path
-from pydra_dev.apiserver import ApiServer, serve_api
+from pydra_dev.apiserver.server import ApiServer, serve_api
 from tests.integration.gates import PROBES, is_kept
 
 JsonObject = dict[str, Any]

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 from pydra_dev.api.errors import JsonObject, StatusError
 from pydra_dev.api.kinds import EVENTS
-from pydra_dev.metadata import SUFFIX_LENGTH, build_suffix
-from pydra_dev.verbs import Api
+from pydra_dev.apiserver.object_meta import SUFFIX_LENGTH, build_suffix
+from pydra_dev.apiserver.verbs import Api
 
 CLAIM_NAME_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
 FINALIZER = "resource.kubernetes.io/delete-protection"

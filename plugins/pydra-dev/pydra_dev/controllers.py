@@ -23,6 +23,7 @@ from pydra_dev.api.kinds import (
     SERVICE_ACCOUNTS,
     Kind,
 )
+from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.controller_decisions import (
     FINALIZER,
     attempt,
@@ -37,7 +38,6 @@ from pydra_dev.controller_decisions import (
 )
 from pydra_dev.daemon_sets import step_daemon_sets
 from pydra_dev.scheduling import Scheduler
-from pydra_dev.verbs import Api, Query
 
 Step: TypeAlias = Callable[[], float | None]
 """One look at everything; returns the seconds until the next one is due without a write, if any."""

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import DAEMON_SETS, NODES, PODS
+from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.controller_decisions import attempt, is_finished
-from pydra_dev.verbs import Api, Query
 
 HASH_LABEL = "controller-revision-hash"
 

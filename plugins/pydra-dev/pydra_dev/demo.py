@@ -23,7 +23,8 @@ from pydra.errors import PydraError, SettingsError
 from pydra_dev.allocator import AllocationError
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from pydra_dev.apiserver import DEFAULT_VERSION, FIRST_DRA_MINOR, LAST_KNOWN_MINOR, parse_release
+from pydra_dev.apiserver.server import DEFAULT_VERSION, FIRST_DRA_MINOR, LAST_KNOWN_MINOR, parse_release
+from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.cdi_specs import read_specs
 from pydra_dev.clean_up import LOOK_INTERVAL, CleanUp
 from pydra_dev.controller_decisions import claim_names, full_name, is_finished
@@ -42,15 +43,7 @@ from pydra_dev.explanations import (
     describe_unused,
 )
 from pydra_dev.kubelet.observations import Called, ContainerCreated, PodFailed, PodRunning, Registered, Step
-from pydra_dev.node import (
-    AgentProcess,
-    EmbeddedNode,
-    free_port,
-    make_root,
-    run_agent,
-    run_node,
-    scenario_environment,
-)
+from pydra_dev.node import AgentProcess, EmbeddedNode, free_port, make_root, run_agent, run_node, scenario_environment
 from pydra_dev.page.operations import Operations
 from pydra_dev.page.server import Page, parse_address, serve_page
 from pydra_dev.real_containers import Containers, find_runtime, run_containers
@@ -66,7 +59,6 @@ from pydra_dev.samples import (
 )
 from pydra_dev.scheduling import EVICTION, review_claim
 from pydra_dev.terminal import INTERRUPTED, Output, Printer, Progress, run_with_signals
-from pydra_dev.verbs import Api, Query
 
 STEP_DEADLINE = 30.0
 LOG_INTERVAL = 0.1

@@ -43,7 +43,8 @@ from pydra.slices.build import build_wanted
 from pydra_dev.allocator import AllocationError
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from pydra_dev.apiserver import serve_control_plane
+from pydra_dev.apiserver.server import serve_control_plane
+from pydra_dev.apiserver.verbs import Api
 from pydra_dev.controller_decisions import claim_names
 from pydra_dev.demo import SETTLED, DemoError, Options
 from pydra_dev.explanations import (
@@ -63,7 +64,6 @@ from pydra_dev.oci import InjectionError
 from pydra_dev.samples import choose_manifests, create_object, read_sample
 from pydra_dev.scheduling import review_claim
 from pydra_dev.terminal import INTERRUPTED, Output, Printer, run_with_signals
-from pydra_dev.verbs import Api
 
 NODE = "embedded-node"
 POLICY = HealthPolicy(effect=None, unhealthy_after=0, healthy_after=0, stale_effect=None, stale_after=0)

@@ -17,9 +17,9 @@ import msgspec
 from pydra_dev.api import schema
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.quantity import BINARY, DECIMAL, format_quantity, parse_quantity
+from pydra_dev.apiserver.slice_rules import NATIVE_RESOURCES
 from pydra_dev.capacity import find_amount
 from pydra_dev.pools import DeviceKey
-from pydra_dev.slice_rules import NATIVE_RESOURCES
 
 FIELD = "nodeAllocatableResourceClaimStatuses"
 

@@ -19,8 +19,8 @@ from pydra.backends.discovery import extend_module_path, find_backend, is_target
 from pydra.errors import SettingsError, suggest
 from pydra_dev.api.errors import JsonObject, StatusError
 from pydra_dev.api.kinds import DEVICE_CLASSES, KINDS, Kind
-from pydra_dev.object_rules import find_unknown_fields
-from pydra_dev.verbs import Api
+from pydra_dev.apiserver.registry_strategy import find_unknown_fields
+from pydra_dev.apiserver.verbs import Api
 
 NAMESPACE, POD = "default", "sample"
 """The pod in every sample."""

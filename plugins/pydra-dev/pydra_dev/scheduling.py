@@ -26,6 +26,8 @@ from pydra_dev.api.kinds import (
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
 )
+from pydra_dev.apiserver.object_meta import build_uid
+from pydra_dev.apiserver.verbs import Api
 from pydra_dev.controller_decisions import (
     FINALIZER,
     attempt,
@@ -39,11 +41,9 @@ from pydra_dev.controller_decisions import (
 )
 from pydra_dev.daemon_sets import get_daemon_node
 from pydra_dev.extended_resources import explain_shortage as explain_extended_shortage
-from pydra_dev.metadata import build_uid
 from pydra_dev.node_resources import FIELD, AccountError, build_status, count_claim, explain_shortage, list_containers
 from pydra_dev.pools import DeviceKey, NamedSlice, add_taints, matches_node
 from pydra_dev.search import Features, find_blocking_taint
-from pydra_dev.verbs import Api
 
 MAX_RESERVED = 256
 ALL_LISTS = Features(lists=True)

@@ -37,9 +37,10 @@ from pydra_dev.api.kinds import (
     RESOURCE_SLICES,
     Kind,
 )
+from pydra_dev.apiserver.custom_kinds import parse_definition
+from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.clean_up import LOOK_INTERVAL
 from pydra_dev.controller_decisions import full_name
-from pydra_dev.custom_kinds import parse_definition
 from pydra_dev.demo import AGENT_FLAGS, DemoError, Options
 from pydra_dev.explanations import LONG, Paragraph, describe_event, describe_step
 from pydra_dev.kubelet.claims import ClaimCache
@@ -48,7 +49,6 @@ from pydra_dev.node import AgentProcess, EmbeddedNode, join_node, mark_lost, run
 from pydra_dev.page.server import Page
 from pydra_dev.samples import Manifest, choose_manifests, create_object, read_declarations, read_manifests, read_sample
 from pydra_dev.terminal import Printer, Progress, read_lines
-from pydra_dev.verbs import Api, Query
 
 MOST_NODES = 16
 READY = "Ready"

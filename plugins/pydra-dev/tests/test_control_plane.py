@@ -21,8 +21,8 @@ from pydra_dev.api.kinds import (
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
 )
-from pydra_dev.apiserver import ApiServer, serve_control_plane
-from pydra_dev.verbs import Api
+from pydra_dev.apiserver.server import ApiServer, serve_control_plane
+from pydra_dev.apiserver.verbs import Api
 
 JsonObject = dict[str, Any]
 DRIVER = "gpu.example.com"

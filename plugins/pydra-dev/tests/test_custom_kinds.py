@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pydra_dev.apiserver import serve_api
-from pydra_dev.custom_kinds import parse_definition
+from pydra_dev.apiserver.custom_kinds import parse_definition
+from pydra_dev.apiserver.server import serve_api
 from tests.integration.api_handle import ApiHandle
 
 JsonObject = dict[str, Any]

@@ -9,9 +9,9 @@ import anyio
 from aiohttp import web
 
 from pydra_dev.api.kinds import DAEMON_SETS, NODES, PODS
+from pydra_dev.apiserver.verbs import Api
 from pydra_dev.kubelet.observations import ContainerCreated, Step
 from pydra_dev.node import EmbeddedNode, join_node, mark_lost, run_node
-from pydra_dev.verbs import Api
 
 JsonObject = dict[str, Any]
 MERGE = "application/merge-patch+json"

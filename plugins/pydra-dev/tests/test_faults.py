@@ -8,7 +8,7 @@ import pytest
 
 from bodies import slice_body
 from pydra_dev.api.gates import build_gates
-from pydra_dev.faults import Fault
+from pydra_dev.apiserver.faults import Fault
 from tests.integration.api_handle import CLASSES, SLICES, ApiHandle, open_api
 
 

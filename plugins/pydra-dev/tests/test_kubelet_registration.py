@@ -10,7 +10,7 @@ from grpclib import GRPCError, Status
 
 from fake_plugin import FakePlugin
 from kubelet_world import World, open_world, running_plugin
-from pydra_dev.faults import Fault
+from pydra_dev.apiserver.faults import Fault
 from pydra_dev.kubelet.observations import Deregistered, Registered, RegistrationFailed, SlicesWiped
 from pydra_dev.kubelet.registration import DraService
 

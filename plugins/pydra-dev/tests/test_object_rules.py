@@ -17,7 +17,7 @@ from pydra_dev.api.kinds import (
     RESOURCE_SLICES,
     Kind,
 )
-from pydra_dev.object_rules import Context, admit_create, admit_update, find_unknown_fields
+from pydra_dev.apiserver.registry_strategy import Context, admit_create, admit_update, find_unknown_fields
 
 JsonObject = dict[str, Any]
 CONTEXT = Context(minor=36, gates=build_gates(36), now="2026-01-01T00:00:00Z")

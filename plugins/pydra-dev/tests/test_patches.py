@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra_dev.api.errors import StatusError
-from pydra_dev.patches import JSON_PATCH, MERGE, STRATEGIC, apply_patch, merge_patch
+from pydra_dev.apiserver.patches import JSON_PATCH, MERGE, STRATEGIC, apply_patch, merge_patch
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(0, 2) | st.text("ab", max_size=1),

@@ -8,7 +8,7 @@ import pytest
 
 from pydra_dev.api.errors import StatusError
 from pydra_dev.api.kinds import EVENTS, NODES, PODS, Kind
-from pydra_dev.selectors import build_matcher, read_field
+from pydra_dev.apiserver.field_label_selectors import build_matcher, read_field
 
 GOLD = {"metadata": {"name": "a", "namespace": "n", "labels": {"tier": "gold"}}, "spec": {"nodeName": "n1"}}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra_dev.store import HistoryLostError, Store
+from pydra_dev.apiserver.store import HistoryLostError, Store
 
 
 def obj(name: str, **extra: object) -> dict[str, object]:

@@ -10,7 +10,7 @@ import pytest
 from answers import assert_refused, connected
 from bodies import allocation, claim_body, pod_body, slice_body
 from pydra_dev.api.kinds import EVENTS, NODES, PODS, Kind
-from pydra_dev.tables import build_table, describe_age
+from pydra_dev.apiserver.tables import build_table, describe_age
 from tests.integration.api_handle import SLICES, Answer, ApiHandle
 
 TABLE = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"}

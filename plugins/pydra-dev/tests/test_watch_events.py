@@ -7,8 +7,8 @@ from typing import Any, Literal
 import pytest
 
 from pydra_dev.api.kinds import PODS
-from pydra_dev.store import Change
-from pydra_dev.verbs import select_event
+from pydra_dev.apiserver.store import Change
+from pydra_dev.apiserver.verbs import select_event
 
 JsonObject = dict[str, Any]
 

@@ -10,7 +10,7 @@ from pydra.errors import Conflict, Gone, Invalid, KubeError, NotFound, Unavailab
 from pydra.kube.api_resources import DEVICE_CLASSES, NAMESPACES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kube.client import RequestDone
 from pydra_dev.api.kinds import KINDS
-from pydra_dev.faults import Fault
+from pydra_dev.apiserver.faults import Fault
 from tests.integration.api_handle import ApiHandle
 from tests.integration.kube.opened import open_client
 from tests.integration.recorder import Recorder

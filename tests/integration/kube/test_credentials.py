@@ -18,7 +18,7 @@ from pydra.errors import KubeError, SettingsError, Unavailable
 from pydra.kube.api_resources import NAMESPACES
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import Credentials, load_credentials
-from pydra_dev.apiserver import ApiServer, serve_api
+from pydra_dev.apiserver.server import ApiServer, serve_api
 from tests.integration.kube.authority import Authority
 
 

@@ -13,7 +13,7 @@ from pydra.errors import Gone, Unavailable
 from pydra.kube.api_resources import RESOURCE_CLAIMS
 from pydra.kube.client import KubeClient, RequestDone
 from pydra.kube.informer import Informer, WatchFailed
-from pydra_dev.faults import Fault
+from pydra_dev.apiserver.faults import Fault
 from tests.integration.api_handle import ApiHandle, Scratch, open_api
 from tests.integration.kube.opened import open_client
 from tests.integration.recorder import Recorder

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio.to_thread
 import pytest
 
-from pydra_dev.apiserver import serve_api
+from pydra_dev.apiserver.server import serve_api
 from tests.integration.kube.authority import Authority
 
 PROGRAM = """

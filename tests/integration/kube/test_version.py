@@ -7,7 +7,7 @@ import pytest
 from pydra.errors import NotFound, Unsupported
 from pydra.kube.api_resources import RESOURCE_CLAIMS, Resource
 from pydra.kube.version import check_server
-from pydra_dev.faults import Fault
+from pydra_dev.apiserver.faults import Fault
 from tests.integration.api_handle import ApiHandle, open_api
 from tests.integration.kube.opened import open_client
 

@@ -21,8 +21,8 @@ from pydra.slices.reconciler_events import FieldsDropped, FieldsKept, PoolPublis
 from pydra.slices.server_limitations import EFFECT_NONE
 from pydra_dev.api.gates import ALLOCATABLE, GROUPS, PARTITION_TYPE, PARTITIONS, TAINTS, build_gates
 from pydra_dev.api.kinds import KINDS
-from pydra_dev.faults import Fault
-from pydra_dev.verbs import Api
+from pydra_dev.apiserver.faults import Fault
+from pydra_dev.apiserver.verbs import Api
 from tests.integration.api_handle import ApiHandle, open_api
 from tests.integration.recorder import Recorder
 from tests.integration.slices.publishing import gpus, publishing

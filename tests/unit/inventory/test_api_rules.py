@@ -25,8 +25,8 @@ from pydra.slices.build import build_device
 from pydra_dev.api.errors import StatusError
 from pydra_dev.api.gates import build_gates
 from pydra_dev.api.kinds import KINDS
-from pydra_dev.store import Store
-from pydra_dev.verbs import Api
+from pydra_dev.apiserver.store import Store
+from pydra_dev.apiserver.verbs import Api
 
 SLICES = next(kind for kind in KINDS if kind.plural == "resourceslices")
 

@@ -16,7 +16,7 @@ from pydra.errors import NotFound
 from pydra.kube.api_resources import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
-from pydra_dev.apiserver import ApiServer, serve_api
+from pydra_dev.apiserver.server import ApiServer, serve_api
 from pydra_dev.kubelet.kubelet import Kubelet
 from pydra_dev.kubelet.observations import Step
 from pydra_dev.kubelet.settings import QUICK, KubeletSettings, Periods

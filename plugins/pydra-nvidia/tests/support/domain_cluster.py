@@ -14,9 +14,9 @@ from pydra_dev.api import kinds
 from pydra_dev.api.errors import StatusError
 from pydra_dev.api.gates import build_gates
 from pydra_dev.api.kinds import Kind
-from pydra_dev.custom_kinds import parse_definition
-from pydra_dev.store import Store
-from pydra_dev.verbs import Api
+from pydra_dev.apiserver.custom_kinds import parse_definition
+from pydra_dev.apiserver.store import Store
+from pydra_dev.apiserver.verbs import Api
 from pydra_nvidia.compute_domain.controller.decisions import decide, plan_garbage
 from pydra_nvidia.compute_domain.controller.facts import CLIQUES, COMPUTE_DOMAINS, DAEMON_SETS, get_label
 from pydra_nvidia.compute_domain.controller.requests import (

@@ -28,13 +28,14 @@ from aiohttp import web
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.gates import build_gates
 from pydra_dev.api.kinds import COLLECTION_VERBS, KINDS, NAMESPACES, OBJECT_VERBS, SERVICE_ACCOUNTS, Kind
+from pydra_dev.apiserver.custom_kinds import parse_definition
+from pydra_dev.apiserver.faults import Faults
+from pydra_dev.apiserver.handlers import MAX_BODY, OPENAPI, Handlers
+from pydra_dev.apiserver.openapi import build_openapi
+from pydra_dev.apiserver.request_log import RequestLog
+from pydra_dev.apiserver.store import DEFAULT_HISTORY, Store
+from pydra_dev.apiserver.verbs import Api
 from pydra_dev.controllers import run_controllers
-from pydra_dev.custom_kinds import parse_definition
-from pydra_dev.faults import Faults, RequestLog
-from pydra_dev.handlers import MAX_BODY, OPENAPI, Handlers
-from pydra_dev.openapi import build_openapi
-from pydra_dev.store import DEFAULT_HISTORY, Store
-from pydra_dev.verbs import Api
 
 _VERBS = sorted((*COLLECTION_VERBS, *OBJECT_VERBS))
 

@@ -23,7 +23,7 @@ from pydra_dev.api.kinds import (
     RESOURCE_SLICES,
     Kind,
 )
-from pydra_dev.object_rules import convert_event
+from pydra_dev.apiserver.core_rules import convert_event
 
 NONE = "<none>"
 

@@ -16,7 +16,6 @@ from typing import Any
 import anyio
 import msgspec
 
-from pydra_dev import server_side_apply
 from pydra_dev.api.errors import (
     JsonObject,
     StatusError,
@@ -33,12 +32,20 @@ from pydra_dev.api.errors import (
 from pydra_dev.api.gates import Gates
 from pydra_dev.api.kinds import KINDS, NAMESPACES, NEW_EVENTS, PODS, Kind
 from pydra_dev.api.schema import refuse_types
-from pydra_dev.custom_kinds import CustomKind, admit_custom
-from pydra_dev.metadata import begin_metadata, carry_metadata, format_time, mark_deleted, refuse_stale_delete
-from pydra_dev.object_rules import Context, admit_create, admit_update, convert_event
-from pydra_dev.patches import apply_patch
-from pydra_dev.selectors import Matcher, build_matcher
-from pydra_dev.store import Change, HistoryLostError, Signal, Store
+from pydra_dev.apiserver import server_side_apply
+from pydra_dev.apiserver.core_rules import convert_event
+from pydra_dev.apiserver.custom_kinds import CustomKind, admit_custom
+from pydra_dev.apiserver.field_label_selectors import Matcher, build_matcher
+from pydra_dev.apiserver.object_meta import (
+    begin_metadata,
+    carry_metadata,
+    format_time,
+    mark_deleted,
+    refuse_stale_delete,
+)
+from pydra_dev.apiserver.patches import apply_patch
+from pydra_dev.apiserver.registry_strategy import Context, admit_create, admit_update
+from pydra_dev.apiserver.store import Change, HistoryLostError, Signal, Store
 
 _LATE_CONTINUE = (
     "The provided continue parameter is too old to display a consistent list result. You can start a new list without "

@@ -19,7 +19,6 @@ import msgspec
 from aiohttp import web
 from yarl import URL
 
-from pydra_dev import patches, protobuf, server_side_apply
 from pydra_dev.api.errors import (
     JsonObject,
     StatusError,
@@ -31,10 +30,12 @@ from pydra_dev.api.errors import (
 )
 from pydra_dev.api.kinds import KINDS, Kind, Target, index_paths, parse_path
 from pydra_dev.api.schema import refuse_fields
-from pydra_dev.faults import Call, ConnectionCutError, Faults, RawAnswerError, RequestLog
-from pydra_dev.object_rules import find_unknown_fields
-from pydra_dev.tables import build_table, wants_table
-from pydra_dev.verbs import Api, Query, Watch, WatchOptions
+from pydra_dev.apiserver import patches, protobuf, server_side_apply
+from pydra_dev.apiserver.faults import ConnectionCutError, Faults, RawAnswerError
+from pydra_dev.apiserver.registry_strategy import find_unknown_fields
+from pydra_dev.apiserver.request_log import Call, RequestLog
+from pydra_dev.apiserver.tables import build_table, wants_table
+from pydra_dev.apiserver.verbs import Api, Query, Watch, WatchOptions
 
 _METHODS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 OPENAPI = "/openapi/v3"

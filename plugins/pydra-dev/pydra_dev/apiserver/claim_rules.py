@@ -16,8 +16,7 @@ from msgspec.structs import replace
 
 from pydra_dev.api import schema
 from pydra_dev.api.errors import forbidden, invalid, required, too_long, unsupported
-from pydra_dev.cel.environment import CompileError, compile_selector
-from pydra_dev.metadata import (
+from pydra_dev.apiserver.name_validation import (
     Errors,
     check_driver,
     check_full_attribute_name,
@@ -31,7 +30,8 @@ from pydra_dev.metadata import (
     check_uid,
     size,
 )
-from pydra_dev.slice_rules import EFFECTS, check_binding
+from pydra_dev.apiserver.slice_rules import EFFECTS, check_binding
+from pydra_dev.cel.environment import CompileError, compile_selector
 
 MAX_REQUESTS = 32
 MAX_SUBREQUESTS = 8
