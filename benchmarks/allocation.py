@@ -7,10 +7,10 @@ from typing import Any
 
 from benchmarks.report import Report
 from benchmarks.stats import Timing
-from pydra_dev.allocator import InUse, NamedClaim, allocate
 from pydra_dev.api import schema
 from pydra_dev.cel.environment import compile_selector
-from pydra_dev.pools import NamedSlice
+from pydra_dev.scheduler.allocator import InUse, NamedClaim, allocate
+from pydra_dev.scheduler.pools import NamedSlice
 
 DRIVER, NODE = "gpu.example.com", "node"
 PER_SLICE = 64

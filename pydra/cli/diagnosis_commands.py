@@ -147,9 +147,9 @@ def _list_some(names: Sequence[str]) -> str:
 def _load_review() -> Review | None:
     """Return the judgement of the scheduler in pydra-dev, if that is installed."""
     try:
-        from pydra_dev.allocator import AllocationError  # noqa: PLC0415 - a distribution of its own
         from pydra_dev.api.errors import StatusError  # noqa: PLC0415
-        from pydra_dev.scheduling import review_objects  # noqa: PLC0415
+        from pydra_dev.scheduler.allocator import AllocationError  # noqa: PLC0415 - a distribution of its own
+        from pydra_dev.scheduler.scheduler import review_objects  # noqa: PLC0415
     except ModuleNotFoundError:
         return None
     from pydra.diagnosis.claims import Judgement, Judgements  # noqa: PLC0415

@@ -10,9 +10,9 @@ from uuid import uuid4
 import pydra_sim
 from pydra.devices import Inventory, Pool
 from pydra.slices.build import build_wanted
-from pydra_dev.allocator import InUse, NamedClaim, allocate
 from pydra_dev.api import schema
-from pydra_dev.pools import NamedSlice
+from pydra_dev.scheduler.allocator import InUse, NamedClaim, allocate
+from pydra_dev.scheduler.pools import NamedSlice
 from tests.house.pages import find_yaml
 
 PAGE = "docs/claims.md"

@@ -37,7 +37,7 @@ from pydra_dev.controller_decisions import (
     template_claims,
 )
 from pydra_dev.daemon_sets import step_daemon_sets
-from pydra_dev.scheduling import Scheduler
+from pydra_dev.scheduler.scheduler import Scheduler
 
 Step: TypeAlias = Callable[[], float | None]
 """One look at everything; returns the seconds until the next one is due without a write, if any."""

@@ -20,7 +20,6 @@ import msgspec
 
 from pydra.backends.discovery import find_backend, locate_file
 from pydra.errors import PydraError, SettingsError
-from pydra_dev.allocator import AllocationError
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.apiserver.server import DEFAULT_VERSION, FIRST_DRA_MINOR, LAST_KNOWN_MINOR, parse_release
@@ -57,7 +56,8 @@ from pydra_dev.samples import (
     read_sample,
     wait_for_change,
 )
-from pydra_dev.scheduling import EVICTION, review_claim
+from pydra_dev.scheduler.allocator import AllocationError
+from pydra_dev.scheduler.scheduler import EVICTION, review_claim
 from pydra_dev.terminal import INTERRUPTED, Output, Printer, Progress, run_with_signals
 
 STEP_DEADLINE = 30.0

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from pydra.errors import suggest
-from pydra_dev.allocator import Review
 from pydra_dev.cdi_specs import Hook, Mount
 from pydra_dev.kubelet.observations import (
     Called,
@@ -29,7 +28,8 @@ from pydra_dev.kubelet.observations import (
     Step,
 )
 from pydra_dev.oci import OciSpec
-from pydra_dev.pools import DeviceKey
+from pydra_dev.scheduler.allocator import Review
+from pydra_dev.scheduler.pools import DeviceKey
 
 LONG, SHOWN = 6, 3
 """Of a list with more than LONG items the first SHOWN are printed."""

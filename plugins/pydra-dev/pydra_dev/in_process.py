@@ -40,7 +40,6 @@ from pydra.devices import Inventory
 from pydra.errors import BackendError, ContractError, PydraError, SettingsError
 from pydra.inventory.health import HealthPolicy, Snapshot, build_pool, observe
 from pydra.slices.build import build_wanted
-from pydra_dev.allocator import AllocationError
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.apiserver.server import serve_control_plane
@@ -62,7 +61,8 @@ from pydra_dev.kubelet.settings import KubeletSettings
 from pydra_dev.node import make_root, scenario_environment
 from pydra_dev.oci import InjectionError
 from pydra_dev.samples import choose_manifests, create_object, read_sample
-from pydra_dev.scheduling import review_claim
+from pydra_dev.scheduler.allocator import AllocationError
+from pydra_dev.scheduler.scheduler import review_claim
 from pydra_dev.terminal import INTERRUPTED, Output, Printer, run_with_signals
 
 NODE = "embedded-node"

@@ -36,7 +36,7 @@ from pydra.kube.api_resources import (
 )
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
-from pydra_dev.allocator import AllocationError
+from pydra_dev.scheduler.allocator import AllocationError
 
 NAMESPACE = "pydra-allocations"
 SETTLE = 0.25

@@ -12,7 +12,7 @@ import pytest
 
 from allocation_families import FAMILIES
 from allocation_outcomes import allocate_world, fingerprint, load_outcomes, load_worlds
-from pydra_dev.allocator import AllocationError
+from pydra_dev.scheduler.allocator import AllocationError
 
 JsonObject = dict[str, Any]
 RECORDED = load_outcomes()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pydra_dev.allocator import AllocationError, NamedClaim, allocate, read_in_use, review_devices
 from pydra_dev.api import schema
-from pydra_dev.pools import NamedSlice
-from pydra_dev.search import Features
+from pydra_dev.scheduler.allocator import AllocationError, NamedClaim, allocate, read_in_use, review_devices
+from pydra_dev.scheduler.pools import NamedSlice
+from pydra_dev.scheduler.search import Features
 
 DRIVER = "gpu.example.com"
 NODE = {"metadata": {"name": "n1", "labels": {"zone": "a"}}, "spec": {}}

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 
-from pydra_dev.allocator import Review
 from pydra_dev.cdi_specs import Hook, IntelRdt, Mount, NetDevice
 from pydra_dev.explanations import (
     Paragraph,
@@ -40,6 +39,7 @@ from pydra_dev.kubelet.observations import (
 from pydra_dev.kubelet.registration import DraService, Plugin
 from pydra_dev.oci import OciDevice, OciSpec
 from pydra_dev.samples import POD, read_sample
+from pydra_dev.scheduler.allocator import Review
 
 PLUGIN = Plugin(driver="gpu.example.com", socket="/r/reg.sock", endpoint="/p/dra.sock", service=DraService.V1)
 

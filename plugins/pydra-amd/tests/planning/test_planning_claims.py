@@ -15,9 +15,9 @@ from pydra.slices.build import build_wanted
 from pydra_amd import DEVICE_CLASSES, DRIVER
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.settings import Partitioning
-from pydra_dev.allocator import AllocationError, InUse, NamedClaim, allocate
 from pydra_dev.api import schema
-from pydra_dev.pools import NamedSlice
+from pydra_dev.scheduler.allocator import AllocationError, InUse, NamedClaim, allocate
+from pydra_dev.scheduler.pools import NamedSlice
 
 README = Path(__file__).parents[2] / "README.md"
 

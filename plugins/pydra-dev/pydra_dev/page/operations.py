@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from pydra.errors import SettingsError
-from pydra_dev.allocator import AllocationError, Reviews
 from pydra_dev.api.errors import StatusError
 from pydra_dev.api.kinds import DEVICE_TAINT_RULES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.cdi_specs import read_specs
@@ -30,9 +29,10 @@ from pydra_dev.page.view import (
     build_device_page,
     build_shown_pools,
 )
-from pydra_dev.pools import DeviceKey
 from pydra_dev.samples import Manifest, create_object, parse_manifests
-from pydra_dev.scheduling import SliceReader, read_claims_in_use, review_claim
+from pydra_dev.scheduler.allocator import AllocationError, Reviews
+from pydra_dev.scheduler.pools import DeviceKey
+from pydra_dev.scheduler.scheduler import SliceReader, read_claims_in_use, review_claim
 
 TAINT = {"key": "pydra.dev/broken", "value": "on-the-page", "effect": "NoSchedule"}
 

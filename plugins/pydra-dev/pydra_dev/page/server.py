@@ -29,7 +29,7 @@ from pydra_dev.apiserver.store import Signal
 from pydra_dev.explanations import Paragraph
 from pydra_dev.node import free_port
 from pydra_dev.page.operations import OperationError, Operations
-from pydra_dev.pools import DeviceKey
+from pydra_dev.scheduler.pools import DeviceKey
 
 KEPT_PARAGRAPHS = 300
 PAUSE = 0.05

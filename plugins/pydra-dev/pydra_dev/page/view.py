@@ -12,7 +12,6 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from pydra_dev.allocator import Reviews
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import PODS, RESOURCE_CLAIMS, Kind
 from pydra_dev.api.quantity import format_like
@@ -20,8 +19,9 @@ from pydra_dev.apiserver.tables import COLUMNS
 from pydra_dev.controller_decisions import claim_names, full_name
 from pydra_dev.explanations import Refusal, describe_step, group_refusals, read_values
 from pydra_dev.kubelet.observations import Called
-from pydra_dev.pools import Candidate, CounterKey, DeviceKey, NamedSlice, PoolView, build_pools
-from pydra_dev.search import Books, InUse, count_left, find_blocking_taint, format_taint
+from pydra_dev.scheduler.allocator import Reviews
+from pydra_dev.scheduler.pools import Candidate, CounterKey, DeviceKey, NamedSlice, PoolView, build_pools
+from pydra_dev.scheduler.search import Books, InUse, count_left, find_blocking_taint, format_taint
 
 PREFERRED = "free, and would be taken if the claim were allocated now"
 Use = Literal["free", "held", "shared", "blocked"]

@@ -10,10 +10,10 @@ from typing import Any
 
 from allocation_families import FAMILIES
 from allocation_worlds import build_world
-from pydra_dev.allocator import NamedClaim, allocate, read_in_use
 from pydra_dev.api import schema
 from pydra_dev.apiserver import claim_rules
-from pydra_dev.pools import NamedSlice
+from pydra_dev.scheduler.allocator import NamedClaim, allocate, read_in_use
+from pydra_dev.scheduler.pools import NamedSlice
 
 JsonObject = dict[str, Any]
 DATA = Path(__file__).parents[1] / "data" / "allocations.json"

@@ -10,9 +10,9 @@ import pytest
 
 from pydra import Inventory
 from pydra.slices.build import build_wanted
-from pydra_dev.allocator import AllocationError, NamedClaim, allocate, read_in_use
 from pydra_dev.api import schema
-from pydra_dev.pools import NamedSlice
+from pydra_dev.scheduler.allocator import AllocationError, NamedClaim, allocate, read_in_use
+from pydra_dev.scheduler.pools import NamedSlice
 from pydra_nvidia import DEVICE_CLASSES
 from pydra_nvidia.hardware_types import Fabric, NvLinks
 from pydra_nvidia.settings import Shares

@@ -17,14 +17,14 @@ from fractions import Fraction
 import msgspec
 from msgspec.structs import replace
 
-from pydra_dev.allocation_result import Pick
 from pydra_dev.api import schema
 from pydra_dev.api.quantity import parse_quantity
-from pydra_dev.capacity import CapacityError, Share, find_amount, plan_share
 from pydra_dev.cel.environment import CompileError, EvaluationError, Variables, build_variables, compile_selector
-from pydra_dev.constraints import Constraint, build_constraints
-from pydra_dev.pools import Candidate, CounterKey, DeviceKey, PoolView, read_groups
-from pydra_dev.selector_values import describe_values, suggest_name
+from pydra_dev.scheduler.allocation_result import Pick
+from pydra_dev.scheduler.capacity import CapacityError, Share, find_amount, plan_share
+from pydra_dev.scheduler.constraints import Constraint, build_constraints
+from pydra_dev.scheduler.pools import Candidate, CounterKey, DeviceKey, PoolView, read_groups
+from pydra_dev.scheduler.selector_mismatch import describe_values, suggest_name
 
 MAX_RESULTS = 32
 MAX_SHOWN = 200

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from pydra_dev.api import schema
-from pydra_dev.pools import Candidate, DeviceKey
+from pydra_dev.scheduler.pools import Candidate, DeviceKey
 
 _UNCOMPARED = "the scheduler of Kubernetes 1.36 compares no lists"
 """Not even with the feature gate: it then takes the incubating variant all the same (kubernetes#139332)."""

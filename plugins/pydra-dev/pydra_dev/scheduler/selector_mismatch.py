@@ -1,4 +1,4 @@
-"""What a device has of that which a selector reads, for people who ask why it is not selected. Pure."""
+"""Why a CEL selector does not match a device, for people: what the device has of what the selector reads. Pure."""
 
 from __future__ import annotations
 

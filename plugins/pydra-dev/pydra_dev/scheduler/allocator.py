@@ -8,12 +8,12 @@ from fractions import Fraction
 
 import msgspec
 
-from pydra_dev.allocation_result import build_allocation
 from pydra_dev.api import schema
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.quantity import parse_quantity
-from pydra_dev.pools import Candidate, DeviceKey, NamedSlice, build_pools
-from pydra_dev.search import DEFAULT_FEATURES, AllocationError, Features, InUse, NamedClaim, Search, Wish
+from pydra_dev.scheduler.allocation_result import build_allocation
+from pydra_dev.scheduler.pools import Candidate, DeviceKey, NamedSlice, build_pools
+from pydra_dev.scheduler.search import DEFAULT_FEATURES, AllocationError, Features, InUse, NamedClaim, Search, Wish
 
 __all__ = ["AllocationError", "InUse", "NamedClaim", "Review", "Reviews", "allocate", "read_in_use", "review_devices"]
 

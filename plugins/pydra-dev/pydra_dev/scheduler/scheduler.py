@@ -13,7 +13,6 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from pydra_dev.allocator import AllocationError, InUse, NamedClaim, Reviews, allocate, read_in_use, review_devices
 from pydra_dev.api import schema
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.gates import ALLOCATABLE, GROUPS, LISTS
@@ -40,10 +39,26 @@ from pydra_dev.controller_decisions import (
     template_claims,
 )
 from pydra_dev.daemon_sets import get_daemon_node
-from pydra_dev.extended_resources import explain_shortage as explain_extended_shortage
-from pydra_dev.node_resources import FIELD, AccountError, build_status, count_claim, explain_shortage, list_containers
-from pydra_dev.pools import DeviceKey, NamedSlice, add_taints, matches_node
-from pydra_dev.search import Features, find_blocking_taint
+from pydra_dev.scheduler.allocator import (
+    AllocationError,
+    InUse,
+    NamedClaim,
+    Reviews,
+    allocate,
+    read_in_use,
+    review_devices,
+)
+from pydra_dev.scheduler.extended_resources import explain_shortage as explain_extended_shortage
+from pydra_dev.scheduler.node_resources import (
+    FIELD,
+    AccountError,
+    build_status,
+    count_claim,
+    explain_shortage,
+    list_containers,
+)
+from pydra_dev.scheduler.pools import DeviceKey, NamedSlice, add_taints, matches_node
+from pydra_dev.scheduler.search import Features, find_blocking_taint
 
 MAX_RESERVED = 256
 ALL_LISTS = Features(lists=True)

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from pydra_dev.api import schema
 from pydra_dev.api.errors import JsonObject
-from pydra_dev.capacity import Share
-from pydra_dev.pools import Candidate
+from pydra_dev.scheduler.capacity import Share
+from pydra_dev.scheduler.pools import Candidate
 
 
 class Pick(msgspec.Struct, frozen=True, kw_only=True):

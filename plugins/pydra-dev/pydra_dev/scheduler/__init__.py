@@ -1,0 +1,1 @@
+"""A scheduler that gives pods nodes and their claims devices, as kube-scheduler does."""
