@@ -9,7 +9,7 @@ import anyio
 
 from pydra.diagnosis.checkpoint import judge_left_over
 from pydra_dev.api.kinds import PODS, RESOURCE_CLAIMS
-from pydra_dev.controller_decisions import full_name
+from pydra_dev.controllers.pods_and_claims import full_name
 from pydra_dev.explanations import Paragraph
 from pydra_dev.kubelet.claims import ClaimCache, ClaimInfo
 from pydra_dev.kubelet.observations import Called, Step

@@ -26,7 +26,7 @@ from pydra_dev.apiserver.server import DEFAULT_VERSION, FIRST_DRA_MINOR, LAST_KN
 from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.cdi_specs import read_specs
 from pydra_dev.clean_up import LOOK_INTERVAL, CleanUp
-from pydra_dev.controller_decisions import claim_names, full_name, is_finished
+from pydra_dev.controllers.pods_and_claims import claim_names, full_name, is_finished
 from pydra_dev.explanations import (
     Paragraph,
     describe_allocation,

@@ -42,9 +42,9 @@ from pydra.inventory.health import HealthPolicy, Snapshot, build_pool, observe
 from pydra.slices.build import build_wanted
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from pydra_dev.apiserver.server import serve_control_plane
 from pydra_dev.apiserver.verbs import Api
-from pydra_dev.controller_decisions import claim_names
+from pydra_dev.control_plane import serve_control_plane
+from pydra_dev.controllers.pods_and_claims import claim_names
 from pydra_dev.demo import SETTLED, DemoError, Options
 from pydra_dev.explanations import (
     Paragraph,

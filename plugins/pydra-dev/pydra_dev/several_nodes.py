@@ -40,7 +40,7 @@ from pydra_dev.api.kinds import (
 from pydra_dev.apiserver.custom_kinds import parse_definition
 from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.clean_up import LOOK_INTERVAL
-from pydra_dev.controller_decisions import full_name
+from pydra_dev.controllers.pods_and_claims import full_name
 from pydra_dev.demo import AGENT_FLAGS, DemoError, Options
 from pydra_dev.explanations import LONG, Paragraph, describe_event, describe_step
 from pydra_dev.kubelet.claims import ClaimCache

@@ -21,8 +21,9 @@ from pydra_dev.api.kinds import (
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
 )
-from pydra_dev.apiserver.server import ApiServer, serve_control_plane
+from pydra_dev.apiserver.server import ApiServer
 from pydra_dev.apiserver.verbs import Api
+from pydra_dev.control_plane import serve_control_plane
 
 JsonObject = dict[str, Any]
 DRIVER = "gpu.example.com"

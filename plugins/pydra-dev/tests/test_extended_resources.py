@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pydra_dev.api.kinds import DEVICE_CLASSES, NODES, PODS
-from pydra_dev.apiserver.server import serve_control_plane
 from pydra_dev.apiserver.verbs import Api
+from pydra_dev.control_plane import serve_control_plane
 
 GPU = "example.com/gpu"
 

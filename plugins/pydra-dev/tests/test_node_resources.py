@@ -8,8 +8,8 @@ import pytest
 
 from pydra_dev.api.gates import ALLOCATABLE
 from pydra_dev.api.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from pydra_dev.apiserver.server import serve_control_plane
 from pydra_dev.apiserver.verbs import Api
+from pydra_dev.control_plane import serve_control_plane
 
 JsonObject = dict[str, Any]
 DRIVER = "cpu.example.com"

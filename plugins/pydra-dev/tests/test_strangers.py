@@ -15,7 +15,8 @@ from pydra.kube import api_resources
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
 from pydra_dev.api.kinds import PODS
-from pydra_dev.apiserver.server import ApiServer, serve_control_plane
+from pydra_dev.apiserver.server import ApiServer
+from pydra_dev.control_plane import serve_control_plane
 
 PODS_PATH = "/api/v1/namespaces/default/pods"
 POD = '{"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}'

@@ -1,13 +1,12 @@
 """The embedded API server: `serve_api` speaks the Kubernetes HTTP API on a socket, from memory.
 
-`serve_control_plane` adds the controllers. It has the same paths, bodies, refusals and watches as a real server for
-the kinds in `api.kinds`, and no authorization (who has the token may do all) or managed fields: a
-request for those is refused with the reason. Nothing outlives the `async with` block.
+It has the same paths, bodies, refusals and watches as a real server for the kinds in `api.kinds`, and no authorization
+(who has the token may do all) or managed fields: a request for those is refused with the reason. Nothing outlives the
+`async with` block.
 """
 
 from __future__ import annotations
 
-import secrets
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -20,7 +19,6 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-import anyio
 import msgspec
 import yaml
 from aiohttp import web
@@ -35,7 +33,6 @@ from pydra_dev.apiserver.openapi import build_openapi
 from pydra_dev.apiserver.request_log import RequestLog
 from pydra_dev.apiserver.store import DEFAULT_HISTORY, Store
 from pydra_dev.apiserver.verbs import Api
-from pydra_dev.controllers import run_controllers
 
 _VERBS = sorted((*COLLECTION_VERBS, *OBJECT_VERBS))
 
@@ -302,18 +299,3 @@ def build_kubeconfig(url: str, token: str) -> bytes:
         "current-context": "embedded",
     }
     return yaml.safe_dump(document, sort_keys=False).encode()
-
-
-@asynccontextmanager
-async def serve_control_plane(**options: Any) -> AsyncIterator[ApiServer]:
-    """Serve the API and run the controllers inside the block; `options` are those of `serve_api`.
-
-    Requests need a token, by default a random one, which is in the kubeconfig file.
-    """
-    options.setdefault("token", secrets.token_urlsafe(32))
-    async with serve_api(**options) as server, anyio.create_task_group() as tasks:
-        tasks.start_soon(run_controllers, server.api, name="controllers")
-        try:
-            yield server
-        finally:
-            tasks.cancel_scope.cancel()

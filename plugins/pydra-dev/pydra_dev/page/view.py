@@ -16,7 +16,7 @@ from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import PODS, RESOURCE_CLAIMS, Kind
 from pydra_dev.api.quantity import format_like
 from pydra_dev.apiserver.tables import COLUMNS
-from pydra_dev.controller_decisions import claim_names, full_name
+from pydra_dev.controllers.pods_and_claims import claim_names, full_name
 from pydra_dev.explanations import Refusal, describe_step, group_refusals, read_values
 from pydra_dev.kubelet.observations import Called
 from pydra_dev.scheduler.allocator import Reviews

@@ -27,18 +27,17 @@ from pydra_dev.api.kinds import (
 )
 from pydra_dev.apiserver.object_meta import build_uid
 from pydra_dev.apiserver.verbs import Api
-from pydra_dev.controller_decisions import (
+from pydra_dev.controllers.daemon_sets import get_daemon_node
+from pydra_dev.controllers.events import attempt, emit_event
+from pydra_dev.controllers.pods_and_claims import (
     FINALIZER,
-    attempt,
     build_condition,
     claim_names,
-    emit_event,
     is_finished,
     is_schedulable,
     set_condition,
     template_claims,
 )
-from pydra_dev.daemon_sets import get_daemon_node
 from pydra_dev.scheduler.allocator import (
     AllocationError,
     InUse,

@@ -1,18 +1,14 @@
-"""What the controllers decide about pods and claims from what the API holds, and the Events that they write.
+"""What controllers and the scheduler read in pods and claims, and decide about them. Pure.
 
 Source: kube-controller-manager's resourceclaim controller and the scheduler's DRA plugin, Kubernetes 1.36.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 
-from pydra_dev.api.errors import JsonObject, StatusError
-from pydra_dev.api.kinds import EVENTS
-from pydra_dev.apiserver.object_meta import SUFFIX_LENGTH, build_suffix
-from pydra_dev.apiserver.verbs import Api
+from pydra_dev.api.errors import JsonObject
+from pydra_dev.apiserver.object_meta import SUFFIX_LENGTH
 
 CLAIM_NAME_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
 FINALIZER = "resource.kubernetes.io/delete-protection"
@@ -141,37 +137,3 @@ def set_condition(status: JsonObject, condition: JsonObject) -> JsonObject:
                 return status
             return {**status, "conditions": [*conditions[:index], condition, *conditions[index + 1 :]]}
     return {**status, "conditions": [*conditions, condition]}
-
-
-log = logging.getLogger(__name__)
-
-
-@contextmanager
-def attempt(what: str) -> Iterator[None]:
-    """Log what the API refuses inside the block: the next turn sees the object as it is then."""
-    try:
-        yield
-    except StatusError as error:
-        log.warning("could not %s: %s", what, error)
-
-
-def emit_event(api: Api, about: JsonObject, type_: str, reason: str, message: str) -> None:
-    """Write an Event about a namespaced object."""
-    metadata, now = about["metadata"], api.now
-    involved = {"kind": about["kind"], "apiVersion": about["apiVersion"]}
-    involved |= {key: metadata[key] for key in ("namespace", "name", "uid", "resourceVersion")}
-    body = {
-        "metadata": {"name": f"{metadata['name']}.{build_suffix(api.random)}{build_suffix(api.random)}"},
-        "involvedObject": involved,
-        "reason": reason,
-        "message": message,
-        "type": type_,
-        "source": {"component": SCHEDULER},
-        "reportingComponent": SCHEDULER,
-        "reportingInstance": "",
-        "count": 1,
-        "firstTimestamp": now,
-        "lastTimestamp": now,
-    }
-    with attempt(f"write event {reason}"):
-        api.create(EVENTS, body, namespace=metadata["namespace"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra_dev.controller_decisions import (
+from pydra_dev.controllers.pods_and_claims import (
     build_claim,
     build_condition,
     claim_base_name,

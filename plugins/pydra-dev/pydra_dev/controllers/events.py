@@ -1,0 +1,46 @@
+"""The Events that the controllers and the scheduler write, and the log of what the API refuses them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pydra_dev.api.errors import JsonObject, StatusError
+from pydra_dev.api.kinds import EVENTS
+from pydra_dev.apiserver.object_meta import build_suffix
+from pydra_dev.apiserver.verbs import Api
+from pydra_dev.controllers.pods_and_claims import SCHEDULER
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def attempt(what: str) -> Iterator[None]:
+    """Log what the API refuses inside the block: the next turn sees the object as it is then."""
+    try:
+        yield
+    except StatusError as error:
+        log.warning("could not %s: %s", what, error)
+
+
+def emit_event(api: Api, about: JsonObject, type_: str, reason: str, message: str) -> None:
+    """Write an Event about a namespaced object."""
+    metadata, now = about["metadata"], api.now
+    involved = {"kind": about["kind"], "apiVersion": about["apiVersion"]}
+    involved |= {key: metadata[key] for key in ("namespace", "name", "uid", "resourceVersion")}
+    body = {
+        "metadata": {"name": f"{metadata['name']}.{build_suffix(api.random)}{build_suffix(api.random)}"},
+        "involvedObject": involved,
+        "reason": reason,
+        "message": message,
+        "type": type_,
+        "source": {"component": SCHEDULER},
+        "reportingComponent": SCHEDULER,
+        "reportingInstance": "",
+        "count": 1,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+    }
+    with attempt(f"write event {reason}"):
+        api.create(EVENTS, body, namespace=metadata["namespace"])
