@@ -36,7 +36,7 @@ from pydra_dev.kubelet.observations import (
     SlicesWiped,
     Step,
 )
-from pydra_dev.kubelet.registration import DraService, Plugin
+from pydra_dev.kubelet.plugin_acceptance import DraService, Plugin
 from pydra_dev.oci import OciDevice, OciSpec
 from pydra_dev.samples import POD, read_sample
 from pydra_dev.scheduler.allocator import Review

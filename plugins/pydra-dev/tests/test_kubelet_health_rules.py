@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pydra_dev.kubelet.health import DeviceHealth, HealthCache, build_health, choose_streams
-from pydra_dev.kubelet.registration import DraService, HealthService, Plugin
+from pydra_dev.kubelet.plugin_acceptance import DraService, HealthService, Plugin
 
 
 def well(expires: float = 30) -> DeviceHealth:

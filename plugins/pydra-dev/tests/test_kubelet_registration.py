@@ -12,7 +12,7 @@ from fake_plugin import FakePlugin
 from kubelet_world import World, open_world, running_plugin
 from pydra_dev.apiserver.faults import Fault
 from pydra_dev.kubelet.observations import Deregistered, Registered, RegistrationFailed, SlicesWiped
-from pydra_dev.kubelet.registration import DraService
+from pydra_dev.kubelet.plugin_acceptance import DraService
 
 DRIVER = "gpu.example.com"
 

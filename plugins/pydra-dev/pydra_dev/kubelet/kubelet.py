@@ -19,9 +19,10 @@ from pydra.kube.client import KubeClient
 from pydra_dev.kubelet.claims import ClaimCache
 from pydra_dev.kubelet.health import HealthCache, HealthStreams
 from pydra_dev.kubelet.observations import Report, SlicesWiped, Step
-from pydra_dev.kubelet.plugins import PluginRegistry, Registrar, watch_registry
+from pydra_dev.kubelet.plugins import PluginRegistry
 from pydra_dev.kubelet.pods import PodWorkers, StopContainers
 from pydra_dev.kubelet.preparer import ClaimPreparer
+from pydra_dev.kubelet.registration import Registrar, watch_registry
 from pydra_dev.kubelet.settings import KubeletSettings
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pydra_dev.kubelet.registration import Plugin
+from pydra_dev.kubelet.plugin_acceptance import Plugin
 from pydra_dev.oci import OciSpec
 
 

@@ -1,18 +1,13 @@
-"""The plugins of a node: their registration sockets, their connections, and which instance is called.
+"""The plugins of a node: their connections, and which instance is called.
 
-The registry directory is scanned; a socket that is created again at the same path is another one, and the old plugin is
-deregistered first. Registration is retried until it succeeds. A connection is made at once and again whenever it is
-lost; calls never wait for it.
+A connection is made at once and again whenever it is lost; calls never wait for it.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import stat
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVarTuple, Unpack
-from urllib.parse import quote
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVarTuple, Unpack
 
 import anyio
 from anyio.abc import TaskGroup
@@ -27,82 +22,14 @@ from pydra.kubelet.pb.dra_v1 import (
     NodeUnprepareResourcesRequest,
     NodeUnprepareResourcesResponse,
 )
-from pydra.kubelet.pb.pluginregistration_v1 import (
-    InfoRequest,
-    PluginInfo,
-    RegistrationStatus,
-    RegistrationStatusResponse,
-)
 from pydra_dev.kubelet.channel import WatchedChannel, settle_cancellation
 from pydra_dev.kubelet.claims import ClaimKey, PreparedDevice, check_unprepared, parse_prepared
-from pydra_dev.kubelet.observations import Deregistered, Registered, RegistrationFailed, Report
-from pydra_dev.kubelet.registration import DraService, Plugin, RegistrationError, accept_plugin, refuse_duplicate
+from pydra_dev.kubelet.observations import Deregistered, Registered, Report
+from pydra_dev.kubelet.plugin_acceptance import DraService, Plugin, refuse_duplicate
 from pydra_dev.kubelet.settings import KubeletSettings, Periods
 
 Ts = TypeVarTuple("Ts")
 log = logging.getLogger(__name__)
-
-_REGISTRATION = "/pluginregistration.Registration"
-
-_DIAL_SECONDS = 10.0
-_GET_INFO_SECONDS = 1.0
-_NOTIFY_SECONDS = 5.0
-
-Identity: TypeAlias = tuple[int, int]
-"""Inode and time of creation: what differs between two sockets at one path."""
-Sockets: TypeAlias = Mapping[str, Identity]
-
-
-def compare_sockets(known: Sockets, found: Sockets) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What is gone and what is new, in order; a replaced socket is both."""
-    gone = sorted(path for path, identity in known.items() if found.get(path) != identity)
-    new = sorted(path for path, identity in found.items() if known.get(path) != identity)
-    return tuple(gone), tuple(new)
-
-
-def scan_sockets(directory: str) -> Sockets:
-    """All sockets below the directory whose names do not begin with a dot."""
-    return dict(_scan(directory))
-
-
-def _scan(directory: str) -> Iterator[tuple[str, Identity]]:
-    try:
-        entries = list(os.scandir(directory))
-    except FileNotFoundError:
-        return
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        try:
-            found = entry.stat(follow_symlinks=False)
-        except FileNotFoundError:  # gone since the listing
-            continue
-        if stat.S_ISSOCK(found.st_mode):
-            yield entry.path, (found.st_ino, found.st_mtime_ns)
-        elif stat.S_ISDIR(found.st_mode):
-            yield from _scan(entry.path)
-
-
-async def watch_registry(
-    settings: KubeletSettings,
-    *,
-    register: Callable[[str], Awaitable[None]],
-    deregister: Callable[[str], None],
-) -> None:
-    """Look for changes until cancelled; `register` may take its time and is cancelled when its socket goes."""
-    known: Sockets = {}
-    attempts: dict[str, anyio.CancelScope] = {}
-    async with anyio.create_task_group() as tasks:
-        while True:
-            found = scan_sockets(settings.registry)
-            gone, new = compare_sockets(known, found)
-            for path in gone:
-                attempts.pop(path).cancel()
-                deregister(path)
-            for path in new:
-                attempts[path] = start_task(tasks, register, path, name=f"register {os.path.basename(path)}")
-            known = found
-            await anyio.sleep(settings.periods.registry_scan)
 
 
 def start_task(
@@ -309,77 +236,3 @@ class PluginRegistry:
                 await self._wipe(driver)
 
             self._pending_wipes[driver] = start_task(self._tasks, wipe_later, name=f"wipe slices of {driver}")
-
-
-CONNECTION_ERRORS = (GRPCError, StreamTerminatedError, OSError)
-"""What a call can raise; TimeoutError is an OSError."""
-
-
-class Registrar:
-    """Registers the plugin behind a socket. A new connection for each attempt, closed afterwards."""
-
-    def __init__(self, settings: KubeletSettings, plugins: PluginRegistry, report: Report) -> None:
-        self._settings = settings
-        self._plugins = plugins
-        self._report = report
-
-    async def register(self, socket: str) -> None:
-        """Return once the plugin is registered; until then, try again with growing pauses."""
-        failures = 0
-        while True:
-            try:
-                await self._attempt(socket)
-            except (RegistrationError, *CONNECTION_ERRORS) as error:
-                failures += 1
-                message = _text(error)
-                log.info("cannot register the plugin at %s: %s", socket, message)
-                self._report(RegistrationFailed(socket=socket, message=message))
-            else:
-                return
-            await anyio.sleep(self._settings.periods.registration_retry.pause(failures))
-
-    async def _attempt(self, socket: str) -> None:
-        # The kubelet dials the registration socket by its bare path, which grpc-go makes the authority.
-        channel = WatchedChannel(socket, authority=quote(socket, safe=""))
-        try:
-            with anyio.fail_after(_DIAL_SECONDS):
-                await channel.connect()
-            await self._register_over(channel, socket)
-        finally:
-            channel.close()
-
-    async def _register_over(self, channel: WatchedChannel, socket: str) -> None:
-        get_info = UnaryUnaryMethod(channel, f"{_REGISTRATION}/GetInfo", InfoRequest, PluginInfo)
-        with settle_cancellation():
-            info = await get_info(InfoRequest(), timeout=_GET_INFO_SECONDS)
-        try:
-            plugin = accept_plugin(
-                socket=socket,
-                type_=info.type,
-                name=info.name,
-                endpoint=info.endpoint,
-                versions=info.supported_versions,
-                minor=self._settings.minor,
-            )
-            self._plugins.register(plugin)
-        except RegistrationError as error:
-            await self._notify(channel, str(error))
-            raise
-        try:
-            await self._notify(channel)
-        except CONNECTION_ERRORS:
-            self._plugins.deregister(socket)
-            raise
-
-    async def _notify(self, channel: WatchedChannel, error: str = "") -> None:
-        status = RegistrationStatus(plugin_registered=not error, error=error)
-        path = f"{_REGISTRATION}/NotifyRegistrationStatus"
-        notify = UnaryUnaryMethod(channel, path, RegistrationStatus, RegistrationStatusResponse)
-        with settle_cancellation():
-            await notify(status, timeout=_NOTIFY_SECONDS)
-
-
-def _text(error: Exception) -> str:
-    if isinstance(error, GRPCError):
-        return f"rpc error: code = {error.status.name} desc = {error.message or ''}"
-    return str(error) or ("deadline exceeded" if isinstance(error, TimeoutError) else type(error).__name__)

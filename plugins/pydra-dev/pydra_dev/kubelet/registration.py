@@ -1,83 +1,168 @@
-"""Whether a plugin may register, and which of its services are used. Pure.
+"""The registration of plugins: the sockets in the registry directory, and the calls over them.
 
-Source: pkg/kubelet/cm/dra/plugin/registration.go, Kubernetes 1.36 and 1.37.
+The directory is scanned; a socket that is created again at the same path is another one, and the old plugin is
+deregistered first. Registration is retried until it succeeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from enum import Enum
+import logging
+import os
+import stat
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import TypeAlias
+from urllib.parse import quote
 
-import msgspec
+import anyio
+from grpclib.client import UnaryUnaryMethod
+from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-PLUGIN_TYPE = "DRAPlugin"
+from pydra.kubelet.pb.pluginregistration_v1 import (
+    InfoRequest,
+    PluginInfo,
+    RegistrationStatus,
+    RegistrationStatusResponse,
+)
+from pydra_dev.kubelet.channel import WatchedChannel, settle_cancellation
+from pydra_dev.kubelet.observations import RegistrationFailed, Report
+from pydra_dev.kubelet.plugin_acceptance import RegistrationError, accept_plugin
+from pydra_dev.kubelet.plugins import PluginRegistry, start_task
+from pydra_dev.kubelet.settings import KubeletSettings
 
+log = logging.getLogger(__name__)
 
-class DraService(Enum):
-    """The DRA services, by the words with which plugins advertise them."""
+_REGISTRATION = "/pluginregistration.Registration"
 
-    V1 = "v1.DRAPlugin"
-    V1BETA1 = "v1beta1.DRAPlugin"
+_DIAL_SECONDS = 10.0
+_GET_INFO_SECONDS = 1.0
+_NOTIFY_SECONDS = 5.0
 
-
-class HealthService(Enum):
-    """The health services; the advertised words are also the gRPC services' names."""
-
-    V1 = "v1.DRAResourceHealth"
-    V1ALPHA1 = "v1alpha1.DRAResourceHealth"
-
-
-class Plugin(msgspec.Struct, frozen=True, kw_only=True):
-    """One registered instance of a driver; `socket` is where it registered, `endpoint` where it serves."""
-
-    driver: str
-    socket: str
-    endpoint: str
-    service: DraService
-    health: HealthService | None = None
-
-
-class RegistrationError(Exception):
-    """The kubelet does not accept the plugin; the text is what NotifyRegistrationStatus tells it."""
-
-
-def accept_plugin(*, socket: str, type_: str, name: str, endpoint: str, versions: Sequence[str], minor: int) -> Plugin:
-    """The plugin that this PluginInfo registers; raises RegistrationError."""
-    if type_ != PLUGIN_TYPE:
-        raise RegistrationError(f"no handler registered for plugin type: {type_} at socket {socket}")
-    if not name:
-        raise RegistrationError("the plugin has no name")
-    return Plugin(
-        driver=name,
-        socket=socket,
-        endpoint=endpoint or socket,
-        service=_choose_service(name, versions),
-        health=_choose_health(versions, minor),
-    )
+Identity: TypeAlias = tuple[int, int]
+"""Inode and time of creation: what differs between two sockets at one path."""
+Sockets: TypeAlias = Mapping[str, Identity]
 
 
-def refuse_duplicate(plugin: Plugin, registered: Sequence[Plugin]) -> None:
-    """Raise RegistrationError when the driver already has an instance at this endpoint."""
-    if any(other.driver == plugin.driver and other.endpoint == plugin.endpoint for other in registered):
-        raise RegistrationError(f"endpoint {plugin.endpoint} already registered for DRA driver plugin {plugin.driver}")
+def compare_sockets(known: Sockets, found: Sockets) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What is gone and what is new, in order; a replaced socket is both."""
+    gone = sorted(path for path, identity in known.items() if found.get(path) != identity)
+    new = sorted(path for path, identity in found.items() if known.get(path) != identity)
+    return tuple(gone), tuple(new)
 
 
-def _choose_service(name: str, versions: Sequence[str]) -> DraService:
-    """The first in the plugin's own order that is known; unknown words are skipped."""
-    known = {service.value: service for service in DraService}
-    if not versions:
-        raise RegistrationError(f"DRA plugin {name}: empty list of supported gRPC services")
-    for version in versions:
-        if version in known:
-            return known[version]
-    raise RegistrationError(
-        f"DRA plugin {name}: none of the supported gRPC services {', '.join(versions)} is known, "
-        f"known are {', '.join(known)}"
-    )
+def scan_sockets(directory: str) -> Sockets:
+    """All sockets below the directory whose names do not begin with a dot."""
+    return dict(_scan(directory))
 
 
-def _choose_health(versions: Sequence[str], minor: int) -> HealthService | None:
-    """Up to 1.36 v1alpha1 is tried whatever the plugin says; from 1.37 on what it says counts, v1 first."""
-    if minor < 37:
-        return HealthService.V1ALPHA1 if minor >= 34 else None
-    return next((service for service in HealthService if service.value in versions), None)
+def _scan(directory: str) -> Iterator[tuple[str, Identity]]:
+    try:
+        entries = list(os.scandir(directory))
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        try:
+            found = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:  # gone since the listing
+            continue
+        if stat.S_ISSOCK(found.st_mode):
+            yield entry.path, (found.st_ino, found.st_mtime_ns)
+        elif stat.S_ISDIR(found.st_mode):
+            yield from _scan(entry.path)
+
+
+async def watch_registry(
+    settings: KubeletSettings,
+    *,
+    register: Callable[[str], Awaitable[None]],
+    deregister: Callable[[str], None],
+) -> None:
+    """Look for changes until cancelled; `register` may take its time and is cancelled when its socket goes."""
+    known: Sockets = {}
+    attempts: dict[str, anyio.CancelScope] = {}
+    async with anyio.create_task_group() as tasks:
+        while True:
+            found = scan_sockets(settings.registry)
+            gone, new = compare_sockets(known, found)
+            for path in gone:
+                attempts.pop(path).cancel()
+                deregister(path)
+            for path in new:
+                attempts[path] = start_task(tasks, register, path, name=f"register {os.path.basename(path)}")
+            known = found
+            await anyio.sleep(settings.periods.registry_scan)
+
+
+CONNECTION_ERRORS = (GRPCError, StreamTerminatedError, OSError)
+"""What a call can raise; TimeoutError is an OSError."""
+
+
+class Registrar:
+    """Registers the plugin behind a socket. A new connection for each attempt, closed afterwards."""
+
+    def __init__(self, settings: KubeletSettings, plugins: PluginRegistry, report: Report) -> None:
+        self._settings = settings
+        self._plugins = plugins
+        self._report = report
+
+    async def register(self, socket: str) -> None:
+        """Return once the plugin is registered; until then, try again with growing pauses."""
+        failures = 0
+        while True:
+            try:
+                await self._attempt(socket)
+            except (RegistrationError, *CONNECTION_ERRORS) as error:
+                failures += 1
+                message = _text(error)
+                log.info("cannot register the plugin at %s: %s", socket, message)
+                self._report(RegistrationFailed(socket=socket, message=message))
+            else:
+                return
+            await anyio.sleep(self._settings.periods.registration_retry.pause(failures))
+
+    async def _attempt(self, socket: str) -> None:
+        # The kubelet dials the registration socket by its bare path, which grpc-go makes the authority.
+        channel = WatchedChannel(socket, authority=quote(socket, safe=""))
+        try:
+            with anyio.fail_after(_DIAL_SECONDS):
+                await channel.connect()
+            await self._register_over(channel, socket)
+        finally:
+            channel.close()
+
+    async def _register_over(self, channel: WatchedChannel, socket: str) -> None:
+        get_info = UnaryUnaryMethod(channel, f"{_REGISTRATION}/GetInfo", InfoRequest, PluginInfo)
+        with settle_cancellation():
+            info = await get_info(InfoRequest(), timeout=_GET_INFO_SECONDS)
+        try:
+            plugin = accept_plugin(
+                socket=socket,
+                type_=info.type,
+                name=info.name,
+                endpoint=info.endpoint,
+                versions=info.supported_versions,
+                minor=self._settings.minor,
+            )
+            self._plugins.register(plugin)
+        except RegistrationError as error:
+            await self._notify(channel, str(error))
+            raise
+        try:
+            await self._notify(channel)
+        except CONNECTION_ERRORS:
+            self._plugins.deregister(socket)
+            raise
+
+    async def _notify(self, channel: WatchedChannel, error: str = "") -> None:
+        status = RegistrationStatus(plugin_registered=not error, error=error)
+        path = f"{_REGISTRATION}/NotifyRegistrationStatus"
+        notify = UnaryUnaryMethod(channel, path, RegistrationStatus, RegistrationStatusResponse)
+        with settle_cancellation():
+            await notify(status, timeout=_NOTIFY_SECONDS)
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, GRPCError):
+        return f"rpc error: code = {error.status.name} desc = {error.message or ''}"
+    return str(error) or ("deadline exceeded" if isinstance(error, TimeoutError) else type(error).__name__)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pydra_dev.kubelet.registration import DraService, HealthService, Plugin, accept_plugin
+from pydra_dev.kubelet.plugin_acceptance import DraService, HealthService, Plugin, accept_plugin
 from pydra_dev.kubelet.settings import Backoff
 
 V1, V1BETA1 = "v1.DRAPlugin", "v1beta1.DRAPlugin"
