@@ -12,7 +12,7 @@ from pydra.cdi.read_spec_files import find_spec_problems
 from pydra.cdi.spec import build_spec
 from pydra.claim import PreparedDevice
 from pydra.errors import EditConflict
-from pydra_dev import cdi_specs
+from pydra_dev.container_runtime import cdi_specs
 from tests.unit.cdi import strategies
 
 

@@ -24,8 +24,8 @@ from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.apiserver.server import DEFAULT_VERSION, FIRST_DRA_MINOR, LAST_KNOWN_MINOR, parse_release
 from pydra_dev.apiserver.verbs import Api, Query
-from pydra_dev.cdi_specs import read_specs
 from pydra_dev.clean_up import LOOK_INTERVAL, CleanUp
+from pydra_dev.container_runtime.cdi_specs import read_specs
 from pydra_dev.controllers.pods_and_claims import claim_names, full_name, is_finished
 from pydra_dev.explanations import (
     Paragraph,

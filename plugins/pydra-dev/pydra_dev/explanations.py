@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from pydra.errors import suggest
-from pydra_dev.cdi_specs import Hook, Mount
+from pydra_dev.container_runtime.cdi_specs import Hook, Mount
+from pydra_dev.container_runtime.oci import OciSpec
 from pydra_dev.kubelet.observations import (
     Called,
     ContainerCreated,
@@ -27,7 +28,6 @@ from pydra_dev.kubelet.observations import (
     SlicesWiped,
     Step,
 )
-from pydra_dev.oci import OciSpec
 from pydra_dev.scheduler.allocator import Review
 from pydra_dev.scheduler.pools import DeviceKey
 

@@ -43,6 +43,7 @@ from pydra.slices.build import build_wanted
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.apiserver.verbs import Api
+from pydra_dev.container_runtime.oci import InjectionError
 from pydra_dev.control_plane import serve_control_plane
 from pydra_dev.controllers.pods_and_claims import claim_names
 from pydra_dev.demo import SETTLED, DemoError, Options
@@ -59,7 +60,6 @@ from pydra_dev.kubelet.kubelet import build_node
 from pydra_dev.kubelet.pods import create_container
 from pydra_dev.kubelet.settings import KubeletSettings
 from pydra_dev.node import make_root, scenario_environment
-from pydra_dev.oci import InjectionError
 from pydra_dev.samples import choose_manifests, create_object, read_sample
 from pydra_dev.scheduler.allocator import AllocationError
 from pydra_dev.scheduler.scheduler import review_claim

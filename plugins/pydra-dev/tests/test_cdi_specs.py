@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pydra_dev.cdi_specs import minimum_version, parse_spec, read_registry
+from pydra_dev.container_runtime.cdi_specs import minimum_version, parse_spec, read_registry
 
 
 def document(device: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:

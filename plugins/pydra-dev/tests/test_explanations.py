@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pydra_dev.cdi_specs import Hook, IntelRdt, Mount, NetDevice
+from pydra_dev.container_runtime.cdi_specs import Hook, IntelRdt, Mount, NetDevice
+from pydra_dev.container_runtime.oci import OciDevice, OciSpec
 from pydra_dev.explanations import (
     Paragraph,
     describe_allocation,
@@ -37,7 +38,6 @@ from pydra_dev.kubelet.observations import (
     Step,
 )
 from pydra_dev.kubelet.plugin_acceptance import DraService, Plugin
-from pydra_dev.oci import OciDevice, OciSpec
 from pydra_dev.samples import POD, read_sample
 from pydra_dev.scheduler.allocator import Review
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pydra_dev.cdi_specs import (
+from pydra_dev.container_runtime.cdi_specs import (
     Device,
     DeviceNode,
     Edits,
@@ -15,7 +15,7 @@ from pydra_dev.cdi_specs import (
     Resolved,
     Spec,
 )
-from pydra_dev.oci import (
+from pydra_dev.container_runtime.oci import (
     HostNode,
     InjectionError,
     OciSpec,

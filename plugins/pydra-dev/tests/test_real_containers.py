@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pydra.errors import SettingsError
-from pydra_dev.cdi_specs import Hook, Mount
+from pydra_dev.container_runtime.cdi_specs import Hook, Mount
+from pydra_dev.container_runtime.oci import OciDevice, OciSpec
 from pydra_dev.demo import Demo, Options, run_until_signal
-from pydra_dev.oci import OciDevice, OciSpec
 from pydra_dev.real_containers import build_config, find_runtime
 
 BACKEND = """

@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from pydra_dev.container_runtime.oci import OciSpec
 from pydra_dev.kubelet.plugin_acceptance import Plugin
-from pydra_dev.oci import OciSpec
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,9 +29,9 @@ from pydra.kube.api_resources import (
     JsonObject,
     Resource,
 )
+from pydra_dev.container_runtime.oci import OciSpec
 from pydra_dev.kubelet.observations import Called, ContainerCreated, PodRunning, Step
 from pydra_dev.node import EmbeddedNode, run_node
-from pydra_dev.oci import OciSpec
 from pydra_nvidia import DEVICE_CLASSES as CLASSES
 from pydra_nvidia import DRIVER
 from pydra_nvidia.claim_config import GROUP_VERSION

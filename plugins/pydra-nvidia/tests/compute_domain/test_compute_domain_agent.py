@@ -24,9 +24,9 @@ from pydra.kube.api_resources import (
     RESOURCE_SLICES,
     JsonObject,
 )
+from pydra_dev.container_runtime.oci import OciSpec
 from pydra_dev.kubelet.observations import ContainerCreated, PodFailed, PodRunning, Step
 from pydra_dev.node import EmbeddedNode, run_node
-from pydra_dev.oci import OciSpec
 from pydra_nvidia.compute_domain import DEVICE_CLASSES as CLASSES
 from pydra_nvidia.compute_domain import DRIVER
 from tests.integration.agent.process import DEADLINE, run_agent

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
-from pydra_dev.cdi_specs import DeviceNode, Edits, Hook, IntelRdt, Mount, NetDevice, Registry
+from pydra_dev.container_runtime.cdi_specs import DeviceNode, Edits, Hook, IntelRdt, Mount, NetDevice, Registry
 
 DEFAULT_ACCESS = "rwm"
 ItemT = TypeVar("ItemT")
