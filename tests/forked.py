@@ -25,7 +25,7 @@ PROCESSES.set_forkserver_preload(
         ),
         "pydra_nvidia.compute_domain.command",
         *("pydra_pci", "pydra_pci.simulation.kernel"),
-        *("pydra.cli.tool", "pydra_dev.demo"),
+        *("pydra.cli.tool", "pydra_dev.command.dev_command"),
     ]
 )
 """There is one server for all of a test process, so what any test needs is listed here; what is absent is left out."""

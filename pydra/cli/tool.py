@@ -193,9 +193,10 @@ def _new(parsed: argparse.Namespace) -> int:
 
 def _dev(parsed: argparse.Namespace) -> int:
     try:
-        from pydra_dev.demo import Options, run  # noqa: PLC0415
-        from pydra_dev.in_process import run as run_in_process  # noqa: PLC0415
-        from pydra_dev.several_nodes import MOST_NODES, NodesRun  # noqa: PLC0415
+        from pydra_dev.command.backend_in_process import run as run_in_process  # noqa: PLC0415
+        from pydra_dev.command.dev_command import run  # noqa: PLC0415
+        from pydra_dev.command.options import Options  # noqa: PLC0415
+        from pydra_dev.command.several_nodes import MOST_NODES, NodesRun  # noqa: PLC0415
     except ModuleNotFoundError as error:
         return _needs_dev("dev", error)
     config = read_config(parsed.config, os.environ)

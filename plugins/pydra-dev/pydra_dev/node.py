@@ -122,7 +122,7 @@ class AgentProcess:
 
     async def start(self) -> None:
         """Start it, or start it again after it has ended."""
-        # In a session of its own, so that a Ctrl-C at the terminal reaches the demo, which stops it in order.
+        # In a session of its own, so that a Ctrl-C at the terminal reaches `pydra dev`, which stops it in order.
         with open(self.log, "ab") as stream:  # noqa: ASYNC230 - a file that nobody waits for
             self._process = await anyio.open_process(
                 [sys.executable, "-c", _START, str(os.getpid()), *self._arguments],

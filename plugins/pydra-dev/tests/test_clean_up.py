@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from demo_process import DemoProcess, run_demo
+from dev_process import DevProcess, run_dev
 from pod_manifests import TWO_PODS
 
 BACKEND = """
@@ -49,9 +49,9 @@ class Hardware:
     def configured(self) -> list[str]:
         return sorted(os.listdir(self.place))
 
-    def start(self, *arguments: str) -> AbstractContextManager[DemoProcess]:
+    def start(self, *arguments: str) -> AbstractContextManager[DevProcess]:
         command = ("--backend", str(self.backend), *arguments)
-        return run_demo(self.backend.parent, *command, ignored=IN_THE_BACKGROUND)
+        return run_dev(self.backend.parent, *command, ignored=IN_THE_BACKGROUND)
 
 
 @pytest.fixture

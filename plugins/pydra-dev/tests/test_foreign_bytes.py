@@ -10,7 +10,7 @@ from hypothesis import given
 
 from pydra.errors import SettingsError
 from pydra_dev.cel.environment import CompileError, compile_selector
-from pydra_dev.samples import read_manifests
+from pydra_dev.manifests import read_manifests
 from tests.fuzz.damage import damage
 
 MANIFEST = b"apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {}}\n"

@@ -17,7 +17,8 @@ import pytest
 from pydra.cli.tool import main
 from pydra.errors import SettingsError
 from pydra_dev.api.schema import SliceSpec, parse_fields
-from pydra_dev.demo import Demo, Options
+from pydra_dev.command.dev_command import DevCommand
+from pydra_dev.command.options import Options
 from pydra_dev.node import free_port
 from pydra_dev.page.server import Address, Page, parse_address, serve_page
 from pydra_dev.page.view import build_shown_pools
@@ -89,8 +90,8 @@ async def open_browser(url: str) -> AsyncIterator[Browser]:
 
 
 @asynccontextmanager
-async def run_demo(**options: Any) -> AsyncIterator[Browser]:
-    """A demo and its page, at the address that its first line has."""
+async def run_dev(**options: Any) -> AsyncIterator[Browser]:
+    """A `pydra dev` and its page, at the address that its first line has."""
     served = anyio.Event()
     lines: list[str] = []
 
@@ -98,13 +99,13 @@ async def run_demo(**options: Any) -> AsyncIterator[Browser]:
         lines.append(text)
         served.set()
 
-    demo = Demo(Options(web=str(free_port()), **options), write=write)
+    command = DevCommand(Options(web=str(free_port()), **options), write=write)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(demo.run)
+        tasks.start_soon(command.run)
         await served.wait()
         async with open_browser(lines[0].partition("ready: page ")[2].strip()) as browser:
             yield browser
-        demo.stop()
+        command.stop()
 
 
 def find_devices(view: Any) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def test_an_address_is_a_port_or_a_loopback_address_with_one(text: str, address:
 )
 def test_another_address_is_refused_with_what_to_give(text: str, problem: str) -> None:
     with pytest.raises(SettingsError) as refused:
-        Demo(Options(web=text), write=lambda _: None)
+        DevCommand(Options(web=text), write=lambda _: None)
     assert problem in str(refused.value)
 
 
@@ -152,7 +153,7 @@ async def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SettingsError, match=f"cannot listen on 127.0.0.1:{port}: .* give another port"):
-            await Demo(Options(web=str(port)), write=lambda _: None).run()
+            await DevCommand(Options(web=str(port)), write=lambda _: None).run()
 
 
 def test_a_page_needs_a_node_that_stays_up(capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,7 +276,7 @@ def test_partitions_are_shown_with_what_is_left_of_their_counters(
 
 async def test_a_node_is_shown_explained_broken_and_repaired() -> None:
     """All on one node, since each takes a second to start."""
-    async with run_demo(scenario="partitions") as page:
+    async with run_dev(scenario="partitions") as page:
         (claim,) = await page.wait_view(find_running)
         assert claim["state"] == "allocated,reserved"
         assert claim["devices"] == [["sim.pydra.dev", "embedded-node", "accel-1"]]
@@ -326,7 +327,7 @@ async def test_a_node_is_shown_explained_broken_and_repaired() -> None:
 
 
 async def test_yaml_of_ones_own_is_created_or_refused_with_the_reason() -> None:
-    async with run_demo() as page:
+    async with run_dev() as page:
         await page.wait_view(find_running)
         assert await page.operate("apply", TWO_OBJECTS) == (200, ["ResourceClaim mine", "Pod user"])
         await page.wait_view(lambda view: any(one["name"] == "mine" for one in find_running(view)))
@@ -344,10 +345,10 @@ async def test_yaml_of_ones_own_is_created_or_refused_with_the_reason() -> None:
         assert (await page.operate("apply", b"\xff"))[0] == 400
 
 
-async def test_a_node_whose_demo_has_failed_is_still_shown(tmp_path: Path) -> None:
+async def test_a_node_whose_run_has_failed_is_still_shown(tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text("faults: [{call: prepare, do: refuse, message: not today}]")
-    async with run_demo(scenario=str(scenario)) as page:
+    async with run_dev(scenario=str(scenario)) as page:
         view = await page.wait_view(lambda view: view["failure"] and view)
         assert view["failure"] == "pod default/sample has failed 3 times"
         assert view["claims"]
@@ -356,7 +357,7 @@ async def test_a_node_whose_demo_has_failed_is_still_shown(tmp_path: Path) -> No
 async def test_a_claim_that_nothing_fits_says_why(tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text("groups: [{name: accel, count: 1}]")  # the sample wants one of NUMA node 1
-    async with run_demo(scenario=str(scenario)) as page:
+    async with run_dev(scenario=str(scenario)) as page:
         view = await page.wait_view(lambda view: view["claims"] and view)
         why = await page.get("claim", namespace="default", name=view["claims"][0]["name"])
         assert [one["reason"].endswith(" == 1 (numaNode is 0)") for one in why["refusals"]] == [True]

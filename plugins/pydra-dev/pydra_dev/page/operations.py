@@ -17,6 +17,7 @@ from pydra_dev.api.kinds import DEVICE_TAINT_RULES, NODES, PODS, RESOURCE_CLAIMS
 from pydra_dev.container_runtime.cdi_specs import read_specs
 from pydra_dev.controllers.pods_and_claims import full_name
 from pydra_dev.kubelet.observations import Called, Deregistered, HealthChanged, Step
+from pydra_dev.manifests import Manifest, create_object, parse_manifests
 from pydra_dev.node import AgentProcess, EmbeddedNode
 from pydra_dev.page.view import (
     Claim,
@@ -29,7 +30,6 @@ from pydra_dev.page.view import (
     build_device_page,
     build_shown_pools,
 )
-from pydra_dev.samples import Manifest, create_object, parse_manifests
 from pydra_dev.scheduler.allocator import AllocationError, Reviews
 from pydra_dev.scheduler.pools import DeviceKey
 from pydra_dev.scheduler.scheduler import SliceReader, read_claims_in_use, review_claim
@@ -42,7 +42,7 @@ class OperationError(Exception):
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that changes by itself. `agent` and `backends` are processes, `failure` is why the demo gave up."""
+    """Everything that changes by itself. `agent` and `backends` are processes, `failure` is why the run has failed."""
 
     agent: int
     backends: tuple[int, ...]
@@ -54,7 +54,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Operations:
-    """One node, from its start to its end. The demo tells it the kubelet's steps, and its own failure.
+    """One node, from its start to its end. The run tells it the kubelet's steps, and its own failure.
 
     `manifests` are what was applied: another pod is a copy of the first one there.
     """

@@ -26,8 +26,8 @@ from pydra.errors import SettingsError
 from pydra.observability.connection_limits import Limits
 from pydra.observability.http import serve_routes
 from pydra_dev.apiserver.store import Signal
-from pydra_dev.explanations import Paragraph
 from pydra_dev.node import free_port
+from pydra_dev.output.descriptions import Paragraph
 from pydra_dev.page.operations import OperationError, Operations
 from pydra_dev.scheduler.pools import DeviceKey
 

@@ -17,8 +17,8 @@ from pydra_dev.api.kinds import PODS, RESOURCE_CLAIMS, Kind
 from pydra_dev.api.quantity import format_like
 from pydra_dev.apiserver.tables import COLUMNS
 from pydra_dev.controllers.pods_and_claims import claim_names, full_name
-from pydra_dev.explanations import Refusal, describe_step, group_refusals, read_values
 from pydra_dev.kubelet.observations import Called
+from pydra_dev.output.descriptions import Refusal, describe_step, group_refusals, read_values
 from pydra_dev.scheduler.allocator import Reviews
 from pydra_dev.scheduler.pools import Candidate, CounterKey, DeviceKey, NamedSlice, PoolView, build_pools
 from pydra_dev.scheduler.search import Books, InUse, count_left, find_blocking_taint, format_taint

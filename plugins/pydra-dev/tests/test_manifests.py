@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pydra.errors import SettingsError
-from pydra_dev.samples import find_sources, read_manifests
+from pydra_dev.command.backend_source import find_sources
+from pydra_dev.manifests import read_manifests
 
 POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n"
 

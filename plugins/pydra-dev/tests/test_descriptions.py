@@ -9,21 +9,6 @@ import yaml
 
 from pydra_dev.container_runtime.cdi_specs import Hook, IntelRdt, Mount, NetDevice
 from pydra_dev.container_runtime.oci import OciDevice, OciSpec
-from pydra_dev.explanations import (
-    Paragraph,
-    describe_allocation,
-    describe_cdi_spec,
-    describe_changes,
-    describe_event,
-    describe_hints,
-    describe_others,
-    describe_sample,
-    describe_slices,
-    describe_step,
-    describe_unused,
-    render,
-    shorten,
-)
 from pydra_dev.kubelet.observations import (
     Called,
     ContainerCreated,
@@ -38,7 +23,22 @@ from pydra_dev.kubelet.observations import (
     Step,
 )
 from pydra_dev.kubelet.plugin_acceptance import DraService, Plugin
-from pydra_dev.samples import POD, read_sample
+from pydra_dev.manifests import POD, read_sample
+from pydra_dev.output.descriptions import (
+    Paragraph,
+    describe_allocation,
+    describe_cdi_spec,
+    describe_changes,
+    describe_event,
+    describe_hints,
+    describe_others,
+    describe_sample,
+    describe_slices,
+    describe_step,
+    describe_unused,
+    render,
+    shorten,
+)
 from pydra_dev.scheduler.allocator import Review
 
 PLUGIN = Plugin(driver="gpu.example.com", socket="/r/reg.sock", endpoint="/p/dra.sock", service=DraService.V1)

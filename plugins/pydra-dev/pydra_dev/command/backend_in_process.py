@@ -43,11 +43,18 @@ from pydra.slices.build import build_wanted
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.apiserver.verbs import Api
+from pydra_dev.command.options import Options, RunError
+from pydra_dev.command.single_node import SETTLED
 from pydra_dev.container_runtime.oci import InjectionError
 from pydra_dev.control_plane import serve_control_plane
 from pydra_dev.controllers.pods_and_claims import claim_names
-from pydra_dev.demo import SETTLED, DemoError, Options
-from pydra_dev.explanations import (
+from pydra_dev.kubelet.claims import container_requests
+from pydra_dev.kubelet.kubelet import build_node
+from pydra_dev.kubelet.pods import create_container
+from pydra_dev.kubelet.settings import KubeletSettings
+from pydra_dev.manifests import choose_manifests, create_object, read_sample
+from pydra_dev.node import make_root, scenario_environment
+from pydra_dev.output.descriptions import (
     Paragraph,
     describe_allocation,
     describe_cdi_spec,
@@ -55,15 +62,9 @@ from pydra_dev.explanations import (
     describe_others,
     describe_slices,
 )
-from pydra_dev.kubelet.claims import container_requests
-from pydra_dev.kubelet.kubelet import build_node
-from pydra_dev.kubelet.pods import create_container
-from pydra_dev.kubelet.settings import KubeletSettings
-from pydra_dev.node import make_root, scenario_environment
-from pydra_dev.samples import choose_manifests, create_object, read_sample
+from pydra_dev.output.terminal import INTERRUPTED, Output, Printer, run_with_signals
 from pydra_dev.scheduler.allocator import AllocationError
 from pydra_dev.scheduler.scheduler import review_claim
-from pydra_dev.terminal import INTERRUPTED, Output, Printer, run_with_signals
 
 NODE = "embedded-node"
 POLICY = HealthPolicy(effect=None, unhealthy_after=0, healthy_after=0, stale_effect=None, stale_after=0)
@@ -110,7 +111,7 @@ async def _run(options: Options, config: Mapping[str, Any], printer: Printer) ->
         backend = _load(source.target, source.name)
         settings = config.get("backendSettings", {}).get(source.configured_name, {})
         check, arguments = _read_settings(backend, source.name, settings)
-        failure: PydraError | DemoError | None = None
+        failure: PydraError | RunError | None = None
         async with serve_control_plane(kubeconfig=Path(root, "kubeconfig")) as server:
             try:
                 async with _connect(backend, arguments) as live:
@@ -124,9 +125,9 @@ async def _run(options: Options, config: Mapping[str, Any], printer: Printer) ->
                         check=check,
                     )
                     await session.run()
-            except (PydraError, DemoError) as error:
+            except (PydraError, RunError) as error:
                 failure = error
-        if isinstance(failure, DemoError):
+        if isinstance(failure, RunError):
             printer.say(Paragraph(headline=f"FAILED: {failure}", details=failure.details))
             return 1
         if failure is not None:
@@ -164,7 +165,7 @@ async def _connect(backend: Any, arguments: tuple[Any, ...]) -> AsyncIterator[An
         try:
             live = await stack.enter_async_context(backend.connect(*arguments))
         except Exception as error:  # the call boundary, for `connect`
-            raise DemoError(f"connect failed: {type(error).__name__}: {error}", _format(error)) from error
+            raise RunError(f"connect failed: {type(error).__name__}: {error}", _format(error)) from error
         if violations := find_coroutine_violations(live, backend):
             raise ContractError("connect", violations)
         yield live
@@ -197,11 +198,11 @@ class Session:
         self._steps = StepIndex()
 
     async def run(self) -> None:
-        """Publish, apply, prepare each pod's claims, and unprepare them however that ends; raises DemoError."""
-        failures: list[DemoError] = []
+        """Publish, apply, prepare each pod's claims, and unprepare them however that ends; raises RunError."""
+        failures: list[RunError] = []
         try:
             await self._start_pods()
-        except DemoError as error:
+        except RunError as error:
             failures.append(error)
         finally:
             with anyio.CancelScope(shield=True):
@@ -222,12 +223,12 @@ class Session:
             if pod["kind"] == PODS.kind:
                 await self._start(pod)
 
-    async def _undo(self, held: HeldClaim) -> DemoError | None:
+    async def _undo(self, held: HeldClaim) -> RunError | None:
         """Unprepare a claim; what is against it."""
         name = f"{held.claim.namespace}/{held.claim.name}"
         try:
             await self._unprepare(held)
-        except DemoError as error:
+        except RunError as error:
             devices = ", ".join(device.device for device in held.claim.devices)
             self._say(Paragraph(headline=f"left prepared: claim {name} on {devices}", details=(str(error),)))
             return error
@@ -280,7 +281,7 @@ class Session:
             try:
                 before, after = create_container(found, container, wanted, [self._cdi_directory])
             except InjectionError as error:
-                raise DemoError(f"the runtime cannot create container {container['name']}: {error}") from error
+                raise RunError(f"the runtime cannot create container {container['name']}: {error}") from error
             changes = tuple(f"+ {line}" for line in describe_changes(before, after))
             self._say(Paragraph(headline=f"container: {container['name']} of pod {namespace}/{name}", details=changes))
 
@@ -289,10 +290,10 @@ class Session:
             while (pod := self._api.find(PODS, name, namespace=namespace)) and not pod["spec"].get("nodeName"):
                 await self._api.store.written.event.wait()
         if pod is None:
-            raise DemoError(f"pod {namespace}/{name} was deleted before it ran")
+            raise RunError(f"pod {namespace}/{name} was deleted before it ran")
         if not pod["spec"].get("nodeName"):
             conditions = pod["status"].get("conditions") or [{}]
-            raise DemoError(f"pod {namespace}/{name} cannot be scheduled: {conditions[0].get('message', '')}")
+            raise RunError(f"pod {namespace}/{name} cannot be scheduled: {conditions[0].get('message', '')}")
         return pod
 
     def _describe(self, resource_claim: JsonObject) -> Paragraph:
@@ -314,7 +315,7 @@ class Session:
         took = (time.monotonic() - begun) * 1000
         self._say(Paragraph(headline=f"prepared: claim {claim.namespace}/{claim.name} in {took:.1f} ms"))
         if violations := find_prepared_violations(claim, prepared):
-            raise DemoError("prepare breaks the contract", violations)
+            raise RunError("prepare breaks the contract", violations)
         self._hold(claim, prepared)
         spec = build_spec(self._backend.DRIVER, claim.uid, prepared)
         if spec.content is not None:
@@ -330,7 +331,7 @@ class Session:
         if self._types.steps:
             described, violations = self._types.describe_plan(plan)
             if described is None:
-                raise DemoError("plan breaks the contract", violations)
+                raise RunError("plan breaks the contract", violations)
             claim = self._steps.adopt(replace(claim, plan=described.data, steps=tuple(described.steps)))
         else:
             claim = replace(claim, plan=plan)
@@ -364,9 +365,9 @@ class Session:
         try:
             answer = await call
         except Exception as error:  # the call boundary: the backend's own errors
-            raise DemoError(f"{name} failed: {type(error).__name__}: {error}", _format(error)) from error
+            raise RunError(f"{name} failed: {type(error).__name__}: {error}", _format(error)) from error
         if method is not None and (violations := find_answer_type_violations(method, answer)):
-            raise DemoError(f"{name} breaks the contract", violations)
+            raise RunError(f"{name} breaks the contract", violations)
         return answer
 
 

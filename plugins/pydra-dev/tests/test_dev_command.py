@@ -16,14 +16,15 @@ from typing import Any
 import anyio
 import pytest
 
-from demo_process import run_demo
+from dev_process import run_dev
 from pod_manifests import TWO_PODS
 from pydra.cli.tool import main
 from pydra.errors import SettingsError
-from pydra_dev.demo import Demo, Options, run, run_until_signal
-from pydra_dev.explanations import Paragraph, describe_log
+from pydra_dev.command.dev_command import DevCommand, run, run_until_signal
+from pydra_dev.command.options import Options
 from pydra_dev.node import scenario_environment
-from pydra_dev.terminal import Printer, Progress
+from pydra_dev.output.descriptions import Paragraph, describe_log
+from pydra_dev.output.terminal import Printer, Progress
 from tests.forked import ForkedProgram
 
 TOLD = [
@@ -87,7 +88,7 @@ items:
 
 async def tell(**options: Any) -> tuple[int, str]:
     said: list[str] = []
-    code = await run_until_signal(Demo(Options(**options), write=said.append))
+    code = await run_until_signal(DevCommand(Options(**options), write=said.append))
     return code, "\n".join(said)
 
 
@@ -109,7 +110,7 @@ async def test_the_life_of_one_pod_is_shown_until_nothing_of_it_is_left() -> Non
     assert not glob.glob(root.group(1))
 
 
-async def test_a_pod_that_keeps_failing_ends_the_demo_and_the_reason_is_told_twice(tmp_path: Path) -> None:
+async def test_a_pod_that_keeps_failing_ends_the_run_and_the_reason_is_told_twice(tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text("faults: [{call: prepare, do: refuse, message: not today}]")
     code, text = await tell(scenario=str(scenario), once=True)
@@ -173,7 +174,7 @@ async def test_a_pod_that_keeps_failing_ends_the_demo_and_the_reason_is_told_twi
         ),
     ],
 )
-async def test_what_cannot_succeed_ends_the_demo_at_once_with_the_reason(
+async def test_what_cannot_succeed_ends_the_run_at_once_with_the_reason(
     source: str, manifests: str, told: str, failed: str, tmp_path: Path
 ) -> None:
     """Without waiting for the deadline, which is longer than this test may take."""
@@ -234,10 +235,10 @@ async def test_a_change_of_the_backend_starts_everything_again(tmp_path: Path) -
         if "waiting for a change" in text and len(said) < 10:
             backend.write_text(BACKEND)
         if "running: pod default/sample" in text:
-            demo.stop()
+            command.stop()
 
-    demo = Demo(Options(backend=str(backend), watch=True), write=write)
-    assert await run_until_signal(demo) == 0
+    command = DevCommand(Options(backend=str(backend), watch=True), write=write)
+    assert await run_until_signal(command) == 0
     text = "\n".join(said)
     assert text.index("FAILED: the backend") < text.index(f"changed: {backend}") < text.index("running: pod")
     first, second = re.findall("ready: API server (.*)", text)
@@ -287,10 +288,10 @@ async def test_hints_although_nothing_has_changed_are_told(tmp_path: Path) -> No
 
     def write(text: str) -> None:
         if "wait_changed has returned 20 times within" in text:
-            demo.stop()
+            command.stop()
 
-    demo = Demo(Options(backend=str(backend)), write=write)
-    assert await run_until_signal(demo) == 0
+    command = DevCommand(Options(backend=str(backend)), write=write)
+    assert await run_until_signal(command) == 0
 
 
 def test_what_takes_long_is_told_while_it_lasts() -> None:
@@ -302,7 +303,7 @@ def test_what_takes_long_is_told_while_it_lasts() -> None:
     assert [one.headline for one in said] == ["waiting until pod a runs, for 5 s", "waiting until pod a runs, for 11 s"]
 
 
-async def test_a_step_that_does_not_happen_ends_the_demo_at_its_deadline(tmp_path: Path) -> None:
+async def test_a_step_that_does_not_happen_ends_the_run_at_its_deadline(tmp_path: Path) -> None:
     backend = tmp_path / "mine.py"
     backend.write_text(BACKEND.replace("return Inventory(", "await __import__('asyncio').Event().wait() #"))
     code, text = await tell(backend=str(backend), once=True, deadline=0.05)
@@ -324,7 +325,7 @@ def test_what_is_missing_is_said_before_anything_starts(options: Options, proble
         run(options)
 
 
-DEMO = [sys.executable, "-m", "pydra", "dev"]
+COMMAND = [sys.executable, "-m", "pydra", "dev"]
 
 
 async def wait_gone(pid: int) -> None:
@@ -334,9 +335,9 @@ async def wait_gone(pid: int) -> None:
             await anyio.sleep(0.02)
 
 
-def test_an_agent_that_is_killed_is_started_again_and_ends_when_the_demo_is_killed(tmp_path: Path) -> None:
+def test_an_agent_that_is_killed_is_started_again_and_ends_when_the_command_is_killed(tmp_path: Path) -> None:
     leaked = tmp_path / "agent.log"
-    with run_demo(tmp_path, environ={"PYDRA_LOG_FILE": str(leaked)}) as process:
+    with run_dev(tmp_path, environ={"PYDRA_LOG_FILE": str(leaked)}) as process:
         text = process.read_until("Ctrl-C")
         agent = re.search(r"kill -9 (\d+)", text)
         assert agent is not None
@@ -354,8 +355,8 @@ def test_an_agent_that_is_killed_is_started_again_and_ends_when_the_demo_is_kill
     assert not leaked.exists(), "the agent's settings are not those of this shell"
 
 
-def test_a_reader_who_has_read_enough_ends_the_demo_without_a_traceback() -> None:
-    with subprocess.Popen(DEMO, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+def test_a_reader_who_has_read_enough_ends_the_command_without_a_traceback() -> None:
+    with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline()
@@ -443,7 +444,7 @@ async def test_an_older_kubernetes_version_can_be_tried() -> None:
 
 
 def test_one_variable_lets_the_commands_for_a_node_find_this_one(tmp_path: Path) -> None:
-    with run_demo(tmp_path) as process:
+    with run_dev(tmp_path) as process:
         found = re.search(r"export PYDRA_CONFIG=(\S+)", process.read_until("A second Ctrl-C"))
         assert found is not None
         environ = {**os.environ, "PYDRA_CONFIG": found.group(1)}

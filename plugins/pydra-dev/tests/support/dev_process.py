@@ -14,8 +14,8 @@ from tests.forked import ForkedProgram
 DEADLINE = 60
 
 
-class DemoProcess:
-    """A demo at work, and what it prints."""
+class DevProcess:
+    """A `pydra dev` at work, and what it prints."""
 
     def __init__(self, process: ForkedProgram, stdout: TextIO) -> None:
         self._process = process
@@ -44,13 +44,13 @@ class DemoProcess:
 
 
 @contextmanager
-def run_demo(
+def run_dev(
     directory: Path,
     *arguments: str,
     environ: Mapping[str, str] = {},
     ignored: Sequence[signal.Signals] = (),
-) -> Iterator[DemoProcess]:
-    """A demo with these arguments, killed at the end if it still runs; `directory` gets a named pipe."""
+) -> Iterator[DevProcess]:
+    """A `pydra dev` with these arguments, killed at the end if it still runs; `directory` gets a named pipe."""
     output = directory / "output"
     if not output.exists():
         os.mkfifo(output)
@@ -59,7 +59,7 @@ def run_demo(
     )
     try:
         with output.open() as stdout:
-            yield DemoProcess(process, stdout)
+            yield DevProcess(process, stdout)
     finally:
         process.kill()
         process.join(DEADLINE)

@@ -20,7 +20,7 @@ from pydra.errors import SettingsError
 from pydra_dev.container_runtime.cdi_specs import Hook
 from pydra_dev.container_runtime.oci import OciDevice, OciSpec
 from pydra_dev.kubelet.observations import ContainerCreated
-from pydra_dev.terminal import read_lines
+from pydra_dev.output.terminal import read_lines
 
 RUNTIMES = ("runc", "crun")
 OVERLAID = ("etc", "opt", "usr", "bin", "lib", "lib64", "sbin")

@@ -1,33 +1,35 @@
-"""`pydra dev`: the real agent with a backend on an embedded node, and what happens there, printed as it happens.
+"""`pydra dev`: a run on one node, with the real agent and a backend, and what happens there, printed as it happens.
 
-Every step has a deadline. If one is missed, or cannot happen any more, the demo says why and ends with exit code 1, or
+Every step has a deadline. If one is missed, or cannot happen any more, the run says why and ends with exit code 1, or
 waits for a change of the backend.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import anyio
 import msgspec
 
-from pydra.backends.discovery import find_backend, locate_file
 from pydra.errors import PydraError, SettingsError
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from pydra_dev.apiserver.server import DEFAULT_VERSION, FIRST_DRA_MINOR, LAST_KNOWN_MINOR, parse_release
 from pydra_dev.apiserver.verbs import Api, Query
-from pydra_dev.clean_up import LOOK_INTERVAL, CleanUp
+from pydra_dev.command.backend_source import find_sources, read_declarations, wait_for_change
+from pydra_dev.command.delete_pods import LOOK_INTERVAL, CleanUp
+from pydra_dev.command.options import Options, RunError
+from pydra_dev.command.real_containers import Containers, find_runtime, run_containers
 from pydra_dev.container_runtime.cdi_specs import read_specs
 from pydra_dev.controllers.pods_and_claims import claim_names, full_name, is_finished
-from pydra_dev.explanations import (
+from pydra_dev.kubelet.observations import Called, ContainerCreated, PodFailed, PodRunning, Registered, Step
+from pydra_dev.manifests import Manifest, choose_manifests, create_object, read_sample
+from pydra_dev.node import AgentProcess, EmbeddedNode, run_agent, run_node, scenario_environment
+from pydra_dev.output.descriptions import (
     Paragraph,
     describe_allocation,
     describe_cdi_spec,
@@ -41,31 +43,17 @@ from pydra_dev.explanations import (
     describe_step,
     describe_unused,
 )
-from pydra_dev.kubelet.observations import Called, ContainerCreated, PodFailed, PodRunning, Registered, Step
-from pydra_dev.node import AgentProcess, EmbeddedNode, free_port, make_root, run_agent, run_node, scenario_environment
+from pydra_dev.output.terminal import Printer, Progress
 from pydra_dev.page.operations import Operations
-from pydra_dev.page.server import Page, parse_address, serve_page
-from pydra_dev.real_containers import Containers, find_runtime, run_containers
-from pydra_dev.samples import (
-    Manifest,
-    choose_manifests,
-    create_object,
-    find_sources,
-    read_declarations,
-    read_manifests,
-    read_sample,
-    wait_for_change,
-)
+from pydra_dev.page.server import Page
 from pydra_dev.scheduler.allocator import AllocationError
 from pydra_dev.scheduler.scheduler import EVICTION, review_claim
-from pydra_dev.terminal import INTERRUPTED, Output, Printer, Progress, run_with_signals
 
-STEP_DEADLINE = 30.0
 LOG_INTERVAL = 0.1
 SETTLED = 1.0
 """Seconds after which an empty pool, or a pod that waits or gets nothing, is believed to stay so."""
 POD_ATTEMPTS = 3
-"""After so many failures of one of its pods the demo gives up."""
+"""After so many failures of one of its pods the run gives up."""
 FATAL = frozenset(
     {"BackendContract", "BackendNotServed", "BackendSettings", "BackendStartFailed", "BackendRestoreFailed"}
     | {"ClusterUnsupported", "DevicesStale", "RegistrationRefused"}
@@ -79,176 +67,7 @@ CONTAINER_SECONDS = 3.0
 FoundT = TypeVar("FoundT")
 
 
-class Run(Protocol):
-    """One run on new nodes: of `DemoRun`, or of several nodes. `changed` is the file whose change has ended it."""
-
-    changed: str
-
-    def stop(self) -> None:
-        """Clean up now."""
-
-    async def run(self, root: str, port: int) -> int | None:
-        """The exit code; None when it was stopped, or a watched file has changed."""
-
-
-class RunMaker(Protocol):
-    """Makes a run."""
-
-    def __call__(self, options: Options, printer: Printer, page: Page, /, *, explain: bool) -> Run:
-        """A run that has not begun."""
-
-
-class DemoError(Exception):
-    """A step did not happen; the text says which one. `explained`: what was printed before says why."""
-
-    def __init__(self, text: str, details: Sequence[str] = (), *, explained: bool = False) -> None:
-        self.details = tuple(details)
-        self.explained = explained
-        super().__init__(text)
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What to show. `manifests` are files to apply instead of the sample, `config` the agent's settings file."""
-
-    backend: str = "sim"
-    scenario: str | None = None
-    manifests: tuple[str, ...] = ()
-    config: str | None = None
-    once: bool = False
-    watch: bool = False
-    web: str | None = None
-    """Serve the page at this address, or at a free port if empty; after a failure the node stays up."""
-    kubernetes: str = DEFAULT_VERSION
-    """The Kubernetes release whose rules and feature gates the embedded node has."""
-    run: str | None = None
-    """Run containers with this runtime, or with any that is installed if empty."""
-    deadline: float = STEP_DEADLINE
-    quiet: bool = False
-    """Of what goes well, print only the headlines."""
-    nodes: int = 1
-
-
-def run(options: Options, make_run: RunMaker | None = None) -> int:
-    """Run the demo on standard output; the exit code. Without `once` it runs until a signal.
-
-    Raises SettingsError for what is wrong before anything starts, BrokenPipeError when nobody reads the output.
-    """
-    find_backend(locate_file(options.backend)[0])
-    scenario_environment(options.backend, options.scenario, "")
-    _check_release(options.kubernetes)
-    if options.run is not None:
-        find_runtime(options.run)
-    if options.manifests and options.nodes == 1:
-        read_manifests(options.manifests)
-    return anyio.run(_run_on_output, options, make_run or DemoRun)
-
-
-def _check_release(text: str) -> None:
-    try:
-        release = parse_release(text)
-    except ValueError as error:
-        raise SettingsError([f"--kubernetes: {error}"]) from error
-    known = range(FIRST_DRA_MINOR, LAST_KNOWN_MINOR + 1)
-    if release.major != 1 or release.minor not in known:
-        allowed = ", ".join(f"1.{minor}" for minor in known)
-        raise SettingsError([f"--kubernetes: {text} is a release that pydra-dev does not know, allowed: {allowed}"])
-
-
-async def _run_on_output(options: Options, make_run: RunMaker) -> int:
-    output = Output()
-    demo = Demo(options, write=output.write, make_run=make_run)
-    output.when_closed = demo.stop
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(output.watch, name="reader of the output")
-        code = await run_until_signal(demo)
-        tasks.cancel_scope.cancel()
-    if output.closed:
-        raise BrokenPipeError
-    return code
-
-
-async def run_until_signal(demo: Demo) -> int:
-    """Run until the demo or a signal ends it; the exit code."""
-    return await run_with_signals(demo.run, demo.hear, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Demo:
-    """Runs of the demo on one directory and one address; `write` gets a paragraph at a time.
-
-    Raises SettingsError for an address of the page that cannot be one.
-    """
-
-    def __init__(
-        self,
-        options: Options,
-        *,
-        write: Callable[[str], None],
-        make_run: RunMaker | None = None,
-    ) -> None:
-        self._options = options
-        self._make_run = make_run or DemoRun
-        self._page = Page()
-        self._address = parse_address(options.web) if options.web is not None else None
-        self._printer = Printer(write, time.monotonic, self._page.tell, quiet=options.quiet)
-        self._scope = anyio.CancelScope()
-        self._run: Run | None = None
-        self._stopped = False
-        self._interrupted = False
-
-    def hear(self, number: int) -> None:
-        """Stop at a signal; at a second Ctrl-C without waiting. A terminal that is closed sends SIGHUP twice."""
-        if self._interrupted and number == signal.SIGINT:
-            self._scope.cancel()
-        self._interrupted = self._interrupted or number == signal.SIGINT
-        self.stop()
-
-    def stop(self) -> None:
-        """Stop in order: the pods first, then the agent."""
-        self._stopped = True
-        if self._run is not None:
-            self._run.stop()
-
-    async def run(self) -> int:
-        """From an empty node to the end, again after each change if changes are watched; the exit code."""
-        code = 1
-        with self._scope, make_root() as root:
-            async with self._serve_page():
-                code = await self._repeat(root)
-            self._printer.summarize()
-        return code
-
-    async def _repeat(self, root: str) -> int:
-        port = free_port()  # the same for every run, as the kubeconfig's path is
-        changed = ""
-        while not self._stopped:
-            if changed:
-                self._printer.restart()
-                self._printer.say(Paragraph(headline=f"changed: {changed}; everything starts again"))
-                for entry in os.scandir(root):
-                    shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
-            run = self._run = self._make_run(
-                self._options, self._printer, self._page, explain=not (changed or self._options.quiet)
-            )
-            code = await run.run(root, port)
-            if code is not None:
-                return code
-            changed = run.changed
-        return INTERRUPTED if self._options.once else 0
-
-    @asynccontextmanager
-    async def _serve_page(self) -> AsyncIterator[None]:
-        """Serve the page inside the block, for all runs, if that is asked for."""
-        if self._address is None:
-            yield
-            return
-        options = self._options
-        title = f"--backend {options.backend}{f' --scenario {options.scenario}' if options.scenario else ''}"
-        async with serve_page(self._page, self._address, title):
-            self._printer.say(Paragraph(headline=f"ready: page {self._address.url}/?token={self._page.token}"))
-            yield
-
-
-class DemoRun:
+class SingleNodeRun:
     """One run on a new node, which the page shows; `explain` also prints the sample, and how to look around."""
 
     def __init__(self, options: Options, printer: Printer, page: Page, *, explain: bool) -> None:
@@ -368,10 +187,10 @@ class DemoRun:
         try:
             await self._show_start()
             await (self._show_end() if options.once else self._stay())
-        except (DemoError, PydraError) as error:
+        except (RunError, PydraError) as error:
             self._tell_log()
-            details = error.details if isinstance(error, DemoError) else ()
-            if not (isinstance(error, DemoError | SettingsError) and getattr(error, "explained", True)):
+            details = error.details if isinstance(error, RunError) else ()
+            if not (isinstance(error, RunError | SettingsError) and getattr(error, "explained", True)):
                 log = self._agent.log_tail().splitlines()
                 details = (*details, "the end of the agent's log:", *(f"  {line}" for line in log))
             headline, *more = f"FAILED: {error}".splitlines()
@@ -425,7 +244,7 @@ class DemoRun:
         self._say(Paragraph(headline="clean: no CDI spec and no allocated claim is left"))
         self._may_end = True
         if status := await self._agent.stop():
-            raise DemoError(f"the agent ended with status {status} when it was stopped")
+            raise RunError(f"the agent ended with status {status} when it was stopped")
         self._say(Paragraph(headline="stopped: pydra-agent", details=(self._describe_check(),)))
 
     def _describe_check(self) -> str:
@@ -452,7 +271,7 @@ class DemoRun:
             begun = time.monotonic()
             status = await agent.wait()
             if time.monotonic() - begun < QUICK_DEATH and status > 0:
-                raise DemoError(f"the agent ended with status {status}")
+                raise RunError(f"the agent ended with status {status}")
             await agent.start()
             how = f"by signal {-status}" if status < 0 else f"with status {status}"
             self._say(Paragraph(headline=f"ended: pydra-agent, {how}; it is started again (pid {agent.pid})"))
@@ -567,7 +386,7 @@ class DemoRun:
         return self._registered
 
     async def _find_slices(self, driver: str) -> tuple[JsonObject, ...] | None:
-        """The driver's slices once its pool is complete and has devices; raises DemoError when it stays empty."""
+        """The driver's slices once its pool is complete and has devices; raises RunError when it stays empty."""
         found = self._api.list(RESOURCE_SLICES, Query(field_selector=f"spec.driver={driver}")).items
         if not found or len(found) != found[0]["spec"]["pool"]["resourceSliceCount"]:
             return None
@@ -575,7 +394,7 @@ class DemoRun:
             return found
         self._empty_since = self._empty_since or time.monotonic()
         if time.monotonic() - self._empty_since > SETTLED:
-            raise DemoError("discover has found no device that can be published", explained=True)
+            raise RunError("discover has found no device that can be published", explained=True)
         return None
 
     async def _find_running(self) -> bool | None:
@@ -598,7 +417,7 @@ class DemoRun:
         return None if any(claim.get("status", {}).get("allocation") for claim in claims) else True
 
     async def _wait(self, what: str, look: Callable[[], Awaitable[FoundT | None]]) -> FoundT:
-        """What `look` finds, as soon as it finds something; raises DemoError."""
+        """What `look` finds, as soon as it finds something; raises RunError."""
         progress = Progress(self._say, what)
         with anyio.move_on_after(self._options.deadline):
             while (found := await look()) is None:
@@ -606,25 +425,25 @@ class DemoRun:
                 progress.look()
                 await anyio.sleep(LOOK_INTERVAL)
             return found
-        raise DemoError(f"timed out after {self._options.deadline:g} s waiting until {what}")
+        raise RunError(f"timed out after {self._options.deadline:g} s waiting until {what}")
 
     def _refuse_hopeless(self) -> None:
-        """Raise DemoError when what is waited for will not happen."""
+        """Raise RunError when what is waited for will not happen."""
         if self._agent.returncode is not None and not self._may_end:
-            raise DemoError(f"the agent ended with status {self._agent.returncode}")
+            raise RunError(f"the agent ended with status {self._agent.returncode}")
         if self._fatal:
-            raise DemoError(f"the backend cannot be used ({self._fatal})", explained=True)
+            raise RunError(f"the backend cannot be used ({self._fatal})", explained=True)
         if self._containers is not None and self._containers.failed:
-            raise DemoError(f"container {self._containers.failed}", explained=True)
+            raise RunError(f"container {self._containers.failed}", explained=True)
         for pod, count in self._failures.items():
             if pod in self._pods and count >= POD_ATTEMPTS:
-                raise DemoError(f"pod {pod} has failed {count} times", explained=True)
+                raise RunError(f"pod {pod} has failed {count} times", explained=True)
         for name in self._pods:
             if name not in self._ran and self._find_pod(name) is None:
-                raise DemoError(f"pod {name} was deleted before it ran", explained=True)
+                raise RunError(f"pod {name} was deleted before it ran", explained=True)
         if self._options.once:
             for name, why in self._find_unschedulable().items():
-                raise DemoError(f"pod {name} cannot be scheduled: {why}", explained=True)
+                raise RunError(f"pod {name} cannot be scheduled: {why}", explained=True)
 
     def _find_unschedulable(self) -> dict[str, str]:
         """The pods that will not be scheduled before something changes, and why."""

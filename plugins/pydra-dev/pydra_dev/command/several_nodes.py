@@ -39,16 +39,18 @@ from pydra_dev.api.kinds import (
 )
 from pydra_dev.apiserver.custom_kinds import parse_definition
 from pydra_dev.apiserver.verbs import Api, Query
-from pydra_dev.clean_up import LOOK_INTERVAL
+from pydra_dev.command.backend_source import read_declarations
+from pydra_dev.command.delete_pods import LOOK_INTERVAL
+from pydra_dev.command.options import Options, RunError
+from pydra_dev.command.single_node import AGENT_FLAGS
 from pydra_dev.controllers.pods_and_claims import full_name
-from pydra_dev.demo import AGENT_FLAGS, DemoError, Options
-from pydra_dev.explanations import LONG, Paragraph, describe_event, describe_step
 from pydra_dev.kubelet.claims import ClaimCache
 from pydra_dev.kubelet.observations import Called, ContainerCreated, HealthChanged, PodFailed, PodRunning, Step
+from pydra_dev.manifests import Manifest, choose_manifests, create_object, read_manifests, read_sample
 from pydra_dev.node import AgentProcess, EmbeddedNode, join_node, mark_lost, run_agent, run_node, scenario_environment
+from pydra_dev.output.descriptions import LONG, Paragraph, describe_event, describe_step
+from pydra_dev.output.terminal import Printer, Progress, read_lines
 from pydra_dev.page.server import Page
-from pydra_dev.samples import Manifest, choose_manifests, create_object, read_declarations, read_manifests, read_sample
-from pydra_dev.terminal import Printer, Progress, read_lines
 
 MOST_NODES = 16
 READY = "Ready"
@@ -177,9 +179,9 @@ class NodesRun:
     async def _try(self, act: Callable[[], Any]) -> int:
         try:
             await act()
-        except (DemoError, PydraError) as error:
+        except (RunError, PydraError) as error:
             headline, *more = f"FAILED: {error}".splitlines()
-            details = error.details if isinstance(error, DemoError) else ()
+            details = error.details if isinstance(error, RunError) else ()
             self._say(Paragraph(headline=headline, details=(*more, *details)))
             return 1
         return 0
@@ -258,7 +260,7 @@ class NodesRun:
         self._say(Paragraph(headline="clean: no pod, claim, object or label, and no CDI spec on a node is left"))
         for name, member in self._members.items():
             if status := await member.agent.stop():
-                raise DemoError(f"the agent of {name} ended with status {status} when it was stopped")
+                raise RunError(f"the agent of {name} ended with status {status} when it was stopped")
 
     def _find_left(self) -> Sequence[str]:
         """What is left of all that happened, in the API and on the nodes."""
@@ -324,7 +326,7 @@ class NodesRun:
         beside = os.path.dirname(sys.executable)
         path = shutil.which(command[0], path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
         if path is None:
-            raise DemoError(f"{command[0]} is not installed: install the distribution of {self._options.backend}")
+            raise RunError(f"{command[0]} is not installed: install the distribution of {self._options.backend}")
         known = {"KUBECONFIG": str(self._first.server.kubeconfig), "PYDRA_LOG_FORMAT": "text"}
         process = await anyio.open_process(
             [sys.executable, "-c", _RUN, str(os.getpid()), path, *command[1:]],
@@ -456,18 +458,18 @@ class NodesRun:
             self._say(Paragraph(headline=f"deleted: {kind.kind} {full_name(found)}"))
 
     async def _wait(self, what: str, look: Callable[[], Any]) -> Any:
-        """What `look` finds, as soon as that is something; raises DemoError."""
+        """What `look` finds, as soon as that is something; raises RunError."""
         progress = Progress(self._say, what)
         with anyio.move_on_after(self._options.deadline):
             while not (found := look()):
                 for name, member in self._members.items():
                     if member.agent.returncode is not None:
                         log = member.agent.log_tail().splitlines()
-                        raise DemoError(f"the agent of {name} ended with status {member.agent.returncode}", log)
+                        raise RunError(f"the agent of {name} ended with status {member.agent.returncode}", log)
                 if self._failed:
-                    raise DemoError(self._failed)
+                    raise RunError(self._failed)
                 progress.look()
                 await anyio.sleep(LOOK_INTERVAL)
             return found
         left = f"; left: {', '.join(self._find_left())}" if self._may_end else ""
-        raise DemoError(f"timed out after {self._options.deadline:g} s waiting until {what}{left}")
+        raise RunError(f"timed out after {self._options.deadline:g} s waiting until {what}{left}")

@@ -16,7 +16,7 @@ import anyio
 from anyio.abc import ByteReceiveStream
 
 from pydra.errors import PydraError
-from pydra_dev.explanations import Paragraph, render
+from pydra_dev.output.descriptions import Paragraph, render
 
 INTERRUPTED = 130
 PROGRESS_SECONDS = 5.0

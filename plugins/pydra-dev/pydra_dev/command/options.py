@@ -1,0 +1,41 @@
+"""What `pydra dev` is asked for, and the error that ends a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from pydra_dev.apiserver.server import DEFAULT_VERSION
+
+STEP_DEADLINE = 30.0
+
+
+class RunError(Exception):
+    """A step did not happen; the text says which one. `explained`: what was printed before says why."""
+
+    def __init__(self, text: str, details: Sequence[str] = (), *, explained: bool = False) -> None:
+        self.details = tuple(details)
+        self.explained = explained
+        super().__init__(text)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What to show. `manifests` are files to apply instead of the sample, `config` the agent's settings file."""
+
+    backend: str = "sim"
+    scenario: str | None = None
+    manifests: tuple[str, ...] = ()
+    config: str | None = None
+    once: bool = False
+    watch: bool = False
+    web: str | None = None
+    """Serve the page at this address, or at a free port if empty; after a failure the node stays up."""
+    kubernetes: str = DEFAULT_VERSION
+    """The Kubernetes release whose rules and feature gates the embedded node has."""
+    run: str | None = None
+    """Run containers with this runtime, or with any that is installed if empty."""
+    deadline: float = STEP_DEADLINE
+    quiet: bool = False
+    """Of what goes well, print only the headlines."""
+    nodes: int = 1

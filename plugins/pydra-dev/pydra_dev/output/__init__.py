@@ -1,0 +1,1 @@
+"""What people see of a run: descriptions of what happens, and the terminal."""
