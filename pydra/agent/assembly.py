@@ -25,7 +25,7 @@ from pydra.errors import KubeError, SettingsError, Unsupported
 from pydra.kube.api_resources import EVENTS, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
-from pydra.kube.event_writer import build_event_recorder
+from pydra.kube.event_recorder import build_event_recorder
 from pydra.kube.version import check_server
 from pydra.observability.events import EventRecorder
 from pydra.observability.http import serve_http

@@ -24,10 +24,10 @@ from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
 from pydra import atomic_files
-from pydra.agent.import_claims import Names, import_claims
 from pydra.agent.inventory_loop import InventoryLoop
 from pydra.agent.metrics_and_events import Reports
 from pydra.agent.started_backend import StartedBackend
+from pydra.agent.takeover import Names, take_over_claims
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendFacts
 from pydra.backends.wire import Method
@@ -46,7 +46,8 @@ from pydra.claims.retry_left_over import retry_left_over
 from pydra.devices import TaintEffect
 from pydra.errors import CheckpointError, ContractError, PydraError, SettingsError
 from pydra.inventory.additions import Additions, Overhead, read_near_nodes
-from pydra.inventory.health import HealthPolicy, Published
+from pydra.inventory.health import HealthPolicy
+from pydra.inventory.pool import Published
 from pydra.kube.api_resources import RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kube.client import KubeClient
 from pydra.kube.informer import Informer
@@ -285,7 +286,7 @@ class DriverService:
         await asyncio.to_thread(self._store.open)
         self._cdi.open()
         self._metadata.open()
-        imported = await import_claims(
+        taken_over = await take_over_claims(
             self._supervisor.inherit,
             self._store,
             find_names=self._find_claim_names,
@@ -293,8 +294,8 @@ class DriverService:
             directory=self._plugin_directory,
             boot_id=self._boot_id,
         )
-        if imported:
-            _log.info("driver %s: took over %d claims that another driver had prepared", self._driver, imported)
+        if taken_over:
+            _log.info("driver %s: took over %d claims that another driver had prepared", self._driver, taken_over)
         async with self._store:
             self._store.hold_removed(self._cdi.list_of_this_boot())
         self._supervisor.restore_from(self._exclusive_access)

@@ -28,7 +28,7 @@ from pydra.claims.gc import GarbageCollected
 from pydra.claims.preparer_events import OperationDone, OperationFailed, StepsLeftOver
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import PydraError, Unavailable, Unsupported
-from pydra.inventory.health import Published
+from pydra.inventory.pool import Published
 from pydra.kube.client import RequestDone
 from pydra.kube.informer import WatchFailed
 from pydra.kubelet.health_service import HealthStreams

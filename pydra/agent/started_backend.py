@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.process_start import build_environ
+from pydra.backends.process_command import build_environ
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendEvent
 from pydra.backends.timeouts import CallDeadlines

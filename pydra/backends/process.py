@@ -24,8 +24,8 @@ import msgspec
 from pydra.backends.crash_attribution import CallInFlight, Cause, Ending, Involvement, find_wait
 from pydra.backends.discovery import BackendSource, variable_prefix
 from pydra.backends.error_codec import FaultKind
+from pydra.backends.process_command import prepare_command
 from pydra.backends.process_output import LogLimit, OutputLog, OutputPipe, connect_pipe, is_stack
-from pydra.backends.process_start import prepare_start
 from pydra.backends.resource_limits import find_memory_excess, has_oom_kill
 from pydra.backends.timeouts import ProcessTimeouts
 from pydra.backends.wire import (
@@ -314,15 +314,15 @@ class BackendProcess:
         ours, theirs = socket.socketpair()
         writers: list[int] = []
         try:
-            start = prepare_start(self._source, theirs.fileno(), rights=self._rights, program=self._program)
-            self._cgroup = start.cgroup
+            command = prepare_command(self._source, theirs.fileno(), rights=self._rights, program=self._program)
+            self._cgroup = command.cgroup
             ours.setblocking(False)
             for pipe in self._pipes:
                 reader, writer = os.pipe()
                 writers.append(writer)
                 self._transports.append(await connect_pipe(reader, pipe))
             self._process = await asyncio.create_subprocess_exec(
-                *start.command,
+                *command.arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=writers[0],
                 stderr=writers[1],

@@ -33,7 +33,7 @@ from pydra.backends.discovery import BackendSource, refresh_source
 from pydra.backends.error_codec import FaultKind, parse_fault
 from pydra.backends.held_claims_sync import HeldClaimsSync
 from pydra.backends.process import BackendProcess, Outcome
-from pydra.backends.process_start import CHILD
+from pydra.backends.process_command import CHILD
 from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,

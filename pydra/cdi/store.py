@@ -8,14 +8,15 @@ block for long and need no thread. Files of others are never touched.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 
 import anyio.to_thread
+import msgspec
 
 from pydra import atomic_files
-from pydra.cdi.read_spec_files import parse_devices
 from pydra.cdi.spec import CLASS, cdi_vendor
 from pydra.claim import AllocatedDevice
 from pydra.errors import CdiError
@@ -25,6 +26,16 @@ DIRECTORY_MODE = 0o755
 MAX_BYTES = 16 * 1024 * 1024
 """The specification's limit for a file."""
 # Non-blocking: opening a named pipe would wait for a writer.
+
+_DEVICE_NAME = re.compile(r"(?P<request>[a-z0-9-]+):(?P<device>[a-z0-9-]{1,63})(:(?P<share>[A-Za-z0-9-]+))?")
+
+
+class _Name(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _Names(msgspec.Struct, frozen=True):
+    devices: tuple[_Name, ...]
 
 
 class CdiStore:
@@ -91,7 +102,7 @@ class CdiStore:
             content = atomic_files.read_regular_file(f"{self.base}{uid}.json", MAX_BYTES)
         except OSError:
             return ()
-        return parse_devices(content, uid, pool=pool)
+        return _parse_devices(content, uid, pool=pool)
 
     def list_of_this_boot(self) -> tuple[str, ...]:
         """Return the uids of the claims whose files were written since the node has booted."""
@@ -133,3 +144,19 @@ class CdiStore:
 
     def _failed(self, doing: str, error: OSError) -> CdiError:
         return CdiError(atomic_files.explain(error, f"{doing} the CDI directory {self._path}"))
+
+
+def _parse_devices(content: bytes, uid: str, *, pool: str) -> tuple[AllocatedDevice, ...]:
+    """Return the devices in a claim's CDI file, which does not say their pool; none if it is not such a file."""
+    try:
+        names = [device.name for device in msgspec.json.decode(content, type=_Names).devices]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ()
+    found = [_DEVICE_NAME.fullmatch(name.removeprefix(f"{uid}:")) for name in names]
+    return tuple(
+        [
+            AllocatedDevice(request=one["request"], pool=pool, device=one["device"], share_id=one["share"])
+            for one in found
+            if one is not None
+        ]
+    )

@@ -16,8 +16,8 @@ from pydra.errors import ClaimError, SettingsError
 
 if TYPE_CHECKING:
     from pydra.diagnosis.checkpoint import ClaimRecord
-    from pydra.diagnosis.claims import Review
     from pydra.diagnosis.cluster_reader import EventLine
+    from pydra.diagnosis.explain_claim import Review
 
 EXIT_CODES = """\
 exit codes:
@@ -106,8 +106,8 @@ def _add_explain(commands: Commands) -> None:
 
 
 def _explain_claim(parsed: argparse.Namespace) -> int:
-    from pydra.diagnosis.claims import ClaimReport, explain_claim  # noqa: PLC0415 - loads the agent
     from pydra.diagnosis.cluster_reader import open_cluster  # noqa: PLC0415
+    from pydra.diagnosis.explain_claim import ClaimReport, explain_claim  # noqa: PLC0415 - loads the agent
 
     settings = read_node_settings(parsed, os.environ)
     namespace, _, name = parsed.claim.rpartition("/")
@@ -152,7 +152,7 @@ def _load_review() -> Review | None:
         from pydra_dev.scheduler.scheduler import review_objects  # noqa: PLC0415
     except ModuleNotFoundError:
         return None
-    from pydra.diagnosis.claims import Judgement, Judgements  # noqa: PLC0415
+    from pydra.diagnosis.explain_claim import Judgement, Judgements  # noqa: PLC0415
 
     def review(claim: dict[str, Any], **objects: Any) -> Judgements:
         try:

@@ -20,7 +20,7 @@ from pydra.kube.api_resources import (
 )
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
-from pydra.kube.event_writer import build_event_recorder
+from pydra.kube.event_recorder import build_event_recorder
 from pydra.kube.informer import Informer
 from pydra.observability.events import EventRecorder, EventRequest, Subject
 from pydra.observability.http import serve_http

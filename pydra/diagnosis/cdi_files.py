@@ -8,7 +8,7 @@ import msgspec
 import yaml
 
 from pydra.atomic_files import read_regular_file
-from pydra.cdi.read_spec_files import find_spec_problems
+from pydra.cdi.spec_validation import find_spec_problems
 from pydra.cdi.store import MAX_BYTES
 from pydra.diagnosis.findings import Finding, Level
 

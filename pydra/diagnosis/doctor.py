@@ -18,8 +18,9 @@ from pydra.diagnosis.backend_checks import judge_backends
 from pydra.diagnosis.checkpoint import find_drivers, judge_left_over
 from pydra.diagnosis.claim_on_node import judge_files
 from pydra.diagnosis.cluster_reader import open_cluster
+from pydra.diagnosis.container_runtime import judge_runtime
+from pydra.diagnosis.directories_and_sockets import judge_directories_and_sockets
 from pydra.diagnosis.findings import Finding, Level
-from pydra.diagnosis.node_paths import judge_places, judge_runtime
 from pydra.errors import Invalid, KubeError, NotFound, PydraError, Unsupported
 from pydra.kube.api_resources import (
     ACCESS_REVIEWS,
@@ -141,8 +142,8 @@ def _judge_places(settings: Settings, agent: AgentState) -> Sequence[Finding]:
         drivers = {*find_drivers(settings), *agent.drivers, *settings.drivers.values()}
     except PydraError as error:
         denied = Finding(subject="records", level=Level.UNKNOWN, found=str(error), advice="run it as root")
-        return (denied, *judge_places(settings, agent.drivers))
-    return (*judge_places(settings, drivers), *_judge_left_over(settings))
+        return (denied, *judge_directories_and_sockets(settings, agent.drivers))
+    return (*judge_directories_and_sockets(settings, drivers), *_judge_left_over(settings))
 
 
 def _judge_left_over(settings: Settings) -> Sequence[Finding]:

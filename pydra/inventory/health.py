@@ -1,30 +1,16 @@
-"""Debounces the health of a backend's devices, and builds the pool to publish.
+"""Debounces the health of a backend's devices, once: taints and what is reported to the kubelet follow from that.
 
-A device's health is debounced once; its taint and what is reported to the kubelet follow from that. Devices that break
-the API's rules (`pydra.inventory.api_rules`) are left out. The clock is an argument.
+The clock is an argument.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 from msgspec.structs import replace
 
-from pydra.api_name_formats import is_label_key
-from pydra.device_status import ClaimDeviceStatus
-from pydra.devices import (
-    Device,
-    DeviceHealth,
-    Health,
-    HealthStatus,
-    Inventory,
-    Pool,
-    Taint,
-    TaintEffect,
-)
-from pydra.inventory.api_rules import TAINTS, validate_inventory
+from pydra.devices import Health, HealthStatus, Inventory, TaintEffect
 
 
 class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,23 +52,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     stale: bool = False
 
 
-class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows from a snapshot: the pool, the health of its devices, and what was left out, as text.
-
-    `dropped` has each device that breaks the API's rules, `problems` counter sets, taints and statuses that do;
-    `unreadable` is what the backend could not read, `claim_statuses` what it says of devices of held claims. `known` is
-    false for an empty pool that removes what an earlier run published, of which nothing is known.
-    """
-
-    pool: Pool
-    health: tuple[DeviceHealth, ...] = ()
-    dropped: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
-    unreadable: tuple[str, ...] = ()
-    claim_statuses: tuple[ClaimDeviceStatus, ...] = ()
-    known: bool = True
-
-
 def observe(snapshot: Snapshot, inventory: Inventory, *, now: float, policy: HealthPolicy) -> Snapshot:
     """Return the snapshot after the backend returned `inventory` at `now` (seconds of any monotonic clock).
 
@@ -106,52 +75,6 @@ def mark_unavailable(snapshot: Snapshot, reason: str, *, stale: bool = False) ->
     return replace(snapshot, unavailable=reason or "the backend is not running", stale=stale)
 
 
-def stale_key(driver: str) -> str:
-    """Return the key of the taint of stale devices."""
-    return f"{driver}/stale"
-
-
-def build_pool(
-    snapshot: Snapshot,
-    *,
-    driver: str,
-    pool: str,
-    policy: HealthPolicy,
-    quarantined: Mapping[str, str] = {},
-) -> Published:
-    """Build the pool named `pool` (by convention the node's name), in the inventory's order.
-
-    `quarantined` maps devices whose claims crash the backend to a reason in one word; they are tainted, too.
-    """
-    valid = validate_inventory(snapshot.inventory)
-    problems = list(valid.problems)
-    devices: list[Device] = []
-    for device in valid.devices:
-        own: list[Taint] = []
-        state = snapshot.health_states.get(device.name)
-        if state is not None and state.unhealthy and policy.effect is not None:
-            own.append(_build_health_taint(device.name, state.cause, driver, policy.effect, problems))
-        if snapshot.stale and policy.stale_effect is not None:
-            own.append(Taint(key=stale_key(driver), effect=policy.stale_effect))
-        if device.name in quarantined:
-            value = _label_value(quarantined[device.name])
-            own.append(Taint(key=f"{driver}/quarantined", value=value, effect=TaintEffect.NO_SCHEDULE))
-        devices.append(_taint(device, own, problems) if own else device)
-    return Published(
-        pool=Pool(
-            name=pool,
-            devices=tuple(devices),
-            counter_sets=valid.counter_sets,
-            partition_type=valid.partition_type,
-        ),
-        health=tuple(_build_health(pool, device.name, snapshot) for device in devices),
-        dropped=valid.dropped,
-        problems=tuple(problems),
-        unreadable=snapshot.inventory.unreadable,
-        claim_statuses=valid.claim_statuses,
-    )
-
-
 def _debounce(before: HealthState | None, reported: Health, *, now: float, policy: HealthPolicy) -> HealthState:
     if before is None:  # a device that is unhealthy when it is first seen was unhealthy before: no claim may get it
         unhealthy = reported.status is HealthStatus.UNHEALTHY
@@ -166,43 +89,3 @@ def _debounce(before: HealthState | None, reported: Health, *, now: float, polic
             unhealthy=not before.unhealthy, reported=reported, cause=Health() if before.unhealthy else reported
         )
     return HealthState(unhealthy=before.unhealthy, reported=reported, cause=before.cause, contradicted_since=since)
-
-
-def _build_health_taint(device: str, cause: Health, driver: str, effect: TaintEffect, problems: list[str]) -> Taint:
-    key = cause.taint if "/" in cause.taint else f"{driver}/{cause.taint}"
-    if not is_label_key(key):
-        problems.append(f"device {device!r}: {key!r} is not a valid key of a taint; {driver}/unhealthy is used")
-        key = f"{driver}/unhealthy"
-    return Taint(key=key, value=_label_value(cause.reason), effect=cause.effect or effect)
-
-
-def _taint(device: Device, own: Sequence[Taint], problems: list[str]) -> Device:
-    keys = {taint.key for taint in own}
-    theirs = tuple(taint for taint in device.taints if taint.key not in keys)
-    allowed = TAINTS - len(own)
-    if len(theirs) > allowed:
-        left_out = ", ".join(taint.key for taint in theirs[allowed:])
-        problems.append(f"device {device.name!r}: at most {TAINTS} taints are allowed; left out: {left_out}")
-    return replace(device, taints=(*own, *theirs[:allowed]))
-
-
-def _build_health(pool: str, device: str, snapshot: Snapshot) -> DeviceHealth:
-    state = snapshot.health_states.get(device)
-    if snapshot.unavailable or state is None:
-        return DeviceHealth(
-            pool=pool, device=device, status=HealthStatus.UNKNOWN, message=snapshot.unavailable or "not yet reported"
-        )
-    if state.reported.status is HealthStatus.UNKNOWN:
-        return DeviceHealth(pool=pool, device=device, status=HealthStatus.UNKNOWN, message=state.reported.message)
-    if not state.unhealthy:
-        message = state.reported.message if state.reported.status is HealthStatus.HEALTHY else ""
-        return DeviceHealth(pool=pool, device=device, status=HealthStatus.HEALTHY, message=message)
-    cause = state.cause
-    return DeviceHealth(
-        pool=pool, device=device, status=HealthStatus.UNHEALTHY, message=cause.message, problem=cause.taint
-    )
-
-
-def _label_value(word: str) -> str:
-    """Convert the word to a label value: invalid characters become a dash."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", word)[:63].strip("-_.")

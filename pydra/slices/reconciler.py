@@ -30,7 +30,6 @@ from pydra.kube.api_resources import (
     WatchEventType,
     parse_resource_version,
 )
-from pydra.slices.backoff import Timing, WriteSchedule
 from pydra.slices.build import GENERATED_BASE, WantedPool
 from pydra.slices.diff import Create, Delete, Owner, Plan, Update, plan_slices, share_devices
 from pydra.slices.reconciler_events import (
@@ -51,7 +50,8 @@ from pydra.slices.server_limitations import (
     name_gates,
     name_refused,
 )
-from pydra.slices.target import Target
+from pydra.slices.wanted_slices import Target
+from pydra.slices.write_schedule import Timing, WriteSchedule
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra.cdi.edits import ContainerEdits
-from pydra.cdi.read_spec_files import find_spec_problems
 from pydra.cdi.spec import build_spec
+from pydra.cdi.spec_validation import find_spec_problems
 from pydra.claim import PreparedDevice
 from pydra.errors import EditConflict
 from pydra_dev.container_runtime import cdi_specs

@@ -23,7 +23,7 @@ import yaml
 from anyio.abc import Process
 
 from pydra.backends.discovery import extend_module_path, is_target, locate_file, variable_prefix
-from pydra.backends.process_start import CHILD
+from pydra.backends.process_command import CHILD
 from pydra.errors import SettingsError
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials

@@ -13,9 +13,9 @@ from pydra.devices import Device, Pool
 from pydra.kube.api_resources import NODES, RESOURCE_SLICES
 from pydra.kube.client import KubeClient
 from pydra.kube.informer import Informer
-from pydra.slices.backoff import Timing
 from pydra.slices.reconciler import SliceClient, SliceReconciler, slice_selector
 from pydra.slices.reconciler_events import PoolPublished, SliceWritten
+from pydra.slices.write_schedule import Timing
 from tests.integration.api_handle import ApiHandle, Scratch
 from tests.integration.kube.opened import open_client
 from tests.integration.recorder import Recorder

@@ -38,7 +38,8 @@ from pydra.claims.allocation import base_request, parse_allocation
 from pydra.claims.steps import StepIndex, set_stage
 from pydra.devices import Inventory
 from pydra.errors import BackendError, ContractError, PydraError, SettingsError
-from pydra.inventory.health import HealthPolicy, Snapshot, build_pool, observe
+from pydra.inventory.health import HealthPolicy, Snapshot, observe
+from pydra.inventory.pool import build_pool
 from pydra.slices.build import build_wanted
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES

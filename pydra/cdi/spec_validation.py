@@ -1,4 +1,4 @@
-"""Reads CDI spec files: the devices that a claim's own file names, and what runtimes refuse in a file of any driver."""
+"""Checks a CDI spec of any driver for what runtimes refuse."""
 
 from __future__ import annotations
 
@@ -11,38 +11,12 @@ from msgspec.structs import replace
 
 from pydra.cdi.edits import ContainerEdits
 from pydra.cdi.spec import EditsDocument, SpecDocument, find_edit_problems, find_lowest_version
-from pydra.claim import AllocatedDevice
 
 VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 """Versions of the specification that the runtimes in use read."""
 
 _KIND = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
-_DEVICE_NAME = re.compile(r"(?P<request>[a-z0-9-]+):(?P<device>[a-z0-9-]{1,63})(:(?P<share>[A-Za-z0-9-]+))?")
-
-
-class _Name(msgspec.Struct, frozen=True):
-    name: str
-
-
-class _Names(msgspec.Struct, frozen=True):
-    devices: tuple[_Name, ...]
-
-
-def parse_devices(content: bytes, uid: str, *, pool: str) -> tuple[AllocatedDevice, ...]:
-    """Return the devices in a claim's CDI file, which does not say their pool; none if it is not such a file."""
-    try:
-        names = [device.name for device in msgspec.json.decode(content, type=_Names).devices]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ()
-    found = [_DEVICE_NAME.fullmatch(name.removeprefix(f"{uid}:")) for name in names]
-    return tuple(
-        [
-            AllocatedDevice(request=one["request"], pool=pool, device=one["device"], share_id=one["share"])
-            for one in found
-            if one is not None
-        ]
-    )
 
 
 def find_spec_problems(document: object) -> tuple[str, ...]:

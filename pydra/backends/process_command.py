@@ -1,4 +1,4 @@
-"""Determines how a backend's process starts: its command line, environment and cgroup, and so its rights."""
+"""The command of a backend's process: its arguments, environment and cgroup, and so its rights."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def build_environ(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
-    """How a backend's process is started: its command line, and the cgroup that it moves to, if it has one."""
+class ProcessCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """What starts a backend's process: program and arguments, and the cgroup that it moves to, if it has one."""
 
-    command: tuple[str, ...]
+    arguments: tuple[str, ...]
     cgroup: Path | None = None
 
 
-def prepare_start(source: BackendSource, fd: int, *, rights: ProcessRights, program: str) -> ProcessStart:
-    """Return how to start a process of this backend with these rights.
+def prepare_command(source: BackendSource, fd: int, *, rights: ProcessRights, program: str) -> ProcessCommand:
+    """Return what starts a process of this backend with these rights; makes its cgroup.
 
     `-u`: its last output is seen even if it crashes. `-P`: its module path has PYTHONPATH, but not the working
     directory. What gives up rights reads neither PYTHONPATH nor site-packages (`-I`, `-S`), whose code would run with
@@ -56,9 +56,9 @@ def prepare_start(source: BackendSource, fd: int, *, rights: ProcessRights, prog
         SettingsError: the rights are not possible here.
     """
     python = (sys.executable, "-X", "faulthandler", "-u", "-P")
-    command = (*python, "-m", program, str(fd), str(os.getpid()), source.target)
+    arguments = (*python, "-m", program, str(fd), str(os.getpid()), source.target)
     if rights == ProcessRights():
-        return ProcessStart(command=command)
+        return ProcessCommand(arguments=arguments)
     cgroup = _find_cgroup(source.name, rights)
     given = {
         "cgroup": None if cgroup is None else str(cgroup),
@@ -68,7 +68,7 @@ def prepare_start(source: BackendSource, fd: int, *, rights: ProcessRights, prog
         "filter": None if rights.seccomp_profile is None else _compile(rights.seccomp_profile),
     }
     text = msgspec.json.encode(given).decode()
-    return ProcessStart(command=(sys.executable, "-I", "-S", str(_GIVE_UP_RIGHTS), text, *command), cgroup=cgroup)
+    return ProcessCommand(arguments=(sys.executable, "-I", "-S", str(_GIVE_UP_RIGHTS), text, *arguments), cgroup=cgroup)
 
 
 def _compile(named: SeccompProfile) -> bytes:

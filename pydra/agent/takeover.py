@@ -1,4 +1,4 @@
-"""Imports claims that another driver of the same name had prepared.
+"""Takes over claims that another driver of the same name had prepared.
 
 The claims are recorded first, then the other driver's files are renamed. If the agent is killed in between, the next
 start asks the backend again, and claims that already have a record are left as they are. Their CDI files are written
@@ -29,7 +29,7 @@ Names: TypeAlias = Mapping[str, tuple[str, str]]
 _log = logging.getLogger(__name__)
 
 
-async def import_claims(
+async def take_over_claims(
     inherit: Callable[[str], Awaitable[Inheritance]],
     store: RecordStore,
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pydra.errors import Conflict, Gone, Invalid, KubeError, NotFound, Unavailable
-from pydra.slices.backoff import DEFERRALS, PUBLISHES, REPAIRS, Backoff, retry_pause
+from pydra.slices.write_schedule import DEFERRALS, PUBLISHES, REPAIRS, Backoff, retry_pause
 
 BACKOFF = Backoff(free=2, pause=1.0, limit=8.0, quiet=100.0)
 

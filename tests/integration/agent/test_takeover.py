@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from pydra.agent.import_claims import Names, import_claims
+from pydra.agent.takeover import Names, take_over_claims
 from pydra.checkpoint.instance_lock import InstanceLock
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore
@@ -102,7 +102,7 @@ async def take(store: RecordStore, directory: Path, *files: str, claims: tuple[I
         assert any(not one.claim.name for one in claims), "names are asked for in vain"
         return {"u1": ("shop", "gpus"), "u3": ("bank", "gpus")}
 
-    return await import_claims(
+    return await take_over_claims(
         inherit, store, find_names=find_names, driver="d.example.com", directory=str(directory), boot_id="b"
     )
 
@@ -142,4 +142,4 @@ async def test_what_the_backend_says_is_passed_on(store: RecordStore, tmp_path: 
         return {}
 
     with pytest.raises(ClaimError, match="not yet"):
-        await import_claims(inherit, store, find_names=find_names, driver="d", directory=str(tmp_path), boot_id="b")
+        await take_over_claims(inherit, store, find_names=find_names, driver="d", directory=str(tmp_path), boot_id="b")

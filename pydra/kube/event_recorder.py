@@ -1,4 +1,4 @@
-"""Events of a controller, written through its client."""
+"""The recorder of Events that writes through a client of the API server."""
 
 from __future__ import annotations
 
