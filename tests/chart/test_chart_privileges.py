@@ -179,10 +179,11 @@ def test_the_amd_agent_can_write_what_its_settings_change_of_sys_and_nowhere_els
 
 
 def test_values_that_mount_sys_at_a_place_of_their_own_are_left_as_they_are() -> None:
-    own = {"env": [{"name": "PYDRA_AMD_SYS_ROOT", "value": "/host-sys"}]}
-    own |= {"hostPaths": [{"path": "/sys", "mountPath": "/host-sys"}], "settings": {"partitioning": "compute"}}
-    agent = render({"backends": {"amd": {"enabled": True, **own}}}).agent()
-    assert [one for one in agent["env"] if one["name"] == "PYDRA_AMD_SYS_ROOT"] == own["env"]
+    env = [{"name": "PYDRA_AMD_SYS_ROOT", "value": "/host-sys"}]
+    paths = [{"path": "/sys", "mountPath": "/host-sys"}]
+    amd = {"enabled": True, "settings": {"partitioning": "compute"}, "env": env, "hostPaths": paths}
+    agent = render({"backends": {"amd": amd}}).agent()
+    assert [one for one in agent["env"] if one["name"] == "PYDRA_AMD_SYS_ROOT"] == env
     assert "/host/sys/devices" not in [one["mountPath"] for one in agent["volumeMounts"]]
 
 
