@@ -13,7 +13,7 @@ import pytest
 from cdi_claims import HOOK, LIB
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.simulation.tree.libraries import build_library
+from pydra_nvidia.simulation.tree.elf_libraries import build_library
 from pydra_pci import Roots, Tree
 
 VERSION = "580.105.08"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pydra_nvidia.simulation.tree.device_numbers import compute_minor, instance_minor
-from pydra_nvidia.simulation.tree.libraries import AARCH64, X86_64, build_library
+from pydra_nvidia.simulation.tree.elf_libraries import AARCH64, X86_64, build_library
 
 
 @pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="no libraries are made for this processor")

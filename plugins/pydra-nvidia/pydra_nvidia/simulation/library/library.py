@@ -12,13 +12,23 @@ import msgspec
 
 from pydra_nvidia.nvml.errors import Code, code_name
 from pydra_nvidia.simulation.faults import Fault, act
-from pydra_nvidia.simulation.library import devices, events, fields, instances, memory, mig, nvlink, sensors
+from pydra_nvidia.simulation.library import (
+    devices,
+    events,
+    fields,
+    instances,
+    memory_and_processes,
+    memory_errors,
+    mig,
+    nvlink,
+    sensors,
+)
 from pydra_nvidia.simulation.library.arguments import Refusal, handle, number
 from pydra_nvidia.simulation.library.symbols import SYMBOLS, Call, Kind, Symbol, Target
 from pydra_nvidia.simulation.machine import Machine, View
-from pydra_nvidia.simulation.marks import Marks
+from pydra_nvidia.simulation.unhealthy_files import UnhealthyFiles
 
-TOPICS = (devices, events, fields, instances, memory, mig, nvlink, sensors)
+TOPICS = (devices, events, fields, instances, memory_and_processes, memory_errors, mig, nvlink, sensors)
 """Their functions are in SYMBOLS once they are imported."""
 
 XID_EVENT = 0x8
@@ -49,7 +59,7 @@ class Library:
         self.session: Session | None = None
         self.version = machine.read().driver_version()
         self.sets: dict[int, events.EventSet] = {}
-        self._marks = Marks(machine)
+        self._unhealthy_files = UnhealthyFiles(machine)
         self._targets: dict[int, Target] = {}
         self._addresses: dict[Target, int] = {}
         self._next = 0x7F0000000000 + id(self) % 0x1000 * 0x10000
@@ -134,7 +144,7 @@ class Library:
         self.sets.clear()
 
     def _call(self, name: str, symbol: Symbol, arguments: tuple[Any, ...]) -> int:
-        self._marks.follow()
+        self._unhealthy_files.follow()
         view = self.machine.read()
         call = Call(self, view)
         last: Fault | None = None

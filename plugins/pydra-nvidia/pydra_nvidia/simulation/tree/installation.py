@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import msgspec
 
 import pydra_nvidia
+from pydra_nvidia.simulation.tree.elf_libraries import AARCH64, X86_64, library
 from pydra_nvidia.simulation.tree.host_files import usual_links
-from pydra_nvidia.simulation.tree.libraries import AARCH64, X86_64, library
 from pydra_pci.simulation.files import Files, exact, link, program, socket, text
 
 ARM = "aarch64"

@@ -19,10 +19,10 @@ import msgspec
 
 from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.simulation.machine import Machine, View, release_gpu
+from pydra_nvidia.simulation.tree.elf_libraries import CONTENTS
 from pydra_nvidia.simulation.tree.host_files import BOOT_ID, boot_entry
 from pydra_nvidia.simulation.tree.installation import hook_path
-from pydra_nvidia.simulation.tree.layout import installation_root, list_sections, wanted_driver
-from pydra_nvidia.simulation.tree.libraries import CONTENTS
+from pydra_nvidia.simulation.tree.sections import installation_root, list_sections, wanted_driver
 from pydra_pci import Roots, Tree
 from pydra_pci.simulation.files import Files, change_files, folder
 from pydra_pci.simulation.kernel import PciKernel

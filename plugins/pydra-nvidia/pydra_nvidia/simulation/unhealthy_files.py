@@ -12,8 +12,8 @@ from pydra_nvidia.simulation.machine import Machine, reset_gpu
 _DEVICE = re.compile(r"gpu-(\d+)(-mig-.+)?")
 
 
-class Marks:
-    """The GPU of a device with a mark has fallen off the bus; a reset repairs it when none of its devices has one."""
+class UnhealthyFiles:
+    """The GPU of a device with a file has fallen off the bus; a reset repairs it when none of its devices has one."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -22,7 +22,7 @@ class Marks:
         os.makedirs(self._directory, exist_ok=True)
 
     def follow(self) -> None:
-        """Look whether there are other marks now."""
+        """Look whether there are other files now."""
         names = os.listdir(self._directory)
         if names == self._names:
             return
@@ -31,8 +31,8 @@ class Marks:
         with self._machine.change() as view:
             for board in view.boards.values():
                 gpu = view.state.gpus[board.uuid]
-                was, gpu.marked = gpu.marked, board.minor in minors
-                if gpu.marked and not was:
+                was, gpu.has_unhealthy_file = gpu.has_unhealthy_file, board.minor in minors
+                if gpu.has_unhealthy_file and not was:
                     lose_gpu(self._machine, view, board)
-                elif was and not gpu.marked:
+                elif was and not gpu.has_unhealthy_file:
                     reset_gpu(gpu)

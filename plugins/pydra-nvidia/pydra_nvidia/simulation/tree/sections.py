@@ -9,7 +9,6 @@ from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.simulation.boards import Board
 from pydra_nvidia.simulation.machine import View
 from pydra_nvidia.simulation.state import GpuState, Process
-from pydra_nvidia.simulation.tree.driver_files import loaded_driver_files, majors_files, partition_files
 from pydra_nvidia.simulation.tree.gpu_files import GpuPlace, gpu_files
 from pydra_nvidia.simulation.tree.host_files import extra_files, host_files, self_link
 from pydra_nvidia.simulation.tree.installation import (
@@ -21,6 +20,7 @@ from pydra_nvidia.simulation.tree.installation import (
     hook_program,
     installed_files,
 )
+from pydra_nvidia.simulation.tree.kernel_driver_files import loaded_driver_files, majors_files, partition_files
 from pydra_nvidia.simulation.tree.neighbours import has_switches, neighbour_files
 from pydra_pci.simulation.files import Files, exact, link, text
 
