@@ -29,7 +29,7 @@ from pydra.kube.api_resources import (
 from pydra_dev.node import make_root
 from pydra_nvidia.compute_domain import DEVICE_CLASSES as CLASSES
 from pydra_nvidia.compute_domain import DRIVER
-from pydra_nvidia.compute_domain.controller.facts import CLIQUES, COMPUTE_DOMAINS, DAEMON_SETS
+from pydra_nvidia.compute_domain.controller.object_fields import CLIQUES, COMPUTE_DOMAINS, DAEMON_SETS
 from pydra_nvidia.compute_domain.custom_resources import DEFINITIONS
 from pydra_nvidia.compute_domain.names import DOMAIN_LABEL
 from tests.e2e.added_nodes import TOLERATION, AddedNode, AddedNodes

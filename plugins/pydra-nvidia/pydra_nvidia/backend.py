@@ -41,7 +41,7 @@ from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.nvml.suspended_queries import SuspendedQueries
 from pydra_nvidia.prior_state import PriorState
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.sharing.mps import MpsWatch
+from pydra_nvidia.sharing.mps_watch import MpsWatch
 from pydra_nvidia.step_appliers import StepAppliers
 from pydra_nvidia.steps import Step
 from pydra_nvidia.takeover.takeover import VendorTakeover

@@ -12,8 +12,8 @@ from pydra import ClaimError, held_claims
 from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
-from pydra_nvidia.fabric.active_partitions import ActivePartitions
 from pydra_nvidia.fabric.apply_fabric import ActivateFabricApplier
+from pydra_nvidia.fabric.restart_recovery import ActivePartitions
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.health.incidents import FILE, IncidentStore
 from pydra_nvidia.health.monitor import HealthMonitor
@@ -31,9 +31,10 @@ from pydra_nvidia.nvml.suspended_queries import FILE as QUERIES_FILE
 from pydra_nvidia.nvml.suspended_queries import SuspendedQueries
 from pydra_nvidia.prior_state import PriorState
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.sharing.mps import MpsWatch, StartMpsApplier
+from pydra_nvidia.sharing.apply_mps import StartMpsApplier
+from pydra_nvidia.sharing.apply_time_slice import SetTimeSliceApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
-from pydra_nvidia.sharing.time_slicing import SetTimeSliceApplier
+from pydra_nvidia.sharing.mps_watch import MpsWatch
 from pydra_nvidia.step_appliers import StepAppliers
 from pydra_nvidia.steps import ActivateFabric, BindVfio, CreateMig, MigModeOff, MigModeOn, SetTimeSlice, StartMps
 from pydra_nvidia.takeover.takeover import VendorTakeover

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from pydra_nvidia.deadlines import in_thread, turn
 from pydra_nvidia.devices import gpu_name
-from pydra_nvidia.fabric.active_partitions import ActivePartitions, RecordsUnread
 from pydra_nvidia.fabric.plan_fabric import match_members
+from pydra_nvidia.fabric.restart_recovery import ActivePartitions, RecordsUnread
 from pydra_nvidia.hardware_types import Driver, Gpu, LostGpu, Mig, Reading, SharedFabric
 from pydra_nvidia.health.lost_gpus import find_lost
 from pydra_nvidia.host.baseboard_positions import Baseboard

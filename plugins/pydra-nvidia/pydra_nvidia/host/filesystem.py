@@ -10,12 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
-import re
 import stat
 from contextlib import suppress
 from typing import TypeAlias
-
-from pydra_pci import Tree
 
 MOST_LINKS = 40
 """As the kernel follows before it says ELOOP."""
@@ -101,9 +98,3 @@ def replace_file(path: str, data: bytes) -> None:
         with suppress(OSError):
             os.unlink(draft)
         raise
-
-
-def read_memory(tree: Tree) -> int | None:
-    """The node's memory in KiB; None where it is not known."""
-    found = re.search(r"^MemTotal:\s+(\d+) kB", tree.read(tree.proc("meminfo")), re.MULTILINE)
-    return int(found[1]) if found else None

@@ -10,14 +10,16 @@ from pydra_nvidia.devices import counter_set_name, gpu_name, mig_name, passthrou
 from pydra_nvidia.hardware_types import Gpu, LostGpu, Placement, Profile, Reading, SharedFabric
 from pydra_nvidia.health.diagnosis import WELL, Diagnosis, join_assessments
 from pydra_nvidia.inventory.attributes import (
-    build_capacities,
-    build_quantity,
     describe_fabric,
     describe_function,
     describe_gpu,
     describe_hardware,
     describe_links,
     describe_partition,
+)
+from pydra_nvidia.inventory.capacities import (
+    build_capacities,
+    build_quantity,
     memory_figure,
     profile_figures,
     round_up,

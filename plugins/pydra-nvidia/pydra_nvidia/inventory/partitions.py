@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from pydra import Capacity, Quantity
 from pydra_nvidia.hardware_types import VGPU_GUEST, Gpu, GpuInstance, Mig, Placement, Profile
-from pydra_nvidia.inventory.attributes import build_capacities, build_quantity, profile_figures
+from pydra_nvidia.inventory.capacities import build_capacities, build_quantity, profile_figures
 
 WHOLE_ONLY: Mapping[str, Quantity] = {"gpu": 1}
 """The counters of a GPU that is not partitioned, so that it is either used here or passed through."""

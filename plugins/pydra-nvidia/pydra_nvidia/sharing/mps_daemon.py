@@ -1,4 +1,4 @@
-"""One MPS control daemon: started, asked, given its limits, found again, ended. Who needs it is in `mps`.
+"""One MPS control daemon: started, asked, given its limits, found again, ended. Who needs it is in `apply_mps`.
 
 It runs apart from this process and outlives it. Three things tell that a process is ours: the record, with its id and
 start time; the file that the daemon itself writes; and a mark in the environment, which its servers inherit.
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -19,28 +20,20 @@ from pydra import ClaimError, PydraError
 from pydra_nvidia.deadlines import left
 from pydra_nvidia.host.driver_programs import Program, ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.host.driver_root import DriverRoot
-from pydra_nvidia.host.filesystem import read_memory
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps_directory import MpsDirectory, MpsRecord, require_nameable
-from pydra_nvidia.sharing.mps_processes import (
-    MARK,
+from pydra_nvidia.sharing.mps_launch_plan import (
     Launch,
     LaunchContext,
-    Process,
-    end,
     find_context,
-    find_marked,
     find_mounts,
-    has_mark,
     has_memory,
-    identify,
-    is_alive,
     plan_daemon,
     plan_mount,
     plan_unmount,
     reach_pipe,
-    wait_gone,
 )
+from pydra_nvidia.sharing.mps_processes import MARK, Process, end, find_marked, has_mark, identify, is_alive, wait_gone
 from pydra_nvidia.steps import StartMps
 from pydra_pci import Tree, find_own_namespaces, shows_all_processes
 
@@ -284,7 +277,7 @@ class MpsDaemons:
 
     def _size(self) -> str:
         """Half of the node's memory, as the vendor has it."""
-        memory = read_memory(self._tree)
+        memory = _read_memory(self._tree)
         return SHM_WITHOUT_MEMINFO if memory is None else f"{memory // 2}k"
 
     async def _launch(self, command: str, plan: Launch) -> str:
@@ -298,6 +291,12 @@ def find_recorded(place: MpsDirectory) -> Process | None:
     if record is None or not is_alive(process := Process(record.started, record.pid)):
         return None
     return process
+
+
+def _read_memory(tree: Tree) -> int | None:
+    """The node's memory in KiB; None where it is not known."""
+    found = re.search(r"^MemTotal:\s+(\d+) kB", tree.read(tree.proc("meminfo")), re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def _mark(place: MpsDirectory) -> str:

@@ -5,7 +5,7 @@
 It leaves the container that it was started in (namespaces, control groups), sees some directories under other names
 (binds), and changes its root, so that MPS daemons outlive the agent's container and use the driver's own files. It
 does with system calls what nsenter, unshare, mount and chroot would, which not every node's system has. Standard
-library only, and everything is imported before the root changes. What each field means is in `mps_processes.Launch`.
+library only, and everything is imported before the root changes. What each field means is in `mps_launch_plan.Launch`.
 """
 
 from __future__ import annotations

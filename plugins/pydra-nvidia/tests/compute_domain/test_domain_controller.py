@@ -28,7 +28,7 @@ from pydra_dev.api.errors import StatusError
 from pydra_dev.apiserver.faults import Fault
 from pydra_dev.apiserver.server import ApiServer, serve_api
 from pydra_dev.apiserver.store import Signal
-from pydra_nvidia.compute_domain.controller.facts import CLIQUES, COMPUTE_DOMAINS, DAEMON_SETS
+from pydra_nvidia.compute_domain.controller.object_fields import CLIQUES, COMPUTE_DOMAINS, DAEMON_SETS
 from pydra_nvidia.compute_domain.controller.requests import LabelNode
 from pydra_nvidia.compute_domain.controller.writer import Writer, build_label, name_manager
 from pydra_nvidia.compute_domain.custom_resources import DEFINITIONS

@@ -11,7 +11,7 @@ from domain_cluster import OWN, SETTINGS, Cluster
 from pydra.controllers import NODES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES
 from pydra_dev.api.kinds import PODS as POD_KIND
 from pydra_dev.api.kinds import RESOURCE_CLAIM_TEMPLATES as TEMPLATE_KIND
-from pydra_nvidia.compute_domain.controller.facts import (
+from pydra_nvidia.compute_domain.controller.object_fields import (
     CLIQUES,
     COMPUTE_DOMAINS,
     DAEMON_SETS,

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from domain_cluster import OWN, Cluster
 from pydra.controllers import NODES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
-from pydra_nvidia.compute_domain.controller.facts import (
+from pydra_nvidia.compute_domain.controller.object_fields import (
     CLIQUES,
     COMPUTE_DOMAINS,
     DAEMON_SETS,

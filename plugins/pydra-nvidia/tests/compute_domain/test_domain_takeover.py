@@ -14,7 +14,7 @@ from pydra.controllers import NODES, PODS, RESOURCE_CLAIM_TEMPLATES
 from pydra_dev.api import kinds
 from pydra_nvidia import compute_domain
 from pydra_nvidia.compute_domain.claim_config import ComputeDomainDaemonConfig
-from pydra_nvidia.compute_domain.controller.facts import (
+from pydra_nvidia.compute_domain.controller.object_fields import (
     CLIQUES,
     COMPUTE_DOMAINS,
     DAEMON_SETS,

@@ -23,7 +23,7 @@ from pydra_nvidia.hardware_types import Gpu, Mig, Profile, Reading
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.sharing.mps import StartMpsApplier
+from pydra_nvidia.sharing.apply_mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_processes import MARK
 from pydra_pci import PciFunction, Roots, Tree
 from step_agent import StepAgent, build_claim

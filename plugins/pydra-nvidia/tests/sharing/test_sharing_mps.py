@@ -15,7 +15,7 @@ from mps_claims import DEFAULT, EXCLUSIVE, STEP, daemon_of, daemons_of, make_app
 from pydra import ClaimError, LeftBehind
 from pydra_nvidia.host.driver_programs import ProgramFailed
 from pydra_nvidia.nvml.errors import Code, NvmlError
-from pydra_nvidia.sharing.mps import StartMpsApplier
+from pydra_nvidia.sharing.apply_mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsFailed
 from pydra_nvidia.sharing.mps_processes import identify, is_alive
 

@@ -19,10 +19,10 @@ from pydra_nvidia.host.driver_programs import Program
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.settings import MpsLauncher, Settings
 from pydra_nvidia.sharing import mps_launcher
-from pydra_nvidia.sharing.mps import StartMpsApplier
+from pydra_nvidia.sharing.apply_mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
 from pydra_nvidia.sharing.mps_directory import find_directory
-from pydra_nvidia.sharing.mps_processes import (
+from pydra_nvidia.sharing.mps_launch_plan import (
     Launch,
     LaunchContext,
     find_context,

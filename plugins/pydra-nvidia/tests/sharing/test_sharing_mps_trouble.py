@@ -20,7 +20,7 @@ from pydra_nvidia.deadlines import time_for
 from pydra_nvidia.hardware_types import Placement
 from pydra_nvidia.host.driver_programs import ProgramMissing
 from pydra_nvidia.nvml.errors import Code, NvmlError
-from pydra_nvidia.sharing.mps import StartMpsApplier
+from pydra_nvidia.sharing.apply_mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons, MpsFailed
 from pydra_nvidia.sharing.mps_directory import MpsBusy, turn
 from pydra_nvidia.sharing.mps_processes import identify, is_alive
@@ -212,7 +212,7 @@ from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_pci import Roots, Tree
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.sharing.mps import StartMpsApplier
+from pydra_nvidia.sharing.apply_mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
 from pydra import Claim
 from pydra_nvidia.steps import StartMps

@@ -14,10 +14,11 @@ from mps_claims import until
 from pydra import AllocatedDevice, Claim
 from pydra_nvidia.held_claims import read_entries
 from pydra_nvidia.settings import Orphans
-from pydra_nvidia.sharing.mps import MpsWatch, StartMpsApplier
+from pydra_nvidia.sharing.apply_mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
 from pydra_nvidia.sharing.mps_directory import LOG_LIMIT, find_directory, turn
 from pydra_nvidia.sharing.mps_processes import MARK, Process, find_marked, identify, is_alive
+from pydra_nvidia.sharing.mps_watch import MpsWatch
 from pydra_nvidia.steps import StartMps
 
 STEP = StartMps(

@@ -11,7 +11,7 @@ from pydra import ClaimError, LeftBehind, TerminalError
 from pydra_nvidia.deadlines import time_for
 from pydra_nvidia.host.driver_programs import ProgramFailed, ProgramMissing
 from pydra_nvidia.nvml.errors import Code, NvmlError
-from pydra_nvidia.sharing.time_slicing import SetTimeSliceApplier
+from pydra_nvidia.sharing.apply_time_slice import SetTimeSliceApplier
 from pydra_nvidia.steps import SetTimeSlice
 
 STEP = SetTimeSlice(gpu="GPU-1", interval=3)

@@ -18,7 +18,8 @@ from pydra_dev.apiserver.custom_kinds import parse_definition
 from pydra_dev.apiserver.store import Store
 from pydra_dev.apiserver.verbs import Api
 from pydra_nvidia.compute_domain.controller.decisions import decide, plan_garbage
-from pydra_nvidia.compute_domain.controller.facts import CLIQUES, COMPUTE_DOMAINS, DAEMON_SETS, get_label
+from pydra_nvidia.compute_domain.controller.domain_view import build_view
+from pydra_nvidia.compute_domain.controller.object_fields import CLIQUES, COMPUTE_DOMAINS, DAEMON_SETS, get_label
 from pydra_nvidia.compute_domain.controller.requests import (
     Create,
     Delete,
@@ -30,7 +31,6 @@ from pydra_nvidia.compute_domain.controller.requests import (
     is_status,
 )
 from pydra_nvidia.compute_domain.controller.settings import ControllerSettings
-from pydra_nvidia.compute_domain.controller.views import build_view
 from pydra_nvidia.compute_domain.controller.writer import build_label, name_manager
 from pydra_nvidia.compute_domain.custom_resources import DEFINITIONS
 from pydra_nvidia.compute_domain.names import DOMAIN_LABEL, DRIVER

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pydra_nvidia.sharing.mps import StartMpsApplier
+from pydra_nvidia.sharing.apply_mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
 from pydra_nvidia.sharing.mps_directory import MpsDirectory, find_directory
 from pydra_nvidia.sharing.mps_processes import MARK, Process, find_marked

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from pydra.controllers import JsonObject
-from pydra_nvidia.compute_domain.controller.facts import (
+from pydra_nvidia.compute_domain.controller.domain_view import View
+from pydra_nvidia.compute_domain.controller.object_fields import (
     CLIQUES,
     get_node,
     get_pod_clique,
@@ -21,7 +22,6 @@ from pydra_nvidia.compute_domain.controller.facts import (
     is_pod_ready,
 )
 from pydra_nvidia.compute_domain.controller.requests import Create, Delete, Replace, Request
-from pydra_nvidia.compute_domain.controller.views import View
 from pydra_nvidia.compute_domain.names import CLIQUE_LABEL, DOMAIN_LABEL, clique_name
 
 OUTSIDE = -1

@@ -38,7 +38,9 @@ from pydra_nvidia.compute_domain.controller.decisions import (
     list_unknown_domain_events,
     plan_garbage,
 )
-from pydra_nvidia.compute_domain.controller.facts import (
+from pydra_nvidia.compute_domain.controller.domain_view import View, build_view
+from pydra_nvidia.compute_domain.controller.metrics import ControllerMetrics
+from pydra_nvidia.compute_domain.controller.object_fields import (
     CLIQUES,
     COMPUTE_DOMAINS,
     DAEMON_SETS,
@@ -49,10 +51,8 @@ from pydra_nvidia.compute_domain.controller.facts import (
     list_named_domains,
     template_key,
 )
-from pydra_nvidia.compute_domain.controller.metrics import ControllerMetrics
 from pydra_nvidia.compute_domain.controller.requests import is_status
 from pydra_nvidia.compute_domain.controller.settings import ControllerSettings
-from pydra_nvidia.compute_domain.controller.views import View, build_view
 from pydra_nvidia.compute_domain.controller.writer import Writer
 from pydra_nvidia.compute_domain.names import DOMAIN_LABEL, DRIVER
 

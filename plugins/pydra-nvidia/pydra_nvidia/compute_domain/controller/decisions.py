@@ -19,7 +19,8 @@ from pydra.controllers import (
     object_key,
 )
 from pydra_nvidia.compute_domain.controller.cliques import find_members, plan_cliques
-from pydra_nvidia.compute_domain.controller.facts import (
+from pydra_nvidia.compute_domain.controller.domain_view import View
+from pydra_nvidia.compute_domain.controller.object_fields import (
     CLIQUES,
     COMPUTE_DOMAINS,
     DAEMON_SETS,
@@ -67,7 +68,6 @@ from pydra_nvidia.compute_domain.controller.status import (
     judge_ready,
     list_node_states,
 )
-from pydra_nvidia.compute_domain.controller.views import View
 from pydra_nvidia.compute_domain.names import DOMAIN_LABEL, FINALIZER
 
 ACTION = "Reconcile"

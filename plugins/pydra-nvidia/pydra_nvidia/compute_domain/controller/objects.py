@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from pydra.controllers import JsonObject
-from pydra_nvidia.compute_domain.controller.facts import get_uid
+from pydra_nvidia.compute_domain.controller.object_fields import get_uid
 from pydra_nvidia.compute_domain.controller.settings import ControllerSettings
 from pydra_nvidia.compute_domain.names import (
     API_VERSION,

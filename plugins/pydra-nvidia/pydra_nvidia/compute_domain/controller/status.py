@@ -8,7 +8,8 @@ import msgspec
 
 from pydra.controllers import JsonObject
 from pydra_nvidia.compute_domain.controller.cliques import OUTSIDE, Member, choose_pods
-from pydra_nvidia.compute_domain.controller.facts import (
+from pydra_nvidia.compute_domain.controller.domain_view import View
+from pydra_nvidia.compute_domain.controller.object_fields import (
     find_condition,
     get_num_nodes,
     get_pod_ip,
@@ -17,7 +18,6 @@ from pydra_nvidia.compute_domain.controller.facts import (
     shorten,
 )
 from pydra_nvidia.compute_domain.controller.settings import ControllerSettings
-from pydra_nvidia.compute_domain.controller.views import View
 from pydra_nvidia.compute_domain.names import DRIVER, IMEX_CONDITION
 
 READY, CREATED, UPDATED, DELETING = "Ready", "ObjectsCreated", "DaemonsUpToDate", "Deleting"

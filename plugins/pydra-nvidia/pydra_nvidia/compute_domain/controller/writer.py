@@ -20,7 +20,7 @@ from pydra.controllers import (
     Resource,
     object_key,
 )
-from pydra_nvidia.compute_domain.controller.facts import get_label
+from pydra_nvidia.compute_domain.controller.object_fields import get_label
 from pydra_nvidia.compute_domain.controller.requests import (
     Create,
     Delete,

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydra_nvidia import CONFIG_TYPES, DEVICE_CLASSES, DRIVER, SETTINGS_TYPE, STEP_TYPES, connect
 from pydra_nvidia.nvml.library import Nvml
-from pydra_nvidia.sharing import mps_daemon, time_slicing
+from pydra_nvidia.sharing import apply_time_slice, mps_daemon
 from pydra_nvidia.sharing.mps_directory import MpsDirectory
 from pydra_nvidia.step_appliers import StepAppliers
 from pydra_pci import Tree
@@ -58,5 +58,5 @@ before(Nvml, "call", _changes)
 before(Tree, "write", lambda _tree, path, _text: f"write {os.path.basename(path)}")
 before(StepAppliers, "undo", lambda _appliers, step, *_: f"undo {step}")
 before(MpsDirectory, "write_record", lambda _place, _record: "record")
-for room in (mps_daemon, time_slicing):
+for room in (apply_time_slice, mps_daemon):
     before(room, "run_program", lambda command, *_: f"run {command}")

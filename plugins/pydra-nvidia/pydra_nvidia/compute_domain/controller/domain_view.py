@@ -16,7 +16,7 @@ from pydra.controllers import (
     Resource,
     object_key,
 )
-from pydra_nvidia.compute_domain.controller.facts import (
+from pydra_nvidia.compute_domain.controller.object_fields import (
     CLIQUES,
     COMPUTE_DOMAINS,
     DAEMON_SETS,

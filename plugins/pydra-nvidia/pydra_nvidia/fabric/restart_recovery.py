@@ -1,4 +1,4 @@
-"""The list that a restarted Fabric Manager gets: the partitions that claims have, by the agent's records.
+"""Tells a restarted Fabric Manager which partitions claims have, by the agent's records.
 
 Started with `FABRIC_MODE_RESTART=1` it answers everything with NOT_CONFIGURED until it has the list of active
 partitions, then lets only those use NVLink, and ends without the list after a minute. Started without, it has none.

@@ -1,4 +1,4 @@
-"""What the objects of the API server say, in the words of the decisions. Pure."""
+"""What is read from fields of the API server's objects. Pure."""
 
 from __future__ import annotations
 
