@@ -107,6 +107,7 @@ async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
             yield backend
     finally:
         session.close()
+        health.take()  # what came until then counts after a restart
 
 
 async def _say_hook(tree: Tree, settings: Settings) -> None:

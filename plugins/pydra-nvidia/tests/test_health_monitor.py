@@ -45,11 +45,10 @@ class Ward:
         self.hardware = HardwareReader(self.session, self.simulation.tree, settings=self.settings)
         self.monitor = self.admit()
 
-    def admit(self) -> HealthMonitor:
+    def admit(self, **options: Any) -> HealthMonitor:
         """A new process's monitor."""
-        return HealthMonitor(
-            self.session, IncidentStore(str(self.memory)), settings=self.settings, clock=lambda: self.now
-        )
+        memory = IncidentStore(str(self.memory))
+        return HealthMonitor(self.session, memory, settings=self.settings, clock=lambda: self.now, **options)
 
     async def look(self) -> Diagnosis:
         reading = await self.hardware.read()
@@ -195,6 +194,31 @@ async def test_a_gpu_that_tells_no_events_says_so(tmp_path: Path) -> None:
     (assessment,) = (await ward.look()).gpus.values()
     assert assessment.health.status is HealthStatus.HEALTHY
     assert [taint.key for taint in assessment.taints] == ["gpu.nvidia.com/unmonitored"]
+    ward.close()
+
+
+async def test_an_event_that_comes_while_the_gpus_are_read_makes_them_read_again(tmp_path: Path) -> None:
+    ward = Ward(tmp_path)
+    await ward.look()
+    old = await ward.hardware.read()
+    ward.inject.event(0, 0x2)
+    assert not (await asyncio.to_thread(ward.monitor.diagnose, old)).gpus
+    assert await ward.monitor.wait_event(0.0)
+    ward.close()
+
+
+async def test_nvml_that_never_says_whether_there_are_events_ends_the_process(tmp_path: Path) -> None:
+    ward = Ward(tmp_path)
+    await ward.look()
+    ended = asyncio.Event()
+    ward.monitor = ward.admit(hung=0.1, end=ended.set)
+    await ward.look()
+    fault = {"op": "nvmlEventSetWait_v2", "do": "hang", "seconds": 3, "count": 1}
+    (tmp_path / "scenario.json").write_text(
+        json.dumps({"gpus": [{"model": "h100-80gb", "count": 2}], "faults": [fault]})
+    )
+    await ward.monitor.wait_event(0.0)
+    assert ended.is_set()
     ward.close()
 
 

@@ -101,6 +101,20 @@ def test_the_end_of_a_watched_session_is_news_once_and_the_next_session_is_watch
     assert watch.poll().events == (Event(gpu=watch.uuids[1], xid=62),)
 
 
+def test_what_came_before_the_end_of_the_session_is_heard(watch: Watch) -> None:
+    watch.begin()
+    watch.inject.xid(0, 79)
+    watch.session.close()
+    assert watch.poll().events == (Event(gpu=watch.uuids[0], xid=79),)
+
+
+def test_what_happens_while_gpus_are_registered_again_is_heard(watch: Watch) -> None:
+    watch.begin()
+    watch.session.run_here(lambda nvml: set_mig_mode(nvml, watch.uuids[0], on=True))
+    watch.fault({"op": "nvmlDeviceRegisterEvents", "device": 1, "do": "xid", "xid": 48, "count": 1})
+    assert Event(gpu=watch.uuids[1], xid=48) in (*watch.poll().events, *watch.poll().events)
+
+
 def test_a_session_that_ends_while_it_is_not_watched_is_no_news(watch: Watch) -> None:
     watch.open()
     watch.session.close()

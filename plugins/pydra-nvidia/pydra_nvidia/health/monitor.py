@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -22,9 +24,14 @@ from pydra_nvidia.settings import Settings
 _PERIOD = 1.0
 """Seconds between two questions for events."""
 
+_log = logging.getLogger(__name__)
+
 
 class HealthMonitor:
-    """With `settings.health` off it finds everything well."""
+    """With `settings.health` off it finds everything well.
+
+    `end` ends the process, when NVML has not answered for `hung` seconds whether there are events.
+    """
 
     def __init__(
         self,
@@ -33,10 +40,14 @@ class HealthMonitor:
         *,
         settings: Settings,
         clock: Callable[[], float] = time.time,
+        hung: float = 15.0,
+        end: Callable[[], object] = os.abort,
     ) -> None:
         self._memory = memory
         self._settings = settings
         self._clock = clock
+        self._hung = hung
+        self._end = end
         self._lock = threading.Lock()
         self._polling = threading.Lock()
         self._reading = Reading()
@@ -49,7 +60,9 @@ class HealthMonitor:
         if self._watcher is None:
             return Diagnosis()
         with turn(self._polling, "NVML"):
-            self._note_all(self._watcher.watch([gpu.uuid for gpu in reading.gpus]))
+            heard = self._watcher.watch([gpu.uuid for gpu in reading.gpus])
+            self._note_all(heard)
+            self._is_news |= bool(heard.events)  # what they report, the reading may be too old to have
             self._reading = reading
         with self._lock:
             return self._assess(reading, self._clock())
@@ -82,14 +95,33 @@ class HealthMonitor:
     async def wait_event(self, seconds: float) -> bool:
         """Whether an event came within so many seconds."""
         until = time.monotonic() + seconds
-        while not await in_thread(self._look):
+        while not await self._look():
             if (left := until - time.monotonic()) <= 0:
                 return False
             await asyncio.sleep(min(_PERIOD, left))
         return True
 
-    def _look(self) -> bool:
-        """Whether there is news of the GPUs. Blocks."""
+    async def _look(self) -> bool:
+        """Whether there is news of the GPUs. Ends the process if NVML does not answer.
+
+        It would keep NVML from all claims, and `wait_changed` has no deadline of the agent's.
+        """
+        look = asyncio.ensure_future(in_thread(self.take))
+        try:
+            while not (await asyncio.wait((look,), timeout=_PERIOD))[0]:
+                if self._watcher is not None and self._watcher.seconds_asking > self._hung:
+                    _log.error(
+                        "NVML has not answered for %.0f s whether there are events, and keeps claims waiting: "
+                        "the process is replaced; the driver or a GPU needs a look",
+                        self._watcher.seconds_asking,
+                    )
+                    self._end()
+            return look.result()
+        finally:
+            look.cancel()
+
+    def take(self) -> bool:
+        """Whether there is news of the GPUs, which is noted. Blocks."""
         if self._watcher is None:
             return False
         with turn(self._polling, "NVML"):

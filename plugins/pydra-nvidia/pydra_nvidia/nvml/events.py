@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -116,6 +117,8 @@ class EventWatcher:
         self._clock = clock
         self._wanted: tuple[str, ...] = ()
         self._set: EventSet | None = None
+        self._taken: deque[Event] = deque()
+        self._asking_since: float | None = None
         self._ended = False
         self._failures = 0
         self._retry_at = float("-inf")
@@ -128,6 +131,12 @@ class EventWatcher:
             return frozenset(self._wanted)
         return self._set.unmonitored if self._set is not None else frozenset()
 
+    @property
+    def seconds_asking(self) -> float:
+        """How long NVML has not answered yet; 0 when it was not asked, or has answered. For any thread."""
+        since = self._asking_since
+        return 0.0 if since is None else self._clock() - since
+
     def watch(self, uuids: Collection[str]) -> Heard:
         """Watch these GPUs from now on, and return what came until now. Blocks until NVML is free."""
         self._wanted = tuple(sorted(uuids))
@@ -139,47 +148,54 @@ class EventWatcher:
         GPUs are registered again in a new session and after a change of their MIG mode. What NVML refuses is tried
         again, at growing intervals.
         """
-        events: list[Event] = []
         before = self.unmonitored
         if (self._wanted or self._set is not None) and self._session.is_open:
             with contextlib.suppress(NvmlError, InMaintenance, Busy):
-                self._session.run_here(lambda nvml: self._poll(nvml, events), patience=patience)
+                self._session.run_here(self._poll, patience=patience)
         ended, self._ended = self._ended and not self._session.is_open, False
-        return Heard(tuple(events), ended or self.unmonitored != before)
+        events = tuple(self._taken.popleft() for _ in range(len(self._taken)))
+        return Heard(events, ended or self.unmonitored != before)
 
-    def _poll(self, nvml: Nvml, events: list[Event]) -> None:
-        """The set from before is asked first: an event may be reported twice, but none is missed."""
+    def _poll(self, nvml: Nvml) -> None:
+        self._asking_since = self._clock()
         try:
-            self._take_all(events)
+            self._take_all()
             wanted = {uuid: nvml.epochs[uuid] for uuid in self._wanted}
             if self._set is not None and self._set.gpus != wanted:
                 self._replace(open_events(nvml, wanted) if wanted else None)
             elif self._set is None and self._clock() >= self._retry_at:
                 self._set = open_events(nvml, wanted)
-                self._take_all(events)
+                self._take_all()
         except NvmlError as error:
             if error.code in STALE:  # a driver that is away has refused nothing
                 raise
             self._replace(None)
             self._failures += 1
             self._retry_at = self._clock() + retry_pause(self._failures)
+        finally:
+            self._asking_since = None
 
-    def _take_all(self, events: list[Event]) -> None:
-        if self._set is None:
-            return
+    def _take_all(self) -> None:
+        if self._set is not None:
+            self._take_from(self._set)
+            self._failures = 0
+
+    def _take_from(self, events: EventSet) -> None:
         for _ in range(_MOST):
-            if (event := self._set.take()) is None:
+            if (event := events.take()) is None:
                 break
-            events.append(event)
-        self._failures = 0
+            self._taken.append(event)
 
     def _replace(self, events: EventSet | None) -> None:
+        """What has come for the set before is taken last: an event may be reported twice, but none is missed."""
         before, self._set = self._set, events
         if before is not None:
+            with contextlib.suppress(NvmlError):
+                self._take_from(before)
             before.free()
 
     def _end(self) -> None:
-        """The session ends, which no change of the hardware may have caused."""
+        """The session ends, which no change of the hardware may have caused; the next poll has what came before."""
         self._ended = self._set is not None
         self._replace(None)
 
