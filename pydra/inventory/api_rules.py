@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TypeVar
 
@@ -319,9 +319,11 @@ def _check_taint(taint: Taint) -> Iterator[str]:
 
 def _is_time(text: str) -> bool:
     try:
-        return datetime.fromisoformat(text).tzinfo is not None and "T" in text
-    except ValueError:
+        moment = datetime.fromisoformat(text)
+        moment.astimezone(UTC)  # it is published in UTC
+    except (ValueError, OverflowError):
         return False
+    return moment.tzinfo is not None and "T" in text
 
 
 def _check_binding(conditions: Sequence[str], failures: Sequence[str]) -> Iterator[str]:

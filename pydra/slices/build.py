@@ -226,7 +226,7 @@ def _build_taint(taint: Taint) -> JsonObject:
         body["value"] = taint.value
     if taint.time_added is not None:
         added = datetime.fromisoformat(taint.time_added).astimezone(UTC)
-        body["timeAdded"] = added.strftime("%Y-%m-%dT%H:%M:%SZ")
+        body["timeAdded"] = added.replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
     return body
 
 

@@ -170,6 +170,10 @@ BAD = {
         device(taints=(Taint(key="a", time_added="2026-01-02T03:04:05"),)),
         "is not RFC 3339",
     ),
+    "a taint's time before the year 1": (
+        device(taints=(Taint(key="a", time_added="0001-01-01T00:00:00+14:00"),)),
+        "is not RFC 3339",
+    ),
     "five conditions": (
         device(binding_conditions=tuple("abcde"), binding_failure_conditions=("f",)),
         "binding_conditions: 5 conditions; at most 4",

@@ -79,6 +79,11 @@ def test_a_device_has_all_its_fields_in_the_apis_form() -> None:
     assert build_device(Device(name="bare")) == {"name": "bare"}
 
 
+def test_a_taints_time_has_a_year_of_four_digits() -> None:
+    (taint,) = build_device(Device(name="a", taints=(Taint(key="k", time_added="0999-01-01T00:00:00Z"),)))["taints"]
+    assert taint["timeAdded"] == "0999-01-01T00:00:00Z"
+
+
 def test_what_a_device_uses_of_the_node_is_in_the_form_of_the_release() -> None:
     resources = {
         "cpu": NodeAllocatable(capacity="cores"),
