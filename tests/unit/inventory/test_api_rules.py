@@ -256,6 +256,7 @@ NOT_FOR_THE_SERVER = {  # what cannot even be written as JSON of a slice, or has
     "a number over 64 bits",
     "a taint's time",  # a real server cannot decode it; the embedded one does not look
     "a taint's time without a zone",
+    "a taint's time before the year 1",
     "an amount that is no quantity",
     "a share of a device that is not shared",  # the scheduler cannot count it
 }
