@@ -102,6 +102,7 @@ class NvidiaBackend:
         self._seen: object = None
         self._reported_at = -_EVENT_PAUSE
         self._disconnected: Mapping[str, str] = {}
+        self._logged: frozenset[tuple[str, str]] = frozenset()
         self._measured: tuple[Sample, ...] = ()
         self._at_work = 0
         self._maintenance: Request | None = None
@@ -234,10 +235,13 @@ class NvidiaBackend:
         # What was begun or undone meanwhile may have been read halfway.
         still = {entry.uid for entry in before if entry.completed and not entry.left_over}
         vanished = find_vanished((entry for entry in after if entry.completed and entry.uid in still), reading)
-        if self._settings.health:
-            held = [entry for entry in after if entry.completed and entry.uid in still]
-            self._disconnected = explain_disconnected(held, reading)
-            messages = explain_vanished(vanished) | self._disconnected
+        held = [entry for entry in after if entry.completed and entry.uid in still]
+        disconnected = explain_disconnected(held, reading)
+        messages = explain_vanished(vanished) | disconnected
+        if not self._settings.health:
+            self._log_lost(messages)
+        else:
+            self._disconnected = disconnected
             diagnosis = add_vanished(diagnosis, messages, settings=self._settings)
         return await in_thread(
             build_inventory,
@@ -247,6 +251,12 @@ class NvidiaBackend:
             diagnosis=diagnosis,
             removed=[(one.gpu, one.profile, one.placement) for one in vanished],
         )
+
+    def _log_lost(self, messages: Mapping[str, str]) -> None:
+        """Say once what no taint says: without health, devices count as healthy."""
+        for device, message in sorted(messages.items() - self._logged):
+            _log.warning("%s: %s", device, message)
+        self._logged = frozenset(messages.items())
 
     def _examine(self) -> tuple[Reading, Diagnosis]:
         """The hardware and its health. Blocks."""

@@ -22,9 +22,9 @@ STATIC = {"model": "h100-80gb", "mig": True, "instances": [{"profile": "1g.10gb"
 
 
 class Node:
-    def __init__(self, path: Path, gpu: dict[str, Any], *, dynamic: bool) -> None:
+    def __init__(self, path: Path, gpu: dict[str, Any], *, dynamic: bool, **settings: bool) -> None:
         scenario = path / "scenario.json"
-        scenario.write_text(json.dumps({"gpus": [gpu], "settings": {"dynamic_mig": dynamic}}))
+        scenario.write_text(json.dumps({"gpus": [gpu], "settings": {"dynamic_mig": dynamic, **settings}}))
         self._place = {"PYDRA_NVIDIA_SCENARIO": str(scenario), "PYDRA_NVIDIA_STATE": str(path / "machine")}
         self.inject = open_simulation(str(scenario), str(path / "machine")).inject
 
@@ -60,6 +60,18 @@ async def test_a_partition_that_is_removed_under_a_claim_is_gone_until_the_claim
         await agent.unprepare(CLAIM.uid)
         assert await unhealthy(backend) == {}
         assert (PART in {one.name for one in (await backend.discover()).devices}) is dynamic
+
+
+async def test_without_health_the_log_says_once_which_claim_has_lost_its_partition(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(tmp_path, {"model": "h100-80gb"}, dynamic=True, health=False)
+    async with node.backend() as backend:
+        await SmallAgent(backend).prepare(CLAIM)
+        node.inject.destroy_mig(0, 2)
+        for _ in range(2):
+            assert await unhealthy(backend) == {}
+    assert [PART in one for one in caplog.messages if "claim default/train has this partition" in one] == [True]
 
 
 async def test_a_partition_that_is_not_made_yet_or_on_a_lost_gpu_is_not_called_gone(tmp_path: Path) -> None:
