@@ -203,7 +203,6 @@ async def test_a_gate_that_is_turned_off_is_noticed_though_the_server_keeps_what
         dropped = await it.events.next(FieldsDropped)
         assert dropped.gates == (gate,)
         assert dropped.withheld == (() if gate in HARMLESS else (device.name,))
-        await it.at_rest()
         assert [name for body in await it.slices() for name in names_in(body)] == (
             [device.name] if gate in HARMLESS else []
         )
