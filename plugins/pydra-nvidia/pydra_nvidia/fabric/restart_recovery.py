@@ -16,7 +16,15 @@ from pydra import ClaimError
 from pydra_nvidia.deadlines import turn
 from pydra_nvidia.fabric.plan_fabric import find_group
 from pydra_nvidia.held_claims import Entry
-from pydra_nvidia.nvfm import AWAY, NOT_CONFIGURED, NOT_SUPPORTED, FabricManager, FabricManagerError, Group
+from pydra_nvidia.nvfm import (
+    AWAY,
+    BAD_PARAMETER,
+    NOT_CONFIGURED,
+    NOT_SUPPORTED,
+    FabricManager,
+    FabricManagerError,
+    Group,
+)
 from pydra_nvidia.steps import ActivateFabric
 
 _log = logging.getLogger(__name__)
@@ -115,7 +123,8 @@ class ActivePartitions:
     def _send_list(self, ids: Sequence[int], waits: FabricManagerError) -> Sequence[int]:
         """Send as many of the IDs as it takes, and return these.
 
-        It refuses a list with an ID that its table lacks, and lists its table only when it has taken a list.
+        It refuses a list with an ID that its table lacks, and lists its table only when it has taken a list. For other
+        refusals no shorter list is sent: it would cut off the pods of the claims that are left out.
         """
         lists = chain.from_iterable(combinations(ids, size) for size in range(len(ids), 0, -1))
         for some in chain(islice(lists, _MOST_LISTS), ((),)):
@@ -125,6 +134,8 @@ class ActivePartitions:
                 if refused.code in AWAY or refused.code == NOT_SUPPORTED:  # it is starting, and does not wait for it
                     raise waits from refused
                 last = refused
+                if refused.code != BAD_PARAMETER:
+                    break
             else:
                 return some
         _log.warning("Fabric Manager does not take the active partitions %s: %s", ids, last)

@@ -156,7 +156,16 @@ class Machine:
         self.inject = simulation.inject
         self.tree = simulation.tree
         self.settings = parse_settings({}, simulation.settings)
-        self.manager = FabricManager(simulation.load_fabric, "/run/socket")
+        self.refusals = list[int]()
+
+        def load() -> Any:
+            """The library; the next lists of active partitions get the answers in `refusals`."""
+            library = simulation.load_fabric()
+            if self.refusals:
+                library.fmSetActivatedFabricPartitions = lambda *_: self.refusals.pop()
+            return library
+
+        self.manager = FabricManager(load, "/run/socket")
         self.session = NvmlSession(simulation.load)
 
         persistenced = Persistenced(simulation.tree, lambda: find_driver_root(simulation.tree, self.settings))
@@ -343,6 +352,19 @@ async def test_an_id_that_the_table_lacks_does_not_keep_other_claims_from_their_
     assert [one for one in caplog.messages if lost in one] == [
         f"claim default/v {lost} 61: Fabric Manager has none of exactly {', '.join(gone.gpus)} any more"
     ]
+
+
+async def test_no_shorter_list_is_sent_for_a_refusal_that_is_not_of_an_id(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    pair, other = machine.step(1, 2), machine.step(3, 4)
+    machine.held = (hold(pair, other),)
+    machine.inject.restart_fabric_manager()
+    machine.refusals = [-2]
+    with pytest.raises(FabricManagerError, match="waits for the list of active partitions"):
+        machine.partitions.list_groups()
+    assert machine.machine.read().state.fabric_phase == "waiting"
+    machine.partitions.list_groups()
+    assert machine.active == [pair.partition, other.partition]
 
 
 async def test_what_is_activated_while_lost_partitions_are_added_stays_active(tmp_path: Path) -> None:
