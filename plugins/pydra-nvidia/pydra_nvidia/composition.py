@@ -58,7 +58,8 @@ async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
         baseboard=Baseboard(os.path.join(settings.state, BASEBOARD_FILE)),
         partitions=partitions if settings.fabric_partitions else None,
     )
-    health = HealthMonitor(session, IncidentStore(os.path.join(settings.state, FILE)), settings=settings)
+    queries = SuspendedQueries(os.path.join(settings.state, QUERIES_FILE))
+    health = HealthMonitor(session, IncidentStore(os.path.join(settings.state, FILE)), queries, settings=settings)
 
     def find_root() -> DriverRoot:
         return find_driver_root(tree, settings)
@@ -88,7 +89,7 @@ async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
         appliers=appliers,
         edits=edits,
         health=health,
-        queries=SuspendedQueries(os.path.join(settings.state, QUERIES_FILE)),
+        queries=queries,
         mps=MpsWatch(start_mps, settings),
         takeover=VendorTakeover(
             settings=settings,

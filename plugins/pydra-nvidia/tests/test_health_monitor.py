@@ -15,6 +15,7 @@ from pydra_nvidia.health.diagnosis import Diagnosis
 from pydra_nvidia.health.incidents import IncidentStore
 from pydra_nvidia.health.monitor import HealthMonitor
 from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.nvml.suspended_queries import SuspendedQueries
 from pydra_nvidia.settings import parse_settings
 from pydra_nvidia.simulation.simulation import open_simulation
 
@@ -48,7 +49,8 @@ class Ward:
     def admit(self, **options: Any) -> HealthMonitor:
         """A new process's monitor."""
         memory = IncidentStore(str(self.memory))
-        return HealthMonitor(self.session, memory, settings=self.settings, clock=lambda: self.now, **options)
+        queries = SuspendedQueries(f"{self.memory}.queries")
+        return HealthMonitor(self.session, memory, queries, settings=self.settings, clock=lambda: self.now, **options)
 
     async def look(self) -> Diagnosis:
         reading = await self.hardware.read()
@@ -207,7 +209,9 @@ async def test_an_event_that_comes_while_the_gpus_are_read_makes_them_read_again
     ward.close()
 
 
-async def test_nvml_that_never_says_whether_there_are_events_ends_the_process(tmp_path: Path) -> None:
+async def test_nvml_that_never_says_whether_there_are_events_ends_the_process_and_is_not_asked_by_the_next(
+    tmp_path: Path,
+) -> None:
     ward = Ward(tmp_path)
     await ward.look()
     ended = asyncio.Event()
@@ -219,6 +223,9 @@ async def test_nvml_that_never_says_whether_there_are_events_ends_the_process(tm
     )
     await ward.monitor.wait_event(0.0)
     assert ended.is_set()
+    ward.monitor = ward.admit()
+    taints = [taint.key for assessment in (await ward.look()).gpus.values() for taint in assessment.taints]
+    assert taints == ["gpu.nvidia.com/unmonitored"] * 2
     ward.close()
 
 

@@ -13,6 +13,7 @@ from pydra_nvidia.nvml.events import Event, EventWatcher, Heard, retry_pause
 from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.mig_control import set_mig_mode
 from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.nvml.suspended_queries import SuspendedQueries
 from pydra_nvidia.simulation.simulation import open_simulation
 
 DOUBLE_BIT = 0x2
@@ -32,7 +33,7 @@ class Watch:
         self.uuids = [board.uuid for board in sorted(boards, key=lambda board: board.minor)]
         self.session = NvmlSession(self.simulation.load)
         self.now = 0.0
-        self.watcher = EventWatcher(self.session, clock=lambda: self.now)
+        self.watcher = EventWatcher(self.session, SuspendedQueries(str(path / "queries.json")), clock=lambda: self.now)
 
     def fault(self, *faults: dict[str, Any]) -> None:
         self._file.write_text(json.dumps({**self._scenario, "faults": faults}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 import time
@@ -19,24 +18,25 @@ from pydra_nvidia.health.diagnosis import Diagnosis, diagnose, is_settled, suspe
 from pydra_nvidia.health.incidents import IncidentStore
 from pydra_nvidia.nvml.events import Event, EventWatcher, Heard
 from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.nvml.suspended_queries import EVENTS, SuspendedQueries
 from pydra_nvidia.settings import Settings
 
 _PERIOD = 1.0
 """Seconds between two questions for events."""
 
-_log = logging.getLogger(__name__)
-
 
 class HealthMonitor:
     """With `settings.health` off it finds everything well.
 
-    `end` ends the process, when NVML has not answered for `hung` seconds whether there are events.
+    When NVML has not answered for `hung` seconds whether there are events, the question is suspended, and `end` ends
+    the process: the question would keep NVML from all claims, and `wait_changed` has no deadline of the agent's.
     """
 
     def __init__(
         self,
         session: NvmlSession,
         memory: IncidentStore,
+        queries: SuspendedQueries,
         *,
         settings: Settings,
         clock: Callable[[], float] = time.time,
@@ -44,6 +44,7 @@ class HealthMonitor:
         end: Callable[[], object] = os.abort,
     ) -> None:
         self._memory = memory
+        self._queries = queries
         self._settings = settings
         self._clock = clock
         self._hung = hung
@@ -53,7 +54,7 @@ class HealthMonitor:
         self._reading = Reading()
         self._lost: dict[str, Gpu] = {}
         self._is_news = False
-        self._watcher = EventWatcher(session) if settings.health else None
+        self._watcher = EventWatcher(session, queries) if settings.health else None
 
     def diagnose(self, reading: Reading) -> Diagnosis:
         """How everything in the reading is now; from here on its GPUs are watched. Blocks."""
@@ -102,19 +103,12 @@ class HealthMonitor:
         return True
 
     async def _look(self) -> bool:
-        """Whether there is news of the GPUs. Ends the process if NVML does not answer.
-
-        It would keep NVML from all claims, and `wait_changed` has no deadline of the agent's.
-        """
+        """Whether there is news of the GPUs. Ends the process if NVML does not answer."""
         look = asyncio.ensure_future(in_thread(self.take))
         try:
             while not (await asyncio.wait((look,), timeout=_PERIOD))[0]:
-                if self._watcher is not None and self._watcher.seconds_asking > self._hung:
-                    _log.error(
-                        "NVML has not answered for %.0f s whether there are events, and keeps claims waiting: "
-                        "the process is replaced; the driver or a GPU needs a look",
-                        self._watcher.seconds_asking,
-                    )
+                if self._watcher is not None and (seconds := self._watcher.seconds_asking) > self._hung:
+                    await asyncio.to_thread(self._queries.suspend, EVENTS, seconds)
                     self._end()
             return look.result()
         finally:

@@ -18,6 +18,7 @@ from pydra_nvidia.nvml.errors import STALE, Code, NvmlError
 from pydra_nvidia.nvml.library import Nvml, address_of
 from pydra_nvidia.nvml.maintenance_gate import InMaintenance
 from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.nvml.suspended_queries import EVENTS, SuspendedQueries
 
 WHOLE = 0xFFFFFFFF
 """An event's instance ids when it concerns the whole GPU."""
@@ -112,8 +113,11 @@ class Heard(NamedTuple):
 class EventWatcher:
     """The events of some GPUs, in whatever session there is. It opens none. To be used by one thread at a time."""
 
-    def __init__(self, session: NvmlSession, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, session: NvmlSession, queries: SuspendedQueries, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._session = session
+        self._queries = queries
         self._clock = clock
         self._wanted: tuple[str, ...] = ()
         self._set: EventSet | None = None
@@ -127,7 +131,7 @@ class EventWatcher:
     @property
     def unmonitored(self) -> frozenset[str]:
         """Of those to be watched, the GPUs whose events nobody hears."""
-        if self._failures > _TOLERATED:
+        if self._failures > _TOLERATED or self._queries.is_suspended(EVENTS):
             return frozenset(self._wanted)
         return self._set.unmonitored if self._set is not None else frozenset()
 
@@ -146,10 +150,11 @@ class EventWatcher:
         """What came since the last call; nothing while NVML is busy for longer than `patience` seconds.
 
         GPUs are registered again in a new session and after a change of their MIG mode. What NVML refuses is tried
-        again, at growing intervals.
+        again, at growing intervals. NVML is asked nothing while the query is suspended.
         """
         before = self.unmonitored
-        if (self._wanted or self._set is not None) and self._session.is_open:
+        wants = self._wanted or self._set is not None
+        if wants and self._session.is_open and not self._queries.is_suspended(EVENTS):
             with contextlib.suppress(NvmlError, InMaintenance, Busy):
                 self._session.run_here(self._poll, patience=patience)
         ended, self._ended = self._ended and not self._session.is_open, False

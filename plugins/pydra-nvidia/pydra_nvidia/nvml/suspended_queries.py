@@ -1,4 +1,4 @@
-"""Queries for metrics that never returned: they are suspended for their GPU, since each costs everybody the process.
+"""Queries that never returned: they are suspended, those for metrics for their GPU, since each costs the process.
 
 A call of NVML that hangs cannot be interrupted, and keeps NVML from all claims until the agent replaces the process.
 The next one would hang at the same query, so what hung is in a file. A reboot empties its directory; maintenance, in
@@ -41,10 +41,17 @@ _log = logging.getLogger(__name__)
 
 
 class Query(msgspec.Struct, frozen=True, order=True):
-    """A function of NVML, of the GPU with this UUID."""
+    """A function of NVML, of the GPU with this UUID; with an empty one, of all GPUs together."""
 
     gpu: str
     function: str
+
+    def __str__(self) -> str:
+        return f"{self.function} of {self.gpu}" if self.gpu else self.function
+
+
+EVENTS = Query("", "nvmlEventSetWait_v2")
+"""Whether there are events, of any GPU."""
 
 
 class SuspendedQueries:
@@ -56,7 +63,7 @@ class SuspendedQueries:
         self._running: tuple[Query, float] | None = None
         self._suspended = self._read()
         for query in sorted(self._suspended):
-            say(f"{query.function} of {query.gpu} did not return earlier, and is not called for metrics")
+            say(f"{query} did not return earlier, and is not called")
 
     def of(self, nvml: Nvml, gpu: str) -> GpuQueries:
         """What can be asked of the GPU with this UUID."""
@@ -77,11 +84,15 @@ class SuspendedQueries:
         if self._running is None or time.monotonic() - self._running[1] < seconds * _HUNG:
             return
         query, began = self._running
+        await asyncio.to_thread(self.suspend, query, time.monotonic() - began)
+
+    def suspend(self, query: Query, seconds: float) -> None:
+        """Do not call it any more, since it has not returned for so many seconds. Blocks."""
         self._say(
-            f"{query.function} of {query.gpu} has not returned for {time.monotonic() - began:.0f} s: it is not called"
-            " for metrics any more until a maintenance of the GPUs or a reboot; the driver or the GPU needs a look"
+            f"{query} has not returned for {seconds:.0f} s: it is not called any more until a maintenance of the GPUs"
+            " or a reboot; the driver or the GPU needs a look"
         )
-        await asyncio.to_thread(self._write, self._read() | {query})
+        self._write(self._read() | {query})
 
     async def resume(self) -> None:
         """Call all queries again: GPUs were reset, or the driver was replaced."""
@@ -95,7 +106,7 @@ class SuspendedQueries:
             Sample(
                 name="suspended_query",
                 value=1.0,
-                help="1 for a function of NVML that hung, and is not called for metrics.",
+                help="1 for a function of NVML that hung, and is not called.",
                 device=names.get(one.gpu, one.gpu),
                 labels={"function": one.function},
             )
