@@ -63,6 +63,8 @@ class ForkedProgram:
     @property
     def returncode(self) -> int | None:
         """How it ended; None while it runs."""
+        if self._process.exitcode is not None:
+            self._process.join()  # multiprocessing keeps a process that nobody joined, and its pipes
         return self._process.exitcode
 
     async def wait(self) -> int:

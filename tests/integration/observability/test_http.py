@@ -141,7 +141,10 @@ async def test_when_there_are_too_many_connections_the_one_that_has_asked_nothin
 async def test_a_client_with_many_connections_replaces_its_own_whatever_they_do() -> None:
     async with serve(Limits(connections=3, head=60.0)) as port:
         kept = await open_plain(port, HALF, client="127.0.0.2")
-        others = [await open_plain(port, ASK) for _ in range(5)]
+        others = []
+        for _ in range(5):
+            others.append(await open_plain(port, ASK))
+            await wait_answer(others[-1][0])  # one that has asked nothing yet would make way first
         for reader, writer in others[:3]:
             with anyio.fail_after(30), suppress(ConnectionResetError):
                 await reader.read()
