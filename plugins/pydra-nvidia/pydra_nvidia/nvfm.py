@@ -243,5 +243,5 @@ def _parse(found: PartitionStruct) -> Group:
     return Group(id=found.partitionId, active=bool(found.isActive), members=tuple(members))
 
 
-def _text(active: bytes) -> str:
-    return active.decode("ascii", "replace")
+def _text(raw: bytes) -> str:
+    return raw.decode("ascii", "replace")
