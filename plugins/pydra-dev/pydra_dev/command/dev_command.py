@@ -56,7 +56,7 @@ def run(options: Options, make_run: RunMaker | None = None) -> int:
         find_runtime(options.run)
     if options.manifests and options.nodes == 1:
         read_manifests(options.manifests)
-    return anyio.run(_run_on_output, options, make_run or SingleNodeRun)
+    return anyio.run(_run_on_output, options, make_run)
 
 
 def _check_release(text: str) -> None:
@@ -70,7 +70,7 @@ def _check_release(text: str) -> None:
         raise SettingsError([f"--kubernetes: {text} is a release that pydra-dev does not know, allowed: {allowed}"])
 
 
-async def _run_on_output(options: Options, make_run: RunMaker) -> int:
+async def _run_on_output(options: Options, make_run: RunMaker | None) -> int:
     output = Output()
     command = DevCommand(options, write=output.write, make_run=make_run)
     output.when_closed = command.stop
