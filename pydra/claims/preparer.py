@@ -216,9 +216,8 @@ class ClaimPreparer:
             self._renew_if_changed(record)
 
     def _renew_if_changed(self, record: Record) -> None:
-        if (
-            self._latest is None or record.boot_id != self._boot_id
-        ):  # nothing was said yet; the claim is of another boot
+        # Nothing was said yet, or the claim is of another boot.
+        if self._latest is None or record.boot_id != self._boot_id:
             return
         if renew_metadata(record, self._latest) is not None:
             # Behind work of the same kind: that may have read what was said before.

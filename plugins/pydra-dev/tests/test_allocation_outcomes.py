@@ -40,7 +40,7 @@ def compare(name: str) -> JsonObject | None:
         outcome: JsonObject = {"allocations": allocate_world(WORLDS[name])}
     except AllocationError as error:
         outcome = {"refused": str(error)}
-    # A mistake in a selector is told in the same words.
+    # A mistake in a selector is reported in the same words.
     mistake = re.search(r"CEL (?:runtime|compile) error: [^\n\"]*", recorded.get("refused", ""))
     same = outcome.get("allocations") == recorded.get("allocations")
     return None if same and (mistake is None or mistake[0] in outcome["refused"]) else outcome

@@ -242,7 +242,7 @@ async def test_a_change_of_the_backend_starts_everything_again(tmp_path: Path) -
     text = "\n".join(said)
     assert text.index("FAILED: the backend") < text.index(f"changed: {backend}") < text.index("running: pod")
     first, second = re.findall("ready: API server (.*)", text)
-    assert first == second, "kubectl is told once where the API server is"
+    assert first == second, "the API server keeps its address"
 
 
 @pytest.mark.parametrize(

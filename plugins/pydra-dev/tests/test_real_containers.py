@@ -1,4 +1,4 @@
-"""`pydra dev --run`: what a container runtime is told, and what it makes of it."""
+"""`pydra dev --run`: the container spec that a runtime gets, and the container that it makes."""
 
 from __future__ import annotations
 

@@ -96,12 +96,12 @@ def short_path() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("name", "listens", "told"),
+    ("name", "listens", "reported"),
     [("nvidia-gpu.sock", True, True), ("nvidia-gpu.sock", False, False), ("kubelet.sock", True, False)],
     ids=["serves", "has gone", "the kubelet's own"],
 )
 async def test_a_device_plugin_that_gives_out_the_same_gpus_is_reported(
-    short_path: Path, name: str, listens: bool, told: bool, caplog: pytest.LogCaptureFixture
+    short_path: Path, name: str, listens: bool, reported: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine, environ = make_machine(short_path, "nvidia")
     place = machine.tree.here("/kubelet/device-plugins")
@@ -112,4 +112,4 @@ async def test_a_device_plugin_that_gives_out_the_same_gpus_is_reported(
             plugin.listen()
         async with open_backend(find_machine(environ)) as backend:
             await backend.inherit("/kubelet/plugins/gpu.nvidia.com")
-    assert ("NVIDIA's device plugin serves on this node too" in caplog.text) is told
+    assert ("NVIDIA's device plugin serves on this node too" in caplog.text) is reported

@@ -134,7 +134,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def slice(self) -> TpuSlice | None:
-        """The slice that this host, whose chips must form a mesh, is a worker of; None as long as nobody told it."""
+        """The slice that this host, whose chips must form a mesh, is a worker of; None while it is not known."""
         if not self.facts.topology:
             return None
         return self.chips[0].generation.form_slice(self.facts.topology, self.bounds, self.facts.wrap)

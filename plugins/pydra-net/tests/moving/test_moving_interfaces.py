@@ -66,7 +66,7 @@ async def test_an_interface_goes_into_the_pod_with_its_configuration_and_comes_b
 
 
 async def test_sizes_and_sysctls_of_the_interface_are_set_in_the_pod_and_put_back(node: TestNode) -> None:
-    """The kernel gives the sysctls anew whenever an interface moves."""
+    """The kernel resets the sysctls whenever an interface moves."""
 
     def read(where: TestNamespace) -> list[str]:
         sizes = re.findall("(?:gso|gro)_(?:ipv4_)?max_size [0-9]+", where.run("ip -d link show nic0"))

@@ -30,11 +30,11 @@ def build_environment(
     """For all containers that have this mesh, a sub-slice of the host or the whole of it; or for one process on it.
 
     A whole host of a larger slice gets the variables of the slice, and a part of a host is a slice by itself. A whole
-    host whose topology nobody told may be either: what follows from the topology is left out then, for the pod to set.
+    host whose topology is not known may be either: what follows from the topology is left out then, for the pod to set.
 
     Raises:
         NoIciResiliency: the config asks for resilience, and this slice has none, or may have none.
-        NotProcesses: the mesh is, or may be, one host of a larger slice, whose other processes nobody told.
+        NotProcesses: the mesh is, or may be, one host of a larger slice, whose other processes are not known.
     """
     generation, facts = host.chips[0].generation, host.facts
     is_whole = len(mesh.chips) == len(host.chips)
