@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,16 @@ from tests.forked import ForkedAgent
 
 DEADLINE = 60.0
 BACKENDS = Path(__file__).parent / "backends"
+
+
+def list_records(directory: Path) -> list[str]:
+    """The names of the files of records that are not empty, while the agent may remove them."""
+    found = []
+    for path in directory.glob("*"):
+        with suppress(FileNotFoundError):
+            if path.stat().st_size:
+                found.append(path.name)
+    return found
 
 
 class Agent:

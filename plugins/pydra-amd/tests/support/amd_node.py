@@ -14,7 +14,7 @@ from pydra_amd import DEVICE_CLASSES as CLASSES
 from pydra_amd import DRIVER
 from pydra_dev.kubelet.observations import Called, ContainerCreated, PodEnded, PodRunning, Step
 from pydra_dev.node import EmbeddedNode, run_node
-from tests.integration.agent.process import DEADLINE, Agent, run_agent
+from tests.integration.agent.process import DEADLINE, Agent, list_records, run_agent
 
 NAMESPACE = "default"
 
@@ -69,7 +69,7 @@ class Scene:
             *(mode for mode in self.modes() or ["no driver"] if mode != "SPX"),
             *(self._state / "tree/dev/vfio").glob("[0-9]*"),
             *os.listdir(self.node.cdi_directory),
-            *(one.name for one in records.glob("*") if one.stat().st_size),
+            *list_records(records),
         ]
 
     async def wait_clean(self) -> None:

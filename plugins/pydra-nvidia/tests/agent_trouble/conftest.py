@@ -30,7 +30,7 @@ from pydra_nvidia.sharing.mps_processes import MARK, find_marked
 from pydra_nvidia.simulation.inject import Injector
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 from pydra_nvidia.simulation.state import GpuState
-from tests.integration.agent.process import Agent, run_agent
+from tests.integration.agent.process import Agent, list_records, run_agent
 
 DEADLINE = 60.0
 LOOK_PERIOD = 0.05
@@ -105,7 +105,7 @@ class Scene:
         places = self.path / "run" / "mps"
         found += [f"mps {name}" for name in (os.listdir(places) if places.exists() else ()) if (places / name).is_dir()]
         found += [f"daemon {pid}" for pid in self.daemons()]
-        found += [f"record {one.name}" for one in self.records.glob("*") if one.stat().st_size]
+        found += [f"record {name}" for name in list_records(self.records)]
         return found
 
     async def wait_clean(self) -> None:
