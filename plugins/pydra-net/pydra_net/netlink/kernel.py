@@ -1,4 +1,4 @@
-"""The kernel itself. Every call opens a socket in a namespace, asks, and closes it: half a millisecond."""
+"""The kernel itself. Every call enters a namespace in a thread, opens sockets there, asks, and closes them."""
 
 from __future__ import annotations
 
@@ -134,13 +134,13 @@ class NetlinkKernel:
     def apply(self, where: Namespace, operations: Sequence[Operation]) -> Sequence[str]:
         """Do all of it, in order; what is so already stays. Returns what was refused, each with the kernel's words."""
 
-        def apply_all(ip: Any) -> list[str]:
+        def apply_all() -> list[str]:
             refused = []
             waiting = deque(operations)
             while waiting:
                 operation = waiting.popleft()
                 try:
-                    apply_change(ip, operation)
+                    apply_change(operation)
                 except KernelRefused as error:
                     if isinstance(operation, SetLink) and len(parts := operation.split()) > 1:
                         waiting.extendleft(reversed(parts))  # to know which
@@ -148,7 +148,7 @@ class NetlinkKernel:
                         refused.append(f"{operation}: {error}")
             return refused
 
-        return _ask(where, apply_all) if operations else ()
+        return _run(where, apply_all) if operations else ()
 
 
 def _list(directory: str) -> list[str]:

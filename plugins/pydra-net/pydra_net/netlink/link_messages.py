@@ -13,12 +13,14 @@ from typing import Any
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from pydra_net.gso_sizes_and_sysctls import IPV4, SIZES
-from pydra_net.kernel import KernelRefused
-from pydra_net.netlink.messages import ACK, ask, pack
+from pydra_net.netlink.messages import CREATE, ask, change, pack, pack_number
+from pydra_net.operations import Mark, RemoveLink, SetLink, SetParameter
 
 _ROUTE = 0
-_NEW_LINK, _GET_LINK, _SET_LINK = 16, 18, 19
-_NAME, _FAMILIES, _NAMESPACE, _MASK = 3, 26, 28, 29
+_NEW_LINK, _DEL_LINK, _GET_LINK, _SET_LINK, _NEW_PROPERTY, _DEL_PROPERTY = 16, 17, 18, 19, 108, 109
+_MAC, _NAME, _MTU, _MASTER, _ALIAS, _FAMILIES, _NAMESPACE, _MASK = 1, 3, 4, 10, 20, 26, 28, 29
+_PROPERTIES, _ALTERNATIVE_NAME = 52 | 0x8000, 53
+_UP = 1
 _FUNCTIONS, WITHOUT_COUNTERS = 1, 8
 """RTEXT_FILTER_VF: tell of virtual functions, too. RTEXT_FILTER_SKIP_STATS: with counters, 180 functions need more than
 64 KiB, the most that an attribute can have."""
@@ -28,8 +30,9 @@ _LINK = struct.Struct("=BxHiII")
 
 def get_link(index: int, *, functions: bool = False) -> Any:
     """The message about a link of this thread's namespace, as pyroute2 decodes it, or None. Raises OSError."""
+    wanted = pack({_MASK: pack_number(_FUNCTIONS | WITHOUT_COUNTERS)}) if functions else b""
     try:
-        (message,) = _ask(_GET_LINK, 0, index, {_MASK: _number(_FUNCTIONS | WITHOUT_COUNTERS)} if functions else {})
+        (message,) = ask(_ROUTE, _GET_LINK, 0, _LINK.pack(0, 0, index, 0, 0) + wanted)
     except OSError as error:
         if error.errno != errno.ENODEV:
             raise
@@ -41,28 +44,55 @@ def get_link(index: int, *, functions: bool = False) -> Any:
 
 def move_link(index: int, namespace: int, name: str) -> None:
     """Move a link to a namespace, given as an open file, and rename it. Raises KernelRefused."""
-    _change(_NEW_LINK, index, {_NAMESPACE: _number(namespace), _NAME: name.encode() + b"\0"})
+    _change(_NEW_LINK, index, {_NAMESPACE: pack_number(namespace), _NAME: _text(name)})
 
 
-def set_parameter(index: int, name: str, value: int) -> None:
-    """Set one of a link's `gso_sizes_and_sysctls`. Raises KernelRefused."""
-    if name in SIZES:
-        _change(_SET_LINK, index, {SIZES[name]: _number(value)})
+def set_link(wanted: SetLink) -> None:
+    """Change a link. Raises KernelRefused."""
+    attributes = {
+        _NAME: None if wanted.name is None else _text(wanted.name),
+        _MTU: None if wanted.mtu is None else pack_number(wanted.mtu),
+        _MAC: None if wanted.mac is None else pack_mac(wanted.mac),
+        _ALIAS: None if wanted.alias is None else wanted.alias.encode(),
+        _MASTER: None if wanted.master is None else pack_number(wanted.master),
+    }
+    known = {number: value for number, value in attributes.items() if value is not None}
+    _change(_NEW_LINK, wanted.index, known, up=wanted.up)
+
+
+def mark_link(mark: Mark) -> None:
+    """Give a link an alternative name, or take it away. Raises KernelRefused."""
+    named = pack({_ALTERNATIVE_NAME: _text(mark.name)})
+    if mark.present:
+        _change(_NEW_PROPERTY, mark.index, {_PROPERTIES: named}, flags=CREATE)
     else:
-        of_inet = pack({_INET_CONF: pack({IPV4[name]: _number(value)})})
+        _change(_DEL_PROPERTY, mark.index, {_PROPERTIES: named})
+
+
+def remove_link(operation: RemoveLink) -> None:
+    """Remove a virtual link. Raises KernelRefused."""
+    _change(_DEL_LINK, operation.index, {})
+
+
+def set_parameter(operation: SetParameter) -> None:
+    """Set one of a link's `gso_sizes_and_sysctls`. Raises KernelRefused."""
+    index, name, value = operation.index, operation.name, pack_number(operation.value)
+    if name in SIZES:
+        _change(_SET_LINK, index, {SIZES[name]: value})
+    else:
+        of_inet = pack({_INET_CONF: pack({IPV4[name]: value})})
         _change(_SET_LINK, index, {_FAMILIES: pack({_INET: of_inet})})
 
 
-def _change(kind: int, index: int, attributes: Mapping[int, bytes]) -> None:
-    try:
-        _ask(kind, ACK, index, attributes)
-    except OSError as error:
-        raise KernelRefused(str(error.strerror), taken=error.errno == errno.EEXIST) from error
+def _change(kind: int, index: int, attributes: Mapping[int, bytes], *, flags: int = 0, up: bool | None = None) -> None:
+    changed = _LINK.pack(0, 0, index, _UP if up else 0, 0 if up is None else _UP)
+    change(kind, flags, changed + pack(attributes))
 
 
-def _ask(kind: int, flags: int, index: int, attributes: Mapping[int, bytes]) -> list[bytes]:
-    return list(ask(_ROUTE, kind, flags, _LINK.pack(0, 0, index, 0, 0) + pack(attributes)))
+def pack_mac(mac: str) -> bytes:
+    """A MAC address, of whatever length."""
+    return bytes.fromhex(mac.replace(":", ""))
 
 
-def _number(value: int) -> bytes:
-    return struct.pack("=I", value)
+def _text(text: str) -> bytes:
+    return text.encode() + b"\0"

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
 from collections.abc import Iterator, Mapping
 
+from pydra_net.kernel import KernelRefused
+
 REQUEST, ACK, DUMP = 0x1, 0x4, 0x300
+REPLACE, CREATE = 0x500, 0x600
+"""Flags of a message that makes something: in place of what is there, or only if there is nothing."""
 _ERROR, _DONE = 2, 3
+_ROUTE = 0
 
 HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
@@ -32,12 +38,25 @@ def ask(protocol: int, kind: int, flags: int, content: bytes) -> Iterator[bytes]
                 yield message
 
 
+def change(kind: int, flags: int, content: bytes) -> None:
+    """Change links or their configuration by a message of rtnetlink. Raises KernelRefused."""
+    try:
+        list(ask(_ROUTE, kind, ACK | flags, content))
+    except OSError as error:
+        raise KernelRefused(str(error.strerror), taken=error.errno == errno.EEXIST) from error
+
+
 def pack(attributes: Mapping[int, bytes]) -> bytes:
     """Attributes by their numbers as bytes."""
     return b"".join(
         _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), number) + value + bytes(-len(value) % 4)
         for number, value in attributes.items()
     )
+
+
+def pack_number(value: int) -> bytes:
+    """A number of 32 bits, as most attributes have it."""
+    return struct.pack("=I", value)
 
 
 def unpack(content: bytes) -> dict[int, bytes]:

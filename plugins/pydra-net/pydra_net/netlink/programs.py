@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from pydra_net.kernel import KernelRefused
 from pydra_net.netlink import bpf
 from pydra_net.network_types import Programs
+from pydra_net.operations import DetachPrograms
 
 _PLACES = (bpf.TCX_INGRESS, bpf.TCX_EGRESS)
 _PARENTS = (0xFFFFFFF2, 0xFFFFFFF3)
@@ -33,16 +35,18 @@ def read_programs(ip: Any, indexes: Sequence[int]) -> Mapping[int, Programs]:
     return found
 
 
-def detach_programs(ip: Any, index: int) -> None:
+def detach_programs(operation: DetachPrograms) -> None:
     """Detach all of a link. Raises KernelRefused."""
+    index = operation.index
     try:
-        for one in {one["parent"]: one for one in _list_filters(ip, index)}.values():
-            ip.tc("del-filter", index=index, parent=one["parent"])
-        for place in _PLACES:
-            for program, link in _query(index, place):
-                with suppress(FileNotFoundError):  # detached meanwhile
-                    bpf.detach(index, place, program, link)
-        _detach_xdp(ip, index)
+        with IPRoute() as ip:  # type: ignore[no-untyped-call]
+            for one in {one["parent"]: one for one in _list_filters(ip, index)}.values():
+                ip.tc("del-filter", index=index, parent=one["parent"])
+            for place in _PLACES:
+                for program, link in _query(index, place):
+                    with suppress(FileNotFoundError):  # detached meanwhile
+                        bpf.detach(index, place, program, link)
+            _detach_xdp(ip, index)
     except NetlinkError as error:
         raise KernelRefused(os.strerror(error.code)) from error
     except OSError as error:

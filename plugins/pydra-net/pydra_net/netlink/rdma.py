@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import struct
 import sys
 from collections.abc import Iterator
 
 from pydra_net.kernel import KernelRefused
-from pydra_net.netlink.messages import ACK, DUMP, HEADER, ask, pack, unpack
+from pydra_net.netlink.messages import ACK, DUMP, HEADER, ask, pack, pack_number, unpack
 from pydra_net.network_types import RdmaDevice
 
 _NETLINK_RDMA = 20
@@ -49,7 +48,7 @@ def read_exclusive() -> bool:
 def move_rdma(index: int, namespace: int) -> None:
     """Move a device of this thread's namespace to another one, given as an open file. Raises KernelRefused."""
     try:
-        list(_ask(_SET, ACK, {_INDEX: struct.pack("=I", index), _NETNS_FD: struct.pack("=I", namespace)}))
+        list(_ask(_SET, ACK, {_INDEX: pack_number(index), _NETNS_FD: pack_number(namespace)}))
     except OSError as error:
         raise KernelRefused(os.strerror(error.errno or errno.EIO)) from error
 
