@@ -174,7 +174,6 @@ def _read_routes(message: Any) -> Iterator[tuple[int, Route]]:
     family = message["family"]
     if family not in _FAMILIES or message["flags"] & 0x200:  # cloned: a cache
         return
-    metrics = message.get_attr("RTA_METRICS")
     network = message.get_attr("RTA_DST") or ("0.0.0.0" if family == _AF_INET else "::")
     route = Route(
         destination=f"{network}/{message['dst_len']}",
@@ -186,12 +185,18 @@ def _read_routes(message: Any) -> Iterator[tuple[int, Route]]:
         protocol=message["proto"],
         priority=message.get_attr("RTA_PRIORITY") or 0,
         flags=message["flags"] & 0x4,  # onlink; the others say how it is
-        metrics=dict(sorted(metrics["attrs"])) if metrics is not None else {},
+        metrics=_read_metrics(message.get_attr("RTA_METRICS")),
         shared=bool(message.get_attr("RTA_MULTIPATH") or message.get_attr("RTA_NH_ID")),
     )
     legs = message.get_attr("RTA_MULTIPATH")
     for index in {leg["oif"] for leg in legs} if legs else {message.get_attr("RTA_OIF")} - {None}:
         yield index, route
+
+
+def _read_metrics(message: Any) -> dict[str, int | str]:
+    """Without those that pyroute2 does not know."""
+    found = [(one[0], one[1]) for one in message["attrs"]] if message is not None else []
+    return {name: value for name, value in sorted(found) if name != "UNKNOWN"}
 
 
 def _read_via(message: Any) -> str:

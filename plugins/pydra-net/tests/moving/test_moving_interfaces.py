@@ -65,6 +65,30 @@ async def test_an_interface_goes_into_the_pod_with_its_configuration_and_comes_b
     assert node.host.describe("nic0") == before
 
 
+UNUSUAL = """
+    ip addr add 10.4.0.1/24 broadcast 10.4.0.255 label nic0:old scope link dev nic0
+    ip addr add 10.3.0.1 peer 10.3.0.2/32 dev nic0
+    ip route add 10.6.1.0/24 via inet6 fd00::9 dev nic0
+    ip route add 10.6.2.0/24 via 172.16.0.1 dev nic0 onlink
+    ip route add 10.6.3.0/24 dev nic0 src 10.4.0.1 congctl reno initcwnd 20 table 1000
+    ip neigh add fd00::9 lladdr 02:00:00:00:00:99 dev nic0 nud permanent
+"""
+
+
+async def test_whatever_is_configured_on_the_interface_is_there_again(node: TestNode) -> None:
+    node.host.run(UNUSUAL)
+    before = node.host.describe("nic0")
+    agent = build_agent(node)
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer")
+        pod = node.begin_pod("trainer")
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        for text in ("peer 10.3.0.2/32", "via inet6 fd00::9", "onlink", "congctl reno", "initcwnd 20"):
+            assert text in pod.describe("nic0")
+        await agent.unprepare("claim")
+    assert node.host.describe("nic0") == before
+
+
 async def test_sizes_and_sysctls_of_the_interface_are_set_in_the_pod_and_put_back(node: TestNode) -> None:
     """The kernel resets the sysctls whenever an interface moves."""
 
