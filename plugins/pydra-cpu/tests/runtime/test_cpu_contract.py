@@ -12,12 +12,7 @@ from pydra_cpu.simulation.simulation import THIS_MACHINE
 
 @pytest.mark.parametrize(
     ("scenario", "group_by"),
-    [
-        (THIS_MACHINE, "numaNode"),
-        ("desktop", "cpu"),
-        ("server", "machine"),
-        ("without-numa", "cache"),
-    ],
+    [(THIS_MACHINE, "numaNode"), ("desktop", "cpu")],
 )
 def test_it_keeps_the_contract(scenario: str, group_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYDRA_CPU_SCENARIO", scenario)

@@ -11,8 +11,6 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 if TYPE_CHECKING:
     from conftest import Scene
 
@@ -20,15 +18,14 @@ Stage = Callable[..., "AbstractAsyncContextManager[Scene]"]
 Ask = Callable[..., Any]
 
 
-@pytest.mark.parametrize("scenario", ["dgx-a100", "gb200", "mixed"])
-def test_the_backend_keeps_its_contract(scenario: str, tmp_path: Path) -> None:
+def test_the_backend_keeps_its_contract(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pydra.cli.tool", "check", "nvidia"],
         capture_output=True,
         text=True,
         timeout=50,
         check=False,
-        env={**os.environ, "PYDRA_NVIDIA_SCENARIO": scenario, "PYDRA_NVIDIA_STATE": str(tmp_path)},
+        env={**os.environ, "PYDRA_NVIDIA_SCENARIO": "mixed", "PYDRA_NVIDIA_STATE": str(tmp_path)},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr

@@ -79,8 +79,6 @@ class Reaper:
 
 KILLS = [
     ("mps", "run nvidia-cuda-mps-control -d", "nvmlDeviceSetComputeMode"),
-    ("mps-on-mig", "record", "nvmlComputeInstanceDestroy"),
-    ("time-slice", "compute-policy", "compute-policy"),
     ("vfio", "write bind", "undo mig-mode-off"),
 ]
 """Before what agent and backend are killed, in the prepare and in the unprepare of a claim."""
@@ -125,19 +123,6 @@ async def test_a_gpu_on_its_way_out_of_mig_mode_to_a_guest_goes_on_when_the_agen
             (gpu,) = scene.gpus()
             assert (gpu.driver, gpu.mig) == ("vfio-pci", False)
             await scene.remove("guest")
-            await scene.wait_clean()
-
-
-async def test_what_was_begun_for_a_claim_that_went_while_no_agent_was_there_is_undone(make_scene: MakeScene) -> None:
-    async with make_scene(settings={"dynamic_mig": True}) as scene:
-        reaper = Reaper(scene)
-        async with scene.agent(*reaper.flags, environ=reaper.environ) as agent:
-            reaper.come("nvmlGpuInstanceCreateComputeInstance")
-            await KINDS["mig"].start(scene, "claim")
-            await agent.process.wait()
-        await scene.node.client.delete(PODS, "claim", namespace="default")
-        async with scene.agent(*reaper.flags, environ=reaper.environ):
-            await scene.remove("claim")
             await scene.wait_clean()
 
 
