@@ -63,36 +63,6 @@ async def test_a_call_that_ends_the_process_in_an_unprepare_is_made_good_by_the_
         await scene.wait_clean()
 
 
-async def test_a_query_for_metrics_that_never_returns_costs_the_process_once_and_is_suspended_for_its_gpu(
-    make_scene: MakeScene,
-) -> None:
-    async with make_scene() as scene, scene.agent("--measure-period", "0.2") as agent:
-        await scene.until(lambda: _has_measured(agent))
-        scene.fault({"op": "nvmlDeviceGetTemperature", "do": "hang", "device": 0})
-        await agent.wait_metric(r'^pydra_backend_restarts_total\{backend="nvidia"\} 1.0$')
-        suspended = r'^pydra_nvidia_suspended_query\{.*device="gpu-0".*function="nvmlDeviceGetTemperature".*\} 1.0$'
-        await agent.wait_metric(suspended)
-        _, metrics = await agent.get("/metrics")
-        lines = metrics.splitlines()
-        told = {
-            name: [line for line in lines if f"pydra_nvidia_{name}{{" in line]
-            for name in ("temperature_celsius", "power_watts")
-        }
-        assert ["gpu-1" in line for line in told["temperature_celsius"]] == [True]
-        assert len(told["power_watts"]) == 2
-        assert "nvmlDeviceGetTemperature of GPU-" in agent.messages()
-        await scene.start(OTHER, "gpu")
-        await scene.wait_running(OTHER)
-        assert scene.errors(OTHER) == []
-        await scene.remove(OTHER)
-        await scene.wait_clean()
-        await agent.wait_metric(r'^pydra_backend_restarts_total\{backend="nvidia"\} 1.0$')
-        assert await scene.command("maintenance") == 0
-        scene.fault()
-        assert await scene.command("resume") == 0
-        await agent.wait_metric(r'^pydra_nvidia_temperature_celsius\{.*device="gpu-0"')
-
-
 async def test_a_call_that_ends_the_process_in_a_discover_delays_what_is_published(make_scene: MakeScene) -> None:
     async with make_scene() as scene:
         scene.fault({"op": "nvmlEventSetWait_v2", "do": "segfault", "count": 1})

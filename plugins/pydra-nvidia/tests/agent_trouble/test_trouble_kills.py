@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 MORTAL = Path(__file__).with_name("backends")
 MPS = {"kind": "GpuConfig", "sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}}}
-MPS_ON_MIG = {"kind": "MigDeviceConfig", "sharing": {"strategy": "MPS"}}
 SLICED = {
     "kind": "GpuConfig",
     "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}},
@@ -42,7 +41,6 @@ class Kind(NamedTuple):
 KINDS = {
     "mig": Kind("mig", "1g.10gb"),
     "mps": Kind("gpu", config=MPS),
-    "mps-on-mig": Kind("mig", "1g.10gb", MPS_ON_MIG),
     "time-slice": Kind("gpu", config=SLICED),
     "vfio": Kind("vfio"),
 }

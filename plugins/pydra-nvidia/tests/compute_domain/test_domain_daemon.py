@@ -30,6 +30,8 @@ UID, CLIQUE = "0f4a1c5e", "rack.1"
 NAME = f"{UID}.{CLIQUE}"
 DEADLINE = 100
 CLIQUES = parse_definition(CLIQUE_DEFINITION).kind
+OFTEN = {"IMEX_PERIOD_SCALE": "0.2"}
+"""For tests that wait for several periods."""
 
 
 class Node:
@@ -186,8 +188,9 @@ async def test_a_daemon_waits_for_its_entry_then_runs_imex_and_is_ready(scene: S
 
 async def test_peers_that_join_in_a_burst_are_all_known_in_the_end_and_no_signal_is_lost(scene: Scene) -> None:
     node = scene.add_node("a")
+    node.behave(window=0.3)
     scene.enter("a")
-    async with node.run():
+    async with node.run(**OFTEN):
         await scene.until(node.is_ready)
         for count in range(2, 6):
             scene.enter("a", *(f"n{number}" for number in range(1, count)))
@@ -202,9 +205,10 @@ async def test_imex_reads_its_keys_again_when_the_secret_has_changed(scene: Scen
     scene.enter("a")
     keys = node.path / "tls"
     keys.mkdir()
+    node.behave(window=0.3)
     for name in ("tls.key", "tls.crt", "ca.crt"):
         (keys / name).write_text("first")
-    async with node.run(IMEX_TLS_DIRECTORY=str(keys)):
+    async with node.run(IMEX_TLS_DIRECTORY=str(keys), **OFTEN):
         await scene.until(node.is_ready)
         assert node.imex()["reloads"] == 0
         (keys / "tls.crt").write_text("second")
@@ -214,7 +218,7 @@ async def test_imex_reads_its_keys_again_when_the_secret_has_changed(scene: Scen
 async def test_an_imex_that_dies_is_started_again_and_the_reason_is_reported(scene: Scene) -> None:
     node = scene.add_node("a")
     scene.enter("a")
-    async with node.run():
+    async with node.run(**OFTEN):
         await scene.until(node.is_ready)
         first = node.imex()["pid"]
         node.behave(exit=1)
@@ -229,7 +233,7 @@ async def test_what_imex_says_is_reported_and_a_query_that_hangs_too(scene: Scen
     node = scene.add_node("a")
     scene.enter("a")
     node.behave(state="WAITING_FOR_RECOVERY")
-    async with node.run():
+    async with node.run(**OFTEN):
         await scene.until(lambda: node.condition()[1].startswith("nvidia-imex says WAITING_FOR_RECOVERY"))
         node.behave(hang=True)
         await scene.until(lambda: node.condition()[1] == "nvidia-imex-ctl has not answered within 5 s")

@@ -29,7 +29,7 @@ from pydra_nvidia.compute_domain.daemon.configuration import (
 from pydra_nvidia.compute_domain.daemon.metrics import DaemonMetrics
 from pydra_nvidia.compute_domain.daemon.process import DOMAIN_SECONDS, QUERY_SECONDS, ImexProcess, ask
 from pydra_nvidia.compute_domain.daemon.readiness import find_problems, judge
-from pydra_nvidia.compute_domain.daemon.reloads import Loaded, Peers, plan_reload
+from pydra_nvidia.compute_domain.daemon.reloads import SPACING, Loaded, Peers, plan_reload
 from pydra_nvidia.compute_domain.daemon.settings import DaemonSettings
 from pydra_nvidia.compute_domain.imex_daemons import DOMAIN_FILE
 from pydra_nvidia.compute_domain.names import GROUP, IMEX_CONDITION, VERSION, clique_name
@@ -142,7 +142,7 @@ class Daemon:
             began = time.monotonic()
             await self._run_once()
             pause = RESTART_PAUSE if time.monotonic() - began > STABLE_SECONDS else min(pause * 2, RESTART_LIMIT)
-            await anyio.sleep(pause)
+            await anyio.sleep(pause * self._settings.scale)
 
     async def _run_once(self) -> None:
         """One process, from start to end."""
@@ -175,14 +175,15 @@ class Daemon:
                 await imex.end()
                 return
             keys = self._read_keys()
-            due = plan_reload(loaded, self._known(), time.monotonic(), keys)
+            spacing = SPACING * self._settings.scale
+            due = plan_reload(loaded, self._known(), time.monotonic(), keys, spacing=spacing)
             if due == 0:
                 self._write_hosts()
                 loaded = Loaded(peers=self._known(), keys=keys, at=time.monotonic())
                 imex.reload()
                 self._metrics.reloads.inc()
                 continue
-            with anyio.move_on_after(KEYS_PERIOD if due is None and keys else due):
+            with anyio.move_on_after(KEYS_PERIOD * self._settings.scale if due is None and keys else due):
                 await self._changed.wait()
 
     def _read_keys(self) -> tuple[str, ...]:
@@ -204,8 +205,8 @@ class Daemon:
                 self._say(await self._ask_ready())
                 if not self._waits_for and len(self._peers) > 1 and time.monotonic() >= next_look:
                     self._note_problems(await self._ask_domain())
-                    next_look = time.monotonic() + DOMAIN_PERIOD
-            await anyio.sleep(NOT_READY_PERIOD if self._waits_for else READY_PERIOD)
+                    next_look = time.monotonic() + DOMAIN_PERIOD * self._settings.scale
+            await anyio.sleep((NOT_READY_PERIOD if self._waits_for else READY_PERIOD) * self._settings.scale)
 
     async def _ask_ready(self) -> str:
         """What nvidia-imex waits for; empty if it is ready."""

@@ -25,6 +25,8 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
-def plan_reload(loaded: Loaded, peers: Peers, now: float, keys: tuple[str, ...] = ()) -> float | None:
+def plan_reload(
+    loaded: Loaded, peers: Peers, now: float, keys: tuple[str, ...] = (), *, spacing: float = SPACING
+) -> float | None:
     """Seconds until the signal is due, 0 for now; None if IMEX knows these peers and keys."""
-    return None if (loaded.peers, loaded.keys) == (peers, keys) else max(0.0, loaded.at + SPACING - now)
+    return None if (loaded.peers, loaded.keys) == (peers, keys) else max(0.0, loaded.at + spacing - now)

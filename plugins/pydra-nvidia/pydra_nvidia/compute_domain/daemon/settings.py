@@ -32,6 +32,8 @@ class DaemonSettings(msgspec.Struct, frozen=True, kw_only=True):
     control: str = "nvidia-imex-ctl"
     report_seconds: float = REPORT_SECONDS
     """How long the node is not ready before its pod's condition says why."""
+    scale: float = 1.0
+    """Factor of the periods and pauses between what the daemon does."""
 
 
 def parse_settings(environ: Mapping[str, str]) -> DaemonSettings:
@@ -48,8 +50,10 @@ def parse_settings(environ: Mapping[str, str]) -> DaemonSettings:
     if not (most.isdecimal() and 1 <= int(most) <= 9999):
         problems.append(f'MAX_NODES_PER_IMEX_DOMAIN: found "{most}", allowed: 1 to 9999')
     report = environ.get("IMEX_REPORT_SECONDS") or str(REPORT_SECONDS)
-    if not report.replace(".", "", 1).isdecimal():
-        problems.append(f'IMEX_REPORT_SECONDS: found "{report}", allowed: a number of seconds')
+    scale = environ.get("IMEX_PERIOD_SCALE") or "1"
+    for name, text, what in (("REPORT_SECONDS", report, "a number of seconds"), ("PERIOD_SCALE", scale, "a number")):
+        if not text.replace(".", "", 1).isdecimal():
+            problems.append(f'IMEX_{name}: found "{text}", allowed: {what}')
     if problems:
         raise SettingsError(problems)
     optional = {
@@ -70,5 +74,6 @@ def parse_settings(environ: Mapping[str, str]) -> DaemonSettings:
         namespace=required["POD_NAMESPACE"],
         max_nodes=int(most),
         report_seconds=float(report),
+        scale=float(scale),
         **{field: environ[name] for field, name in optional.items() if environ.get(name)},
     )
