@@ -41,7 +41,7 @@ from pydra.claims.device_index import PublishedPool
 from pydra.claims.device_status import DeviceStatusWriter, find_warnings
 from pydra.claims.gc import GarbageCollector
 from pydra.claims.preparer import ClaimPreparer, Deadlines
-from pydra.claims.preparer_events import ClaimEvent, Operation, OperationDone
+from pydra.claims.preparer_events import ClaimEvent, Operation, OperationEnded
 from pydra.claims.retry_left_over import retry_left_over
 from pydra.devices import TaintEffect
 from pydra.errors import CheckpointError, ContractError, PydraError, SettingsError
@@ -348,7 +348,7 @@ class DriverService:
 
     def _report_and_wake(self, statuses: DeviceStatusWriter, event: ClaimEvent) -> None:
         self._report(event)
-        if isinstance(event, OperationDone):
+        if isinstance(event, OperationEnded) and event.error is None:
             statuses.wake()
 
     def _build_garbage_collector(self, claims: ClaimPreparer) -> GarbageCollector:

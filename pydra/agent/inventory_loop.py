@@ -29,16 +29,10 @@ _HINT_SECONDS = 10.0
 
 
 class DevicesStale(msgspec.Struct, frozen=True, kw_only=True):
-    """`discover` has failed for so long that no new claim should get the driver's devices; `message` says why."""
+    """`discover` has failed for so long that no claim should get the devices; it works again if `why` is empty."""
 
     driver: str
-    message: str
-
-
-class DevicesCurrent(msgspec.Struct, frozen=True, kw_only=True):
-    """`discover` succeeds again after `DevicesStale`."""
-
-    driver: str
+    why: str = ""
 
 
 class InventoryLoop:
@@ -55,7 +49,7 @@ class InventoryLoop:
         rescan_period: float,
         quarantined: Callable[[], Mapping[str, str]],
         publish: Callable[[Published], None],
-        report: Callable[[DevicesStale | DevicesCurrent], None],
+        report: Callable[[DevicesStale], None],
     ) -> None:
         """`quarantined` returns the devices of quarantined claims, each with the reason in one word."""
         self._backend = backend
@@ -132,7 +126,7 @@ class InventoryLoop:
         if self._stale:
             self._stale = False
             _log.info("devices can be discovered again")
-            self._report(DevicesCurrent(driver=self._driver))
+            self._report(DevicesStale(driver=self._driver))
         self._judge_hints(inventory)
         before = self._snapshot or Snapshot()
         self._change(observe(before, inventory, now=time.monotonic(), policy=self._policy))
@@ -152,7 +146,7 @@ class InventoryLoop:
         begins = f"have not been discovered for {failing:.0f} s" if failing >= 1 else "cannot be discovered"
         message = f"devices {begins}{follows}: {error}"
         _log.error("%s", message)
-        self._report(DevicesStale(driver=self._driver, message=message))
+        self._report(DevicesStale(driver=self._driver, why=message))
 
     def _change(self, snapshot: Snapshot) -> None:
         if snapshot is not self._snapshot:

@@ -9,23 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from pydra.agent.inventory_loop import DevicesCurrent, DevicesStale, list_by_message, list_names
+from pydra.agent.inventory_loop import DevicesStale, list_by_message, list_names
 from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,
     BackendReady,
     BackendRefused,
-    BackendSlow,
-    BackendStartFailed,
-    BackendUnkillable,
-    HintsFailed,
-    RestoreFailed,
+    BackendTrouble,
+    Trouble,
 )
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import ClaimRef
-from pydra.claims.device_status import DeviceWarning, StatusNotWritten, StatusWritten
+from pydra.claims.device_status import DeviceWarning, StatusWritten
 from pydra.claims.gc import GarbageCollected
-from pydra.claims.preparer_events import OperationDone, OperationFailed, StepsLeftOver
+from pydra.claims.preparer_events import OperationEnded, StepsLeftOver
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import PydraError, Unavailable, Unsupported
 from pydra.inventory.pool import Published
@@ -83,10 +80,6 @@ class Reports:
         # The failed claim gets an Event of its own; the others need not know which one it was.
         self._record_event(self._node, "BackendDied", f"backend {event.backend}: {event.diagnosis.line}", "Run")
 
-    def _backend_start_failed(self, event: BackendStartFailed) -> None:
-        self._metrics.backend_up.labels(event.backend).set(0)
-        self._record_event(self._node, "BackendStartFailed", f"backend {event.backend}: {event.message}", "Start")
-
     def _backend_refused(self, event: BackendRefused) -> None:
         self._metrics.backend_up.labels(event.backend).set(0)
         if not event.invalid_settings:
@@ -96,27 +89,19 @@ class Reports:
             self._node, "BackendSettings" if event.invalid_settings else "BackendContract", note, "Start"
         )
 
-    def _backend_unkillable(self, event: BackendUnkillable) -> None:
-        note = (
-            f"backend {event.backend}: process {event.pid} cannot be killed; it hangs in the kernel, in a device driver"
-        )
-        self._record_event(self._node, "BackendUnkillable", note, "Run")
-
-    def _backend_slow(self, event: BackendSlow) -> None:
-        self._record_event(self._node, "BackendSlow", f"backend {event.backend}: {event.message}", "Run")
+    def _backend_trouble(self, event: BackendTrouble) -> None:
+        if event.trouble is Trouble.START:
+            self._metrics.backend_up.labels(event.backend).set(0)
+        follows = "; no claim is served until restore succeeds" if event.trouble is Trouble.RESTORE else ""
+        action = "Start" if event.trouble in {Trouble.START, Trouble.RESTORE} else "Run"
+        note = f"backend {event.backend}: {event.message}{follows}"
+        self._record_event(self._node, event.trouble.value, note, action)
 
     def _answer_rejected(self, event: AnswerRejected) -> None:
         self._metrics.backend_violations.labels(event.backend).inc(len(event.violations))
         if event.claim is None:
             note = f"backend {event.backend} violated its contract: " + "; ".join(event.violations)
             self._record_event(self._node, "BackendContract", note, "Run")
-
-    def _hints_failed(self, event: HintsFailed) -> None:
-        self._record_event(self._node, "BackendHintsFailed", f"backend {event.backend}: {event.message}", "Run")
-
-    def _restore_failed(self, event: RestoreFailed) -> None:
-        note = f"backend {event.backend}: {event.message}; no claim is served until restore succeeds"
-        self._record_event(self._node, "BackendRestoreFailed", note, "Start")
 
     def not_served(self, why: str) -> None:
         """Report a valid backend that cannot be served with these settings."""
@@ -128,8 +113,8 @@ class Reports:
 
     # Claims
 
-    def _operation_ended(self, event: OperationDone | OperationFailed) -> None:
-        operation, error = event.operation.value, event.error if isinstance(event, OperationFailed) else None
+    def _operation_ended(self, event: OperationEnded) -> None:
+        operation, error = event.operation.value, event.error
         result = self._label(error) if error is not None else "ok"
         self._metrics.calls.labels(event.driver, operation, result).observe(event.seconds)
         if error is not None:
@@ -183,14 +168,11 @@ class Reports:
         self._metrics.registered.labels(event.driver).set(0)
         self._record_event(self._node, "RegistrationRefused", f"driver {event.driver}: {event.message}", "Register")
 
-    def _waiting(self, event: Waiting) -> None:
+    def _not_served(self, event: Waiting | Stopped) -> None:
         self._metrics.registered.labels(event.driver).set(0)
 
     def _serving(self, event: Serving) -> None:
         """Do nothing: Registered follows."""
-
-    def _stopped(self, event: Stopped) -> None:
-        self._metrics.registered.labels(event.driver).set(0)
 
     def _health_streams(self, event: HealthStreams) -> None:
         self._metrics.health_streams.labels(event.driver).set(event.count)
@@ -221,12 +203,10 @@ class Reports:
             self._record_event(self._node, "ForeignSlices", f"driver {self._driver}: {event}", "Publish")
 
     def _status_written(self, event: StatusWritten) -> None:
-        self._metrics.claim_statuses.labels(event.driver, "ok").inc()
-
-    def _status_not_written(self, event: StatusNotWritten) -> None:
-        self._metrics.claim_statuses.labels(event.driver, "failed").inc()
-        note = f"driver {event.driver}: the status of its devices is not written: {event.message}"
-        self._record_event(claim_subject(event.ref), "DeviceStatusNotWritten", note, "Publish")
+        self._metrics.claim_statuses.labels(event.driver, "failed" if event.problem else "ok").inc()
+        if event.problem:
+            note = f"driver {event.driver}: the status of its devices is not written: {event.problem}"
+            self._record_event(claim_subject(event.ref), "DeviceStatusNotWritten", note, "Publish")
 
     def cluster_unsupported(self, error: Unsupported) -> None:
         """Report that the cluster is not supported."""
@@ -248,13 +228,12 @@ class Reports:
         self._metrics.requests.labels(event.verb, event.resource, event.status).observe(event.seconds)
 
     def _devices_stale(self, event: DevicesStale) -> None:
-        self._metrics.devices_stale.labels(event.driver).set(1)
-        self._record_event(self._node, "DevicesStale", f"driver {event.driver}: {event.message}", "Discover")
-
-    def _devices_current(self, event: DevicesCurrent) -> None:
-        self._metrics.devices_stale.labels(event.driver).set(0)
-        note = f"driver {event.driver}: devices are discovered again"
-        self._record_event(self._node, "DevicesCurrent", note, "Discover", warning=False)
+        self._metrics.devices_stale.labels(event.driver).set(bool(event.why))
+        if event.why:
+            self._record_event(self._node, "DevicesStale", f"driver {event.driver}: {event.why}", "Discover")
+        else:
+            note = f"driver {event.driver}: devices are discovered again"
+            self._record_event(self._node, "DevicesCurrent", note, "Discover", warning=False)
 
     def published(self, published: Published) -> None:
         """Count devices by health; record Events for changes of health, and for devices that were left out."""
@@ -327,23 +306,18 @@ class Reports:
     HANDLERS: ClassVar[Mapping[type, Callable[[Reports, Any], None]]] = {
         BackendReady: _backend_ready,
         BackendEnded: _backend_ended,
-        BackendStartFailed: _backend_start_failed,
         BackendRefused: _backend_refused,
-        BackendUnkillable: _backend_unkillable,
-        BackendSlow: _backend_slow,
+        BackendTrouble: _backend_trouble,
         AnswerRejected: _answer_rejected,
-        HintsFailed: _hints_failed,
-        RestoreFailed: _restore_failed,
-        OperationDone: _operation_ended,
-        OperationFailed: _operation_ended,
+        OperationEnded: _operation_ended,
         StepsLeftOver: _steps_left_over,
         GarbageCollected: _garbage_collected,
         UnreadableRecord: _unreadable_record,
         Registered: _registered,
         RegistrationRefused: _registration_refused,
-        Waiting: _waiting,
+        Waiting: _not_served,
         Serving: _serving,
-        Stopped: _stopped,
+        Stopped: _not_served,
         HealthStreams: _health_streams,
         SliceWritten: _slice_written,
         PoolPublished: _pool_published,
@@ -352,11 +326,9 @@ class Reports:
         FieldsKept: _fields_kept,
         ForeignSlices: _foreign_slices,
         StatusWritten: _status_written,
-        StatusNotWritten: _status_not_written,
         WatchFailed: _watch_failed,
         RequestDone: _request_done,
         DevicesStale: _devices_stale,
-        DevicesCurrent: _devices_current,
     }
     """By the event's exact type: each event of a component has one row."""
 

@@ -41,13 +41,10 @@ from pydra.backends.supervisor_events import (
     BackendFacts,
     BackendReady,
     BackendRefused,
-    BackendSlow,
-    BackendStartFailed,
     BackendState,
     BackendStatistics,
-    BackendUnkillable,
-    HintsFailed,
-    RestoreFailed,
+    BackendTrouble,
+    Trouble,
 )
 from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
 from pydra.backends.validation import (
@@ -411,7 +408,7 @@ class BackendSupervisor:
         claim = {"claim": f"{call.claim.namespace}/{call.claim.name}", "uid": call.claim.uid} if call.claim else {}
         _log.warning("backend %s: %s", self._source, message, extra={"fields": {"backend": self._name, **claim}})
         if call.claim is None:  # the duration of a claim's call is reported when it ends
-            self._report(BackendSlow(backend=self._name, message=message))
+            self._report(self._trouble(Trouble.SLOW, message))
 
     # Waiting for the process
 
@@ -448,7 +445,7 @@ class BackendSupervisor:
                     break
                 failures = 1 if anyio.current_time() - began >= self._restarts.healthy else failures + 1
                 delay = self._restarts.delay(failures)
-                self._report_down(msgspec.structs.replace(event, restart_in=delay))
+                self._report_down(event, delay)
                 await anyio.sleep(delay)
                 await self._check_for_upgrade()
             await anyio.sleep_forever()
@@ -463,7 +460,7 @@ class BackendSupervisor:
             await anyio.sleep(self._restarts.unkillable_look)
         self._unkillable = unkillable
 
-    async def _run_process(self) -> BackendEnded | BackendStartFailed | BackendRefused:
+    async def _run_process(self) -> BackendEnded | BackendTrouble | BackendRefused:
         """Run one process from start to end; return what to report about it."""
         self._starts += 1
         self._move(BackendState.STARTING, f"is starting again, after: {self._cause}" if self._cause else "is starting")
@@ -483,15 +480,15 @@ class BackendSupervisor:
             ending = await process.run(self._deadlines.connect)
             if process.exists:
                 self._unkillable.append(process)
-                self._report(BackendUnkillable(backend=self._name, pid=process.pid))
+                message = f"process {process.pid} cannot be killed; it hangs in the kernel, in a device driver"
+                self._report(self._trouble(Trouble.UNKILLABLE, message))
             if process.refusal is not None:
                 return self._read_refusal(process.refusal)
             if self._incompatible:
                 return BackendRefused(backend=self._name, violations=self._incompatible, details="")
             return self._conclude_calls(process, ending)
         except (OSError, SettingsError) as error:
-            message = f"cannot be started: {error}"
-            return BackendStartFailed(backend=self._name, message=message, details="", restart_in=0)
+            return self._trouble(Trouble.START, f"cannot be started: {error}")
         finally:
             self._process = None
             self._why = "is stopped"
@@ -540,7 +537,7 @@ class BackendSupervisor:
                 process.conclude(one.id, involvement)
         for call_id in involvements.keys() - {one.id for one in waiting}:  # cancelled by its caller meanwhile
             self._attribution.forget_call(call_id)
-        return BackendEnded(backend=self._name, diagnosis=diagnosis, calls=ending.calls, restart_in=0)
+        return BackendEnded(backend=self._name, diagnosis=diagnosis, calls=ending.calls)
 
     def _attribute_crash(self, call: Call, one: CallInFlight, ending: Ending, diagnosis: Diagnosis) -> PydraError:
         """Return the error of the call at fault, which names no other; terminal if its claim is quarantined now."""
@@ -552,7 +549,7 @@ class BackendSupervisor:
             return error
         return build_failure(self._name, call, one, ending.cause, diagnosis)
 
-    def _read_refusal(self, refusal: Refusal) -> BackendStartFailed | BackendRefused:
+    def _read_refusal(self, refusal: Refusal) -> BackendTrouble | BackendRefused:
         fault = refusal.fault
         if refusal.final:
             return BackendRefused(
@@ -561,8 +558,11 @@ class BackendSupervisor:
                 details=fault.traceback,
                 invalid_settings=fault.kind is FaultKind.INVALID_SETTINGS,
             )
-        message = str(parse_fault(fault, self._name, "connect")).removeprefix(f"backend {self._name}: ")
-        return BackendStartFailed(backend=self._name, message=message, details=fault.traceback, restart_in=0)
+        return self._trouble(Trouble.START, parse_fault(fault, self._name, "connect"), details=fault.traceback)
+
+    def _trouble(self, trouble: Trouble, message: object, *, details: str = "", ended: bool = False) -> BackendTrouble:
+        text = str(message).removeprefix(f"backend {self._name}: ")
+        return BackendTrouble(backend=self._name, trouble=trouble, message=text, details=details, ended=ended)
 
     def _refuse(self, event: BackendRefused) -> None:
         self._refused = event
@@ -578,17 +578,15 @@ class BackendSupervisor:
             return SettingsError([f"backend {self._name}: {problem}" for problem in event.violations])
         return ContractError(self._name, event.violations, details=event.details)
 
-    def _report_down(self, event: BackendEnded | BackendStartFailed) -> None:
+    def _report_down(self, event: BackendEnded | BackendTrouble, delay: float) -> None:
         if isinstance(event, BackendEnded):
             brief, line, details = event.diagnosis.brief, event.diagnosis.line, event.diagnosis.report
         else:
             brief, line, details = event.message, event.message, event.details
         fields = {"backend": self._name, **({"details": details} if details else {})}
-        _log.error(
-            "backend %s: %s; it starts again in %.1f s", self._source, line, event.restart_in, extra={"fields": fields}
-        )
+        _log.error("backend %s: %s; it starts again in %.1f s", self._source, line, delay, extra={"fields": fields})
         self._cause = brief
-        self._move(BackendState.DOWN, f"{brief}; it starts again {event.restart_in:.1f} s after that")
+        self._move(BackendState.DOWN, f"{brief}; it starts again {delay:.1f} s after that")
         self._report(event)
 
     async def _check_for_upgrade(self) -> None:
@@ -637,13 +635,15 @@ class BackendSupervisor:
         finally:
             self._attribution.forget_call(call.id)
 
-    def _report_restore_failed(self, error: PydraError, retry_in: float) -> None:
+    def _report_restore_failed(self, error: PydraError, delay: float) -> None:
         details = error.details if isinstance(error, BackendError) else ""
+        event = self._trouble(Trouble.RESTORE, error, details=details)
         fields = {"backend": self._name, **({"details": details} if details else {})}
-        message = str(error).removeprefix(f"backend {self._name}: ")
-        _log.error("backend %s: %s; tried again in %.1f s", self._source, message, retry_in, extra={"fields": fields})
-        self._move(self._state, f"cannot be called until restore has succeeded: {message}")
-        self._report(RestoreFailed(backend=self._name, message=message, details=details, retry_in=retry_in))
+        _log.error(
+            "backend %s: %s; tried again in %.1f s", self._source, event.message, delay, extra={"fields": fields}
+        )
+        self._move(self._state, f"cannot be called until restore has succeeded: {event.message}")
+        self._report(event)
 
     # Hints
 
@@ -665,9 +665,9 @@ class BackendSupervisor:
                     error = parse_fault(fault, self._name, Method.WAIT_CHANGED.value)
                     fields = {"backend": self._name, "details": fault.traceback}
                     _log.warning("%s", error, extra={"fields": fields})
-                    self._report(HintsFailed(backend=self._name, message=str(error), details=fault.traceback))
+                    self._report(self._trouble(Trouble.HINTS, error, details=fault.traceback))
                 case BackendDied(details=details) as died:  # the log has it already
-                    self._report(HintsFailed(backend=self._name, message=str(died), details=details, ended=True))
+                    self._report(self._trouble(Trouble.HINTS, died, details=details, ended=True))
                 case _:
                     continue
             failures += 1

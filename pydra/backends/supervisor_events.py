@@ -58,21 +58,11 @@ class BackendReady(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """Its process is gone, with `calls` in flight; the next starts in `restart_in` seconds."""
+    """Its process is gone, with `calls` in flight."""
 
     backend: str
     diagnosis: Diagnosis
     calls: tuple[CallInFlight, ...]
-    restart_in: float
-
-
-class BackendStartFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """Its process could not be started, or `connect` failed; the next attempt is in `restart_in` seconds."""
-
-    backend: str
-    message: str
-    details: str
-    restart_in: float
 
 
 class BackendRefused(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,20 +74,6 @@ class BackendRefused(msgspec.Struct, frozen=True, kw_only=True):
     invalid_settings: bool = False
 
 
-class BackendUnkillable(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that cannot be killed: it hangs in the kernel, usually in a device driver."""
-
-    backend: str
-    pid: int
-
-
-class BackendSlow(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that is for no claim takes long; `message` names it, and where it waits."""
-
-    backend: str
-    message: str
-
-
 class AnswerRejected(msgspec.Struct, frozen=True, kw_only=True):
     """A result violated the contract; `method` is None for an unsolicited answer."""
 
@@ -107,38 +83,32 @@ class AnswerRejected(msgspec.Struct, frozen=True, kw_only=True):
     violations: tuple[str, ...]
 
 
-class HintsFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """`wait_changed` failed; until it works again only the periodic `discover` notices changes.
+class Trouble(Enum):
+    """What does not work, though it may later. The value is the reason of its Event."""
 
-    `ended`: it ended the process, too.
-    """
+    START = "BackendStartFailed"
+    """Its process could not be started, or `connect` failed."""
+    RESTORE = "BackendRestoreFailed"
+    """`restore` failed; until it succeeds nothing else is called."""
+    HINTS = "BackendHintsFailed"
+    """`wait_changed` failed; until it works again only the periodic `discover` notices changes."""
+    SLOW = "BackendSlow"
+    """A call that is for no claim takes long."""
+    UNKILLABLE = "BackendUnkillable"
+    """A process hangs in the kernel, usually in a device driver."""
+
+
+class BackendTrouble(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not work now. `ended`: it has ended the process, too."""
 
     backend: str
+    trouble: Trouble
     message: str
-    details: str
+    details: str = ""
     ended: bool = False
 
 
-class RestoreFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """`restore` failed; until it succeeds nothing else is called. The next attempt is in `retry_in` seconds."""
-
-    backend: str
-    message: str
-    details: str
-    retry_in: float
-
-
-BackendEvent: TypeAlias = (
-    BackendReady
-    | BackendEnded
-    | BackendStartFailed
-    | BackendRefused
-    | BackendUnkillable
-    | BackendSlow
-    | AnswerRejected
-    | HintsFailed
-    | RestoreFailed
-)
+BackendEvent: TypeAlias = BackendReady | BackendEnded | BackendRefused | BackendTrouble | AnswerRejected
 
 
 class BackendState(Enum):

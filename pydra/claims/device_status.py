@@ -55,18 +55,11 @@ StatusIndex: TypeAlias = Mapping[tuple[str, str, str | None], DeviceStatus]
 
 
 class StatusWritten(msgspec.Struct, frozen=True, kw_only=True):
-    """The claim's status has what the backend says of its devices, or nothing any more."""
+    """The claim's status has what the backend says of its devices, or, with a problem, is tried again."""
 
     driver: str
     ref: ClaimRef
-
-
-class StatusNotWritten(msgspec.Struct, frozen=True, kw_only=True):
-    """The claim's status could not be written; it is tried again."""
-
-    driver: str
-    ref: ClaimRef
-    message: str
+    problem: str = ""
 
 
 class DeviceWarning(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,7 +188,7 @@ class DeviceStatusWriter:
         *,
         driver: str,
         boot_id: str,
-        report: Callable[[StatusWritten | StatusNotWritten], None],
+        report: Callable[[StatusWritten], None],
     ) -> None:
         self._client = client
         self._store = store
@@ -246,7 +239,7 @@ class DeviceStatusWriter:
                 done = False
                 text = f"{error}; {_RIGHTS}" if error.status == HTTPStatus.FORBIDDEN else str(error)
                 _log.warning("the status of claim %s is not written: %s", one.ref, text)
-                self._report(StatusNotWritten(driver=self._driver, ref=one.ref, message=text))
+                self._report(StatusWritten(driver=self._driver, ref=one.ref, problem=text))
                 continue
             if one.entries:
                 self._written[uid] = one

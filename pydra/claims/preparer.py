@@ -31,7 +31,6 @@ from pydra.claim import (
     Claim,
     ClaimRef,
     ContainerDevice,
-    PodRef,
     PrepareOutcome,
     UnprepareOutcome,
 )
@@ -58,7 +57,7 @@ from pydra.claims.metadata import (
     parse_pod_claim_name,
     renew_metadata,
 )
-from pydra.claims.preparer_events import ClaimEvent, Operation, OperationDone, OperationFailed, StepsLeftOver
+from pydra.claims.preparer_events import ClaimEvent, Operation, OperationEnded, StepsLeftOver
 from pydra.claims.steps import StepIndex, StepRunner, build_left_over
 from pydra.device_status import ClaimDeviceStatus
 from pydra.errors import BackendError, BackendUnavailable, CdiError, DeviceInUse, InternalError, PydraError, Unavailable
@@ -107,7 +106,6 @@ class _Work(msgspec.Struct, kw_only=True, eq=False):
     began: float
     task: asyncio.Task[None] | None = None
     resource_claim: Mapping[str, Any] = {}
-    pods: tuple[PodRef, ...] = ()
     fields: dict[str, str] = {}
     record: Record | None = None
     from_record: bool = False
@@ -305,32 +303,24 @@ class ClaimPreparer:
         _log.warning("%s", error, extra={"fields": fields})
         return error
 
-    def _build_event(self, work: _Work, operation: Operation, outcome: object) -> ClaimEvent:
+    def _build_event(self, work: _Work, operation: Operation, outcome: object) -> OperationEnded:
         seconds = self._clock() - work.began
         began = (work.began, *work.ended.values())
         timings = {step: end - begin for (step, end), begin in zip(work.ended.items(), began, strict=False)}
-        if isinstance(outcome, PydraError):
-            return OperationFailed(
-                driver=self._driver,
-                operation=operation,
-                ref=work.ref,
-                error=outcome,
-                seconds=seconds,
-                timings=timings,
-                pods=work.pods,
-            )
+        error = outcome if isinstance(outcome, PydraError) else None
         # A repeated prepare, and an unprepare of what was never prepared, happen all the time.
         is_routine = work.from_record is (operation is Operation.PREPARE)
         level = logging.DEBUG if is_routine else logging.INFO
-        if _log.isEnabledFor(level):
+        if error is None and _log.isEnabledFor(level):
             steps = ", ".join([f"{step} {took * 1000:.0f}" for step, took in timings.items()])
             text = f"{operation.value}d in {seconds * 1000:.0f} ms" + (f" ({steps})" if steps else "")
             _log.log(level, "%s", text, extra={"fields": work.fields})
-        return OperationDone(
+        return OperationEnded(
             driver=self._driver,
             operation=operation,
             ref=work.ref,
             seconds=seconds,
+            error=error,
             from_record=work.from_record,
             timings=timings,
         )
@@ -673,7 +663,6 @@ class ClaimPreparer:
         except PydraError as error:
             return error
         work.resource_claim = found
-        work.pods = allocation.pods
         work.fields["devices"] = ",".join([one.device for one in allocation.claim.devices])
         if allocation.pods:
             work.fields["pods"] = ",".join([pod.name for pod in allocation.pods])

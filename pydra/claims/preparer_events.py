@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pydra.claim import ClaimRef, PodRef
+from pydra.claim import ClaimRef
 from pydra.errors import PydraError
 
 
@@ -19,27 +19,19 @@ class Operation(Enum):
     UNPREPARE = "unprepare"
 
 
-class OperationDone(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim was prepared or unprepared; `from_record`: an earlier call had done so. `timings` has seconds by step."""
+class OperationEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim was prepared or unprepared, or could not be.
+
+    `from_record`: an earlier call had done so. `timings` has seconds by step.
+    """
 
     driver: str
     operation: Operation
     ref: ClaimRef
     seconds: float
-    from_record: bool
-    timings: Mapping[str, float]
-
-
-class OperationFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """An operation failed. `pods` are those that wait for the claim, if known."""
-
-    driver: str
-    operation: Operation
-    ref: ClaimRef
-    error: PydraError
-    seconds: float
+    error: PydraError | None = None
+    from_record: bool = False
     timings: Mapping[str, float] = {}
-    pods: tuple[PodRef, ...] = ()
 
 
 class StepsLeftOver(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,4 +42,4 @@ class StepsLeftOver(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-ClaimEvent: TypeAlias = OperationDone | OperationFailed | StepsLeftOver
+ClaimEvent: TypeAlias = OperationEnded | StepsLeftOver

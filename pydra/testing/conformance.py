@@ -27,9 +27,8 @@ from pydra.backends.supervisor_events import (
     BackendEnded,
     BackendEvent,
     BackendFacts,
-    BackendStartFailed,
-    HintsFailed,
-    RestoreFailed,
+    BackendTrouble,
+    Trouble,
 )
 from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
 from pydra.backends.wire import Method
@@ -211,12 +210,13 @@ class _Run:
     def hear(self, event: BackendEvent) -> None:
         """Handle an event of the supervisor. The first failure to start is enough: the agent would keep trying."""
         self._events.append(event)
-        if self._starting is not None and isinstance(event, BackendStartFailed | BackendEnded):
-            self._starting.cancel()
-        if isinstance(event, RestoreFailed):  # no call is made before it succeeds
-            self._give_up("restore failed")
-        elif isinstance(event, HintsFailed) and event.ended:  # it would do so again
-            self._give_up("wait_changed ended the process")
+        match event:
+            case BackendEnded() | BackendTrouble(trouble=Trouble.START) if self._starting is not None:
+                self._starting.cancel()
+            case BackendTrouble(trouble=Trouble.RESTORE):  # no call is made before it succeeds
+                self._give_up("restore failed")
+            case BackendTrouble(trouble=Trouble.HINTS, ended=True):  # it would do so again
+                self._give_up("wait_changed ended the process")
 
     def _give_up(self, why: str) -> None:
         self._hopeless = why
@@ -305,7 +305,7 @@ class _Run:
         if Method.RESTORE in facts.methods:
             await self._probe(Rule.RESTORE, self._restores)
         if Method.WAIT_CHANGED in facts.methods:
-            self._conclude_one(Rule.HINTS, self._describe_events(HintsFailed))
+            self._conclude_one(Rule.HINTS, self._describe(Trouble.HINTS))
         observed = self._session.observations()
         blocked = {one.place: one.blocked for one in sorted(observed, key=lambda one: one.blocked) if one.blocked}
         self._conclude_one(Rule.BLOCKING, [f"it was blocked for {one:.1f} s: {at}" for at, one in blocked.items()])
@@ -379,11 +379,8 @@ class _Run:
         self._starting = None
         if self._session.facts is not None:
             return []
-        failed = [
-            f"{event.message}\n{event.details}" for event in self._events if isinstance(event, BackendStartFailed)
-        ]
         died = [event.diagnosis.report for event in self._events if isinstance(event, BackendEnded)]
-        return [*failed, *died] or [f"it was not ready within {self._connect_limit:g} s"]
+        return [*self._describe(Trouble.START), *died] or [f"it was not ready within {self._connect_limit:g} s"]
 
     async def _driver(self) -> list[str]:
         """Advise a DRIVER: without it, the agent needs a name in its settings."""
@@ -521,11 +518,11 @@ class _Run:
         if self._prepared and not self._hopeless:
             with anyio.CancelScope() as self._probing:  # by an event that is set below
                 problems = await crash_in_restore(self._session)
-        return self._describe_events(RestoreFailed) or problems
+        return self._describe(Trouble.RESTORE) or problems
 
-    def _describe_events(self, kind: type[HintsFailed | RestoreFailed]) -> list[str]:
-        found = [f"{event.message}\n{event.details}".strip() for event in self._events if isinstance(event, kind)]
-        return list(dict.fromkeys(found))
+    def _describe(self, trouble: Trouble) -> list[str]:
+        events = (event for event in self._events if isinstance(event, BackendTrouble) and event.trouble is trouble)
+        return list(dict.fromkeys(f"{event.message}\n{event.details}".strip() for event in events))
 
     async def _unprepare_nothing(self) -> list[str]:
         claim = self._session.claim("never")

@@ -10,6 +10,7 @@ import pytest
 
 import pydra
 import pydra.errors as errors
+from pydra.backends.supervisor_events import Trouble
 from tests.house.pages import find_code, find_rows, read, read_words
 
 OF_CLAIMS, _, OF_NODES = read("docs/events.md").partition("## Events on the node")
@@ -25,7 +26,7 @@ def reasons(error: type[errors.PydraError]) -> Iterator[str]:
 def test_every_reason_of_an_event_is_explained_with_what_to_do() -> None:
     source = (Path(pydra.__file__).parent / "agent" / "metrics_and_events.py").read_text()
     said = re.findall(r'self\._record_event\(\s*self\._node, "(\w+)"(?: if .+ else "(\w+)")?', source)
-    of_nodes = {reason for pair in said for reason in pair if reason}
+    of_nodes = {reason for pair in said for reason in pair if reason} | {trouble.value for trouble in Trouble}
     assert len(of_nodes) >= 10
     assert [reason for reason in set(reasons(errors.PydraError)) if f"`{reason}`" not in OF_CLAIMS] == []
     assert [reason for reason in of_nodes if f"`{reason}`" not in OF_NODES] == []

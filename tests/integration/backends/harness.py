@@ -14,7 +14,7 @@ import pytest
 
 from pydra.backends.discovery import BackendSource
 from pydra.backends.supervisor import BackendSupervisor
-from pydra.backends.supervisor_events import BackendEvent
+from pydra.backends.supervisor_events import BackendEvent, BackendTrouble, Trouble
 from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
 from pydra.settings import ProcessRights
@@ -34,6 +34,11 @@ TIMEOUTS = ProcessTimeouts(
     ping_interval=0.05, ping_timeout=0.6, cancel_timeout=0.3, stack_dump_timeout=1.0, kill_timeout=5.0, exit_timeout=5.0
 )
 DEADLINES = CallDeadlines(connect=60.0, discover=30.0)
+
+
+def find_troubles(events: Sequence[BackendEvent], trouble: Trouble) -> list[BackendTrouble]:
+    """Return those of one kind."""
+    return [one for one in events if isinstance(one, BackendTrouble) and one.trouble is trouble]
 
 
 class Backend(BackendSupervisor):

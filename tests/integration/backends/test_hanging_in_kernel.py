@@ -10,9 +10,9 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from pydra.backends.supervisor_events import BackendEvent, BackendUnkillable
+from pydra.backends.supervisor_events import BackendEvent, Trouble
 from pydra.errors import BackendError, BackendUnavailable
-from tests.integration.backends.harness import ENVIRON, RESTARTS, TIMEOUTS, claim, supervised, until
+from tests.integration.backends.harness import ENVIRON, RESTARTS, TIMEOUTS, claim, find_troubles, supervised, until
 from tests.integration.backends.stuck_mount import stuck_mount
 
 SHORT = replace(TIMEOUTS, ping_timeout=0.3, stack_dump_timeout=0.1, kill_timeout=0.1, exit_timeout=0.1)
@@ -53,8 +53,9 @@ async def test_a_process_that_cannot_be_killed_is_reported_and_only_so_many_are_
                 assert await backend.prepare(claim("ok")), "the process that was started beside one that hangs serves"
                 with pytest.raises(BackendError):
                     await backend.prepare(claim("hang-in-kernel", f"u{number}"), until=anyio.current_time() + 0.5)
-            await until(lambda: len([one for one in events if isinstance(one, BackendUnkillable)]) == 2)
-            assert [one.pid for one in events if isinstance(one, BackendUnkillable)] == left
+            await until(lambda: len(find_troubles(events, Trouble.UNKILLABLE)) == 2)
+            messages = [one.message for one in find_troubles(events, Trouble.UNKILLABLE)]
+            assert [int(message.split()[1]) for message in messages] == left
             assert [state_of(pid) for pid in left] == ["D", "D"]
             told = f"has 2 processes that cannot be killed \\(pids {left[0]}, {left[1]}\\)"
             with pytest.raises(BackendUnavailable, match=told):

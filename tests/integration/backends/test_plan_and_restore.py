@@ -12,12 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.supervisor_events import BackendEvent, RestoreFailed
+from pydra.backends.supervisor_events import BackendEvent, Trouble
 from pydra.backends.timeouts import ProcessTimeouts
 from pydra.backends.validation import MAX_STATE
 from pydra.claim import HeldClaim, OpaqueConfig
 from pydra.errors import BackendUnavailable, ClaimQuarantined, ContractError, InvalidConfig, PydraError
-from tests.integration.backends.harness import ENVIRON, claim, supervised, until
+from tests.integration.backends.harness import ENVIRON, claim, find_troubles, supervised, until
 
 SOURCE = BackendSource(name="planning", target="planning:")
 HELD = HeldClaim(claim=replace(claim("gpu-0", "old"), plan={"slot": 4}), completed=False)
@@ -120,7 +120,7 @@ async def test_a_restore_that_fails_is_reported_and_retried_and_calls_say_why_th
     (tmp_path / "broken").touch()
     async with supervised(source=SOURCE, environ=environ(tmp_path), events=events, seconds=0.2) as backend:
         backend.restore_from(holding())
-        await until(lambda: any(isinstance(event, RestoreFailed) for event in events))
+        await until(lambda: bool(find_troubles(events, Trouble.RESTORE)))
         with pytest.raises(BackendUnavailable, match="restore failed: RuntimeError: a register is stuck"):
             await backend.prepare(claim("gpu-1"))
         (tmp_path / "broken").unlink()

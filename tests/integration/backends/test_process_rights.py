@@ -19,11 +19,11 @@ import msgspec
 import pytest
 
 from pydra.backends.child import give_up_rights
-from pydra.backends.supervisor_events import BackendEvent, BackendStartFailed
+from pydra.backends.supervisor_events import BackendEvent, Trouble
 from pydra.backends.timeouts import ProcessTimeouts
 from pydra.errors import BackendDied, ClaimError
 from pydra.settings import ProcessRights, parse_settings
-from tests.integration.backends.harness import TROUBLE, claim, need_libseccomp, supervised, until
+from tests.integration.backends.harness import TROUBLE, claim, find_troubles, need_libseccomp, supervised, until
 
 ROOT = Path(__file__).parents[3]
 AGENT = """
@@ -172,8 +172,7 @@ async def test_a_backend_is_not_started_without_the_limits_that_the_admin_gave_i
     events: list[BackendEvent] = []
     async with supervised(rights=msgspec.convert(rights, ProcessRights), events=events):
         await until(lambda: bool(events))
-    assert isinstance(events[0], BackendStartFailed)
-    assert events[0].message.startswith(message)
+    assert find_troubles(events, Trouble.START)[0].message.startswith(message)
 
 
 LEAKING_AGENT = """

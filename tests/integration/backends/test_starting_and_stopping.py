@@ -14,13 +14,13 @@ from pydra.backends.supervisor_events import (
     BackendEnded,
     BackendEvent,
     BackendRefused,
-    BackendStartFailed,
     BackendState,
+    Trouble,
 )
 from pydra.backends.timeouts import CallDeadlines
 from pydra.devices import Device, Inventory
 from pydra.errors import BackendUnavailable, ContractError
-from tests.integration.backends.harness import claim, supervised, until
+from tests.integration.backends.harness import claim, find_troubles, supervised, until
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,7 @@ async def test_a_connect_that_fails_is_tried_again_until_it_succeeds(tmp_path: P
         await until(lambda: len(events) >= 2)
         (tmp_path / "absent").unlink()
         assert await backend.discover()
-    failed = events[0]
-    assert isinstance(failed, BackendStartFailed)
+    failed = find_troubles(events, Trouble.START)[0]
     assert "connect failed: FileNotFoundError: the driver is not loaded" in failed.message
 
 

@@ -19,9 +19,8 @@ from pydra.backends.supervisor_events import (
     BackendEnded,
     BackendEvent,
     BackendReady,
-    BackendSlow,
     BackendState,
-    HintsFailed,
+    Trouble,
 )
 from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
 from pydra.backends.wire import Method
@@ -38,7 +37,7 @@ from pydra.errors import (
     InvalidConfig,
     TerminalError,
 )
-from tests.integration.backends.harness import claim, supervised, until
+from tests.integration.backends.harness import claim, find_troubles, supervised, until
 
 LONG_TIMEOUTS = ProcessTimeouts(
     ping_interval=0.05,
@@ -271,7 +270,7 @@ async def test_wait_changed_that_blocks_the_event_loop_fails_and_the_call_beside
         await backend.discover()
         await until(lambda: any(one.method is Method.WAIT_CHANGED for one in backend.statistics().in_flight))
         assert await backend.prepare(claim("ok"))
-    (failed,) = (event for event in events if isinstance(event, HintsFailed))
+    (failed,) = find_troubles(events, Trouble.HINTS)
     assert re.search(
         r"its event loop was blocked \(for .* s\) at do_hang_loop .* during wait_changed \(.* s\)$", failed.message
     )
@@ -308,9 +307,9 @@ async def test_a_slow_call_is_reported_while_it_runs_with_its_place_and_status(t
     timeouts = replace(LONG_TIMEOUTS, slow_call=0.1, ping_interval=0.05)
     async with supervised(tmp_path, timeouts=timeouts, events=events) as backend, anyio.create_task_group() as tasks:
         tasks.start_soon(backend.discover)
-        await until(lambda: any(isinstance(event, BackendSlow) for event in events))
+        await until(lambda: bool(find_troubles(events, Trouble.SLOW)))
         tasks.cancel_scope.cancel()
-    (slow,) = (event for event in events if isinstance(event, BackendSlow))
+    (slow,) = find_troubles(events, Trouble.SLOW)
     assert re.fullmatch(
         r"discover has been running for 0 s; it is waiting in _sleep_in_thread \(trouble/faulty\.py:\d+\) "
         r"\[resetting board 3 \\udcff\]",

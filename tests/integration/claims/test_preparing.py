@@ -28,7 +28,7 @@ from pydra import (
 )
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claims.device_index import PublishedPool
-from pydra.claims.preparer_events import OperationDone, OperationFailed
+from pydra.claims.preparer_events import OperationEnded
 from pydra.errors import (
     BackendTimeout,
     BackendUnavailable,
@@ -74,7 +74,7 @@ async def test_a_prepared_claim_is_answered_with_its_cdi_devices_and_again_from_
         assert agent.hardware.calls == [("prepare", "a")]
         assert await agent.unprepare("a") == [None]
     assert node.traces() == NOTHING
-    done = [(one.operation.value, one.from_record) for one in node.reported if isinstance(one, OperationDone)]
+    done = [(one.operation.value, one.from_record) for one in node.reported if isinstance(one, OperationEnded)]
     assert done == [("prepare", False), ("prepare", True), ("unprepare", True)]
 
 
@@ -264,7 +264,7 @@ async def test_a_claim_that_is_not_allocated_is_refused_in_words(node: Node) -> 
     async with node.running() as agent:
         (outcome,) = await agent.prepare("a")
     assert isinstance(outcome, NotAllocated)
-    (failed,) = [one for one in node.reported if isinstance(one, OperationFailed)]
+    (failed,) = [one for one in node.reported if isinstance(one, OperationEnded)]
     assert failed.error is outcome
 
 

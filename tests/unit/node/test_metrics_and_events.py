@@ -6,14 +6,14 @@ from typing import Any, get_args
 
 import pytest
 
-from pydra.agent.inventory_loop import DevicesCurrent, DevicesStale
+from pydra.agent.inventory_loop import DevicesStale
 from pydra.agent.metrics_and_events import OWN_REASONS, Reports
 from pydra.backends.supervisor_events import BackendEvent
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import AllocatedDevice, Claim, ClaimRef
 from pydra.claims.device_status import DeviceWarning
 from pydra.claims.gc import GarbageCollected, GarbageCounts
-from pydra.claims.preparer_events import ClaimEvent, Operation, OperationDone, OperationFailed
+from pydra.claims.preparer_events import ClaimEvent, Operation, OperationEnded
 from pydra.devices import DeviceHealth, HealthStatus, Pool
 from pydra.errors import ClaimError, InvalidConfig, KubeError, Unavailable, Unsupported, of_call
 from pydra.inventory.pool import Published
@@ -83,9 +83,7 @@ def test_a_warning_is_reported_on_its_claim_once_as_long_as_it_stays(desk: Desk)
 
 
 def test_a_prepare_is_counted_with_its_result(desk: Desk) -> None:
-    desk.report(
-        OperationDone(driver=DRIVER, operation=Operation.PREPARE, ref=REF, seconds=0.02, from_record=False, timings={})
-    )
+    desk.report(OperationEnded(driver=DRIVER, operation=Operation.PREPARE, ref=REF, seconds=0.02))
     count = f'pydra_claim_operation_duration_seconds_count{{driver="{DRIVER}",operation="prepare",result="ok"}}'
     assert desk.value(count) == 1
     assert desk.requests == []
@@ -93,7 +91,7 @@ def test_a_prepare_is_counted_with_its_result(desk: Desk) -> None:
 
 def test_a_failed_claim_is_counted_by_reason_and_reported_on_the_claim(desk: Desk) -> None:
     error = InvalidConfig(["$.clockMHz: 99999 is too large"])
-    desk.report(OperationFailed(driver=DRIVER, operation=Operation.PREPARE, ref=REF, error=error, seconds=0.01))
+    desk.report(OperationEnded(driver=DRIVER, operation=Operation.PREPARE, ref=REF, error=error, seconds=0.01))
     series = "pydra_claim_operation_duration_seconds_count"
     assert desk.value(f'{series}{{driver="{DRIVER}",operation="prepare",result="InvalidConfig"}}') == 1
     (request,) = desk.requests
@@ -107,7 +105,7 @@ def test_a_failed_claim_is_counted_by_reason_and_reported_on_the_claim(desk: Des
 def test_a_backends_own_reasons_are_labels_as_long_as_they_are_few(desk: Desk) -> None:
     for number in range(OWN_REASONS + 3):
         error = of_call(ClaimError("no"), reason=f"Invented{number}")
-        desk.report(OperationFailed(driver=DRIVER, operation=Operation.PREPARE, ref=REF, error=error, seconds=0.01))
+        desk.report(OperationEnded(driver=DRIVER, operation=Operation.PREPARE, ref=REF, error=error, seconds=0.01))
     series = f'pydra_claim_operation_duration_seconds_count{{driver="{DRIVER}",operation="prepare",result='
     assert desk.value(f'{series}"Invented0"}}') == desk.value(f'{series}"Invented{OWN_REASONS - 1}"}}') == 1
     assert desk.value(f'{series}"ClaimFailed"}}') == 3
@@ -277,9 +275,9 @@ def test_an_unhealthy_device_that_has_another_problem_is_reported_again(desk: De
 
 
 def test_devices_that_cannot_be_discovered_are_reported_on_the_node_and_counted(desk: Desk) -> None:
-    desk.report(DevicesStale(driver=DRIVER, message="devices have not been discovered for 61 s: driver not loaded"))
+    desk.report(DevicesStale(driver=DRIVER, why="devices have not been discovered for 61 s: driver not loaded"))
     assert desk.value(f'pydra_devices_stale{{driver="{DRIVER}"}}') == 1
-    desk.report(DevicesCurrent(driver=DRIVER))
+    desk.report(DevicesStale(driver=DRIVER))
     assert desk.value(f'pydra_devices_stale{{driver="{DRIVER}"}}') == 0
     assert [(one.subject.kind, one.reason, one.warning) for one in desk.requests] == [
         ("Node", "DevicesStale", True),
