@@ -166,7 +166,7 @@ class AmdBackend:
 
     def _measure(self) -> Sequence[Sample]:
         """Of the GPUs of the last reading that are awake. Blocks."""
-        told = self._ask_library()
+        readings = self._ask_library()
         return [
             sample
             for gpu in self._hardware.last.gpus
@@ -176,7 +176,7 @@ class AmdBackend:
                 read_sensors(self._tree, gpu.address),
                 read_errors(self._tree, gpu.address),
                 read_bad_pages(self._tree, gpu.address),
-                told.get(gpu.address, GpuReading()),
+                readings.get(gpu.address, GpuReading()),
             )
         ]
 

@@ -84,8 +84,8 @@ def find_mesh_problems(host: Host) -> list[str]:
     if count not in allowed:
         usual = " or ".join(map(str, allowed))
         return [f"this machine has {count} chips, a {generations[0]} host has {usual}: none is offered"]
-    told = host.facts.host_chips
-    if told not in (None, count):
+    expected = host.facts.host_chips
+    if expected not in (None, count):
         source = host.facts.sources.get("host_chips", "")
-        return [f"this machine has {count} chips, and should have {told} by {source}: none is offered"]
+        return [f"this machine has {count} chips, and should have {expected} by {source}: none is offered"]
     return []

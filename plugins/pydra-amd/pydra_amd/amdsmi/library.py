@@ -96,10 +96,10 @@ class Amdsmi:
 
     def _check_version(self) -> str:
         package = str(getattr(self.module, "__version__", ""))
-        told = self.call("amdsmi_get_lib_version")
-        native = ".".join(str(told[part]) for part in ("major", "minor", "release"))
+        version_parts = self.call("amdsmi_get_lib_version")
+        native = ".".join(str(version_parts[part]) for part in ("major", "minor", "release"))
         major = package.partition(".")[0]
-        if major.isdecimal() and told["major"] not in _NATIVE_MAJORS.get(int(major), (int(major),)):
+        if major.isdecimal() and version_parts["major"] not in _NATIVE_MAJORS.get(int(major), (int(major),)):
             raise AmdsmiMissing(f"amdsmi {package} does not go with {NATIVE} {native} of this node; {_ADVICE}")
         return f"amdsmi {package} over {NATIVE} {native}"
 

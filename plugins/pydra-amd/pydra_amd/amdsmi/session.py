@@ -44,14 +44,14 @@ class AmdsmiSession:
                 return {}
             try:
                 library = self._open()
-                told = {address: read_gpu(library, handle) for address, handle in self._handles.items()}
+                readings = {address: read_gpu(library, handle) for address, handle in self._handles.items()}
             except AmdsmiError as error:
                 self._missing = isinstance(error, AmdsmiMissing)
                 self._say(str(error))
                 self._close()
                 return {}
             self._say("")
-            return told
+            return readings
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:

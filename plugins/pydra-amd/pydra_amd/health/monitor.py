@@ -63,28 +63,28 @@ class HealthMonitor:
         self._woken.clear()
         return True
 
-    def read(self, reading: Reading, told: Mapping[str, GpuReading]) -> Mapping[str, Condition]:
-        """What is wrong with each GPU of the reading, by address; `told` is what the library says of some. Blocks."""
-        return {gpu.address: self._read_gpu(gpu, told.get(gpu.address, GpuReading())) for gpu in reading.gpus}
+    def read(self, reading: Reading, reported: Mapping[str, GpuReading]) -> Mapping[str, Condition]:
+        """What is wrong with each GPU of the reading, by address; `reported` by the library, of some. Blocks."""
+        return {gpu.address: self._read_gpu(gpu, reported.get(gpu.address, GpuReading())) for gpu in reading.gpus}
 
-    def _read_gpu(self, gpu: Gpu, told: GpuReading) -> Condition:
+    def _read_gpu(self, gpu: Gpu, reported: GpuReading) -> Condition:
         if is_asleep(self._tree, gpu.address):
             return Condition()
         errors = read_errors(self._tree, gpu.address)
         with self._lock:
-            self._count(gpu.address, told)
+            self._count(gpu.address, reported)
             return Condition(
                 uncorrectable={block: counts.get("uncorrectable", 0) for block, counts in errors.items()},
                 bad_pages=read_bad_pages(self._tree, gpu.address) or 0,
-                links_down=told.links.count("down"),
-                links=len(told.links),
+                links_down=reported.links.count("down"),
+                links=len(reported.links),
                 is_resetting=gpu.address in self._resetting,
                 is_throttled=self._is_throttled(gpu.address),
             )
 
-    def _count(self, address: str, told: GpuReading) -> None:
+    def _count(self, address: str, reported: GpuReading) -> None:
         """Firmware without events counts how often it held the clocks down for heat."""
-        count = sum(told.throttled.get(cause, 0) for cause in THERMAL)
+        count = sum(reported.throttled.get(cause, 0) for cause in THERMAL)
         if count > self._counts.get(address, count):
             self._throttled[address] = time.monotonic()
         self._counts[address] = count

@@ -142,8 +142,8 @@ def _read_gpu(
         return "it does not answer on the PCI bus"
     mode = read_mode(tree, address)
     if mode is None and len(nodes) > 1:
-        told = " and ".join(repr(text) for text in _read_modes(tree, address))
-        return f"it has {len(nodes)} partitions, and the driver does not report its mode ({told})"
+        modes = " and ".join(repr(text) for text in _read_modes(tree, address))
+        return f"it has {len(nodes)} partitions, and the driver does not report its mode ({modes})"
     numbers = _read_numbers(tree, f"{BOUND}/{address}")
     if numbers is None:
         return "it has no nodes in /dev/dri"

@@ -48,15 +48,15 @@ async def set_memory_partitions(tree: Tree, driver: DriverModule, targets: Mappi
     changes = await asyncio.to_thread(_request, tree, targets)
     if not changes:
         return
-    told = ", ".join(sorted({f"{one.found} to {one.target}" for one in changes}))
-    set_status(f"reloading amdgpu for all GPUs of the node, whose memory mode changes from {told}")
-    _log.info("the memory mode of %d GPUs changes from %s: amdgpu is reloaded", len(changes), told)
+    modes = ", ".join(sorted({f"{one.found} to {one.target}" for one in changes}))
+    set_status(f"reloading amdgpu for all GPUs of the node, whose memory mode changes from {modes}")
+    _log.info("the memory mode of %d GPUs changes from %s: amdgpu is reloaded", len(changes), modes)
     try:
         await driver.unload()
     except DriverReloadFailed as error:
         if "in use" in str(error) and await asyncio.to_thread(is_loaded, tree):
             raise GpuBusy(
-                f"the memory mode cannot change from {told}: {error}; end what uses a GPU of this node, monitoring "
+                f"the memory mode cannot change from {modes}: {error}; end what uses a GPU of this node, monitoring "
                 "agents too; it is tried again. The change waits for the next time that somebody reloads amdgpu"
             ) from error
         raise

@@ -177,6 +177,6 @@ class SimulatedModule(DriverModule):
     def _meet_fault(self, command: str) -> str:
         fault = take_fault(self._root, MODULE_FAULTS)
         if code := getattr(errno, fault, 0):
-            told = "FATAL: Module amdgpu is in use." if code == errno.EBUSY else f"ERROR: {os.strerror(code)}"
-            raise DriverReloadFailed(f"{command} failed with 1: modprobe: {told}")
+            text = "FATAL: Module amdgpu is in use." if code == errno.EBUSY else f"ERROR: {os.strerror(code)}"
+            raise DriverReloadFailed(f"{command} failed with 1: modprobe: {text}")
         return fault

@@ -23,8 +23,8 @@ REFUSALS = 3
 """After so many errors of `unprepare` a claim counts as left prepared."""
 
 
-class CleanUp:
-    """The clean-up of one node; `follow` must get every step of the kubelet."""
+class PodDeletion:
+    """The end of one node's pods and claims; `follow` must get every step of the kubelet."""
 
     def __init__(self, node: EmbeddedNode, agent: AgentProcess, say: Callable[[Paragraph], None]) -> None:
         self._node = node

@@ -21,7 +21,7 @@ from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.command.backend_source import find_sources, read_declarations, wait_for_change
-from pydra_dev.command.delete_pods import LOOK_INTERVAL, CleanUp
+from pydra_dev.command.delete_pods import LOOK_INTERVAL, PodDeletion
 from pydra_dev.command.options import Options, RunError
 from pydra_dev.command.real_containers import Containers, find_runtime, run_containers
 from pydra_dev.container_runtime.cdi_specs import read_specs
@@ -96,7 +96,7 @@ class SingleNodeRun:
         self._api: Api
         self._agent: AgentProcess
         self._operations: Operations
-        self._clean_up: CleanUp
+        self._pod_deletion: PodDeletion
         self._scope = anyio.CancelScope()
 
     def stop(self) -> None:
@@ -131,14 +131,14 @@ class SingleNodeRun:
                 self._agent = agent
                 self._operations = Operations(node, agent)
                 self._page.show(self._operations)
-                self._clean_up = CleanUp(node, agent, self._say)
+                self._pod_deletion = PodDeletion(node, agent, self._say)
                 tasks.start_soon(self._follow_api, name="follow the API")
                 tasks.start_soon(self._follow_log, name="follow the agent's log")
                 try:
                     code = await self._show_until_stopped()
                 finally:
                     self._over = False
-                    if not await self._clean_up.run(options.deadline) and not self.changed:
+                    if not await self._pod_deletion.run(options.deadline) and not self.changed:
                         code = 1
                 tasks.cancel_scope.cancel()
             self._page.show(None)
@@ -237,7 +237,7 @@ class SingleNodeRun:
         if self._is_bare:
             with anyio.move_on_after(SETTLED):
                 await self._network.wait()
-        self._clean_up.delete_pods()
+        self._pod_deletion.delete_pods()
         await self._wait("the pods end", self._find_no_pods)
         await self._wait("the CDI specs are removed", self._find_no_cdi_specs)
         await self._wait("the claims are released", self._find_no_allocations)
@@ -310,7 +310,7 @@ class SingleNodeRun:
                 if self._containers is not None:
                     self._containers.start(step)
             case Called():
-                self._clean_up.follow(step)
+                self._pod_deletion.follow(step)
                 self._tell_log()
 
     async def _follow_api(self) -> None:

@@ -58,10 +58,10 @@ def find_processes(claim: Claim, offered: Mapping[str, SubSlice], mesh: SubSlice
     shape = shapes.pop()
     grid = None if shapes or shape is None else divide_bounds(mesh.bounds, shape)
     if len(parts) < 2 or grid is None:
-        told = "; ".join(f"{request}: {', '.join(map(str, sorted(own)))}" for request, own in chips.items())
+        listing = "; ".join(f"{request}: {', '.join(map(str, sorted(own)))}" for request, own in chips.items())
         raise NotProcesses(
             "processes: each request must have an equal part of the mesh, and there must be at least two; the chips "
-            f"are {told}; ask for devices of one shape, one request for each process"
+            f"are {listing}; ask for devices of one shape, one request for each process"
         )
     grid = EIGHT_PROCESSES if grid.size == EIGHT_PROCESSES.size else grid
     order = sorted(parts, key=lambda request: min(chips[request]))
