@@ -66,49 +66,33 @@ _PROBE = "doctor.pydra.example"
 _TAINT = Taint(key=f"{_PROBE}/probe", effect=TaintEffect.NO_SCHEDULE)
 _PARTITION = CounterConsumption(counter_set="c", counters={"slots": "1"})
 _COUNTERS = (CounterSet(name="c", counters={"slots": "1"}),)
-_PROBES: tuple[tuple[str, str, Pool], ...] = (
-    (TAINTS, "unhealthy devices", Pool(name="p", devices=(Device(name="d", taints=(_TAINT,)),))),
-    (
-        PARTITIONS,
-        "partitions",
-        Pool(name="p", devices=(Device(name="d", consumes_counters=(_PARTITION,)),), counter_sets=_COUNTERS),
-    ),
+_PROBES: tuple[tuple[str, str, Device], ...] = (
+    (TAINTS, "unhealthy devices", Device(name="d", taints=(_TAINT,))),
+    (PARTITIONS, "partitions", Device(name="d", consumes_counters=(_PARTITION,))),
     (
         GROUPS,
         "partitions that exclude others by their kind",
-        Pool(
-            name="p",
-            devices=(Device(name="d", consumes_counters=(replace(_PARTITION, compatibility_groups=("g",)),)),),
-            counter_sets=_COUNTERS,
-        ),
+        Device(name="d", consumes_counters=(replace(_PARTITION, compatibility_groups=("g",)),)),
     ),
     (
         PARTITION_TYPE,
         "partitions that are counted by type",
-        Pool(
-            name="p",
-            devices=(Device(name="d", attributes={"type": "a"}, consumes_counters=(_PARTITION,)),),
-            counter_sets=_COUNTERS,
-            partition_type="type",
-        ),
+        Device(name="d", attributes={"type": "a"}, consumes_counters=(_PARTITION,)),
     ),
-    (SHARES, "shared devices", Pool(name="p", devices=(Device(name="d", allow_multiple_allocations=True),))),
+    (SHARES, "shared devices", Device(name="d", allow_multiple_allocations=True)),
     (
         BINDING,
         "devices that are bound late",
-        Pool(
-            name="p",
-            devices=(Device(name="d", binding_conditions=("ready",), binding_failure_conditions=("failed",)),),
-        ),
+        Device(name="d", binding_conditions=("ready",), binding_failure_conditions=("failed",)),
     ),
-    (LISTS, "attributes with lists", Pool(name="p", devices=(Device(name="d", attributes={"a": ("b", "c")}),))),
+    (LISTS, "attributes with lists", Device(name="d", attributes={"a": ("b", "c")})),
     (
         ALLOCATABLE,
         "devices that count as CPUs or memory of the node",
-        Pool(name="p", devices=(Device(name="d", node_allocatable={"cpu": NodeAllocatable(multiplier=1)}),)),
+        Device(name="d", node_allocatable={"cpu": NodeAllocatable(multiplier=1)}),
     ),
 )
-"""Pools that need one feature gate each."""
+"""Devices that need one feature gate each."""
 
 
 class Examination(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,8 +238,11 @@ async def _judge_clock(client: KubeClient) -> Finding:
     return Finding(subject="clock", level=Level.OK, found="agrees with the API server's")
 
 
-async def _probe_gate(client: KubeClient, settings: Settings, gate: str, what: str, pool: Pool) -> Finding:
+async def _probe_gate(client: KubeClient, settings: Settings, gate: str, what: str, device: Device) -> Finding:
     """Ask the API server what it would store of a slice that needs the gate, in each form that a release has."""
+    counters = _COUNTERS if device.consumes_counters else ()
+    partition_type = "type" if gate == PARTITION_TYPE else ""
+    pool = Pool(name="p", devices=(device,), counter_sets=counters, partition_type=partition_type)
     off: set[str] = set()
     new = {""}
     try:
