@@ -407,10 +407,3 @@ def build_failure(name: str, call: Call, one: CallInFlight, cause: Cause, diagno
             return BackendTimeout(name, str(call), seconds, where=diagnosis.place, **report)
         case _:
             return BackendDied(name, diagnosis.describe_for(one), **report)
-
-
-def name_ending(ending: Ending) -> str:
-    """Return what the metric of ended processes calls it."""
-    if ending.cause is Cause.DIED and ending.status is not None:
-        return f"exit {ending.status}"
-    return ending.cause.value

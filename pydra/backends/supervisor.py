@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias, TypeVar
@@ -27,7 +26,6 @@ from pydra.backends.crash_attribution import (
     Quarantined,
     build_failure,
     diagnose,
-    name_ending,
 )
 from pydra.backends.discovery import BackendSource, refresh_source
 from pydra.backends.error_codec import FaultKind, parse_fault
@@ -141,7 +139,6 @@ class BackendSupervisor:
         self._discovered: BackendProcess | None = None  # the last process that `discover` was called in
         self._unkillable: list[BackendProcess] = []
         self._starts = 0
-        self._endings: Counter[str] = Counter()
         self._held: HeldClaims | None = None
         self._updates = HeldClaimsSync()
         self._changed = anyio.Event()
@@ -294,7 +291,6 @@ class BackendSupervisor:
             state=self._state,
             pid=process.pid if process is not None else 0,
             starts=self._starts,
-            endings=dict(sorted(self._endings.items())),
             in_flight=process.calls() if process is not None else (),
         )
 
@@ -337,12 +333,8 @@ class BackendSupervisor:
                     if attribution.remembers:
                         attribution.note_answer(call.claim, call.method, succeeded=True)
                     return outcome
-                if isinstance(outcome, Failure):
-                    raise self._read_failure(call, outcome, repeated=repeated)
-                if isinstance(outcome, PydraError):
-                    if process.open:  # the call ended when it was cancelled
-                        attribution.note_answer(call.claim, call.method, succeeded=False)
-                    raise outcome
+                if not isinstance(outcome, Involvement):
+                    raise self._read_failure(process, call, outcome, repeated=repeated)
                 # It ended, and this call did not cause it. Failing it would cost claims that did nothing wrong, within
                 # the same call of the kubelet; called again alone, it shows whether it is the cause.
                 process, repeated = None, True
@@ -356,8 +348,13 @@ class BackendSupervisor:
         if quarantined is not None:
             raise of_call(ClaimQuarantined(quarantined.explain(self._name)), reached_backend=False)
 
-    def _read_failure(self, call: Call, failure: Failure, *, repeated: bool) -> PydraError:
-        self._attribution.note_answer(call.claim, call.method, succeeded=False)
+    def _read_failure(
+        self, process: BackendProcess, call: Call, failure: Failure | PydraError, *, repeated: bool
+    ) -> PydraError:
+        if isinstance(failure, Failure) or process.open:  # else its process has ended; here it may have been cancelled
+            self._attribution.note_answer(call.claim, call.method, succeeded=False)
+        if isinstance(failure, PydraError):
+            return failure
         if failure.fault.kind is FaultKind.CONTRACT:
             return self._reject(call.method, failure.fault.problems, call.claim)
         return parse_fault(failure.fault, self._name, str(call), repeated=repeated)
@@ -525,7 +522,6 @@ class BackendSupervisor:
     def _conclude_calls(self, process: BackendProcess, ending: Ending) -> BackendEnded:
         """Conclude every call that was in flight, by its involvement in the end."""
         diagnosis = diagnose(ending)
-        self._endings[diagnosis.signal or name_ending(ending)] += 1
         involvements = self._attribution.note_end(ending)
         waiting = process.calls()
         for one in waiting:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 from typing import TypeAlias
 
@@ -122,10 +121,9 @@ class BackendState(Enum):
 
 
 class BackendStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot. `endings` counts the ended processes by signal, `exit <status>` or cause."""
+    """A snapshot."""
 
     state: BackendState
     pid: int
     starts: int
-    endings: Mapping[str, int]
     in_flight: tuple[CallInFlight, ...]
