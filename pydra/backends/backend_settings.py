@@ -8,7 +8,7 @@ the default.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -157,11 +157,10 @@ def _read_member(text: str, wanted: mi.Type) -> Any:  # noqa: PLR0911 - one line
             return None if text in ("", "null") else _NOTHING
         case mi.BoolType():
             return _WORDS.get(text.lower(), _NOTHING)
-        case mi.IntType() | mi.FloatType():
-            try:
-                return int(text) if isinstance(wanted, mi.IntType) else float(text)
-            except ValueError:
-                return _NOTHING
+        case mi.IntType():
+            return _try(int, text)
+        case mi.FloatType():
+            return _try(float, text)
         case mi.CollectionType(item_type=item) if not text.startswith("["):
             return [_read_text(part, item) for part in text.split(",") if part.strip()]
         case mi.DictType(value_type=value) if not text.startswith("{"):
@@ -170,14 +169,18 @@ def _read_member(text: str, wanted: mi.Type) -> Any:  # noqa: PLR0911 - one line
                 return _NOTHING
             return {name.strip(): _read_text(rest, value) for name, _, rest in pairs}
         case mi.CollectionType() | mi.TupleType() | mi.DictType() | mi.StructType() | mi.TypedDictType():
-            try:
-                return msgspec.json.decode(text)
-            except msgspec.DecodeError:
-                return _NOTHING
+            return _try(msgspec.json.decode, text)
         case mi.EnumType() | mi.LiteralType():
             values = wanted.values if isinstance(wanted, mi.LiteralType) else [one.value for one in wanted.cls]
             return next((value for value in values if str(value) == text), text)
     return text
+
+
+def _try(read: Callable[[str], Any], text: str) -> Any:
+    try:
+        return read(text)
+    except (ValueError, msgspec.DecodeError):
+        return _NOTHING
 
 
 def _explain(place: str, mismatch: str, field: mi.Field) -> str:

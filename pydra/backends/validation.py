@@ -275,30 +275,33 @@ def _device_class_violations(classes: Any) -> Iterator[str]:
 def find_answer_type_violations(method: Method, answer: Any) -> Iterator[str]:
     """Find values of other classes than the contract's, where they are still Python objects."""
     name = method.value
-    match method:
-        case Method.DISCOVER:
-            if not isinstance(answer, Inventory):
-                yield f"{name} returned {_class_of(answer)}, not a pydra.Inventory"
-                return
-            yield from _wrong_items(f"{name}: devices", answer.devices, Device)
-            yield from _wrong_items(f"{name}: counter_sets", answer.counter_sets, CounterSet)
-            yield from _wrong_items(f"{name}: claim_statuses", answer.claim_statuses, ClaimDeviceStatus)
-        case Method.PREPARE:
-            yield from _wrong_items(name, answer, PreparedDevice)
-            for one in answer if isinstance(answer, list | tuple) else ():
-                edits: object = getattr(one, "edits", None)
-                if isinstance(one, PreparedDevice) and not isinstance(edits, ContainerEdits):
-                    yield f"{name}: edits of {one.device} are a {type(edits).__name__}, not pydra.ContainerEdits"
-        case Method.MEASURE:
-            yield from _wrong_items(name, answer, Sample)
-        case Method.INHERIT:
-            if not isinstance(answer, Inheritance):
-                yield f"{name} returned {_class_of(answer)}, not a pydra.Inheritance"
-                return
-            yield from _wrong_items(f"{name}: claims", answer.claims, InheritedClaim)
-        case Method.UNPREPARE | Method.UNDO | Method.WAIT_CHANGED | Method.RESTORE:
-            if answer is not None:
-                yield f"{name} returned a {type(answer).__name__}; it must return nothing"
+    if method in _OBJECTS:
+        wanted, members = _OBJECTS[method]
+        if not isinstance(answer, wanted):
+            yield f"{name} returned {_class_of(answer)}, not a pydra.{wanted.__name__}"
+            return
+        for member, kind in members.items():
+            yield from _wrong_items(f"{name}: {member}", getattr(answer, member), kind)
+    elif method in _LISTS:
+        yield from _wrong_items(name, answer, _LISTS[method])
+        for one in answer if isinstance(answer, list | tuple) else ():
+            edits: object = getattr(one, "edits", None)
+            if isinstance(one, PreparedDevice) and not isinstance(edits, ContainerEdits):
+                yield f"{name}: edits of {one.device} are a {type(edits).__name__}, not pydra.ContainerEdits"
+    elif method in _SILENT and answer is not None:
+        yield f"{name} returned a {type(answer).__name__}; it must return nothing"
+
+
+_OBJECTS: Mapping[Method, tuple[type, Mapping[str, type]]] = {
+    Method.DISCOVER: (
+        Inventory,
+        {"devices": Device, "counter_sets": CounterSet, "claim_statuses": ClaimDeviceStatus},
+    ),
+    Method.INHERIT: (Inheritance, {"claims": InheritedClaim}),
+}
+"""What the methods return that return an object, and the classes in its lists."""
+_LISTS: Mapping[Method, type] = {Method.PREPARE: PreparedDevice, Method.MEASURE: Sample}
+_SILENT = {Method.UNPREPARE, Method.UNDO, Method.WAIT_CHANGED, Method.RESTORE}
 
 
 def _wrong_items(where: str, items: Any, wanted: type) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -35,14 +35,7 @@ def find_spec_problems(document: object) -> tuple[str, ...]:
 def _find_document_problems(spec: SpecDocument) -> Iterator[str]:
     if not _KIND.fullmatch(spec.kind):
         yield f"kind: {spec.kind!r} must be VENDOR/CLASS, as in vendor.example.com/gpu"
-    names = [device.name for device in spec.devices]
-    if not names:
-        yield "devices: must have at least one device"
-    for index, name in enumerate(names):
-        if not _DEVICE.fullmatch(name):
-            yield f"devices[{index}].name: {name!r} must be letters, digits and _ - . :, with a letter or digit at ends"
-        if name in names[:index]:
-            yield f"devices[{index}].name: {name!r} is the name of devices[{names.index(name)}], too"
+    yield from _find_name_problems([device.name for device in spec.devices])
     found = [(f"devices[{index}].containerEdits", device.container_edits) for index, device in enumerate(spec.devices)]
     for place, edits in found:
         if edits == EditsDocument():
@@ -52,7 +45,22 @@ def _find_document_problems(spec: SpecDocument) -> Iterator[str]:
         variables = [(index, one) for index, one in enumerate(edits.env) if one.find("=") < 1]
         yield from (f"{place}.env[{index}]: {one[:100]!r} must be NAME=VALUE" for index, one in variables)
         yield from (f"{place}.{problem}" for problem in find_edit_problems(_parse_edits(edits)))
-    lowest = find_lowest_version(filter(None, names), (_parse_edits(edits) for _, edits in found))
+    yield from _find_version_problems(spec, [edits for _, edits in found])
+
+
+def _find_name_problems(names: Sequence[str]) -> Iterator[str]:
+    if not names:
+        yield "devices: must have at least one device"
+    for index, name in enumerate(names):
+        if not _DEVICE.fullmatch(name):
+            yield f"devices[{index}].name: {name!r} must be letters, digits and _ - . :, with a letter or digit at ends"
+        if name in names[:index]:
+            yield f"devices[{index}].name: {name!r} is the name of devices[{names.index(name)}], too"
+
+
+def _find_version_problems(spec: SpecDocument, found: Iterable[EditsDocument]) -> Iterator[str]:
+    names = (device.name for device in spec.devices if device.name)
+    lowest = find_lowest_version(names, map(_parse_edits, found))
     if spec.annotations or any(device.annotations for device in spec.devices) or "." in spec.kind.partition("/")[2]:
         lowest = max(lowest, "0.6.0")
     if spec.cdi_version not in VERSIONS:

@@ -166,6 +166,14 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def __post_init__(self) -> None:
         """Refuse names, types and addresses that the kernel would refuse."""
+        self._check_type()
+        if self.name in (".", ".."):
+            raise ValueError("name: must not be . or ..")
+        if self.vrf is not None and self.vrf.name == self.name:
+            raise ValueError(f"vrf.name: found {self.name}, which is the name of the interface itself")
+        self._check_addresses()
+
+    def _check_type(self) -> None:
         if self.vf is not None and self.type not in (None, "passthrough"):
             raise ValueError(f"vf: cannot be set with type {self.type}, which is an interface on one of the node")
         for kind in ("macvlan", "ipvlan", "vlan"):
@@ -175,10 +183,8 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError("vlan: is required with type vlan, such as {id: 100}")
         if self.kind == "ipvlan" and self.hardware_addr is not None:
             raise ValueError("hardwareAddr: cannot be set with type ipvlan, which has that of the node's interface")
-        if self.name in (".", ".."):
-            raise ValueError("name: must not be . or ..")
-        if self.vrf is not None and self.vrf.name == self.name:
-            raise ValueError(f"vrf.name: found {self.name}, which is the name of the interface itself")
+
+    def _check_addresses(self) -> None:
         if self.dhcp and self.addressing not in (None, "DHCP"):
             raise ValueError(f"dhcp: excludes addressing {self.addressing}; remove one of both")
         if self.addresses and (self.uses_dhcp or self.addressing in ("SLAAC", "Unnumbered")):

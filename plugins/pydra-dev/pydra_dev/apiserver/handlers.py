@@ -128,6 +128,9 @@ class Handlers:
             return _build_answer(self._review(await _read_body(request, "create")), status=201)
         if target is None or target.kind not in self._served:
             return self._answer_unknown(request.path)
+        return await self._answer_target(request, target, call)
+
+    async def _answer_target(self, request: web.Request, target: Target, call: Call) -> web.StreamResponse:
         _refuse_bad_name(target.name)
         if call.verb == "watch":
             return await self._watch(request, target)

@@ -6,8 +6,9 @@ the changelog of 1.38.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 import msgspec
 from msgspec.structs import astuple, replace
@@ -164,12 +165,7 @@ def _check_slice_nodes(spec: schema.SliceSpec, path: str) -> Errors:
             yield invalid(f"{path}.nodeName", "", "must be either unset or set to a non-empty string")
     if spec.node_selector is not None:
         chosen.append("`nodeSelector`")
-        terms = spec.node_selector.get("nodeSelectorTerms") or []
-        if not terms:
-            yield required(f"{path}.nodeSelector.nodeSelectorTerms", "must have at least one node selector term")
-        if len(terms) != 1:
-            detail = "must have exactly one node selector term"
-            yield invalid(f"{path}.nodeSelector.nodeSelectorTerms", terms, detail)
+        yield from _check_terms(f"{path}.nodeSelector.nodeSelectorTerms", spec.node_selector)
     for name, flag in (("allNodes", spec.all_nodes), ("perDeviceNodeSelection", spec.per_device_node_selection)):
         if flag:
             chosen.append(f"`{name}`")
@@ -180,6 +176,14 @@ def _check_slice_nodes(spec: schema.SliceSpec, path: str) -> Errors:
         yield required(path, rule)
     elif len(chosen) > 1:
         yield invalid(path, "{" + ", ".join(chosen) + "}", f"{rule}, but multiple fields are set")
+
+
+def _check_terms(path: str, selector: Mapping[str, Any]) -> Errors:
+    terms = selector.get("nodeSelectorTerms") or []
+    if not terms:
+        yield required(path, "must have at least one node selector term")
+    if len(terms) != 1:
+        yield invalid(path, terms, "must have exactly one node selector term")
 
 
 def _check_counter_set(path: str, counter_set: schema.CounterSet) -> Errors:

@@ -319,15 +319,9 @@ def _is_quoted(logger: str, message: str) -> bool:
 
 def describe_log(text: str) -> list[Paragraph]:
     """What the agent logged of the backend: what it printed or logged itself, and tracebacks."""
-    records: list[tuple[re.Match[str], list[str]]] = []
-    for line in text.splitlines():
-        if found := _LOG_LINE.fullmatch(line):
-            records.append((found, []))
-        elif records:
-            records[-1][1].append(line)
     paragraphs = []
     unawaited = False
-    for record, lines in records:
+    for record, lines in _split_records(text):
         message = _LOG_FIELDS.sub("", record["text"])
         if unawaited:  # where that was called is in its line; of its stack only the end is to be skipped
             unawaited = not message.startswith("RuntimeWarning: Enable tracemalloc")
@@ -348,6 +342,17 @@ def describe_log(text: str) -> list[Paragraph]:
         elif lines:
             paragraphs.append(Paragraph(headline=f"traceback: {message}", details=tuple(lines)))
     return paragraphs
+
+
+def _split_records(text: str) -> list[tuple[re.Match[str], list[str]]]:
+    """Each line of the log, with the lines that follow it and are none."""
+    records: list[tuple[re.Match[str], list[str]]] = []
+    for line in text.splitlines():
+        if found := _LOG_LINE.fullmatch(line):
+            records.append((found, []))
+        elif records:
+            records[-1][1].append(line)
+    return records
 
 
 def describe_sample(manifests: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pydra import ClaimError
 from pydra_tpu.cdi.mesh_processes import MeshProcess, NotProcesses
 from pydra_tpu.claim_config import TpuConfig, VisibleChips, build_config_environment
+from pydra_tpu.generations import TpuSlice
 from pydra_tpu.geometry import SubSlice
 from pydra_tpu.hardware_types import Host
 
@@ -36,38 +37,14 @@ def build_environment(
         NoIciResiliency: the config asks for resilience, and this slice has none, or may have none.
         NotProcesses: the mesh is, or may be, one host of a larger slice, whose other processes are not known.
     """
-    generation, facts = host.chips[0].generation, host.facts
     is_whole = len(mesh.chips) == len(host.chips)
-    whole = host.slice if is_whole else generation.form_slice(mesh.bounds, mesh.bounds)
+    whole = host.slice if is_whole else host.chips[0].generation.form_slice(mesh.bounds, mesh.bounds)
     environment = {
         "TPU_SKIP_MDS_QUERY": "true",
         **_with_twins(*_CHIP_BOUNDS, value=str(mesh.bounds)),
+        **_build_slice_environment(host, whole, is_whole=is_whole),
     }
-    if whole:
-        environment |= {
-            "TPU_ACCELERATOR_TYPE": whole.accelerator_type,
-            "TPU_TOPOLOGY": generation.topology(whole.topology),
-            **_with_twins("TPU_TOPOLOGY_ALT", "ALT", value="false"),
-            **_with_twins("TPU_TOPOLOGY_WRAP", "WRAP", value=whole.wrap_text),
-            **_with_twins(*_PROCESS_BOUNDS, value=str(whole.hosts)),
-        }
-    if not is_whole and not generation.names_parts:
-        del environment["TPU_ACCELERATOR_TYPE"]
-    if whole and whole.hosts.size == 1:
-        environment |= {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost"}
-    elif facts.worker_id is not None:
-        environment["TPU_WORKER_ID"] = str(facts.worker_id)
-        if whole and len(facts.worker_hostnames) == whole.hosts.size:
-            environment["TPU_WORKER_HOSTNAMES"] = ",".join(facts.worker_hostnames)
-    resilient = whole is not None and generation.has_ici_resiliency(whole.topology)
-    if config.ici_resiliency and not resilient:
-        shape = generation.topology(whole.topology) if whole else "unknown topology"
-        raise NoIciResiliency(
-            f"iciResiliency: a {generation.product} slice of {shape} has none; leave it "
-            "out, or ask for whole hosts of a v4 or v5p slice with at least 4 chips in each dimension"
-        )
-    told = facts.ici_resiliency if is_whole and resilient else None
-    resiliency = told if config.ici_resiliency is None else config.ici_resiliency
+    resiliency = _decide_resiliency(host, whole, config, is_whole=is_whole)
     if resiliency is not None:
         environment["ENABLE_ICI_RESILIENCY"] = str(resiliency).lower()
     if process is not None:
@@ -79,6 +56,43 @@ def build_environment(
         # Containers have the nodes of their chips only, which libtpu 0.0.52 counts from 0.
         environment["TPU_VISIBLE_CHIPS"] = ",".join(map(str, range(len(seen.chips))))
     return {**environment, **build_config_environment(config)}
+
+
+def _build_slice_environment(host: Host, whole: TpuSlice | None, *, is_whole: bool) -> Mapping[str, str]:
+    """What the slice is, as far as that is known, and which of its hosts this is."""
+    generation, facts = host.chips[0].generation, host.facts
+    environment: dict[str, str] = {}
+    if whole:
+        environment = {
+            "TPU_TOPOLOGY": generation.topology(whole.topology),
+            **_with_twins("TPU_TOPOLOGY_ALT", "ALT", value="false"),
+            **_with_twins("TPU_TOPOLOGY_WRAP", "WRAP", value=whole.wrap_text),
+            **_with_twins(*_PROCESS_BOUNDS, value=str(whole.hosts)),
+        }
+        if is_whole or generation.names_parts:
+            environment["TPU_ACCELERATOR_TYPE"] = whole.accelerator_type
+        if whole.hosts.size == 1:
+            return {**environment, "TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost"}
+    if facts.worker_id is not None:
+        environment["TPU_WORKER_ID"] = str(facts.worker_id)
+        if whole and len(facts.worker_hostnames) == whole.hosts.size:
+            environment["TPU_WORKER_HOSTNAMES"] = ",".join(facts.worker_hostnames)
+    return environment
+
+
+def _decide_resiliency(host: Host, whole: TpuSlice | None, config: TpuConfig, *, is_whole: bool) -> bool | None:
+    """Whether links between chips are resilient; None leaves it to libtpu."""
+    generation = host.chips[0].generation
+    has_resiliency = whole is not None and generation.has_ici_resiliency(whole.topology)
+    if config.ici_resiliency and not has_resiliency:
+        shape = generation.topology(whole.topology) if whole else "unknown topology"
+        raise NoIciResiliency(
+            f"iciResiliency: a {generation.product} slice of {shape} has none; leave it "
+            "out, or ask for whole hosts of a v4 or v5p slice with at least 4 chips in each dimension"
+        )
+    if config.ici_resiliency is not None:
+        return config.ici_resiliency
+    return host.facts.ici_resiliency if is_whole and has_resiliency else None
 
 
 def _build_process_environment(process: MeshProcess) -> Mapping[str, str]:
