@@ -6,8 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 if TYPE_CHECKING:
     from conftest import Scene
 
@@ -22,74 +20,32 @@ def mps(**fields: Any) -> dict[str, Any]:
     return {"strategy": "MPS", "mpsConfig": fields}
 
 
-WRONG_CONFIGS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
-    "unknown kind": ("GpuConfg", {}, ("GpuConfg", "resource.nvidia.com/v1beta1/GpuConfig")),
-    "unknown field": ("GpuConfig", {"shring": {}}, ("shring",)),
-    "misspelt strategy": ("GpuConfig", {"sharing": {"strategy": "Mps"}}, (r"sharing.strategy", "Mps")),
-    "no strategy": ("GpuConfig", {"sharing": {"mpsConfig": {}}}, (r"sharing", "strategy")),
-    "misspelt limit": (
-        "GpuConfig",
-        {"sharing": mps(defaultActiveThreadPercentge=50)},
-        (r"sharing.mpsConfig", "defaultActiveThreadPercentge"),
-    ),
-    "strategy and config disagree": (
-        "GpuConfig",
-        {"sharing": {"strategy": "TimeSlicing", "mpsConfig": {"defaultActiveThreadPercentage": 50}}},
-        (r"sharing.mpsConfig", 'only for strategy "MPS"'),
-    ),
-    "and the other way round": (
-        "GpuConfig",
-        {"sharing": {"strategy": "MPS", "timeSlicingConfig": {"interval": "Long"}}},
-        (r"sharing.timeSlicingConfig", 'only for strategy "TimeSlicing"'),
-    ),
-    "unknown interval": (
-        "GpuConfig",
-        {"sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Longer"}}},
-        (r"sharing.timeSlicingConfig.interval", "Longer"),
-    ),
-    "more than all threads": (
-        "GpuConfig",
-        {"sharing": mps(defaultActiveThreadPercentage=101)},
-        (r"sharing.mpsConfig.defaultActiveThreadPercentage", "100"),
-    ),
-    "a limit that is not a quantity": (
-        "GpuConfig",
-        {"sharing": mps(defaultPinnedDeviceMemoryLimit="10 gigs")},
-        (r"sharing.mpsConfig.defaultPinnedDeviceMemoryLimit", "80Gi"),
-    ),
-    "a limit of nothing": (
-        "GpuConfig",
-        {"sharing": mps(defaultPinnedDeviceMemoryLimit="0")},
-        (r"sharing.mpsConfig.defaultPinnedDeviceMemoryLimit", "allowed"),
-    ),
-    "a device that is not there": (
-        "GpuConfig",
-        {"sharing": mps(defaultPerDevicePinnedMemoryLimit={"1": "1Gi"})},
-        (r'defaultPerDevicePinnedMemoryLimit\["1"\]', "found index 1, allowed: 0"),
-    ),
-    "a UUID that is not there": (
-        "GpuConfig",
-        {"sharing": mps(defaultPerDevicePinnedMemoryLimit={"GPU-11111111-1111-1111-1111-111111111111": "1Gi"})},
-        (r'defaultPerDevicePinnedMemoryLimit\["GPU-1', "allowed: index 0, or GPU-"),
-    ),
-    "two at once": (
+WRONG_CONFIGS: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
+    ("GpuConfg", {}, ("GpuConfg", "resource.nvidia.com/v1beta1/GpuConfig")),
+    (
         "GpuConfig",
         {"sharing": {"strategy": "TimeSlicing", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "0"}}},
         (r"sharing.mpsConfig: only", r"sharing.mpsConfig.defaultPinnedDeviceMemoryLimit"),
     ),
-    "a config for devices of another kind": (
+    (
+        "GpuConfig",
+        {"sharing": mps(defaultPerDevicePinnedMemoryLimit={"1": "1Gi"})},
+        (r'defaultPerDevicePinnedMemoryLimit\["1"\]', "found index 1, allowed: 0"),
+    ),
+    (
         "MigDeviceConfig",
         {"sharing": {"strategy": "MPS"}},
         ("request it: found a MigDeviceConfig, allowed for gpu-0", "GpuConfig"),
     ),
-}
+)
+"""Refused by their types or by the plan; `test_sharing_config` and `test_sharing_plan` have the rules."""
 
 
 async def test_a_config_that_is_wrong_is_reported_with_its_fields_and_nothing_is_done(
     stage: Stage, ask_for: Ask, configure: Ask
 ) -> None:
     async with stage(TWO, dynamic_mig=True) as scene:
-        for number, (kind, fields, told) in enumerate(WRONG_CONFIGS.values()):
+        for number, (kind, fields, told) in enumerate(WRONG_CONFIGS):
             name = f"wrong-{number}"
             await scene.ask(name, ask_for("gpu"), config=[configure(kind, "it", **fields)])
             for words in told:
@@ -99,47 +55,6 @@ async def test_a_config_that_is_wrong_is_reported_with_its_fields_and_nothing_is
         right = {"sharing": mps(defaultActiveThreadPercentage=50)}
         await scene.run("right", ask_for("gpu"), config=[configure("GpuConfig", "it", **right)])
         await scene.leave("right")
-        await scene.undone()
-
-
-OFF = {"time_slicing": False, "mps": False}
-
-
-async def test_a_claim_that_would_need_two_mps_daemons_is_reported_before_anything_is_done(
-    stage: Stage, ask_for: Ask, configure: Ask
-) -> None:
-    told = "needs a daemon of its own for .*; a claim has one MPS daemon at most"
-    async with stage(TWO, dynamic_mig=True) as scene:
-        of_partitions = configure("MigDeviceConfig", sharing={"strategy": "MPS"})
-        await scene.ask("parts", ask_for("mig", count=2, profile="1g.10gb"), config=[of_partitions])
-        await scene.event("parts", "InvalidConfig", told)
-        await scene.leave("parts")
-        each = [configure("GpuConfig", name, sharing={"strategy": "MPS"}) for name in ("one", "two")]
-        both = [ask_for("gpu", name=name) for name in ("one", "two")]
-        await scene.ask("gpus", *both, config=each)
-        await scene.event("gpus", "InvalidConfig", told)
-        await scene.undone()
-        await scene.leave("gpus")
-        await scene.run("right", *both, config=[configure("GpuConfig", "one", "two", sharing={"strategy": "MPS"})])
-        await scene.leave("right")
-        await scene.undone()
-
-
-@pytest.mark.parametrize(
-    ("settings", "kind", "sharing", "told"),
-    [
-        pytest.param(OFF, "gpu", "TimeSlicing", "PYDRA_NVIDIA_TIME_SLICING=true", id="time slices"),
-        pytest.param(OFF, "gpu", "MPS", "PYDRA_NVIDIA_MPS=true", id="MPS"),
-        pytest.param({"consumable_shares": 2}, "gpu", "MPS", "several claims have shares of one GPU", id="shares"),
-    ],
-)
-async def test_what_the_admin_switched_off_is_reported_with_the_setting(
-    stage: Stage, ask_for: Ask, configure: Ask, settings: dict[str, Any], kind: str, sharing: str, told: str
-) -> None:
-    async with stage([H100], **settings) as scene:
-        config = configure("GpuConfig", sharing={"strategy": sharing})
-        await scene.ask("wrong", ask_for(kind), config=[config])
-        await scene.event("wrong", "InvalidConfig", told)
         await scene.undone()
 
 

@@ -85,12 +85,9 @@ async def test_an_mps_daemon_serves_the_gpus_of_a_claim_while_it_lasts(
         await scene.undone()
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["that exists", "made for the claim"])
-async def test_each_partition_has_an_mps_daemon_of_its_own(
-    stage: Stage, ask_for: Ask, configure: Ask, dynamic: bool
-) -> None:
+async def test_each_partition_has_an_mps_daemon_of_its_own(stage: Stage, ask_for: Ask, configure: Ask) -> None:
     mps = configure("MigDeviceConfig", sharing={"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}})
-    async with stage(h100() if dynamic else STATIC, dynamic_mig=dynamic) as scene:
+    async with stage(h100(), dynamic_mig=True) as scene:
         await scene.run("one", ask_for("mig", profile="1g.10gb"), config=[mps])
         await scene.run("two", ask_for("mig", profile="1g.10gb"), config=[mps])
         assert len(daemons(scene)) == 2
@@ -130,7 +127,6 @@ async def test_claims_that_share_a_gpu_have_one_time_slice(stage: Stage, ask_for
 @pytest.mark.parametrize(
     ("shares", "requests", "pods", "consumed"),
     [
-        pytest.param("unlimited", None, 5, {"memory": "0"}, id="unlimited"),
         pytest.param("memory", {"memory": "6Gi"}, 2, {"memory": "6Gi"}, id="memory"),
         pytest.param("2", None, 2, {"memory": "0", "shares": "1"}, id="number"),
     ],
@@ -147,22 +143,10 @@ async def test_claims_have_shares_of_one_gpu(
         assert len({one["shareID"] for one in results}) == pods
         assert [one["consumedCapacity"] for one in results] == [consumed] * pods
         assert all(scene.nodes(name) == ["/dev/nvidia0"] for name in names)
-        if shares != "unlimited":
-            await scene.ask("one-more", ask_for("gpu", **asked))
-            await scene.pending("one-more")
-            await scene.leave(names[0])
-            await scene.running("one-more")
-            names[0] = "one-more"
+        await scene.ask("one-more", ask_for("gpu", **asked))
+        await scene.pending("one-more")
+        await scene.leave(names[0])
+        await scene.running("one-more")
+        names[0] = "one-more"
         await scene.leave(*names)
-        await scene.undone()
-
-
-async def test_shares_of_partitions_that_exist(stage: Stage, ask_for: Ask) -> None:
-    async with stage(SHARED, consumable_shares="2") as scene:
-        half = ask_for("mig", profile="3g.20gb")
-        for name in ("one", "two"):
-            assert await scene.run(name, half) == ["gpu-1-mig-3g20gb-9-0"]
-        await scene.ask("three", half)
-        await scene.pending("three")
-        await scene.leave("one", "two", "three")
         await scene.undone()

@@ -60,19 +60,6 @@ async def test_a_driver_that_goes_takes_no_device_away_and_claims_wait_for_it(se
         await scene.wait_clean()
 
 
-async def test_a_gpu_is_reset_by_an_admin_under_a_running_agent_that_lets_go_of_it(serve: Serve) -> None:
-    async with serve(flags=HEALTHY_SOON) as (scene, _):
-        scene.inject.lose(0)
-        await scene.wait(lambda: scene.health().get("gpu-0") == "Unhealthy")
-        with pytest.raises(InUse):
-            scene.inject.reset(0)
-        assert await scene.command("maintenance") == 0
-        scene.inject.reset(0)
-        assert await scene.command("resume") == 0
-        await scene.wait(lambda: set(scene.health().values()) == {"Healthy"})
-        await scene.wait_taints({})
-
-
 async def test_partitions_that_others_make_and_remove_are_followed(serve: Serve) -> None:
     async with serve(flags=HEALTHY_SOON) as (scene, _):
         assert set(await scene.devices()) == BOTH
@@ -163,21 +150,3 @@ async def test_gpus_that_are_plugged_in_and_out_come_and_go(make_scene: MakeScen
         scene.inject.plug(0)
         await scene.wait_devices(BOTH)
         await scene.wait_clean()
-
-
-async def test_partitions_that_others_make_take_their_place_from_those_to_be_made(make_scene: MakeScene) -> None:
-    async with make_scene({"model": "h100-80gb"}, settings={"dynamic_mig": True}) as scene, scene.agent():
-        free = set(await scene.devices())
-        scene.inject.set_mig_mode(0, True, force=True)
-        scene.inject.create_mig(0, "3g.40gb", 4)
-
-        async def is_adopted() -> bool:
-            found = set(await scene.devices())
-            return "gpu-0" not in found and "gpu-0-mig-1g10gb-19-5" not in found and "gpu-0-mig-3g40gb-9-4" in found
-
-        assert free >= {"gpu-0", "gpu-0-mig-1g10gb-19-5"}
-        await scene.until(is_adopted)
-        await scene.start("ours", "mig", profile="1g.10gb")
-        await scene.wait_running("ours")
-        await scene.remove("ours")
-        assert [one.start for one in scene.gpus()[0].instances] == [4]

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
-import pytest
-
 from pydra_dev.kubelet.observations import PodEnded
 
 if TYPE_CHECKING:
@@ -22,15 +20,8 @@ XID, LOST, ACTION = "gpu.nvidia.com/xid", "gpu.nvidia.com/gpu-lost", "gpu.nvidia
 GONE = "gpu.nvidia.com/partition-gone"
 RESCAN = ("--rescan-period", "0.3")
 SOON = ("--healthy-after", "0.3", "--health-period", "0.2", "--measure-period", "0.2", *RESCAN)
-SHORT = {"PYDRA_NVIDIA_QUIET_PERIOD": "0.5"}
 LONG = {"PYDRA_NVIDIA_QUIET_PERIOD": "3600"}
 GPU_0 = {"gpu-0": {XID: ("79", "NoSchedule")}}
-ADMINS = {
-    **LONG,
-    "PYDRA_NVIDIA_SIGNALS": "recovery-action=NoExecute",
-    "PYDRA_NVIDIA_XIDS_IGNORED": "119",
-    "PYDRA_NVIDIA_XIDS_FATAL": "13",
-}
 
 
 async def status_of(scene: Scene, name: str) -> dict[str, str]:
@@ -77,63 +68,6 @@ async def test_an_xid_is_a_taint_within_seconds_and_in_the_pods_status_and_survi
             assert await scene.allocated("second") == ["gpu-1"]
             await scene.remove("pod", "second")
             await scene.wait_clean()
-
-
-async def test_a_gpu_is_well_again_after_quiet_unless_a_recovery_is_wanted(make_scene: MakeScene) -> None:
-    async with make_scene() as scene, scene.agent(*SOON, environ=SHORT):
-        scene.inject.xid(0, 95)
-        await scene.wait_taints({"gpu-0": {XID: ("95", "NoSchedule")}})
-        await scene.wait_taints({})
-        scene.inject.recovery_action(1, 1)
-        await scene.wait_taints({"gpu-1": {ACTION: ("GPU_RESET", "NoSchedule")}})
-        scene.inject.xid(1, 119)
-        await scene.wait_taints({"gpu-1": {XID: ("119", "NoSchedule"), ACTION: ("GPU_RESET", "NoSchedule")}})
-        scene.inject.reset(1, force=True)
-        await scene.wait_taints({})
-        await scene.wait(lambda: set(scene.health().values()) == {"Healthy"})
-
-
-async def test_what_the_admin_wants_of_a_signal_counts_beside_a_graver_one(serve: Serve) -> None:
-    async with serve(flags=SOON, environ=ADMINS) as (scene, _):
-        scene.inject.xid(0, 79)
-        await scene.wait_taints({"gpu-0": {XID: ("79", "NoSchedule")}})
-        scene.inject.recovery_action(0, 1)
-        await scene.wait_taints({"gpu-0": {XID: ("79", "NoSchedule"), ACTION: ("GPU_RESET", "NoExecute")}})
-        scene.inject.recovery_action(0, 0)
-        await scene.wait_taints({"gpu-0": {XID: ("79", "NoSchedule")}})
-        assert await scene.command("forget-errors") == 0
-
-
-async def test_what_applications_cause_only_informs_and_hides_nothing(serve: Serve) -> None:
-    async with serve(flags=SOON, environ=ADMINS) as (scene, _):
-        scene.inject.xid(0, 43)
-        await scene.wait_taints({"gpu-0": {XID: ("43", "None")}})
-        scene.inject.xid(1, 48)
-        await scene.wait_taints({"gpu-0": {XID: ("43", "None")}, "gpu-1": {XID: ("48", "NoSchedule")}})
-        scene.inject.xid(1, 119)
-        scene.inject.xid(0, 13)
-        await scene.wait_taints({"gpu-0": {XID: ("13", "NoSchedule")}, "gpu-1": {XID: ("48", "NoSchedule")}})
-        await scene.wait(lambda: scene.health() == {"gpu-0": "Unhealthy", "gpu-1": "Unhealthy"})
-        assert await scene.command("forget-errors") == 0
-
-
-@pytest.mark.parametrize(
-    ("counters", "taint", "health"),
-    [
-        ({"ecc_uncorrected_volatile": 2}, {"gpu.nvidia.com/ecc": ("", "None")}, "Healthy"),
-        ({"remap_pending": True}, {"gpu.nvidia.com/row-remap-pending": ("", "None")}, "Healthy"),
-        ({"remap_failed": True}, {"gpu.nvidia.com/row-remap-failed": ("", "NoSchedule")}, "Unhealthy"),
-    ],
-    ids=["ecc", "remap-pending", "remap-failed"],
-)
-async def test_memory_errors_are_reported(
-    serve: Serve, counters: dict[str, int], taint: dict[str, tuple[str, str]], health: str
-) -> None:
-    async with serve(flags=SOON, environ=LONG) as (scene, _):
-        scene.inject.count(1, **counters)
-        await scene.wait_taints({"gpu-1": taint})
-        await scene.wait(lambda: scene.health() == {"gpu-0": "Healthy", "gpu-1": health})
-        scene.inject.count(1, **dict.fromkeys(counters, 0))
 
 
 async def test_a_lost_gpu_stays_published_and_claimed_and_comes_back_with_a_reset(serve: Serve) -> None:
@@ -208,21 +142,6 @@ async def test_a_partition_that_vanishes_under_a_pod_is_reported_until_the_pod_i
         await scene.wait_clean()
 
 
-async def test_a_partition_that_the_reset_of_its_lost_gpu_removed_is_reported_by_an_event(
-    make_scene: MakeScene,
-) -> None:
-    async with make_scene(settings={"dynamic_mig": True}) as scene, scene.agent(*SOON, environ=SHORT):
-        await scene.start("pod", "mig", profile="1g.10gb")
-        await scene.wait_running("pod")
-        (device,) = await scene.allocated("pod")
-        scene.inject.lose(0)
-        await scene.wait(lambda: scene.health().get(device) == "Unhealthy")
-        scene.inject.reset(0, force=True)
-        await scene.wait_event("DeviceUnhealthy", f"{device}: claim default/pod has this partition")
-        await scene.remove("pod")
-        await scene.wait_clean()
-
-
 async def test_a_partition_made_for_a_claim_is_known_at_once_by_its_instance(make_scene: MakeScene) -> None:
     poll = {"PYDRA_NVIDIA_POLL_PERIOD": "3600"}
     async with make_scene(settings={"dynamic_mig": True}) as scene, scene.agent(environ={**LONG, **poll}):
@@ -255,7 +174,7 @@ async def test_an_admin_can_have_pods_evicted(make_scene: MakeScene) -> None:
 
 
 async def test_a_gpu_is_watched_again_when_it_was_passed_through(make_scene: MakeScene) -> None:
-    async with make_scene(settings={"vfio": True}) as scene, scene.agent(environ=LONG):
+    async with make_scene(settings={"vfio": True}) as scene, scene.agent(*SOON, environ=LONG):
         await scene.start("guest", "vfio")
         await scene.wait_running("guest")
         (device,) = await scene.allocated("guest")

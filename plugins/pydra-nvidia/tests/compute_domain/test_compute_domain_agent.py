@@ -235,11 +235,7 @@ ID = "0f4a1c5e-7d0b-4f38-9d3a-5a0c4f7e2b11"
 WRONG: list[tuple[str, tuple[JsonObject, ...], str]] = [
     (CHANNEL, (), "channel-0 needs a ComputeDomainChannelConfig with the domainID of its ComputeDomain"),
     (CHANNEL, (daemon(ID),), "found a ComputeDomainDaemonConfig, allowed for channel-0: a ComputeDomainChannelConfig"),
-    (DAEMON, ({"kind": "ComputeDomainDaemonConfig"},), "domainID"),
-    (DAEMON, (daemon(""),), "domainID"),
     (DAEMON, (daemon("../../etc"),), "domainID"),
-    (DAEMON, ({**daemon(ID), "allocationMode": "All"},), "allocationMode"),
-    (CHANNEL, (channel(ID, allocationMode="Some"),), "allocationMode: .*Single"),
 ]
 
 

@@ -22,10 +22,15 @@ from pydra import (
     PydraError,
     TerminalError,
 )
+from pydra.backends.claim_config import find_config_problems
 from pydra.testing import check_backend
 from pydra_nvidia import compute_domain
 from pydra_nvidia.compute_domain.backend import ComputeDomainBackend
-from pydra_nvidia.compute_domain.claim_config import ComputeDomainChannelConfig, ComputeDomainDaemonConfig
+from pydra_nvidia.compute_domain.claim_config import (
+    CONFIG_TYPES,
+    ComputeDomainChannelConfig,
+    ComputeDomainDaemonConfig,
+)
 from pydra_nvidia.compute_domain.settings import Settings
 from pydra_nvidia.compute_domain.steps import MakeDomainDirectory
 from pydra_nvidia.nvml.maintenance_gate import Gate
@@ -91,6 +96,21 @@ def test_it_keeps_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert report.ok, report.text
     # Its two devices need different configuration, so no two claims can be prepared alike, nor one for both.
     assert [check.rule for check in report.checks if check.mark == "skip"] == ["together", "concurrent"], report.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "found"),
+    [
+        ("Daemon", {}, "$.domainID: missing"),
+        ("Daemon", {"domainID": ""}, '$.domainID: found ""'),
+        ("Daemon", {"domainID": ID, "allocationMode": "All"}, "$.allocationMode: unknown field"),
+        ("Channel", {"domainID": ID, "allocationMode": "Some"}, '$.allocationMode: found "Some"'),
+    ],
+)
+def test_a_config_that_is_wrong_is_refused_with_its_field(kind: str, fields: dict[str, str], found: str) -> None:
+    parameters = {"apiVersion": PARAMETERS["apiVersion"], "kind": f"ComputeDomain{kind}Config", **fields}
+    (problem,) = find_config_problems(parameters, CONFIG_TYPES)
+    assert problem.startswith(found)
 
 
 @pytest.mark.parametrize(

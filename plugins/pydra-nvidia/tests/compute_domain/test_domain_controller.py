@@ -173,14 +173,13 @@ def holder(scene: Scene) -> str:
     return str(leases[0]["spec"]["holderIdentity"]) if leases else ""
 
 
-@pytest.mark.parametrize("status", [403, 429, 500])
 async def test_what_the_api_server_refuses_is_reported_on_the_domain_and_holds_nothing_else_up(
-    scene: Scene, status: int
+    scene: Scene,
 ) -> None:
-    scene.server.faults.add(Fault(verb="create", resource="resourceclaimtemplates", times=None, status=status))
+    scene.server.faults.add(Fault(verb="create", resource="resourceclaimtemplates", times=None, status=403))
     async with scene.controller("--leader-election=false"):
         start_domain(scene)
-        await scene.until(lambda: any(f"injected fault {status}" in note for note in notes(scene)))
+        await scene.until(lambda: any("injected fault 403" in note for note in notes(scene)))
         await scene.until(scene.is_ready)
         assert scene.cluster.condition("cd", "ObjectsCreated")[0] == "RequestFailed"
         scene.server.faults.clear()

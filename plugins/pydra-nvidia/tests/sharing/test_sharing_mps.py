@@ -78,16 +78,13 @@ async def test_a_daemon_that_was_not_written_down_is_found_and_gets_its_limits(
     assert bench.log_of(step.id) == ["set_default_active_thread_percentage 30"] * 2
 
 
-@pytest.mark.parametrize("lost", ["record", "record and pid", "pid"])
 async def test_a_daemon_is_ended_whatever_was_written_down_of_it(
-    bench: Any, kit: Any, applier: StartMpsApplier, lost: str
+    bench: Any, kit: Any, applier: StartMpsApplier
 ) -> None:
     entry = bench.note(kit.entry("u1", STEP))
     await applier.apply(STEP, None, entry)
-    if "record" in lost:
-        os.unlink(f"{place_of(bench).path}/daemon.json")
-    if "pid" in lost:
-        os.unlink(f"{place_of(bench).pipe}/nvidia-cuda-mps-control.pid")
+    os.unlink(f"{place_of(bench).path}/daemon.json")
+    os.unlink(f"{place_of(bench).pipe}/nvidia-cuda-mps-control.pid")
     await applier.undo(STEP, None, entry)
     assert daemons_of(bench) == ()
     assert place_of(bench).id not in os.listdir(f"{bench.settings.state}/mps")
@@ -102,7 +99,7 @@ async def test_undoing_what_was_not_done_is_fine_and_may_be_repeated(
     assert bench.hardware.modes == {"GPU-1": DEFAULT}
 
 
-@pytest.mark.parametrize("pid", ["own", "1", "", "no number", "-1", "99999999999999999999"])
+@pytest.mark.parametrize("pid", ["own", "", "-1", "99999999999999999999"])
 async def test_processes_of_others_are_never_ended(bench: Any, kit: Any, applier: StartMpsApplier, pid: str) -> None:
     place = place_of(bench)
     place.make()
@@ -138,14 +135,6 @@ async def test_a_daemon_that_refuses_to_start_is_reported_with_what_it_says(
     with pytest.raises(ProgramFailed, match=r"-d failed with status 1: .*daemon is already running"):
         await applier.apply(STEP, None, bench.note(kit.entry("u1", STEP)))
     assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": DEFAULT}
-
-
-async def test_a_daemon_that_never_answers_is_ended(bench: Any, kit: Any, applier: StartMpsApplier) -> None:
-    bench.settings = replace(bench.settings, mps_ready_deadline=4.0)
-    bench.behave(slow=600, server=True)
-    with pytest.raises(MpsFailed, match=r"runs, but does not answer after \d s"):
-        await make_applier(bench).apply(STEP, None, bench.note(kit.entry("u1", STEP)))
-    assert daemons_of(bench) == ()
 
 
 @pytest.mark.parametrize(

@@ -73,12 +73,10 @@ async def test_a_daemon_that_is_silent_when_its_claim_is_prepared_again_is_left_
     bench: Any, kit: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.install_all()
-    daemons = MpsDaemons(
-        bench.settings, bench.tree, bench.find_root, command_deadline=4.0, quit_deadline=0.1, grace=0.1
-    )
+    daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root, command_deadline=0.1)
     applier = StartMpsApplier(bench.session, bench.settings, daemons, reread=None)  # type: ignore[arg-type]
     entry = bench.note(kit.entry("u1", STEP))
-    await applier.apply(STEP, None, entry)
+    await make_applier(bench).apply(STEP, None, entry)
     before = daemon_of(bench)
     os.kill(before.pid, signal.SIGSTOP)
     await applier.apply(STEP, None, entry)
@@ -102,10 +100,10 @@ async def test_a_gpu_that_refuses_the_compute_mode_does_not_end_a_daemon_that_ru
 
 async def test_a_daemon_that_hangs_over_a_limit_is_reported_with_its_log(bench: Any, kit: Any) -> None:
     bench.install_all(hangs="set_default_active_thread_percentage")
-    daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root, command_deadline=4.0, grace=0.1)
+    daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root, command_deadline=2.0, grace=0.1)
     applier = StartMpsApplier(bench.session, bench.settings, daemons, reread=None)  # type: ignore[arg-type]
     step = replace(STEP, thread_percentage=50)
-    with pytest.raises(MpsFailed, match=r"did not end within 4 s.*its log ends with .*Cmd:set_default_active"):
+    with pytest.raises(MpsFailed, match=r"did not end within 2 s.*its log ends with .*Cmd:set_default_active"):
         await applier.apply(step, None, bench.note(kit.entry("u1", step)))
     assert daemons_of(bench) == ()
 
@@ -228,9 +226,8 @@ asyncio.run(applier.apply(msgspec.convert(claim.steps[0].step, StartMps), None, 
 """
 
 
-@pytest.mark.parametrize("then", ["prepare", "unprepare"])
 async def test_a_backend_that_is_killed_while_its_daemon_starts_leaves_nothing_that_is_not_found(
-    bench: Any, kit: Any, applier: StartMpsApplier, then: str
+    bench: Any, kit: Any, applier: StartMpsApplier
 ) -> None:
     bench.behave(slow=600, server=True)
     entry = bench.note(kit.entry("u1", STEP))
@@ -241,9 +238,8 @@ async def test_a_backend_that_is_killed_while_its_daemon_starts_leaves_nothing_t
         backend.kill()
     assert len(daemons_of(bench)) == 2, "daemons outlive the backend"
     bench.behave()
-    if then == "prepare":
-        await applier.apply(STEP, None, entry)
-        assert daemons_of(bench) == (daemon_of(bench),)
+    await applier.apply(STEP, None, entry)
+    assert daemons_of(bench) == (daemon_of(bench),)
     await applier.undo(STEP, None, entry)
     assert daemons_of(bench) == ()
 

@@ -58,13 +58,10 @@ class Vendor:
         self._started[uid] = {"status": await self._status(name, None), "name": name, "namespace": "default"}
         return uid
 
-    def leave(self, *, boot: str | None = None, old: bool = False) -> None:
-        """Write its checkpoint; `old`: as release 25.3 did."""
+    def leave(self, *, boot: str | None = None) -> None:
+        """Write its checkpoint."""
         boot = self._scene.boot_id_file.read_text().strip() if boot is None else boot
         v1: dict[str, Any] = {"preparedClaims": self._completed} if self._completed else {}
-        if old:
-            self.file.write_text(json.dumps({"v1": v1}))
-            return
         claims = {uid: {"checkpointState": "PrepareCompleted", **claim} for uid, claim in self._completed.items()}
         claims |= {uid: {"checkpointState": "PrepareStarted", **claim} for uid, claim in self._started.items()}
         v2 = {**({"preparedClaims": claims} if claims else {}), "nodeBootID": boot}
