@@ -16,9 +16,9 @@ Args: root, secret, host.
 {{- $ca := get $data "ca.crt" | b64dec -}}
 {{- dict "crt" (get $data "tls.crt" | b64dec) "key" (get $data "tls.key" | b64dec) "ca" $ca "trusted" $ca "until" $until "host" .host | toJson -}}
 {{- else -}}
-{{- $ca := genCA (printf "%s ca" .secret) $days -}}
+{{- $ca := genPrivateKey "ecdsa" | genCAWithKey (printf "%s ca" .secret) $days -}}
 {{- $short := splitList "." .host | first -}}
-{{- $made := genSignedCert .host nil (list .host (printf "%s.%s" $short (include "pydra.namespace" .root))) $days $ca -}}
+{{- $made := genSignedCertWithKey .host nil (list .host (printf "%s.%s" $short (include "pydra.namespace" .root))) $days $ca (genPrivateKey "ecdsa") -}}
 {{- $before := get $data "ca.crt" | b64dec -}}
 {{- $trusted := contains "-----BEGIN CERTIFICATE-----" $before | ternary (printf "%s%s" $ca.Cert $before) $ca.Cert -}}
 {{- dict "crt" $made.Cert "key" $made.Key "ca" $ca.Cert "trusted" $trusted "until" (add $now (mul $days 86400)) "host" .host | toJson -}}
