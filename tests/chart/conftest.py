@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-# Before Helm is loaded: it would spend a third of its time on collecting garbage of a few megabytes.
-os.environ.setdefault("GOGC", "400")
-
 import helm_python
 import pytest
 

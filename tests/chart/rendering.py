@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -88,19 +88,20 @@ def load_chart() -> helm_python.Chart:
 
 def render(*values: Mapping[str, Any], name: str = "pydra", namespace: str = NAMESPACE) -> Objects:
     """The objects."""
-    return deepcopy(_render(json.dumps(overlay(*values), sort_keys=True), name, namespace))
+    rendered = _render(json.dumps(overlay(*values), sort_keys=True), name, namespace)
+    return Objects(one for text in rendered for one in pickle.loads(_parse(text)))
 
 
 @cache
-def _render(values: str, name: str, namespace: str) -> Objects:
+def _render(values: str, name: str, namespace: str) -> tuple[str, ...]:
     files = render_files(json.loads(values), name=name, namespace=namespace)
-    return Objects(one for path, text in files.items() if path.endswith(".yaml") for one in _parse(text))
+    return tuple(text for path, text in files.items() if path.endswith(".yaml"))
 
 
 @cache
-def _parse(text: str) -> tuple[Object, ...]:
-    # Most values change few of the files.
-    return tuple(parse(text))
+def _parse(text: str) -> bytes:
+    # Most values change few of the files. A test may change the objects, and copies of bytes cost least.
+    return pickle.dumps(list(parse(text)))
 
 
 def parse(text: str) -> Iterator[Object]:

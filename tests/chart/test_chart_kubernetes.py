@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -101,6 +102,13 @@ def _definitions(version: str) -> Registry[Any]:
 
 
 def find_faults(version: str, one: Object) -> list[str]:
+    return _find_faults(version, json.dumps(one))
+
+
+@cache
+def _find_faults(version: str, text: str) -> list[str]:
+    # Most objects are the same for most values.
+    one = json.loads(text)
     checked = validator(version, one["kind"], one["apiVersion"])
     name = f"{one['kind']} {one['metadata']['name']}"
     return [f"{name}: {error.json_path}: {error.message}" for error in checked.iter_errors(one)]
