@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "pydra",
     deadline=None,
-    max_examples=50,
+    max_examples=20,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -45,11 +44,3 @@ def changing(quiet: Node) -> Iterator[Node]:
     quiet.board.restore_devices()
     wait_for(lambda: quiet.api.devices().keys() == set(DEVICES), "the devices from before are published")
     wait_for(lambda: not quiet.api.taints(), "none of them is tainted")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here not in item.path.parents:
-            continue
-        item.add_marker(pytest.mark.timeout(180))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra.errors import CheckpointError, ClaimError, InternalError
@@ -129,7 +129,6 @@ class History:
             assert self.node.traces() == NOTHING
 
 
-@settings(max_examples=40)
 @given(st.lists(events, max_size=6), st.sampled_from(["none", "plan", "steps"]), st.booleans())
 def test_whatever_happens_no_device_has_two_owners_and_nothing_is_left(
     happening: list[Event], plans: str, durable: bool

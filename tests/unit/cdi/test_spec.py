@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -337,7 +337,6 @@ def test_what_says_nothing_is_left_out() -> None:
     }
 
 
-@settings(max_examples=40)
 @given(several=st.lists(strategies.edits, min_size=1, max_size=3))
 def test_a_container_with_one_device_gets_all_that_was_asked_for_it(several: list[ContainerEdits]) -> None:
     several = [edits.with_additional_gids(7) for edits in several]
@@ -358,7 +357,6 @@ def test_a_container_with_one_device_gets_all_that_was_asked_for_it(several: lis
         assert {gid for part in parts for gid in part.get("additionalGids", [])} == {*edits.additional_gids} - {0}
 
 
-@settings(max_examples=40)
 @given(edits=strategies.edits, data=st.data())
 def test_the_bytes_do_not_depend_on_order(edits: ContainerEdits, data: st.DataObject) -> None:
     edits = edits.with_additional_gids(7)
