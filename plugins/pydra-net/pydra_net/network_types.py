@@ -16,7 +16,7 @@ FOREVER = 0xFFFFFFFF
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An address of a link; `address` is `10.0.0.1/24`, lifetimes are in seconds."""
+    """An address of a link; `address` is `10.0.0.1/24`, lifetimes are in seconds, `metric` is that of its route."""
 
     address: str
     peer: str = ""
@@ -26,6 +26,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     label: str = ""
     valid: int = FOREVER
     preferred: int = FOREVER
+    metric: int = 0
     protocol: int = 0
 
     @property
@@ -37,7 +38,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A route by one link; `destination` is `10.0.0.0/8`.
 
-    `shared`: it has other links, too, or is one of a nexthop object, so it cannot be put back with this link alone.
+    `not_recorded` says what else it has, such as other links, so that it could not be put back with this link.
     """
 
     destination: str
@@ -50,7 +51,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     flags: int = 0
     metrics: Mapping[str, int | str] = {}
-    shared: bool = False
+    not_recorded: str = ""
 
     @property
     def family(self) -> int:

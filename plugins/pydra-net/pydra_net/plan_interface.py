@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -34,7 +34,7 @@ _UNICAST = 1
 _STATIC, _BY_DHCP = 4, 16
 _KEPT_FLAGS = 0xF12
 """Of addresses, those that somebody chose: no duplicate detection (2), home, temporary ones, no prefix route, ..."""
-_NO_DETECTION = 0x2
+_NO_DETECTION, _NO_PREFIX_ROUTE = 0x2, 0x200
 _PERMANENT, _UNUSABLE = 0x80, 0x48
 """Of addresses: somebody set it; it is tentative, or another host has it."""
 
@@ -70,7 +70,8 @@ class InterfaceState(Configuration, frozen=True, kw_only=True, omit_defaults=Tru
 
 def read_interface(reading: Reading, link: Link) -> Interface:
     """All that somebody configured on the link; what the kernel adds by itself is left out."""
-    routes = tuple(one for one in reading.routes.get(link.index, ()) if _is_configured(one))
+    by_addresses = set(_list_prefixes(reading.addresses.get(link.index, ())))
+    routes = tuple(one for one in reading.routes.get(link.index, ()) if _is_configured(one, by_addresses))
     master = reading.find(link.master) if link.master else None
     elsewhere = {one.table for index, found in reading.routes.items() if index != link.index for one in found}
     own_tables = {one.table for one in routes} - elsewhere - {_MAIN_TABLE, _LOCAL_TABLE}
@@ -93,8 +94,16 @@ def _is_automatic(address: Address) -> bool:
     return bool(address.family == 6 and (address.scope == _LINK_SCOPE or address.protocol == 2 or is_temporary))
 
 
-def _is_configured(route: Route) -> bool:
-    automatic = route.protocol == _BY_KERNEL or (route.family == 6 and route.protocol == _BY_ADVERTISEMENT)
+def _list_prefixes(addresses: Sequence[Address]) -> Iterator[str]:
+    """The destinations of the routes that the kernel makes for addresses; not for those whose owner makes them."""
+    for one in addresses:
+        if not one.flags & _NO_PREFIX_ROUTE:
+            yield str(ipaddress.ip_interface(one.peer or one.address).network)
+
+
+def _is_configured(route: Route, by_addresses: Collection[str]) -> bool:
+    made = route.protocol == _BY_KERNEL and route.destination in by_addresses
+    automatic = made or (route.family == 6 and route.protocol == _BY_ADVERTISEMENT)
     return route.type == _UNICAST and route.table != _LOCAL_TABLE and not automatic
 
 

@@ -41,8 +41,11 @@ def find_unmovable(reading: Reading) -> Mapping[int, str]:
             reasons.setdefault(link.index, "stands for another function in the switch of its card, which needs it")
         elif link.kind in _NOT_MOVABLE:
             reasons.setdefault(link.index, f"is a {link.kind}, which cannot leave the node's network namespace")
-        elif shared := [one for one in reading.routes.get(link.index, ()) if one.shared]:
-            reasons.setdefault(link.index, f"has a part of the route to {shared[0].destination}, with other links")
+        elif lost := [one for one in reading.routes.get(link.index, ()) if one.not_recorded]:
+            reasons.setdefault(
+                link.index,
+                f"has the route to {lost[0].destination} with {lost[0].not_recorded}, which could not be put back",
+            )
     return reasons
 
 

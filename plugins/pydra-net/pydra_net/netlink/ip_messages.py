@@ -20,7 +20,7 @@ _NEW_ADDRESS, _DEL_ADDRESS, _NEW_ROUTE, _DEL_ROUTE, _NEW_NEIGHBOUR, _NEW_RULE = 
 _FAMILIES = {4: 2, 6: 10}
 
 _ADDRESS = struct.Struct("=BBBBi")
-_PEER, _LOCAL, _LABEL, _BROADCAST, _LIFETIMES, _ADDRESS_FLAGS = 1, 2, 3, 4, 6, 8
+_PEER, _LOCAL, _LABEL, _BROADCAST, _LIFETIMES, _ADDRESS_FLAGS, _METRIC, _PROTOCOL = 1, 2, 3, 4, 6, 8, 9, 11
 
 _ROUTE = struct.Struct("=BBBBBBBBI")
 _TO, _BY, _GATEWAY, _PRIORITY, _SOURCE, _METRICS, _TABLE, _VIA = 1, 4, 5, 6, 7, 8, 15, 18
@@ -51,6 +51,10 @@ def add_address(operation: AddAddress) -> None:
         attributes[_LABEL] = one.label.encode() + b"\0"
     if one.flags:
         attributes[_ADDRESS_FLAGS] = pack_number(one.flags)
+    if one.metric:
+        attributes[_METRIC] = pack_number(one.metric)
+    if one.protocol:
+        attributes[_PROTOCOL] = bytes([one.protocol])
     if one.valid != FOREVER:
         attributes[_LIFETIMES] = struct.pack("=IIII", one.preferred, one.valid, 0, 0)
     change(_NEW_ADDRESS, REPLACE, _pack_address(operation.index, interface, one.scope) + pack(attributes))

@@ -30,6 +30,14 @@ _VLAN_PROTOCOL = 0x8100
 """802.1Q; others have IDs of their own."""
 _UNKNOWN = 0xFFFFFFFF
 """What a driver says that cannot tell."""
+_NOT_RECORDED = {
+    "RTA_MULTIPATH": "other links",
+    "RTA_NH_ID": "a nexthop object",
+    "RTA_ENCAP": "an encapsulation",
+    "RTA_FLOW": "a realm",
+    "RTA_SRC": "a prefix of sources",
+}
+"""Attributes of routes."""
 _NO_MAC = "00:00:00:00:00:00"
 
 
@@ -165,6 +173,7 @@ def _read_address(message: Any) -> Address:
         label=message.get_attr("IFA_LABEL") or "",
         valid=lifetimes.get("ifa_valid", FOREVER),
         preferred=lifetimes.get("ifa_preferred", FOREVER),
+        metric=message.get_attr("IFA_RT_PRIORITY") or 0,
         protocol=message.get_attr("IFA_PROTO") or 0,
     )
 
@@ -186,11 +195,16 @@ def _read_routes(message: Any) -> Iterator[tuple[int, Route]]:
         priority=message.get_attr("RTA_PRIORITY") or 0,
         flags=message["flags"] & 0x4,  # onlink; the others say how it is
         metrics=_read_metrics(message.get_attr("RTA_METRICS")),
-        shared=bool(message.get_attr("RTA_MULTIPATH") or message.get_attr("RTA_NH_ID")),
+        not_recorded=_find_not_recorded(message),
     )
     legs = message.get_attr("RTA_MULTIPATH")
     for index in {leg["oif"] for leg in legs} if legs else {message.get_attr("RTA_OIF")} - {None}:
         yield index, route
+
+
+def _find_not_recorded(message: Any) -> str:
+    found = [what for name, what in _NOT_RECORDED.items() if message.get_attr(name)]
+    return ", ".join([*found, "a type of service"] if message["tos"] else found)
 
 
 def _read_metrics(message: Any) -> dict[str, int | str]:

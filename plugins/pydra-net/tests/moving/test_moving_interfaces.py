@@ -67,6 +67,9 @@ async def test_an_interface_goes_into_the_pod_with_its_configuration_and_comes_b
 
 UNUSUAL = """
     ip addr add 10.4.0.1/24 broadcast 10.4.0.255 label nic0:old scope link dev nic0
+    ip addr add 10.2.0.1/24 metric 50 dev nic0
+    ip addr add 10.1.0.1/24 noprefixroute dev nic0
+    ip route add 10.1.0.0/24 proto kernel scope link src 10.1.0.1 metric 101 dev nic0
     ip addr add 10.3.0.1 peer 10.3.0.2/32 dev nic0
     ip route add 10.6.1.0/24 via inet6 fd00::9 dev nic0
     ip route add 10.6.2.0/24 via 172.16.0.1 dev nic0 onlink
@@ -83,10 +86,33 @@ async def test_whatever_is_configured_on_the_interface_is_there_again(node: Test
         await agent.prepare("claim", "nic0", pod="trainer")
         pod = node.begin_pod("trainer")
         await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
-        for text in ("peer 10.3.0.2/32", "via inet6 fd00::9", "onlink", "congctl reno", "initcwnd 20"):
+        for text in (
+            "metric 50",
+            "10.1.0.0/24 proto kernel",
+            "peer 10.3.0.2/32",
+            "via inet6 fd00::9",
+            "onlink",
+            "congctl reno",
+            "initcwnd 20",
+        ):
             assert text in pod.describe("nic0")
         await agent.unprepare("claim")
     assert node.host.describe("nic0") == before
+
+
+@pytest.mark.parametrize(
+    ("route", "what"),
+    [
+        pytest.param("10.7.0.0/16 encap ip id 42 dst 10.0.0.9", "an encapsulation", id="encapsulation"),
+        pytest.param("10.7.0.0/16 via 10.0.0.9 tos 0x10", "a type of service", id="type-of-service"),
+    ],
+)
+async def test_an_interface_whose_routes_could_not_be_put_back_stays(node: TestNode, route: str, what: str) -> None:
+    node.host.run(f"ip route add {route} dev nic0")
+    agent = build_agent(node)
+    async with serve(agent):
+        with pytest.raises(ClaimError, match=f"has the route to 10.7.0.0/16 with {what}, which could not be put back"):
+            await agent.prepare("claim", "nic0", pod="trainer")
 
 
 async def test_sizes_and_sysctls_of_the_interface_are_set_in_the_pod_and_put_back(node: TestNode) -> None:

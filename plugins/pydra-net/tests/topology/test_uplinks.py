@@ -55,7 +55,7 @@ def link(index: int, *, lower: int = 0, master: int = 0, kind: str = "") -> Link
         ),
         pytest.param(
             [link(2), link(3)],
-            {2: (Route(destination="10.0.0.0/8", shared=True),)},
+            {2: (Route(destination="10.0.0.0/8", not_recorded="other links"),)},
             {2},
             id="part-of-a-route-of-several",
         ),
