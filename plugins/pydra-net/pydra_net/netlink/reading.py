@@ -38,6 +38,17 @@ _NOT_RECORDED = {
     "RTA_SRC": "a prefix of sources",
 }
 """Attributes of routes."""
+_SELECTORS = (
+    "FRA_FWMARK",
+    "FRA_IIFNAME",
+    "FRA_OIFNAME",
+    "FRA_UID_RANGE",
+    "FRA_IP_PROTO",
+    "FRA_SPORT_RANGE",
+    "FRA_DPORT_RANGE",
+)
+"""Attributes of rules."""
+_INVERTED = 0x2
 _NO_MAC = "00:00:00:00:00:00"
 
 
@@ -220,7 +231,7 @@ def _read_via(message: Any) -> str:
 
 def _read_rules(ip: Any) -> Iterator[Rule]:
     for message in ip.get_rules():
-        if message["family"] not in _FAMILIES or message["action"] != 1:
+        if message["family"] not in _FAMILIES or message["action"] != 1 or _is_special(message):
             continue
         yield Rule(
             family=_FAMILIES[message["family"]],
@@ -229,6 +240,13 @@ def _read_rules(ip: Any) -> Iterator[Rule]:
             source=_join(message.get_attr("FRA_SRC"), message["src_len"]),
             destination=_join(message.get_attr("FRA_DST"), message["dst_len"]),
         )
+
+
+def _is_special(rule: Any) -> bool:
+    """Whether it is for some of the packets from and to its prefixes: without that, it would be for all of them."""
+    suppresses = rule.get_attr("FRA_SUPPRESS_PREFIXLEN") not in (None, _UNKNOWN)
+    selects = any(rule.get_attr(name) for name in _SELECTORS)
+    return bool(rule["tos"] or rule["flags"] & _INVERTED or suppresses or selects)
 
 
 def _join(address: str | None, length: int) -> str:

@@ -58,6 +58,8 @@ async def test_an_interface_goes_into_the_pod_with_its_configuration_and_comes_b
         inside = pod.describe("nic0")
         for text in ("mtu 1400", "10.0.0.1/24", "fd00::1/64", "10.5.0.0/16 via 10.0.0.9", "table 100", "lladdr 02:00"):
             assert text in inside
+        assert "from 10.0.0.0/24 lookup 100" in (rules := pod.run("ip rule"))
+        assert not re.search("^50[123]:", rules, re.MULTILINE), "they would be for all packets"
         assert "from 10.0.0.0/24 lookup 100" in pod.run("ip rule")
         await agent.runtime.stop_pod(sandbox)
         assert node.host.links() == ["nic0", "up0"], "before the namespace ends"
@@ -74,6 +76,9 @@ UNUSUAL = """
     ip route add 10.6.1.0/24 via inet6 fd00::9 dev nic0
     ip route add 10.6.2.0/24 via 172.16.0.1 dev nic0 onlink
     ip route add 10.6.3.0/24 dev nic0 src 10.4.0.1 congctl reno initcwnd 20 table 1000
+    ip rule add fwmark 5 table 100 priority 501
+    ip rule add from 10.0.0.0/24 ipproto tcp table 100 priority 502
+    ip rule add not from 10.0.0.0/24 table 100 priority 503
     ip neigh add fd00::9 lladdr 02:00:00:00:00:99 dev nic0 nud permanent
 """
 
