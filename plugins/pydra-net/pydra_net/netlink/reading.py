@@ -32,12 +32,14 @@ _UNKNOWN = 0xFFFFFFFF
 """What a driver says that cannot tell."""
 _NOT_RECORDED = {
     "RTA_MULTIPATH": "other links",
-    "RTA_NH_ID": "a nexthop object",
     "RTA_ENCAP": "an encapsulation",
     "RTA_FLOW": "a realm",
     "RTA_SRC": "a prefix of sources",
 }
 """Attributes of routes."""
+_NEXTHOP = 30
+"""RTA_NH_ID, which pyroute2 0.9 does not know."""
+_BY_ADVERTISEMENT = 9
 _SELECTORS = (
     "FRA_FWMARK",
     "FRA_IIFNAME",
@@ -214,8 +216,14 @@ def _read_routes(message: Any) -> Iterator[tuple[int, Route]]:
 
 
 def _find_not_recorded(message: Any) -> str:
-    found = [what for name, what in _NOT_RECORDED.items() if message.get_attr(name)]
-    return ", ".join([*found, "a type of service"] if message["tos"] else found)
+    unknown = {value["header"]["type"] for name, value in message["attrs"] if name == "UNKNOWN"}
+    lifetime = (message.get_attr("RTA_CACHEINFO") or {}).get("rta_expires")
+    has = {what: bool(message.get_attr(name)) for name, what in _NOT_RECORDED.items()} | {
+        "a nexthop object": _NEXTHOP in unknown,
+        "a type of service": bool(message["tos"]),
+        "a lifetime": bool(lifetime) and message["proto"] != _BY_ADVERTISEMENT,
+    }
+    return ", ".join(what for what, is_so in has.items() if is_so)
 
 
 def _read_metrics(message: Any) -> dict[str, int | str]:

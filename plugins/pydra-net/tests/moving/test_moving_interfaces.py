@@ -108,12 +108,13 @@ async def test_whatever_is_configured_on_the_interface_is_there_again(node: Test
 @pytest.mark.parametrize(
     ("route", "what"),
     [
-        pytest.param("10.7.0.0/16 encap ip id 42 dst 10.0.0.9", "an encapsulation", id="encapsulation"),
+        pytest.param("10.7.0.0/16 encap ip id 42 dst 10.0.0.9 dev nic0", "an encapsulation", id="encapsulation"),
         pytest.param("10.7.0.0/16 via 10.0.0.9 tos 0x10", "a type of service", id="type-of-service"),
+        pytest.param("10.7.0.0/16 nhid 5", "a nexthop object", id="nexthop-object"),
     ],
 )
 async def test_an_interface_whose_routes_could_not_be_put_back_stays(node: TestNode, route: str, what: str) -> None:
-    node.host.run(f"ip route add {route} dev nic0")
+    node.host.run(f"ip nexthop add id 5 via 10.0.0.9 dev nic0; ip route add {route}")
     agent = build_agent(node)
     async with serve(agent):
         with pytest.raises(ClaimError, match=f"has the route to 10.7.0.0/16 with {what}, which could not be put back"):
