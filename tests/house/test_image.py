@@ -68,7 +68,7 @@ def test_what_images_leave_out_of_packages_is_not_missed(tmp_path: Path) -> None
     assert sorted(path.name.partition("-")[0] for path in tmp_path.iterdir()) == ["cel_expr_python"] * 2
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 16_000_000
     code = (
-        "from cel_expr_python import cel; from pydra import Device; from pydra_net.device_filter import DeviceFilter;"
+        "from cel_expr_python import cel; from pydra import Device; from pydra_net.cel_filter import DeviceFilter;"
         """chosen = DeviceFilter('cel.bind(d, device.attributes["dra.net"], d.?mtu.orValue(0) > 1 &&"""
         """ sets.contains([d.type.lowerAscii()], ["veth"]) && [1].all(i, v, i < v) && [[1]].flatten() == [1])');"""
         "print(cel.__file__, chosen.selects('dra.net', Device(name='a', attributes={'type': 'VETH', 'mtu': 9})))"

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from pydra_net.gso_sizes_and_sysctls import IPV4, IPV6, SIZES
+from pydra_net.link_parameters import IPV4, IPV6, SIZES
 
 ParsedT = TypeVar("ParsedT")
 

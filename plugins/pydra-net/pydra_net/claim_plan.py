@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from pydra import AllocatedDevice, Claim, ClaimError, HeldClaim, Plan, TerminalError, UnknownDevice
 from pydra_net.claim_checks import check_addresses, check_gateways, check_parameters, check_pod, check_share
 from pydra_net.claim_config import NetworkConfig
+from pydra_net.claim_records import list_holders
 from pydra_net.ethtool_names import list_present, resolve_ethtool
 from pydra_net.hardware_types import Node
-from pydra_net.held_claims import list_holders
 from pydra_net.network_types import Ethtool, Link, Programs
 from pydra_net.plan_interface import find_state_in_pod, read_interface
 from pydra_net.plan_rdma import is_alone, plan_rdma

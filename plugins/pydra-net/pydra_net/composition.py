@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from pydra import HeldClaim, held_claims
 from pydra_net.backend import NetBackend
 from pydra_net.devices import DRIVER
-from pydra_net.doctor_check import examine_interfaces
+from pydra_net.hardware_reader import HardwareReader
 from pydra_net.kernel import Kernel
+from pydra_net.nri_handlers import PodHandlers
+from pydra_net.pod_interfaces import PodInterfaces
 from pydra_net.settings import Settings
-from pydra_nri import Handlers, connect
+from pydra_net.step_appliers import StepAppliers
+from pydra_nri import Plugin, connect
 from pydra_pci import Roots, Tree, needs_simulation
 
 NRI_INDEX = 10
@@ -35,38 +39,36 @@ async def open_backend(
                 from pydra_net.simulation.simulation import open_simulation  # noqa: PLC0415
 
             settings, kernel, tree = await stack.enter_async_context(open_simulation(settings))
-        kernel = kernel or _open_kernel(settings)
+        kernel = kernel or open_kernel(settings)
         host = kernel.open(settings.network_namespace)
         stack.callback(host.close)
         tree = tree or Tree(Roots(sys=settings.sys_root, dev=settings.dev_root))
-        backend = NetBackend(settings, tree, kernel, host, held)
-        stack.push_async_callback(backend.close)
-        handlers = Handlers(
-            synchronize=backend.synchronize,
-            run_pod_sandbox=backend.run_pod_sandbox,
-            stop_pod_sandbox=backend.stop_pod_sandbox,
-            remove_pod_sandbox=backend.remove_pod_sandbox,
-            create_container=backend.create_container,
+        reader = HardwareReader(tree, kernel, host, settings)
+        appliers = StepAppliers(kernel, host, reader.has_function, tree)
+        interfaces = PodInterfaces(kernel, appliers, held)
+        stack.push_async_callback(interfaces.close)
+        claims_known = asyncio.Event()
+        runtime: Plugin
+        handlers = PodHandlers(interfaces, held, claims_known, lambda: runtime.request_timeout)
+        runtime = await stack.enter_async_context(
+            connect(DRIVER, index=NRI_INDEX, handlers=handlers.build(), socket=settings.nri_socket)
         )
-        backend.runtime = await stack.enter_async_context(
-            connect(DRIVER, index=NRI_INDEX, handlers=handlers, socket=settings.nri_socket)
+        events = kernel.watch(host)
+        stack.callback(events.close)
+        yield NetBackend(
+            settings,
+            tree,
+            reader,
+            events,
+            held=held,
+            claims_known=claims_known,
+            interfaces=interfaces,
+            runtime=runtime,
         )
-        yield backend
 
 
-def examine_node(settings: Settings, held: Sequence[HeldClaim]) -> Iterator[str]:
-    """What is wrong with the interfaces of claims. Raises NamespaceGone."""
-    if settings.scenario:
-        return
-    kernel = _open_kernel(settings)
-    host = kernel.open(settings.network_namespace)
-    try:
-        yield from examine_interfaces(kernel, host, held)
-    finally:
-        host.close()
-
-
-def _open_kernel(settings: Settings) -> Kernel:
+def open_kernel(settings: Settings) -> Kernel:
+    """The kernel of this machine."""
     # A fifth of a second: pyroute2 has hundreds of modules.
     from pydra_net.netlink.kernel import NetlinkKernel  # noqa: PLC0415
 

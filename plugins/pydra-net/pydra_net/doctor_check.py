@@ -6,15 +6,29 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 
 from pydra import HeldClaim
+from pydra_net.claim_records import list_interfaces
+from pydra_net.composition import open_kernel
 from pydra_net.find_interface import find
-from pydra_net.held_claims import list_interfaces
 from pydra_net.kernel import Kernel, Namespace, NamespaceGone
 from pydra_net.operations import DetachPrograms, JoinVrf, Operation, SetEthtool, SetSysctls
 from pydra_net.plan_interface import find_state_before, plan_changes
+from pydra_net.settings import Settings
 from pydra_net.steps import GiveInterface, InterfaceStep
 
 _UNSEEN = (SetEthtool, SetSysctls, DetachPrograms, JoinVrf)
 """What a reading does not tell: it is planned whenever it is wanted."""
+
+
+def examine_node(settings: Settings, held: Sequence[HeldClaim]) -> Iterator[str]:
+    """Yield what is wrong with the interfaces of claims. Raises NamespaceGone."""
+    if settings.scenario:
+        return
+    kernel = open_kernel(settings)
+    host = kernel.open(settings.network_namespace)
+    try:
+        yield from examine_interfaces(kernel, host, held)
+    finally:
+        host.close()
 
 
 def examine_interfaces(kernel: Kernel, host: Namespace, held: Sequence[HeldClaim]) -> Iterator[str]:

@@ -15,9 +15,9 @@ from pydra_net.devices import name_device
 from pydra_net.hardware_types import ConfiguredFunction, Hardware, Node, OfferedRdma
 from pydra_net.kernel import Kernel, Namespace
 from pydra_net.network_types import Link, Reading
+from pydra_net.protected_interfaces import find_needed, find_unmovable
 from pydra_net.rdma_devices import find_lone_rdma, find_rdma, find_software_rdma
 from pydra_net.settings import Settings, split
-from pydra_net.uplinks import find_needed, find_unmovable
 from pydra_net.virtual_functions import find_card, find_virtual_function
 from pydra_pci import Tree, function_path, read_attribute, read_driver, read_numa_node, read_root
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pydra_net.claim_config import EthtoolConfig, InterfaceConfig, NetworkConfig, RouteConfig, RuleConfig
 from pydra_net.dhcp.messages import Lease
-from pydra_net.gso_sizes_and_sysctls import list_changes
+from pydra_net.link_parameters import list_changes
 from pydra_net.network_types import Address, Configuration, Interface, Link, Neighbour, Reading, Route, Rule
 from pydra_net.operations import (
     AddAddress,

@@ -71,7 +71,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 )
         if self.filter:
             # 6 MB, which most nodes do not need.
-            from pydra_net.device_filter import DeviceFilter, InvalidFilter  # noqa: PLC0415
+            from pydra_net.cel_filter import DeviceFilter, InvalidFilter  # noqa: PLC0415
 
             try:
                 DeviceFilter(self.filter)

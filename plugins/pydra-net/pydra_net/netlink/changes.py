@@ -13,6 +13,7 @@ from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from pydra_net.kernel import KernelRefused
+from pydra_net.netlink.bpf_programs import detach_programs
 from pydra_net.netlink.ethtool import set_ethtool
 from pydra_net.netlink.ip_messages import (
     add_address,
@@ -23,7 +24,6 @@ from pydra_net.netlink.ip_messages import (
     remove_route,
 )
 from pydra_net.netlink.link_messages import WITHOUT_COUNTERS, mark_link, remove_link, set_link, set_parameter
-from pydra_net.netlink.programs import detach_programs
 from pydra_net.netlink.sysctls import set_sysctl
 from pydra_net.network_types import VirtualFunctionState
 from pydra_net.operations import (

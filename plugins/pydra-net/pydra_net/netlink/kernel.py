@@ -15,13 +15,13 @@ from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 
 from pydra_net.kernel import KernelRefused, Namespace
 from pydra_net.netlink.arp import find_user
+from pydra_net.netlink.bpf_programs import read_programs
 from pydra_net.netlink.changes import apply_change, call, explain
 from pydra_net.netlink.dhcp_sockets import DhcpPackets, open_packets
 from pydra_net.netlink.ethtool import read_ethtool
 from pydra_net.netlink.events import LinkEvents
 from pydra_net.netlink.link_messages import get_link, move_link
 from pydra_net.netlink.namespaces import OpenNamespace
-from pydra_net.netlink.programs import read_programs
 from pydra_net.netlink.rdma import move_rdma, read_exclusive, read_rdma
 from pydra_net.netlink.reading import read_all, read_link, read_links
 from pydra_net.network_types import IPVLAN_MODES, Ethtool, Link, Programs, RdmaDevice, Reading, VirtualFunctionState

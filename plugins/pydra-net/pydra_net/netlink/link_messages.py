@@ -12,7 +12,7 @@ from typing import Any
 
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from pydra_net.gso_sizes_and_sysctls import IPV4, SIZES
+from pydra_net.link_parameters import IPV4, SIZES
 from pydra_net.netlink.messages import CREATE, ask, change, pack, pack_number
 from pydra_net.operations import Mark, RemoveLink, SetLink, SetParameter
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pydra_net.netlink import bpf
+from pydra_net.netlink import bpf_syscall
 
 _LOAD, _ATTACH, _MAKE_LINK = 5, 8, 28
 _TC, _XDP, _ON_XDP = 3, 6, 37
@@ -18,9 +18,9 @@ _TC, _XDP, _ON_XDP = 3, 6, 37
 def attach_programs(index: int) -> list[int]:
     """One of tcx, one of tcx and one of XDP by bpf links, in the thread's namespace; these end with the result."""
     with _load(_TC, b"handle_ingress") as program:
-        _call(_ATTACH, "IIIIIIQ", index, program, bpf.TCX_INGRESS, 0, 0, 0, 0)
+        _call(_ATTACH, "IIIIIIQ", index, program, bpf_syscall.TCX_INGRESS, 0, 0, 0, 0)
     with _load(_TC, b"by_link") as program:
-        by_link = _call(_MAKE_LINK, "IIIIIIQ", program, index, bpf.TCX_EGRESS, 0, 0, 0, 0)
+        by_link = _call(_MAKE_LINK, "IIIIIIQ", program, index, bpf_syscall.TCX_EGRESS, 0, 0, 0, 0)
     with _load(_XDP, b"xdp") as program:
         return [by_link, _call(_MAKE_LINK, "IIII", program, index, _ON_XDP, 0)]
 
@@ -39,4 +39,4 @@ def _load(kind: int, name: bytes) -> Iterator[int]:
 
 
 def _call(command: int, form: str, *values: Any) -> int:
-    return bpf.call(command, struct.pack(f"={form}", *values))[1]
+    return bpf_syscall.call(command, struct.pack(f"={form}", *values))[1]

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from pydra import Device, HealthStatus
-from pydra_net.device_filter import DeviceFilter
+from pydra_net.cel_filter import DeviceFilter
 from pydra_net.devices import DRIVER, name_device
 from pydra_net.hardware_reader import HardwareReader
 from pydra_net.inventory import build_inventory

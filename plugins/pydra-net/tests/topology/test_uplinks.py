@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pydra_net.network_types import Address, Link, Reading, Route
-from pydra_net.uplinks import find_needed, find_unmovable
+from pydra_net.protected_interfaces import find_needed, find_unmovable
 
 DEFAULT = Route(destination="0.0.0.0/0", gateway="192.0.2.1")
 OTHER = Route(destination="10.0.0.0/8")

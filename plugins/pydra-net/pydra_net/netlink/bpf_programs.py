@@ -12,11 +12,11 @@ from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from pydra_net.kernel import KernelRefused
-from pydra_net.netlink import bpf
+from pydra_net.netlink import bpf_syscall
 from pydra_net.network_types import Programs
 from pydra_net.operations import DetachPrograms
 
-_PLACES = (bpf.TCX_INGRESS, bpf.TCX_EGRESS)
+_PLACES = (bpf_syscall.TCX_INGRESS, bpf_syscall.TCX_EGRESS)
 _PARENTS = (0xFFFFFFF2, 0xFFFFFFF3)
 """Ingress and egress of the qdisc `clsact`."""
 _UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ENODEV)
@@ -45,7 +45,7 @@ def detach_programs(operation: DetachPrograms) -> None:
             for place in _PLACES:
                 for program, link in _query(index, place):
                     with suppress(FileNotFoundError):  # detached meanwhile
-                        bpf.detach(index, place, program, link)
+                        bpf_syscall.detach(index, place, program, link)
             _detach_xdp(ip, index)
     except NetlinkError as error:
         raise KernelRefused(os.strerror(error.code)) from error
@@ -64,7 +64,7 @@ def _detach_xdp(ip: Any, index: int) -> None:
     except NetlinkError as error:
         if error.code != errno.EBUSY:
             raise
-        if not bpf.detach_xdp_link(index, program):
+        if not bpf_syscall.detach_xdp_link(index, program):
             raise KernelRefused(f"a bpf link holds the XDP program {program}; end the process that made it") from error
 
 
@@ -86,12 +86,12 @@ def _list_tcx_names(index: int) -> Iterator[str]:
     for place in _PLACES:
         for program, _ in _query(index, place):
             with suppress(OSError):
-                yield bpf.read_name(program) or str(program)
+                yield bpf_syscall.read_name(program) or str(program)
 
 
 def _query(index: int, place: int) -> list[tuple[int, int]]:
     try:
-        return bpf.query(index, place)
+        return bpf_syscall.query(index, place)
     except OSError as error:
         if error.errno not in _UNKNOWN:
             raise

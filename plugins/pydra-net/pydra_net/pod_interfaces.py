@@ -1,0 +1,185 @@
+"""Which interfaces are in which pods: moves them into pods and back, and remembers the pods' sandboxes meanwhile.
+
+Where an interface is, the kernel knows. Sandboxes are remembered so that their namespaces do not end with an interface
+in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from pydra import Claim, ClaimError, HeldClaim
+from pydra_net.apply_interface import AttachFailed
+from pydra_net.claim_records import list_of_pod
+from pydra_net.device_status import PodState
+from pydra_net.kernel import Kernel
+from pydra_net.leases import Leases
+from pydra_net.network_types import Link
+from pydra_net.sandboxes import Sandbox, Sandboxes
+from pydra_net.step_appliers import StepAppliers
+from pydra_net.steps import GiveInterface, ShareInterface, Step
+
+_log = logging.getLogger(__name__)
+
+
+class PodInterfaces:
+    """Those of one node. `held` returns the node's claims; `changed` is set whenever an interface was moved, or not."""
+
+    def __init__(self, kernel: Kernel, appliers: StepAppliers, held: Callable[[], Sequence[HeldClaim]]) -> None:
+        self._appliers = appliers
+        self._held = held
+        self.sandboxes = Sandboxes(kernel)
+        self.changed = asyncio.Event()
+        self.leases = Leases(kernel, self.changed.set)
+        self._problems: dict[str, str] = {}
+        self._ended: set[str] = set()
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """End what is in work."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.leases.close()
+        self.sandboxes.close()
+
+    async def mark(self, step: Step) -> None:
+        """Let the interface be found again wherever it is. Raises ClaimError, LeftBehind."""
+        async with self._locks[step.key]:
+            self._ended.discard(step.key)
+            self._problems.pop(step.key, None)  # of an earlier claim
+            await asyncio.to_thread(self._appliers.mark, step, self.sandboxes.list_namespaces())
+
+    async def release(self, step: Step, claim: Claim) -> None:
+        """Put the interface back as it was. Raises UndoLater."""
+        async with self._locks[step.key]:
+            self._ended.add(step.key)  # who waits for the lock must not give it again
+            await self.leases.end(step, release=True)
+            await asyncio.to_thread(self._appliers.take_back, step, self.sandboxes.list_namespaces())
+            await asyncio.to_thread(self._appliers.unmark, step)
+            self._problems.pop(step.key, None)
+        for sandbox in self.sandboxes.list_of_pod(claim.pod.uid) if claim.pod else ():
+            sandbox.attached.discard(step.key)
+            if not sandbox.attached:  # the pod has ended, and nobody may tell
+                self.sandboxes.forget(sandbox)
+
+    async def attach(self, sandbox: Sandbox, steps: Sequence[Step], limit: float) -> None:
+        """Move all of them into the sandbox, or none, within a limit of seconds. What comes later is undone.
+
+        Raises AttachFailed.
+        """
+        sandbox.is_abandoned = False
+        task = self._begin(self._attach_all(sandbox, steps))
+        done: set[asyncio.Task[None]] = set()
+        try:
+            done, _ = await asyncio.wait((task,), timeout=limit)
+        finally:
+            sandbox.is_abandoned = not done
+        if not done:
+            names = ", ".join(step.name for step in steps)
+            raise self._note_failed(
+                steps,
+                f"{names} could not be given to the pod within {limit:g} s, since the kernel was busy; the "
+                "kubelet tries again",
+            )
+        try:
+            task.result()
+        except ClaimError as error:
+            raise self._note_failed(steps, str(error)) from error
+
+    def begin_repair(self, sandbox: Sandbox) -> None:
+        """Begin to move what a pod does not have that began, or was moved to, while this process did not run."""
+        self._begin(self._repair(sandbox))
+
+    async def detach(self, sandbox: Sandbox, steps: Sequence[Step]) -> None:
+        """Move back those that are in this sandbox, and let its namespace end if all of them are."""
+        for step in steps:
+            try:
+                async with self._locks[step.key]:
+                    await self.leases.end(step, release=True, pod=sandbox.namespace)
+                    if await asyncio.to_thread(self._appliers.is_in, step, sandbox.namespace):
+                        sandbox.attached.add(step.key)
+                        await asyncio.to_thread(self._appliers.take_back, step, (sandbox.namespace,))
+                    sandbox.attached.discard(step.key)
+                    self.changed.set()
+            except ClaimError as error:
+                _log.warning("%s", error)
+        if not sandbox.attached:
+            self.sandboxes.forget(sandbox)
+
+    async def locate(self, gives: Sequence[GiveInterface]) -> tuple[Mapping[str, Link], frozenset[str]]:
+        """The links of interfaces that are in pods, by the keys of steps, and which of the keys nobody moves now."""
+        before = self._list_settled()
+        in_pods = await asyncio.to_thread(self._appliers.locate, gives, self.sandboxes.list_namespaces())
+        return in_pods, frozenset(key for _, key in before & self._list_settled())
+
+    def read_state(self, problems: Mapping[str, str]) -> PodState:
+        """What claims say of their interfaces, with more problems."""
+        attached = self.sandboxes.list_attached()
+        return PodState(attached=attached, problems={**self._problems, **problems}, leases=self.leases.known)
+
+    def forget_ended(self) -> None:
+        """Keep nothing of steps whose claims have ended: each share has a name that never comes again."""
+        held = {one.step.key for claim in self._held() for one in claim.claim.steps}
+        self._ended &= held
+        self._problems = {key: text for key, text in self._problems.items() if key in held}
+        for key in [key for key, lock in self._locks.items() if key not in held and not lock.locked()]:
+            del self._locks[key]
+
+    async def _attach_all(self, sandbox: Sandbox, steps: Sequence[Step]) -> None:
+        try:
+            for step in steps:
+                await self._give(sandbox, step)
+                if sandbox.is_abandoned:
+                    raise AttachFailed("the runtime did not wait")
+        except BaseException:
+            await self.detach(sandbox, steps)
+            raise
+
+    async def _repair(self, sandbox: Sandbox) -> None:
+        for step in list_of_pod(self._held(), sandbox.pod_uid):
+            try:
+                await self._give(sandbox, step)
+            except Exception as error:  # noqa: BLE001 - nobody waits for this, so the claim tells it
+                text = f"pod {sandbox.name} runs without {step.name}: {error}"
+                _log.error("%s", text)
+                self._note_failed((step,), text)
+
+    async def _give(self, sandbox: Sandbox, step: Step) -> None:
+        async with self._locks[step.key]:
+            if step.key in self._ended or step not in list_of_pod(self._held(), sandbox.pod_uid):
+                raise AttachFailed(f"the claim of {step.name} ({step.device}) has ended")
+            earlier = [one.namespace for one in self.sandboxes.list_of_pod(sandbox.pod_uid) if one is not sandbox]
+            await asyncio.to_thread(self._appliers.give, step, sandbox.namespace, earlier)
+            for other in self.sandboxes.list_of_pod(sandbox.pod_uid):
+                other.attached.discard(step.key)
+            if isinstance(step, GiveInterface | ShareInterface) and step.target.is_given_addresses:
+                await self.leases.begin(step, sandbox.namespace)
+            sandbox.attached.add(step.key)
+            self._problems.pop(step.key, None)
+            self.changed.set()
+
+    def _note_failed(self, steps: Sequence[Step], text: str) -> AttachFailed:
+        self._problems |= dict.fromkeys((step.key for step in steps), text)
+        self.changed.set()
+        return AttachFailed(text)
+
+    def _list_settled(self) -> set[tuple[str, str]]:
+        """What is in a sandbox, and is not just being moved."""
+        return {(place, key) for place, key in self.sandboxes.list_places() if not self._locks[key].locked()}
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+        return task
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # who waits for it raises it
