@@ -27,12 +27,12 @@ from pydra_amd.amdsmi.links_and_throttling import GpuReading
 from pydra_amd.amdsmi.session import AmdsmiSession
 from pydra_amd.cdi.edits import build_edits, build_function_edits
 from pydra_amd.claim_plan import find_memory_step, plan_claim
+from pydra_amd.claim_records import read_holds
 from pydra_amd.devices import identify, list_functions, list_offered, name_gpu
 from pydra_amd.hardware_reader import HardwareReader
 from pydra_amd.hardware_types import Gpu, Partition, Reading
 from pydra_amd.health.diagnosis import diagnose
 from pydra_amd.health.monitor import HealthMonitor
-from pydra_amd.held_claims import read_holds
 from pydra_amd.host.amdgpu import is_asleep
 from pydra_amd.host.driver_module import DriverModule
 from pydra_amd.host.ras import read_bad_pages, read_errors

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from pydra import Claim, ClaimError, DeviceInUse, InvalidConfig, TerminalError
 from pydra_nvidia.claim_config import GpuConfig, MigDeviceConfig, VfioDeviceConfig
+from pydra_nvidia.claim_records import Entry, Hold
 from pydra_nvidia.devices import MigName, Partition, Passthrough, Target, VfioName, WholeGpu, parse_name
 from pydra_nvidia.fabric.plan_fabric import plan_fabric
 from pydra_nvidia.hardware_types import Gpu, Placement, Reading
-from pydra_nvidia.held_claims import Entry, Hold
 from pydra_nvidia.mig.plan_partitions import plan_partitions
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.plan_sharing import plan_sharing

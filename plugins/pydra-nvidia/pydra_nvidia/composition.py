@@ -12,12 +12,12 @@ from pydra import ClaimError, held_claims
 from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
+from pydra_nvidia.claim_records import read_entries
 from pydra_nvidia.fabric.apply_fabric import ActivateFabricApplier
 from pydra_nvidia.fabric.restart_recovery import ActivePartitions
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.health.incidents import FILE, IncidentStore
 from pydra_nvidia.health.monitor import HealthMonitor
-from pydra_nvidia.held_claims import read_entries
 from pydra_nvidia.host.baseboard_positions import FILE as BASEBOARD_FILE
 from pydra_nvidia.host.baseboard_positions import Baseboard
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root

@@ -18,8 +18,8 @@ from pydra import (
     read_settings,
 )
 from pydra_amd.claim_plan import plan_claim
+from pydra_amd.claim_records import read_holds
 from pydra_amd.devices import list_offered
-from pydra_amd.held_claims import read_holds
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.settings import Partitioning, Settings
 from pydra_amd.sharing import ComputeUnitsTaken, ShareRefused, build_mask

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, combinations, islice
 
 from pydra import ClaimError
+from pydra_nvidia.claim_records import Entry
 from pydra_nvidia.deadlines import turn
 from pydra_nvidia.fabric.plan_fabric import find_group
-from pydra_nvidia.held_claims import Entry
 from pydra_nvidia.nvfm import (
     AWAY,
     BAD_PARAMETER,

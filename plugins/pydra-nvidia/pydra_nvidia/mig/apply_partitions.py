@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydra import Claim, ClaimError, HeldClaim, LeftBehind, UndoLater, held_claims
+from pydra_nvidia.claim_records import Entry, find_addresses, read_entries
 from pydra_nvidia.hardware_types import GpuInstance
-from pydra_nvidia.held_claims import Entry, find_addresses, read_entries
 from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.mig.plan_partitions import describe, slices
 from pydra_nvidia.nvml.errors import PASSING, Code, NvmlError

@@ -12,8 +12,8 @@ from functools import partial
 import msgspec
 
 from pydra import ClaimError
+from pydra_nvidia.claim_records import Entry, Hold
 from pydra_nvidia.hardware_types import Gpu, GpuInstance, Reading
-from pydra_nvidia.held_claims import Entry, Hold
 from pydra_nvidia.mig.plan_partitions import can_change_mode, describe
 from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.mig_control import destroy_instance, find_all, find_instance, set_mig_mode

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from pydra import HeldClaim, PydraError, Sample, SampleKind, held_claims
-from pydra_nvidia.held_claims import Entry, read_entries
+from pydra_nvidia.claim_records import Entry, read_entries
 from pydra_nvidia.settings import Orphans, Settings
 from pydra_nvidia.sharing.apply_mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import find_recorded

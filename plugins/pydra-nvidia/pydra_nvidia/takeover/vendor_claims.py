@@ -9,10 +9,10 @@ import msgspec
 
 from pydra import AllocatedDevice, Claim, ClaimError
 from pydra_nvidia.claim_plan import find_holds, name_devices
+from pydra_nvidia.claim_records import Hold
 from pydra_nvidia.devices import Partition, Passthrough, Target, WholeGpu, find_targets
 from pydra_nvidia.fabric.plan_fabric import find_activated
 from pydra_nvidia.hardware_types import Reading
-from pydra_nvidia.held_claims import Hold
 from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOn, SetTimeSlice, Step

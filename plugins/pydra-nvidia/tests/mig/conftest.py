@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from pydra import Claim
+from pydra_nvidia.claim_records import Hold, build_data
 from pydra_nvidia.hardware_types import GpuInstance, Mig, Placement, Reading
-from pydra_nvidia.held_claims import Hold, build_data
 from pydra_nvidia.mig.apply_partitions import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.nvml.gpus import read_driver, read_facts
 from pydra_nvidia.nvml.library import Nvml

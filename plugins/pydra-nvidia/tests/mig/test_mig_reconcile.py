@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from pydra import AllocatedDevice, Claim
+from pydra_nvidia.claim_records import Hold, build_data, read_entries
 from pydra_nvidia.hardware_types import Placement, Reading
-from pydra_nvidia.held_claims import Hold, build_data, read_entries
 from pydra_nvidia.mig.reconcile_partitions import plan_cleanup, reconcile
 from pydra_nvidia.settings import Orphans, Settings
 from pydra_nvidia.steps import MigModeOn

@@ -9,8 +9,8 @@ import pytest
 from pydra import DeviceInUse, TerminalError
 from pydra_nvidia.claim_config import GpuConfig, GpuSharing, TimeSlicingConfig
 from pydra_nvidia.claim_plan import SharesDiffer, find_conflict, find_holds
+from pydra_nvidia.claim_records import Entry, Hold
 from pydra_nvidia.hardware_types import Placement
-from pydra_nvidia.held_claims import Entry, Hold
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from mps_claims import until
 from pydra import AllocatedDevice, Claim
-from pydra_nvidia.held_claims import read_entries
+from pydra_nvidia.claim_records import read_entries
 from pydra_nvidia.settings import Orphans
 from pydra_nvidia.sharing.apply_mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons

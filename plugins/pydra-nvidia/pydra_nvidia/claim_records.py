@@ -1,4 +1,4 @@
-"""What held claims have of the hardware, by the agent's records. Pure; nothing is kept here."""
+"""Encodes the data of a plan, and decodes from the records of held claims what they have. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plans of held claims say: the data of a plan, and the steps that claims have. Pure."""
+"""Encodes the data of a plan, and decodes from the records of claims what they have, and their steps. Pure."""
 
 from __future__ import annotations
 
