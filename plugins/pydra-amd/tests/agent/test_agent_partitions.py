@@ -50,27 +50,3 @@ def test_the_example_shows_a_slice_and_a_whole_gpu_side_by_side_and_the_mode_tha
     to, back = (text.index(f"changed from {change}") for change in ("spx_nps1 to cpx_nps1", "cpx_nps1 to spx_nps1"))
     both_run = max(text.index(f"running: pod default/{pod}") for pod in ("slice", "gpu"))
     assert to < text.index("running: pod default/slice") <= both_run < min(text.index("ended: pod"), back)
-
-
-async def test_a_mode_stays_for_a_claim_that_a_newer_agent_prepared_before_it_died(tmp_path: Path) -> None:
-    async with run_scene(tmp_path) as node, node.agent("--pod-uid", "old"):
-        assert await node.run("first", "cpx") == ["renderD128"]
-        async with node.agent("--pod-uid", "new") as newer:
-            assert await node.run("second", "cpx") == ["renderD129"]
-            newer.process.kill()
-            await newer.process.wait()
-        await node.end("first")
-        assert node.modes()[0] == "CPX"
-        await node.end("second")
-        await node.wait_clean()
-
-
-async def test_a_pod_of_a_lost_gpu_ends_and_the_mode_is_set_back_when_the_gpu_is_there_again(tmp_path: Path) -> None:
-    async with run_scene(tmp_path) as node, node.agent(environ={"PYDRA_AMD_SCENARIO": "mi300x-2"}):
-        await node.run("pod", "cpx")
-        node.lose("0000:05:00.0")
-        await node.end("pod")
-        assert node.modes() == ["CPX", "SPX"]
-        assert any(".left" in str(one) for one in node.leftovers())
-        node.find("0000:05:00.0")
-        await node.wait_clean()

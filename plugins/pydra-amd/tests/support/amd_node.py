@@ -151,11 +151,6 @@ class Scene:
         gpus = self._state / "tree" / "sys" / "bus" / "pci" / "drivers" / "amdgpu"
         (gpus / address / "config").write_bytes(b"\xff" * 64)
 
-    def find(self, address: str) -> None:
-        """The GPU that fell off the bus answers again."""
-        gpus = self._state / "tree" / "sys" / "bus" / "pci" / "drivers" / "amdgpu"
-        (gpus / address / "config").write_bytes(b"\x02\x10" + bytes(62))
-
     async def taints(self) -> dict[str, set[str]]:
         """The keys of taints, with the names of the devices that have them."""
         found: dict[str, set[str]] = {}

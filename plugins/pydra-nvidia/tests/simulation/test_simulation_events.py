@@ -24,16 +24,6 @@ def register(nvml: Any, *handles: Any, types: int = XID | DOUBLE_BIT) -> Any:
     return event_set
 
 
-def test_without_an_event_the_wait_times_out(simulate: Simulate) -> None:
-    rig = simulate(TWO)
-    nvml, gpu = rig.opened()
-    event_set = register(nvml, gpu)
-    assert rig.code(nvml.nvmlEventSetWait_v2, event_set, 0) == Code.TIMEOUT
-    assert rig.code(nvml.nvmlEventSetWait_v2, event_set, 20) == Code.TIMEOUT
-    nvml.nvmlEventSetFree(event_set)
-    assert rig.code(nvml.nvmlEventSetWait_v2, event_set, 0) == Code.INVALID_ARGUMENT
-
-
 def test_events_come_in_their_order_each_once_with_their_gpu_and_instance(simulate: Simulate) -> None:
     rig = simulate(TWO)
     nvml, first = rig.opened()
@@ -54,15 +44,6 @@ def test_events_come_in_their_order_each_once_with_their_gpu_and_instance(simula
     assert rig.code(nvml.nvmlEventSetWait_v2, event_set, 0) == Code.TIMEOUT
 
 
-def test_only_what_was_registered_for_is_reported(simulate: Simulate) -> None:
-    rig = simulate(TWO)
-    nvml, gpu = rig.opened()
-    event_set = register(nvml, gpu, types=XID)
-    rig.inject.event(1, DOUBLE_BIT)
-    rig.inject.xid(0, 48)  # of the other GPU
-    assert rig.code(nvml.nvmlEventSetWait_v2, event_set, 0) == Code.TIMEOUT
-
-
 def test_a_wait_ends_with_an_event_of_another_process(simulate: Simulate) -> None:
     rig = simulate(TWO)
     nvml, gpu = rig.opened()
@@ -74,36 +55,6 @@ def test_a_wait_ends_with_an_event_of_another_process(simulate: Simulate) -> Non
     waiter.join(30)
     assert done.returncode == 0, done.stderr
     assert [one.eventData for one in found] == [79]
-
-
-def test_a_lost_gpu_ends_the_wait_after_its_last_event(simulate: Simulate) -> None:
-    rig = simulate(TWO)
-    nvml, gpu = rig.opened()
-    event_set = register(nvml, gpu)
-    rig.inject.lose(1)
-    assert nvml.nvmlEventSetWait_v2(event_set, LONG).eventData == 79
-    assert rig.code(nvml.nvmlEventSetWait_v2, event_set, LONG) == Code.GPU_IS_LOST
-
-
-def test_a_new_gpu_tells_of_its_recovery_action(simulate: Simulate) -> None:
-    rig = simulate("hgx-b200")
-    nvml, gpu = rig.opened()
-    event_set = register(nvml, gpu, types=nvml.nvmlDeviceGetSupportedEventTypes(gpu))
-    rig.inject.recovery_action(nvml.nvmlDeviceGetMinorNumber(gpu), 4)
-    event = nvml.nvmlEventSetWait_v2(event_set, LONG)
-    assert (event.eventType, event.eventData) == (0x8000, 4)
-
-
-def test_a_driver_that_goes_ends_the_wait(simulate: Simulate) -> None:
-    rig = simulate(TWO)
-    nvml, gpu = rig.opened()
-    event_set = register(nvml, gpu)
-    codes: list[int] = []
-    waiter = threading.Thread(target=lambda: codes.append(rig.code(nvml.nvmlEventSetWait_v2, event_set, LONG)))
-    waiter.start()
-    rig.inject.unload_driver(force=True)
-    waiter.join(30)
-    assert codes == [Code.UNINITIALIZED]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -46,37 +45,6 @@ def test_chance_is_repeated_with_its_seed(seed: int, p: float, code: str) -> Non
     assert 0 < sum(struck) < 400
 
 
-def test_a_fault_is_meant_for_one_gpu_or_for_all(simulate: Simulate) -> None:
-    rig = simulate(
-        two(
-            {"op": "nvmlDeviceGetUUI?", "device": 0, "do": "raise", "code": "UNKNOWN"},
-            {"op": "nvmlDeviceGetHandleByIndex_v2", "device": 0, "do": "raise", "code": "TIMEOUT"},
-        )
-    )
-    nvml, first = rig.opened()
-    assert rig.code(nvml.nvmlDeviceGetUUID, first) == Code.SUCCESS
-    assert rig.code(nvml.nvmlDeviceGetHandleByIndex, 1) == Code.TIMEOUT
-    second = nvml.nvmlDeviceGetHandleByPciBusId("0000:1e:00.0")
-    assert rig.code(nvml.nvmlDeviceGetUUID, second) == Code.UNKNOWN
-
-
-def test_even_beginning_a_session_can_fail(simulate: Simulate) -> None:
-    rig = simulate(two({"op": "nvmlInit*", "do": "raise", "code": "DRIVER_NOT_LOADED", "count": 1}))
-    nvml = rig.simulation.load()
-    assert rig.code(nvml.nvmlInit) == Code.DRIVER_NOT_LOADED
-    nvml.nvmlInit()
-
-
-def test_a_lost_gpu_stays_lost(simulate: Simulate) -> None:
-    rig = simulate(two({"op": GET_MINOR, "device": 1, "do": "lost", "count": 1}))
-    nvml, gpu = rig.opened()
-    event_set = nvml.nvmlEventSetCreate()
-    nvml.nvmlDeviceRegisterEvents(gpu, 0x8, event_set)
-    assert rig.code(nvml.nvmlDeviceGetMinorNumber, gpu) == Code.GPU_IS_LOST
-    assert rig.code(nvml.nvmlDeviceGetUUID, gpu) == Code.GPU_IS_LOST
-    assert nvml.nvmlEventSetWait_v2(event_set, 0).eventData == 79
-
-
 def test_an_xid_strikes_beside_the_call(simulate: Simulate) -> None:
     rig = simulate(two({"op": GET_MINOR, "do": "xid", "xid": 94, "gi": 2, "ci": 0}))
     nvml, gpu = rig.opened()
@@ -113,19 +81,6 @@ def test_a_dropped_reply_leaves_the_effect_behind(simulate: Simulate) -> None:
     assert (info.profileId, info.placement.start) == (19, 2)
 
 
-@pytest.mark.parametrize("do", ["delay", "hang"])
-def test_other_threads_run_on_while_a_call_hangs(simulate: Simulate, do: str) -> None:
-    rig = simulate(two({"op": GET_MINOR, "do": do, "seconds": 1}))
-    nvml, gpu = rig.opened()
-    answered: list[int] = []
-    caller = threading.Thread(target=lambda: answered.append(nvml.nvmlDeviceGetMinorNumber(gpu)))
-    caller.start()
-    assert nvml.nvmlDeviceGetUUID(gpu).startswith("GPU-")
-    assert not answered
-    caller.join()
-    assert answered == [1]
-
-
 def test_a_call_that_holds_the_gil_stops_every_thread(simulate: Simulate) -> None:
     rig = simulate(two({"op": GET_MINOR, "do": "gil-hang", "seconds": 1}))
     done = rig.elsewhere(
@@ -142,19 +97,3 @@ def test_a_call_that_holds_the_gil_stops_every_thread(simulate: Simulate) -> Non
         "print(max(after - before for before, after in zip(ticks, ticks[1:])) > 0.9)\n"
     )
     assert done.stdout.strip() == "True", done.stderr
-
-
-def test_threads_share_the_count(simulate: Simulate) -> None:
-    rig = simulate(two({"op": GET_MINOR, "do": "raise", "code": "TIMEOUT", "count": 40}))
-    nvml, gpu = rig.opened()
-    codes: list[int] = []
-
-    def ask() -> None:
-        codes.extend(rig.code(nvml.nvmlDeviceGetMinorNumber, gpu) for _ in range(20))
-
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (codes.count(Code.TIMEOUT), codes.count(Code.SUCCESS)) == (40, 40)

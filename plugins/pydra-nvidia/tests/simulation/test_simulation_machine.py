@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from pydra_nvidia.nvml.errors import Code
-from pydra_nvidia.simulation.inject import InjectionError, Injector, InUse
+from pydra_nvidia.simulation.inject import InjectionError, InUse
 from pydra_nvidia.simulation.machine import Machine, View
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 
@@ -73,25 +72,6 @@ def test_a_process_that_died_has_nvml_open_no_longer(simulate: Simulate) -> None
     assert rig.machine.clients() == {}
 
 
-def test_a_process_that_ended_and_that_nobody_waited_for_has_nvml_open_no_longer(simulate: Simulate) -> None:
-    rig = simulate(H100)
-    code = (
-        "import sys\n"
-        "from pydra_nvidia.simulation.simulation import open_simulation\n"
-        "open_simulation(sys.argv[1], sys.argv[2]).load().nvmlInit()\n"
-        "print(flush=True); sys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, rig.location, str(rig.state)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        assert rig.machine.clients() == {process.pid: 1}
-        process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert rig.machine.clients() == {}
-
-
 def test_another_process_with_the_same_pid_is_not_taken_for_the_dead_one(simulate: Simulate) -> None:
     rig = simulate(H100)
     client = Path(rig.machine.join())
@@ -110,23 +90,6 @@ def test_a_change_that_fails_changes_nothing(simulate: Simulate) -> None:
     with pytest.raises(InjectionError, match=r"GPU 5 has no 9g\.99gb at 0 now"):
         rig.inject.create_mig(5, "9g.99gb", 0)
     assert rig.machine.read().state.gpus == before
-
-
-def test_who_read_the_machine_keeps_what_was_read(simulate: Simulate) -> None:
-    rig = simulate(H100)
-    before = rig.machine.read()
-    rig.inject.lose(5)
-    assert [gpu.lost for gpu in before.state.gpus.values()] == [False]
-    assert [gpu.lost for gpu in rig.machine.read().state.gpus.values()] == [True]
-
-
-def test_changes_in_quick_succession_are_all_seen(tmp_path: Path) -> None:
-    first, second = (Machine(ScenarioFile("t4"), str(tmp_path)) for _ in range(2))
-    for number in range(20):
-        with first.change() as view:
-            view.state.made = number
-        assert second.read().state.made == number
-        assert second.read() is second.read()
 
 
 def test_threads_see_every_change_that_was_over_when_they_looked(tmp_path: Path) -> None:
@@ -192,19 +155,6 @@ def test_a_machine_starts_again_without_what_was_volatile(simulate: Simulate, cr
     assert rig.machine.clients() == {}
 
 
-def test_a_scenario_that_changes_is_seen_by_a_running_session(simulate: Simulate, tmp_path: Path) -> None:
-    rig = simulate(H100)
-    nvml, gpu = rig.opened()
-    scenario = tmp_path / "scenario.json"
-    text = scenario.read_text()
-    scenario.write_text(text[:-1] + ', "faults": [{"op": "nvmlDeviceGetUUID", "do": "raise", "code": "TIMEOUT"}]}')
-    assert rig.code(nvml.nvmlDeviceGetUUID, gpu) == Code.TIMEOUT
-    scenario.write_text('{"gpus": [{"model": "t4"}], "seed": "another"}')
-    assert rig.code(nvml.nvmlDeviceGetUUID, gpu) == Code.UNINITIALIZED
-    nvml, gpu = rig.opened()
-    assert nvml.nvmlDeviceGetName(gpu) == "Tesla T4"
-
-
 def test_the_settings_lead_into_the_state_directory_and_the_scenario_adds_its_own(simulate: Simulate) -> None:
     rig = simulate(H100 | {"settings": {"dynamic_mig": True, "vfio": True}})
     settings = rig.simulation.settings
@@ -235,19 +185,3 @@ def test_the_driver_takes_nothing_from_who_has_nvml_open(simulate: Simulate, tak
     nvml.nvmlShutdown()
     take(rig.inject)
     assert rig.machine.read().state != before
-
-
-@pytest.mark.parametrize("take", TAKEN)
-def test_nor_from_who_computes_unless_by_force(simulate: Simulate, take: Callable[..., None]) -> None:
-    rig = simulate(ONE)
-    inject: Injector = rig.inject
-    inject.start_process(0, pid=4711)
-    with pytest.raises(InUse, match="4711"):
-        take(inject)
-    take(inject, force=True)
-
-
-def test_a_driver_that_is_not_loaded_is_loaded_although_somebody_waits_for_it(simulate: Simulate) -> None:
-    rig = simulate({**ONE, "driver": {"state": "unloaded"}})
-    rig.inject.load_driver()
-    assert rig.machine.read().state.driver == "loaded"

@@ -19,38 +19,6 @@ OFF = {"gpus": [{"model": "h100-80gb", "minors": [5]}]}
 A100 = {"gpus": [{"model": "a100-40gb", "minors": [5]}]}
 
 
-def test_an_instance_is_created_at_its_place_and_found_again(simulate: Simulate, create: Create) -> None:
-    nvml, gpu = simulate(H100).opened()
-    instance = create(nvml, gpu, 19, 3, 1)
-    info = nvml.nvmlGpuInstanceGetInfo(instance)
-    assert (info.profileId, info.placement.start, info.placement.size) == (19, 3, 1)
-    assert nvml.nvmlDeviceGetUUID(info.device) == nvml.nvmlDeviceGetUUID(gpu)
-    compute = nvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
-    found = nvml.nvmlComputeInstanceGetInfo(compute)
-    uuid = nvml.nvmlDeviceGetUUID(found.device)
-    assert uuid.startswith("MIG-")
-    assert nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByUUID(uuid)) == uuid
-    assert nvml.nvmlDeviceGetMemoryInfo(found.device).total == 9984 << 20
-
-
-def test_instances_are_listed_by_profile_and_found_by_id(simulate: Simulate, create: Create) -> None:
-    rig = simulate(H100)
-    nvml, gpu = rig.opened()
-    for start in (0, 2):
-        create(nvml, gpu, 14, start, 2)
-    count = ctypes.c_uint(0)
-    array = (nvml.c_nvmlGpuInstance_t * 3)()
-    nvml.nvmlDeviceGetGpuInstances(gpu, 14, array, ctypes.byref(count))
-    assert count.value == 2
-    ids = [nvml.nvmlGpuInstanceGetInfo(one).id for one in array[: count.value]]
-    assert ids == [1, 2]
-    found = nvml.nvmlDeviceGetGpuInstanceById(gpu, 2)
-    assert nvml.nvmlGpuInstanceGetInfo(found).placement.start == 2
-    assert rig.code(nvml.nvmlDeviceGetGpuInstanceById, gpu, 9) == Code.NOT_FOUND
-    nvml.nvmlDeviceGetGpuInstances(gpu, 19, array, ctypes.byref(count))
-    assert count.value == 0
-
-
 def test_placements_are_reported_in_two_calls(simulate: Simulate) -> None:
     nvml, gpu = simulate(OFF).opened()
     count = ctypes.c_uint(0)
@@ -137,22 +105,6 @@ def test_handles_of_what_was_destroyed_are_of_no_use_although_its_ids_are_used_a
     assert rig.code(nvml.nvmlGpuInstanceGetInfo, instance) == Code.NOT_FOUND
 
 
-def test_an_instance_in_use_is_not_destroyed(simulate: Simulate, create: Create) -> None:
-    rig = simulate(H100)
-    nvml, gpu = rig.opened()
-    instance = create(nvml, gpu, 9, 4, 4)
-    compute = nvml.nvmlGpuInstanceCreateComputeInstance(instance, 2)
-    assert rig.code(nvml.nvmlGpuInstanceDestroy, instance) == Code.IN_USE
-    rig.inject.start_process(5, pid=4711, gi=1, ci=0)
-    assert rig.code(nvml.nvmlComputeInstanceDestroy, compute) == Code.IN_USE
-    device = nvml.nvmlComputeInstanceGetInfo(compute).device
-    (process,) = nvml.nvmlDeviceGetComputeRunningProcesses(device)
-    assert (process.pid, process.gpuInstanceId, process.computeInstanceId) == (4711, 1, 0)
-    rig.inject.end_process(5, 4711)
-    nvml.nvmlComputeInstanceDestroy(compute)
-    nvml.nvmlGpuInstanceDestroy(instance)
-
-
 def test_compute_instances_share_a_gpu_instance(simulate: Simulate, create: Create) -> None:
     rig = simulate(H100)
     nvml, gpu = rig.opened()
@@ -169,35 +121,6 @@ def test_compute_instances_share_a_gpu_instance(simulate: Simulate, create: Crea
     nvml.nvmlGpuInstanceGetComputeInstances(instance, 0, array, ctypes.byref(count))
     assert [nvml.nvmlComputeInstanceGetInfo(one).id for one in array[: count.value]] == [1]
     assert rig.code(nvml.nvmlGpuInstanceGetComputeInstanceById, instance, 7) == Code.NOT_FOUND
-
-
-def test_with_the_mode_off_there_is_no_instance(simulate: Simulate, create: Create) -> None:
-    rig = simulate(OFF)
-    nvml, gpu = rig.opened()
-    assert rig.code(create, nvml, gpu, 19, 0, 1) == Code.NOT_SUPPORTED
-    assert rig.code(nvml.nvmlDeviceGetGpuInstanceById, gpu, 1) == Code.NOT_SUPPORTED
-    assert nvml.nvmlDeviceGetMaxMigDeviceCount(gpu) == 0
-
-
-def test_hopper_changes_its_mode_at_once(simulate: Simulate) -> None:
-    nvml, gpu = simulate(OFF).opened()
-    assert nvml.nvmlDeviceGetFieldValues(gpu, [184])[0].value.uiVal == 1
-    assert nvml.nvmlDeviceSetMigMode(gpu, 1) == Code.SUCCESS
-    gpu = nvml.nvmlDeviceGetHandleByIndex(0)
-    assert nvml.nvmlDeviceGetMigMode(gpu) == [1, 1]
-    assert nvml.nvmlDeviceGetMaxMigDeviceCount(gpu) == 7
-    assert nvml.nvmlDeviceSetMigMode(gpu, 0) == Code.SUCCESS
-    assert nvml.nvmlDeviceGetMigMode(nvml.nvmlDeviceGetHandleByIndex(0)) == [0, 0]
-
-
-def test_a_handle_does_not_outlive_a_change_of_the_mode(simulate: Simulate) -> None:
-    rig = simulate(OFF)
-    nvml, gpu = rig.opened()
-    assert nvml.nvmlDeviceSetMigMode(gpu, 1) == Code.SUCCESS
-    assert rig.code(nvml.nvmlDeviceGetMigMode, gpu) == Code.INVALID_ARGUMENT
-    again = nvml.nvmlDeviceGetHandleByIndex(0)
-    assert nvml.nvmlDeviceSetMigMode(again, 1) == Code.SUCCESS, "which changes nothing"
-    assert nvml.nvmlDeviceGetMigMode(again) == [1, 1]
 
 
 def test_ampere_changes_its_mode_at_the_next_reset_and_tells_no_profiles_before(simulate: Simulate) -> None:
@@ -229,35 +152,6 @@ def test_after_a_reboot_instances_are_gone_and_only_ampere_keeps_its_mode(
     assert rig.code(nvml.nvmlDeviceGetGpuInstanceById, gpu, 1) == Code.NOT_FOUND
 
 
-def test_a_gpu_in_use_stays_in_its_mode_and_says_so(simulate: Simulate) -> None:
-    rig = simulate(OFF)
-    nvml, gpu = rig.opened()
-    rig.inject.start_process(5, pid=4711)
-    assert nvml.nvmlDeviceSetMigMode(gpu, 1) == Code.IN_USE
-    assert nvml.nvmlDeviceGetMigMode(gpu) == [0, 1]
-    rig.inject.end_process(5, 4711)
-    assert nvml.nvmlDeviceSetMigMode(gpu, 1) == Code.SUCCESS
-
-
-def test_a_monitoring_agent_keeps_the_mode_as_it_is(simulate: Simulate) -> None:
-    rig = simulate(OFF)
-    done = rig.elsewhere("print(nvml.nvmlDeviceSetMigMode(h, 1))")
-    assert done.stdout.strip() == str(int(Code.SUCCESS))
-    rig.inject.set_mig_mode(5, False, force=True)
-    nvml, gpu = rig.opened()
-    done = rig.elsewhere("print(nvml.nvmlDeviceSetMigMode(h, 1), nvml.nvmlDeviceGetMigMode(h))")
-    assert done.stdout.strip() == f"{int(Code.IN_USE)} [0, 1]"
-    # The process that held it ended without nvmlShutdown; a process is not in the way of its own calls.
-    assert nvml.nvmlDeviceSetMigMode(gpu, 1) == Code.SUCCESS
-
-
-def test_a_partitioned_gpu_does_not_leave_its_mode(simulate: Simulate, create: Create) -> None:
-    nvml, gpu = simulate(H100).opened()
-    create(nvml, gpu, 19, 0, 1)
-    assert nvml.nvmlDeviceSetMigMode(gpu, 0) == Code.IN_USE
-    assert nvml.nvmlDeviceGetMigMode(gpu) == [1, 0]
-
-
 def test_in_mig_mode_there_is_no_utilisation_of_the_gpu_no_nvlink_and_no_compute_mode(simulate: Simulate) -> None:
     rig = simulate("hgx-h100")
     nvml, gpu = rig.opened()
@@ -268,16 +162,6 @@ def test_in_mig_mode_there_is_no_utilisation_of_the_gpu_no_nvlink_and_no_compute
     assert rig.code(nvml.nvmlDeviceGetUtilizationRates, gpu) == Code.NOT_SUPPORTED
     assert rig.code(nvml.nvmlDeviceSetComputeMode, gpu, 3) == Code.NOT_SUPPORTED
     assert nvml.nvmlDeviceGetNvLinkState(gpu, 0) == 0
-
-
-def test_what_somebody_else_makes_is_there(simulate: Simulate, create: Create) -> None:
-    rig = simulate(H100)
-    nvml, gpu = rig.opened()
-    uuid = rig.inject.create_mig(5, "2g.20gb", 2)
-    assert nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByUUID(uuid)) == uuid
-    assert rig.code(create, nvml, gpu, 19, 3, 1) == Code.INSUFFICIENT_RESOURCES
-    rig.inject.destroy_mig(5, 2)
-    assert rig.code(nvml.nvmlDeviceGetHandleByUUID, uuid) == Code.NOT_FOUND
 
 
 PLACES = [(19, start, 1) for start in range(7)] + [

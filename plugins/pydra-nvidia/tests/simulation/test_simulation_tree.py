@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ import pytest
 import pydra_nvidia
 from pydra_nvidia.cdi.driver_files import DriverFiles, find_driver_files
 from pydra_nvidia.host.driver_root import DriverRoot, FileSearch, find_driver_root
-from pydra_nvidia.host.kernel_driver import COMMON, DevRoots, read_majors, read_module_version
+from pydra_nvidia.host.kernel_driver import read_majors, read_module_version
 from pydra_nvidia.host.pci import find_gpus
 from pydra_nvidia.settings import Settings, parse_settings
 from pydra_nvidia.simulation.machine import Machine
@@ -89,21 +88,6 @@ def test_all_links_below_sys_lead_somewhere(open_tree: OpenTree, scenario: str) 
     assert [link for link in links if not link.exists()] == []
 
 
-@pytest.mark.parametrize("scenario", bundled_scenarios())
-def test_readers_find_the_gpus_among_all_functions(open_tree: OpenTree, scenario: str) -> None:
-    sync = open_tree(scenario)
-    view = sync.machine.read()
-    functions = find_gpus(sync.tree).functions()
-    boards = {board.address: board for board in view.boards.values()}
-    assert functions.keys() == boards.keys()
-    assert len(os.listdir(f"{sync.root}/sys/bus/pci/devices")) > len(boards) + 5
-    for address, function in functions.items():
-        board = boards[address]
-        assert (function.driver, function.root, function.numa) == ("nvidia", board.root, board.numa)
-        assert (function.device, function.group) == (board.model.pci.device, str(board.iommu_group))
-        assert function.addressable >= board.model.bar1 << 20
-
-
 def test_boards_with_video_outputs_have_a_function_for_sound_too(open_tree: OpenTree) -> None:
     sync = open_tree(
         "models:\n  rtx: {name: RTX, architecture: 8, compute: [8, 9], memoryMiB: 1024,"
@@ -170,23 +154,6 @@ def test_the_installation_is_found_with_paths_of_this_machine(
 def test_daemons_of_the_driver_have_their_sockets(open_tree: OpenTree) -> None:
     sockets = {one.path for one in installed(open_tree("hgx-h100"))[1].sockets}
     assert sockets == {"/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket"}
-
-
-def test_device_nodes_can_be_handed_out(open_tree: OpenTree) -> None:
-    sync = open_tree("hgx-h100")
-    dev = DevRoots(sync.tree, (sync.root,))
-    paths = (*COMMON, *(f"/dev/nvidia{minor}" for minor in range(8)), "/dev/vfio/vfio", "/dev/iommu")
-    for path in paths:
-        node = dev.find(path)
-        assert node is not None, path
-        assert node.host == f"{sync.root}{path}"
-        status = os.lstat(node.host)
-        assert stat.S_IMODE(status.st_mode) == 0o666
-        if os.geteuid() == 0 and stat.S_ISCHR(status.st_mode):
-            assert (os.major(status.st_rdev), os.minor(status.st_rdev)) == (1, 3)
-    (address, *_) = find_gpus(sync.tree).functions()
-    assert [node.path for node in dev.find_drm(address)] == ["/dev/dri/card1", "/dev/dri/renderD128"]
-    assert os.readlink(f"{sync.root}/dev/dri/by-path/pci-{address}-card") == "../card1"
 
 
 def test_without_an_iommu_there_are_no_groups_and_no_vfio(open_tree: OpenTree) -> None:

@@ -12,15 +12,14 @@ from pydra import AllocatedDevice
 from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.devices import find_targets
 from pydra_nvidia.hardware_types import Reading
-from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
-from pydra_nvidia.host.kernel_driver import CapabilityMissing, find_partition_nodes, list_instances, read_module_version
+from pydra_nvidia.host.kernel_driver import CapabilityMissing, find_partition_nodes, list_instances
 from pydra_nvidia.host.pci import find_gpus
 from pydra_nvidia.settings import parse_settings
 from pydra_nvidia.simulation.inject import Injector
 from pydra_nvidia.simulation.machine import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.tree.sync import TreeSync, build_tree
-from pydra_pci import bind_function, find_users, give_back, read_function, read_vfio_host
+from pydra_pci import bind_function, give_back, read_function, read_vfio_host
 
 TWO = "gpus:\n- {model: h100-80gb, count: 2, minors: [1, 0]}\n"
 
@@ -109,39 +108,6 @@ def test_what_another_process_does_is_seen_and_built_on(site: Callable[..., Site
     }
 
 
-def test_a_gpu_is_taken_out_and_put_in(site: Callable[..., Site]) -> None:
-    here = site()
-    before = here.dev()
-    here.inject.unplug(here.minor)
-    assert here.address not in here.bound()
-    assert len(here.bound()) == 1
-    assert f"nvidia{here.minor}" not in here.dev()
-    assert not (here.root / f"proc/driver/nvidia/gpus/{here.address}").exists()
-    assert not (here.root / f"sys/bus/pci/drivers/nvidia/{here.address}").is_symlink()
-    here.inject.plug(here.minor)
-    assert here.bound()[here.address] == "nvidia"
-    assert here.dev() == before
-
-
-def test_the_driver_is_unloaded_and_another_is_loaded(site: Callable[..., Site]) -> None:
-    here = site()
-    settings = parse_settings({}, here.sync.settings())
-    here.inject.unload_driver(force=True)
-    assert set(here.bound().values()) == {""}
-    assert not any(name.startswith("nvidia") for name in here.dev())
-    assert read_module_version(here.tree) == ""
-    assert "nvidia" not in (here.root / "proc/devices").read_text()
-    assert find_driver_root(here.tree, settings).version == "580.105.08"  # its files stay
-    here.inject.load_driver("590.44.01", force=True)
-    assert set(here.bound().values()) == {"nvidia"}
-    assert read_module_version(here.tree) == find_driver_root(here.tree, settings).version == "590.44.01"
-    assert not list(here.root.glob("usr/lib/**/*.580.105.08"))
-    with here.sync.machine.change() as view:
-        view.state.driver = "absent"
-    with pytest.raises(DriverMissing):
-        find_driver_root(here.tree, settings)
-
-
 def test_a_gpu_that_is_bound_for_passthrough_is_gone_from_nvml_until_it_is_given_back(
     site: Callable[..., Site],
 ) -> None:
@@ -197,15 +163,6 @@ def test_a_reboot_forgets_what_was_written_and_bound(site: Callable[..., Site]) 
     assert Path(numvfs).read_text() == "0\n"
     assert os.listdir(here.root / "dev/vfio") == ["vfio"]
     assert (here.root / "proc/sys/kernel/random/boot_id").read_text() != boot
-
-
-def test_processes_are_seen_to_have_the_gpu_open(site: Callable[..., Site]) -> None:
-    here = site()
-    for pid in (4194400, 4194401):
-        here.inject.start_process(here.minor, pid=pid, name="a-long-name-of-a-program")
-    assert find_users(here.tree, [f"/dev/nvidia{here.minor}"]) == dict.fromkeys((4194400, 4194401), "a-long-name-of-")
-    here.inject.end_process(here.minor, 4194400)
-    assert list(find_users(here.tree, [f"/dev/nvidia{here.minor}"])) == [4194401]
 
 
 def test_a_scenario_that_is_edited_is_followed_at_the_next_look(site: Callable[..., Site]) -> None:

@@ -4,8 +4,7 @@
     pip install 'pydra-tpu[jax]'    # 1.1 GB
     python tests/support/record_topologies.py > tests/oracle/topologies.json
 
-Each record has the devices of one slice as `[id, process, x, y, z, core]`. With the argument `large`, the script prints
-slices that are too large to be kept.
+Each record has the devices of one slice as `[id, process, x, y, z, core]`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 FLAT, DEEP = "1x1 2x2 2x4 4x4 4x8 8x8", "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4"
@@ -32,15 +30,6 @@ SLICES = (
     ("tpu7x", DEEP, (4,)),
 )
 """JAX's name of a generation, its topologies, and the sizes of its hosts in chips."""
-LARGE = (
-    ("v2", "4x4 4x8 8x8 8x16 16x16", (4,)),
-    ("v3", "4x8 8x8 8x16 16x16 16x32 32x32", (4,)),
-    ("v4", "4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16", (4,)),
-    ("v5e", "8x16 16x16", (1, 4, 8)),
-    ("v5p", "4x4x8 4x8x8 8x8x8 8x8x16 8x16x16", (4,)),
-    ("v6e", "8x16 16x16", (1, 4, 8)),
-    ("tpu7x", "4x4x8 4x8x8 8x8x8 8x8x16 8x16x16", (4,)),
-)
 
 
 def ask_jax(generation: str, topology: str, chips: int) -> dict[str, Any]:
@@ -55,10 +44,10 @@ def ask_jax(generation: str, topology: str, chips: int) -> dict[str, Any]:
     return {"generation": generation, "topology": topology, "host_chips": chips, "devices": devices}
 
 
-def record(chosen: Sequence[tuple[str, str, tuple[int, ...]]]) -> dict[str, Any]:
-    """All slices that JAX knows of these, and its version."""
+def record() -> dict[str, Any]:
+    """All slices that JAX knows, and its version."""
     slices = []
-    for generation, names, sizes in chosen:
+    for generation, names, sizes in SLICES:
         for topology in names.split():
             for chips in sizes:
                 try:
@@ -70,6 +59,6 @@ def record(chosen: Sequence[tuple[str, str, tuple[int, ...]]]) -> dict[str, Any]
 
 
 if __name__ == "__main__":
-    recorded = record(LARGE if sys.argv[1:] == ["large"] else SLICES)
+    recorded = record()
     lines = ",\n".join(json.dumps(one, separators=(",", ":")) for one in recorded["slices"])
     sys.stdout.write(f'{{"versions": {json.dumps(recorded["versions"])},\n"slices": [\n{lines}\n]}}\n')
