@@ -225,7 +225,7 @@ class _Run:
 
     async def undo(self, session: Session) -> None:
         """Unprepare what a failed check still holds; the report already has the failure."""
-        for held in tuple(session.held.values()) if self._hopeless != "restore failed" else ():
+        for held in tuple(session.records.values()) if self._hopeless != "restore failed" else ():
             with suppress(PydraError):
                 await session.release(held.claim)
 
@@ -507,7 +507,7 @@ class _Run:
 
     async def _crash_after_plan(self) -> list[str]:
         claim = self._session.claim("planned")
-        self._session.note(await self._session.plan(claim))
+        await self._session.plan(claim)
         await self._session.crash()
         await self._session.release(claim, ())
         await self._session.use("after-plan")
@@ -640,7 +640,7 @@ class _Run:
 
         try:
             for claim in claims:  # the agent plans one after another
-                self._session.note(await self._session.plan(claim))
+                await self._session.plan(claim)
         except ClaimError as error:
             errors.append(error)
         else:
@@ -648,8 +648,8 @@ class _Run:
                 for claim in claims:
                     tasks.start_soon(hold, claim)
         for claim in claims:
-            if claim.uid in self._session.held:
-                await self._session.release(claim, self._session.held[claim.uid].prepared)
+            if claim.uid in self._session.records:
+                await self._session.release(claim, self._session.records[claim.uid].prepared)
         if errors and all(isinstance(error, ClaimError) for error in errors):
             for claim in claims:
                 await self._hold_alone(claim)

@@ -99,7 +99,7 @@ async def cancel_everywhere(session: Session, limit: float) -> tuple[list[str], 
         claim = session.claim(f"cancel-{number}")
         with session.ordered(order):
             late += await _time_cancelled(session, order.method, session.hold(claim), limit)
-        held = session.held.get(claim.uid)
+        held = session.records.get(claim.uid)
         undo = session.release(claim, held.prepared if held is not None else ())
         problems += await _try(f"after a call was cancelled {where}", undo)
     for number, (order, where) in enumerate(list_orders(session, Interruption.CANCEL, Method.UNPREPARE, Method.UNDO)):

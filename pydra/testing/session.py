@@ -14,11 +14,11 @@ from pydra.backends.child.conformance_main import Observation, Order, drop_order
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendFacts
 from pydra.backends.wire import Method
-from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PodRef, PreparedDevice, StepStage
-from pydra.claims.steps import StepIndex, changed_nothing, set_stage
+from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PodRef, PreparedDevice
 from pydra.devices import Capacity, Device, Quantity
-from pydra.errors import BackendTimeout, BackendUnavailable, PydraError
+from pydra.errors import BackendTimeout, BackendUnavailable
 from pydra.settings import CLAIM_DEADLINE
+from pydra.testing.claims_in_memory import ClaimsInMemory
 
 ABSENT = "pydra-no-such-device"
 IMPATIENT_DEADLINE = 5.0
@@ -27,23 +27,22 @@ IMPATIENT_DEADLINE = 5.0
 _POOL = "conformance"
 
 
-class Session:
+class Session(ClaimsInMemory):
     """A backend, and the claims that it holds for the run."""
 
     def __init__(
         self, backend: BackendSupervisor, configs: tuple[OpaqueConfig, ...], *, directory: str, connect_limit: float
     ) -> None:
         """`directory` is where the backend's process looks for orders and writes what it observes."""
+        super().__init__(backend)
         self.backend = backend
         self.facts: BackendFacts | None = None
         self.device = Device(name=ABSENT)
         self.configs = configs
-        self.held: dict[str, HeldClaim] = {}
         self._directory = directory
         self._connect_limit = connect_limit
         self._claims: dict[str, Claim] = {}
-        self._planned: dict[str, Claim] = {}
-        self._steps = StepIndex()
+        self._latest: dict[str, Claim] = {}
         self.steps = 0
         """How many steps the longest plan so far has."""
         self._timed_out = False
@@ -87,68 +86,28 @@ class Session:
         """Make it the claim of this name."""
         self._claims[name] = claim
 
-    async def plan(self, claim: Claim) -> Claim:
-        """Return the claim with its plan and its steps, if the backend plans; a held claim keeps them."""
+    async def ask_plan(self, claim: Claim) -> Claim:
+        """Have the backend plan the claim, if it plans."""
         if not self.has(Method.PLAN):
             return claim
-        if claim.uid not in self.held:
-            self._planned[claim.uid] = self._steps.adopt(await self.backend.plan(claim, until=self.deadline()))
-            self.steps = max(self.steps, len(self._planned[claim.uid].steps))
-        return self._planned[claim.uid]
+        planned = await super().ask_plan(claim)
+        self.steps = max(self.steps, len(planned.steps))
+        return planned
 
-    def note(self, claim: Claim, prepared: tuple[PreparedDevice, ...] | None = None) -> None:
-        """Hold the claim as it is now; completed if `prepared` is given."""
-        self._planned[claim.uid] = claim
-        self.held[claim.uid] = HeldClaim(claim=claim, prepared=prepared or (), completed=prepared is not None)
-        self._steps.note(claim.uid, claim.steps)
-        self.backend.note_held(claim.uid, self.held[claim.uid])
+    def keep(self, held: HeldClaim) -> None:
+        """Hold the claim, and tell the backend's process."""
+        super().keep(held)
+        self._latest[held.claim.uid] = held.claim
+        self.backend.note_held(held.claim.uid, held)
 
     def forget(self, claim: Claim) -> None:
         """Do not hold the claim any more."""
-        self.held.pop(claim.uid, None)
-        self._steps.note(claim.uid, ())
+        super().forget(claim)
         self.backend.note_held(claim.uid, None)
 
-    async def hold(self, claim: Claim) -> tuple[PreparedDevice, ...]:
-        """Plan, carry out the steps and prepare, as the agent does: what is begun is held from before that on."""
-        planned = await self.plan(claim)
-        if claim.uid not in self.held:
-            self.note(planned)
-        for place, step in enumerate(planned.steps):
-            if step.stage is not StepStage.DONE:
-                planned = await self._apply(planned, place)
-        prepared = await self.backend.prepare(planned, until=self.deadline())
-        self.note(planned, prepared)
-        return prepared
-
     async def release(self, claim: Claim, prepared: Sequence[PreparedDevice] = ()) -> None:
-        """Unprepare and undo the steps; without `prepared` as if `prepare` had not ended."""
-        planned = self._planned.get(claim.uid, claim)
-        await self.backend.unprepare(planned, prepared, until=self.deadline())
-        for place in reversed(range(len(planned.steps))):
-            step = planned.steps[place]
-            others = self._steps.find(step.key, but=claim.uid)
-            if step.stage is not StepStage.PLANNED and all(one.stage is StepStage.PLANNED for one in others):
-                await self.backend.undo(planned, place, until=self.deadline())
-            planned = set_stage(planned, place, StepStage.PLANNED)
-            self.note(planned)
-        self.forget(claim)
-
-    async def _apply(self, claim: Claim, place: int) -> Claim:
-        """Carry out a step as the agent does."""
-        step = claim.steps[place]
-        done = [one for one in self._steps.find(step.key, but=claim.uid) if one.stage is StepStage.DONE]
-        claim = set_stage(claim, place, StepStage.BEGUN, done[0].result if done else step.result)
-        self.note(claim)
-        try:
-            result = await self.backend.apply(claim, place, until=self.deadline())
-        except PydraError as error:
-            if changed_nothing(error):
-                self.note(set_stage(claim, place, StepStage.PLANNED))
-            raise
-        claim = set_stage(claim, place, StepStage.DONE, result)
-        self.note(claim)
-        return claim
+        """Unprepare and undo the steps, also of a claim that is not held any more; it has the plan that it had."""
+        await super().release(self._latest.get(claim.uid, claim), prepared)
 
     async def use(self, name: str) -> None:
         """Prepare and unprepare a claim of this name for the device."""
@@ -158,7 +117,7 @@ class Session:
     @asynccontextmanager
     async def hold_all(self) -> AsyncIterator[Sequence[HeldClaim]]:
         """Yield everything that is held, for `restore`."""
-        yield tuple(self.held.values())
+        yield tuple(self.records.values())
 
     def deadline(self) -> float:
         """When a call for a claim must have ended; after one that timed out, the others get no such time again."""

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,14 +33,14 @@ from pydra.backends.validation import (
 )
 from pydra.backends.wire import Method
 from pydra.cdi.spec import ClaimSpec, build_spec
-from pydra.claim import Claim, ClaimRef, HeldClaim, PreparedDevice, StepStage
+from pydra.claim import Claim, ClaimRef, HeldClaim, PreparedDevice
 from pydra.claims.allocation import base_request, parse_allocation
-from pydra.claims.steps import StepIndex, set_stage
 from pydra.devices import Inventory
 from pydra.errors import BackendError, ContractError, PydraError, SettingsError
 from pydra.inventory.health import HealthPolicy, Snapshot, observe
 from pydra.inventory.pool import build_pool
 from pydra.slices.build import build_wanted
+from pydra.testing.claims_in_memory import CallsInProcess, ClaimsInMemory
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.apiserver.verbs import Api
@@ -116,15 +116,8 @@ async def _run(options: Options, config: Mapping[str, Any], printer: Printer) ->
         async with serve_control_plane(kubeconfig=Path(root, "kubeconfig")) as server:
             try:
                 async with _connect(backend, arguments) as live:
-                    session = Session(
-                        options,
-                        printer,
-                        api=server.api,
-                        cdi_directory=f"{root}/cdi",
-                        backend=backend,
-                        live=live,
-                        check=check,
-                    )
+                    calls = _Calls(backend, live, check, printer.say)
+                    session = Session(options, server.api, f"{root}/cdi", calls)
                     await session.run()
             except (PydraError, RunError) as error:
                 failure = error
@@ -172,31 +165,66 @@ async def _connect(backend: Any, arguments: tuple[Any, ...]) -> AsyncIterator[An
         yield live
 
 
+class _Calls(CallsInProcess):
+    """The calls of a backend that is connected; an exception becomes a RunError with its traceback."""
+
+    def __init__(self, module: Any, live: Any, check: ConfigCheck | None, say: Callable[[Paragraph], None]) -> None:
+        super().__init__(live)
+        self.module = module
+        self.say = say
+        self.claims = ClaimsInMemory(self)
+        self._check = check
+        steps = getattr(module, "STEP_TYPES", ())
+        self._types = BackendTypes(configs=getattr(module, "CONFIG_TYPES", {}), steps=steps)
+
+    async def plan(self, claim: Claim, *, until: float) -> Claim:
+        """Decode the configuration, and plan if the backend does."""
+        claim = decode_claim(claim, self._types.configs, self._check)
+        if getattr(self.backend, "plan", None) is None:
+            return claim
+        plan = await self.call("plan", self.backend.plan(claim, tuple(self.claims.records.values())))
+        if self._types.steps:
+            described, violations = self._types.describe_plan(plan)
+            if described is None:
+                raise RunError("plan breaks the contract", violations)
+            claim = replace(claim, plan=described.data, steps=tuple(described.steps))
+        else:
+            claim = replace(claim, plan=plan)
+        details = tuple(f"step {one.label}" for one in claim.steps) or (str(claim.plan),)
+        self.say(Paragraph(headline=f"planned: claim {claim.namespace}/{claim.name}", details=details))
+        return claim
+
+    async def prepare(self, claim: Claim, *, until: float) -> tuple[PreparedDevice, ...]:
+        """Prepare a claim whose steps are done."""
+        begun = time.monotonic()
+        prepared = await super().prepare(claim, until=until)
+        took = (time.monotonic() - begun) * 1000
+        self.say(Paragraph(headline=f"prepared: claim {claim.namespace}/{claim.name} in {took:.1f} ms"))
+        if violations := find_prepared_violations(claim, prepared):
+            raise RunError("prepare breaks the contract", violations)
+        return prepared
+
+    async def call(self, name: str, call: Coroutine[Any, Any, Any]) -> Any:
+        """What the coroutine returns; raises RunError."""
+        try:
+            answer = await call
+        except Exception as error:  # the call boundary: the backend's own errors
+            raise RunError(f"{name} failed: {type(error).__name__}: {error}", _format(error)) from error
+        is_typed = name in (Method.DISCOVER.value, Method.PREPARE.value)
+        if is_typed and (violations := find_answer_type_violations(Method(name), answer)):
+            raise RunError(f"{name} breaks the contract", violations)
+        return answer
+
+
 class Session:
     """One run: what the agent and the kubelet would do, one step after the other."""
 
-    def __init__(
-        self,
-        options: Options,
-        printer: Printer,
-        *,
-        api: Api,
-        cdi_directory: str,
-        backend: Any,
-        live: Any,
-        check: ConfigCheck | None,
-    ) -> None:
+    def __init__(self, options: Options, api: Api, cdi_directory: str, calls: _Calls) -> None:
         self._options = options
-        self._say = printer.say
         self._api = api
         self._cdi_directory = cdi_directory
-        self._backend = backend
-        self._live = live
-        self._check = check
-        configs, steps = getattr(backend, "CONFIG_TYPES", {}), getattr(backend, "STEP_TYPES", ())
-        self._types = BackendTypes(configs=configs, steps=steps)
-        self._held: list[HeldClaim] = []
-        self._steps = StepIndex()
+        self._calls = calls
+        self._say = calls.say
 
     async def run(self) -> None:
         """Publish, apply, prepare each pod's claims, and unprepare them however that ends; raises RunError."""
@@ -207,18 +235,22 @@ class Session:
             failures.append(error)
         finally:
             with anyio.CancelScope(shield=True):
-                failures += [failure for held in reversed(self._held) if (failure := await self._undo(held))]
+                failures += [
+                    failure
+                    for held in reversed(tuple(self._calls.claims.records.values()))
+                    if (failure := await self._undo(held))
+                ]
         if failures:
             raise failures[0]
 
     async def _start_pods(self) -> None:
         os.makedirs(self._cdi_directory)
         self._api.create(NODES, build_node(KubeletSettings(node_name=NODE, root="", cdi_directories=()), _now()))
-        if getattr(self._live, "restore", None) is not None:
-            await self._call("restore", self._live.restore(()))
-        self._publish(await self._call("discover", self._live.discover(), Method.DISCOVER))
-        classes = getattr(self._backend, "DEVICE_CLASSES", {})
-        sample = read_sample(self._options.backend, self._backend.DRIVER, classes)
+        if getattr(self._calls.backend, "restore", None) is not None:
+            await self._calls.call("restore", self._calls.backend.restore(()))
+        self._publish(await self._calls.call("discover", self._calls.backend.discover()))
+        classes = getattr(self._calls.module, "DEVICE_CLASSES", {})
+        sample = read_sample(self._options.backend, self._calls.module.DRIVER, classes)
         created = [create_object(self._api, one) for one in choose_manifests(self._options.manifests, sample)]
         for pod in created:
             if pod["kind"] == PODS.kind:
@@ -228,7 +260,7 @@ class Session:
         """Unprepare a claim; what is against it."""
         name = f"{held.claim.namespace}/{held.claim.name}"
         try:
-            await self._unprepare(held)
+            await self._calls.claims.release(held.claim, held.prepared)
         except RunError as error:
             devices = ", ".join(device.device for device in held.claim.devices)
             self._say(Paragraph(headline=f"left prepared: claim {name} on {devices}", details=(str(error),)))
@@ -237,7 +269,7 @@ class Session:
         return None
 
     def _publish(self, inventory: Inventory) -> None:
-        driver = self._backend.DRIVER
+        driver = self._calls.module.DRIVER
         snapshot = observe(Snapshot(), inventory, now=time.monotonic(), policy=POLICY)
         published = build_pool(snapshot, driver=driver, pool=NODE, policy=POLICY)
         for text in (*published.dropped, *published.problems, *published.unreadable):
@@ -264,9 +296,10 @@ class Session:
             resource_claim = self._api.get(RESOURCE_CLAIMS, str(claim_name), namespace=namespace)
             self._say(self._describe(resource_claim))
             ref = ClaimRef(uid=resource_claim["metadata"]["uid"], namespace=namespace, name=str(claim_name))
-            one_pod = getattr(self._backend, "ONE_POD", False)
-            claim = parse_allocation(resource_claim, ref, self._backend.DRIVER, one_pod=one_pod).claim
-            prepared, spec = await self._prepare(claim)
+            one_pod = getattr(self._calls.module, "ONE_POD", False)
+            claim = parse_allocation(resource_claim, ref, self._calls.module.DRIVER, one_pod=one_pod).claim
+            prepared = await self._calls.claims.hold(claim)
+            spec = self._write_spec(claim, prepared)
             ids[entry] = [
                 (base_request(one.request), cdi_id)
                 for one, its_ids in zip(prepared, spec.ids, strict=True)
@@ -305,71 +338,14 @@ class Session:
             others = ()
         return replace(told, details=(*told.details, *others))
 
-    async def _prepare(self, claim: Claim) -> tuple[tuple[PreparedDevice, ...], ClaimSpec]:
-        claim = decode_claim(claim, self._types.configs, self._check)
-        if getattr(self._live, "plan", None) is not None:
-            claim = await self._plan(claim)
-        # Before the call: what a call has begun that fails or is cancelled must be undone, too.
-        self._hold(claim)
-        begun = time.monotonic()
-        prepared = tuple(await self._call("prepare", self._live.prepare(claim), Method.PREPARE))
-        took = (time.monotonic() - begun) * 1000
-        self._say(Paragraph(headline=f"prepared: claim {claim.namespace}/{claim.name} in {took:.1f} ms"))
-        if violations := find_prepared_violations(claim, prepared):
-            raise RunError("prepare breaks the contract", violations)
-        self._hold(claim, prepared)
-        spec = build_spec(self._backend.DRIVER, claim.uid, prepared)
+    def _write_spec(self, claim: Claim, prepared: tuple[PreparedDevice, ...]) -> ClaimSpec:
+        spec = build_spec(self._calls.module.DRIVER, claim.uid, prepared)
         if spec.content is not None:
             path = f"{self._cdi_directory}/{claim.uid}.json"
-            with open(path, "wb") as file:  # noqa: ASYNC230 - nobody waits for it
+            with open(path, "wb") as file:
                 file.write(spec.content)
             self._say(describe_cdi_spec(path, spec.content))
-        return prepared, spec
-
-    async def _plan(self, claim: Claim) -> Claim:
-        """Plan, and carry out the steps of the plan one after the other."""
-        plan = await self._call("plan", self._live.plan(claim, tuple(self._held)))
-        if self._types.steps:
-            described, violations = self._types.describe_plan(plan)
-            if described is None:
-                raise RunError("plan breaks the contract", violations)
-            claim = self._steps.adopt(replace(claim, plan=described.data, steps=tuple(described.steps)))
-        else:
-            claim = replace(claim, plan=plan)
-        details = tuple(f"step {one.label}" for one in claim.steps) or (str(claim.plan),)
-        self._say(Paragraph(headline=f"planned: claim {claim.namespace}/{claim.name}", details=details))
-        for place, one in enumerate(claim.steps):
-            others = self._steps.find(one.key, but=claim.uid)
-            known = next((other.result for other in others if other.stage is StepStage.DONE), None)
-            claim = set_stage(claim, place, StepStage.BEGUN, known)
-            self._hold(claim)
-            result = await self._call(f"apply of {one.label}", self._live.apply(one.step, known, claim))
-            claim = set_stage(claim, place, StepStage.DONE, result)
-        return claim
-
-    def _hold(self, claim: Claim, prepared: tuple[PreparedDevice, ...] | None = None) -> None:
-        """Remember the claim as it is now; without `prepared`, its preparation has begun."""
-        held = HeldClaim(claim=claim, prepared=prepared or (), completed=prepared is not None)
-        self._held = [*(one for one in self._held if one.claim.uid != claim.uid), held]
-        self._steps.note(claim.uid, claim.steps)
-
-    async def _unprepare(self, held: HeldClaim) -> None:
-        if getattr(self._live, "unprepare", None) is not None:
-            await self._call("unprepare", self._live.unprepare(held.claim, held.prepared))
-        for one in reversed(held.claim.steps):
-            others = self._steps.find(one.key, but=held.claim.uid)
-            if one.stage is not StepStage.PLANNED and all(other.stage is StepStage.PLANNED for other in others):
-                await self._call(f"undo of {one.label}", self._live.undo(one.step, one.result, held.claim))
-        self._steps.note(held.claim.uid, ())
-
-    async def _call(self, name: str, call: Coroutine[Any, Any, Any], method: Method | None = None) -> Any:
-        try:
-            answer = await call
-        except Exception as error:  # the call boundary: the backend's own errors
-            raise RunError(f"{name} failed: {type(error).__name__}: {error}", _format(error)) from error
-        if method is not None and (violations := find_answer_type_violations(method, answer)):
-            raise RunError(f"{name} breaks the contract", violations)
-        return answer
+        return spec
 
 
 def _format(error: Exception) -> tuple[str, ...]:

@@ -1,20 +1,18 @@
-"""Claims of a backend in this process: the agent's own code carries their steps out and undoes them, without a disk."""
+"""Claims of a backend in this process: what fails is undone, and what must wait for the hardware is left over."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
 from pydra import Claim, HeldClaim, PreparedDevice, PydraError, describe_step
-from pydra.checkpoint.record import Record, Stage
+from pydra.checkpoint.record import Record
 from pydra.checkpoint.record_files import find_claim_uid
-from pydra.claims.steps import StepIndex, StepRunner, build_left_over
-
-_SECONDS = 3600.0
+from pydra.claims.steps import build_left_over
+from pydra.testing.claims_in_memory import CallsInProcess, ClaimsInMemory
 
 
 def build_claim(uid: str, *steps: Any, data: Any = None) -> Claim:
@@ -29,52 +27,37 @@ def build_claim(uid: str, *steps: Any, data: Any = None) -> Claim:
     )
 
 
-class StepAgent:
+class StepAgent(ClaimsInMemory):
     """`backend` has `apply` and `undo`; for whole claims it has all coroutines. `records` are what is held."""
 
     def __init__(self, backend: Any = None, records: dict[str, HeldClaim] | None = None) -> None:
-        self.backend = backend
-        self.records = {} if records is None else records
+        self._in_process = _Calls(backend, self.held)
+        super().__init__(self._in_process, records)
         self.later: list[str] = []
         """Why steps could not be undone when their claim ended."""
-        self._index = StepIndex()
-        self._runner: StepRunner | None = None
-        self._noted: set[str] = set()
+
+    @property
+    def backend(self) -> Any:
+        """What is called; another one after a restart."""
+        return self._in_process.backend
+
+    @backend.setter
+    def backend(self, backend: Any) -> None:
+        self._in_process.backend = backend
 
     def held(self) -> tuple[HeldClaim, ...]:
         """As `pydra.held_claims`."""
         return tuple(one for _, one in sorted(self.records.items()))
 
-    def hold(self, held: HeldClaim) -> None:
-        """Keep the record of a claim."""
-        self.records[held.claim.uid] = held
-
-    def note(self, claim: Claim, *, completed: bool = False) -> None:
-        """Hold the claim as it is now."""
-        self.hold(HeldClaim(claim=claim, completed=completed))
-
-    async def plan(self, claim: Claim) -> Claim:
-        """Plan the claim, and hold it as begun."""
-        others = tuple(one for one in self.held() if one.claim.uid != claim.uid)
-        plan = await self.backend.plan(claim, others)
-        steps = tuple([describe_step(step) for step in plan.steps])
-        self._steps()
-        planned = self._index.adopt(replace(claim, plan=_as_json(plan.data), steps=steps))
-        self.note(planned)
-        return planned
-
     async def carry_out(self, claim: Claim) -> Claim:
         """Do all steps; after a failure, what was begun is undone."""
-        steps = self._steps()
-        claim = self._index.adopt(claim)
-        self.note(claim)
         try:
-            record = await steps.carry_out(_build_record(self.records[claim.uid]), until=_until(), keep=self._keep)
+            done = await super().carry_out(claim)
         except PydraError as error:
             await self._undo_after(error, claim.uid)
             raise
-        self.note(record.claim, completed=True)
-        return record.claim
+        self.note(done, completed=True)
+        return done
 
     async def prepare(self, claim: Claim) -> tuple[PreparedDevice, ...]:
         """Plan, carry out the steps, and prepare; what fails is undone."""
@@ -82,41 +65,25 @@ class StepAgent:
 
     async def finish(self, planned: Claim) -> tuple[PreparedDevice, ...]:
         """The same for a claim that is planned."""
-        claim = await self.carry_out(planned)
-        self.note(claim)
+        done = await self.carry_out(planned)
+        self.note(done)
         try:
-            prepared = as_kept(await self.backend.prepare(claim))
+            return await self.hold(done)
         except PydraError as error:
-            await self._undo_after(error, claim.uid)
+            await self._undo_after(error, done.uid)
             raise
-        self.hold(HeldClaim(claim=claim, prepared=prepared, completed=True))
-        return prepared
 
     async def unprepare(self, uid: str) -> None:
         """Have the backend unprepare the claim, and undo its steps."""
         if (held := self.records.get(uid)) is not None:
-            if hasattr(self.backend, "unprepare"):
-                await self.backend.unprepare(held.claim, held.prepared)
-            await self.undo(uid)
+            await self.release(held.claim, held.prepared)
 
-    async def undo(self, uid: str) -> None:
-        """Undo what was begun for the claim, and forget it; what must wait for the hardware is left over."""
-        if (held := self.records.get(uid)) is None:
-            return
-        latest = _build_record(replace(held, completed=False))
-        self._keep(latest)
-
-        def keep(record: Record) -> None:
-            nonlocal latest
-            latest = record
-            self._keep(record)
-
-        later = await self._steps().undo(latest, until=_until(), keep=keep)
-        del self.records[uid]
-        if later:
-            self.later.extend(later.values())
-            left = build_left_over(latest, later)
-            self._keep(replace(left, claim=replace(left.claim, uid=f"{find_claim_uid(uid)}.left")))
+    def leave(self, record: Record, later: Mapping[str, str]) -> None:
+        """Keep what is left over, as of another claim."""
+        self.forget(record.claim)
+        self.later.extend(later.values())
+        left = build_left_over(record, later).held()
+        self.keep(replace(left, claim=replace(left.claim, uid=f"{find_claim_uid(record.claim.uid)}.left")))
 
     async def retry(self) -> None:
         """Try once more to undo what ended claims have left."""
@@ -125,83 +92,30 @@ class StepAgent:
 
     async def _undo_after(self, error: PydraError, uid: str) -> None:
         try:
-            await (self.unprepare(uid) if hasattr(self.backend, "unprepare") else self.undo(uid))
+            await self.unprepare(uid)
         except PydraError as failed:
             error.add_note(str(failed))
 
-    def _keep(self, record: Record) -> None:
-        self.hold(record.held())
 
-    def _steps(self) -> StepRunner:
-        """The agent's code, which knows all steps of the records as they are now."""
-        if self._runner is None:
-            store = cast("Any", _Records(self._write))
-            self._runner = StepRunner(store, cast("Any", _Calls(self)), self._index, lambda _claim, _names: True)
-        for uid in self._noted | self.records.keys():
-            self._index.note(uid, self.records[uid].claim.steps if uid in self.records else ())
-        self._noted = set(self.records)
-        return self._runner
+class _Calls(CallsInProcess):
+    """What the supervisor of a backend's process does: what the backend returns comes as JSON."""
 
-    def _write(self, record: Record) -> None:
-        self._keep(record)
-        self._steps()
+    def __init__(self, backend: Any, held: Callable[[], tuple[HeldClaim, ...]]) -> None:
+        super().__init__(backend)
+        self._held = held
 
+    async def plan(self, claim: Claim, *, until: float) -> Claim:
+        """Plan with what else is held."""
+        plan = await self.backend.plan(claim, self._held())
+        return replace(claim, plan=_as_json(plan.data), steps=tuple([describe_step(step) for step in plan.steps]))
 
-class _Calls:
-    """What the supervisor of a backend's process does."""
+    async def apply(self, claim: Claim, step: int, *, until: float) -> Any:
+        """Apply a step."""
+        return _as_json(await super().apply(claim, step, until=until))
 
-    def __init__(self, agent: StepAgent) -> None:
-        self._agent = agent
-
-    async def apply(self, claim: Claim, place: int, *, until: float) -> Any:
-        """Call the backend, whose results are JSON."""
-        one = claim.steps[place]
-        return _as_json(await self._agent.backend.apply(one.step, one.result, claim))
-
-    async def undo(self, claim: Claim, place: int, *, until: float) -> None:
-        """Call the backend."""
-        one = claim.steps[place]
-        await self._agent.backend.undo(one.step, one.result, claim)
-
-
-class _Records:
-    """What a `RecordStore` is to the steps, of the only instance."""
-
-    unreadable: Mapping[str, Any] = {}
-
-    def __init__(self, write: Any) -> None:
-        self.lock = _NoLock()
-        self._write = write
-
-    async def __aenter__(self) -> None:
-        """Others do not change anything."""
-
-    async def __aexit__(self, *_: object) -> None:
-        """Nothing is locked."""
-
-    async def write(self, record: Record, *, in_place: bool = False) -> None:
-        """Keep the record."""
-        self._write(record)
-
-
-class _NoLock:
-    async def lock(self, *_: object, **__: object) -> None:
-        """There is no other instance."""
-
-    def release_step(self, _offset: int) -> None:
-        """Nothing is locked."""
-
-
-def _build_record(held: HeldClaim) -> Record:
-    stage = Stage.COMPLETED if held.completed else Stage.STARTED
-    left_over = "left over" if held.left_over else ""
-    return Record(
-        claim=held.claim, driver="test", stage=stage, boot_id="boot", prepared=held.prepared, left_over=left_over
-    )
-
-
-def _until() -> float:
-    return asyncio.get_running_loop().time() + _SECONDS
+    async def prepare(self, claim: Claim, *, until: float) -> tuple[PreparedDevice, ...]:
+        """Prepare a claim."""
+        return as_kept(await super().prepare(claim, until=until))
 
 
 def _as_json(value: Any) -> Any:

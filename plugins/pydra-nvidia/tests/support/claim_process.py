@@ -55,8 +55,8 @@ class FileAgent(StepAgent):
             types = BackendTypes(configs={}, steps=STEP_TYPES)
             self.records[record.claim.uid] = replace(record, claim=types.decode_steps(record.claim))
 
-    def hold(self, held: HeldClaim) -> None:
-        super().hold(held)
+    def keep(self, held: HeldClaim) -> None:
+        super().keep(held)
         self._path.write_bytes(msgspec.json.encode(held))
 
 
