@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -21,20 +21,7 @@ from cel_expr_python import cel
 from pydra_dev.api import schema
 from pydra_dev.api.quantity import parse_quantity
 from pydra_dev.cel.functions import DECLARATIONS, QUANTITY, TAGS, build_quantity, build_semver
-from pydra_dev.cel.tree import (
-    CALL,
-    CONSTANT,
-    IDENTIFIER,
-    LIST,
-    SELECT,
-    CheckedTree,
-    Node,
-    build_tree,
-    parse_tree,
-    read_constant,
-    walk,
-    with_default_domains,
-)
+from pydra_dev.cel.tree import CheckedTree, add_default_domains, build_tree, describe_type, parse_tree, walk
 
 _LIBRARIES = """
 extensions:
@@ -125,28 +112,32 @@ def compile_selector(expression: str, *, lists: bool = False) -> Selector:
         raise CompileError(f"compilation failed: {_explain(str(error))}") from error
     tree = parse_tree(checked.serialize())
     _check_tree(tree)
-    result = tree.types.get(tree.root.id, "dyn")
+    result = describe_type(tree, tree.root)
     if result not in {"bool", "any", *(["dyn"] if lists else [])}:
         raise CompileError(f"must evaluate to bool or the unknown type, not {result}")
     value = "dyn" if lists else "any"
-    outer = frozenset({f"map(string, map(string, {value}))", _CAPACITY})
-    return Selector(expression, _runtime().deserialize(build_tree(with_default_domains(tree, outer))))
+    outer = (f"map(string, map(string, {value}))", _CAPACITY)
+    add_default_domains(tree, outer)
+    return Selector(expression, _runtime().deserialize(build_tree(tree)))
 
 
 def _check_tree(tree: CheckedTree) -> None:
     """What kube-apiserver refuses and the library does not; raises CompileError."""
     for node in walk(tree.root):
-        operand = node.children[0] if node.kind == SELECT else node
-        if operand.kind == IDENTIFIER and operand.name == "device" and node.kind == SELECT and node.name not in _FIELDS:
-            raise CompileError(f"compilation failed: ERROR: <input>: undefined field {node.name!r}")
-        if node.kind == LIST:
-            _check_list(node, tree.types)
-        if node.kind == CALL and node.name in {"matches", "find", "findAll"} and node.children[1].kind == CONSTANT:
-            _check_pattern(str(read_constant(node.children[1])))
+        if (select := node.select) is not None and select.name not in _FIELDS:
+            operand = select.operand and select.operand.identifier
+            if operand and operand.name == "device":
+                raise CompileError(f"compilation failed: ERROR: <input>: undefined field {select.name!r}")
+        if node.list is not None:
+            _check_list([describe_type(tree, one) for one in node.list.elements])
+        if node.call is not None and node.call.function in {"matches", "find", "findAll"}:
+            *_, pattern = (*filter(None, [node.call.target]), *node.call.arguments)[:2]
+            if pattern.constant is not None and pattern.constant.text is not None:
+                _check_pattern(pattern.constant.text)
 
 
-def _check_list(node: Node, types: Mapping[int, str]) -> None:
-    known = [kind for child in node.children if (kind := types.get(child.id, "dyn")) not in {"dyn", "any"}]
+def _check_list(types: Sequence[str]) -> None:
+    known = [kind for kind in types if kind not in {"dyn", "any"}]
     other = next((kind for kind in known if kind != known[0]), None)
     if other is not None:
         raise CompileError(f"compilation failed: ERROR: <input>: expected type {known[0]!r} but found {other!r}")
