@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-COLLECTION_VERBS = ("create", "deletecollection", "list", "watch")
-OBJECT_VERBS = ("delete", "get", "patch", "update")
+VERBS = ("create", "delete", "get", "list", "patch", "update", "watch")
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):

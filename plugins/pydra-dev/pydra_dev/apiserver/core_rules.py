@@ -169,6 +169,11 @@ def convert_event(obj: JsonObject, *, api_version: str) -> JsonObject:
     return {**{names.get(key, key): value for key, value in obj.items()}, "apiVersion": api_version}
 
 
+def store_form(obj: JsonObject) -> JsonObject:
+    """An object as it is stored, whichever version showed it."""
+    return convert_event(obj, api_version="v1") if obj.get("apiVersion") == NEW_EVENTS.api_version else obj
+
+
 Admitted = tuple[JsonObject, list[FieldError]]
 
 

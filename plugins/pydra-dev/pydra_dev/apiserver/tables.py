@@ -23,17 +23,17 @@ from pydra_dev.api.kinds import (
     RESOURCE_SLICES,
     Kind,
 )
-from pydra_dev.apiserver.core_rules import convert_event
+from pydra_dev.apiserver.core_rules import store_form
 
 NONE = "<none>"
 
 
-class Columns(msgspec.Struct, frozen=True, kw_only=True):
-    """The columns of a kind: names, those that only `-o wide` shows, and what makes a row's cells at a time."""
+class Column(msgspec.Struct, frozen=True):
+    """A column: its name, what makes its cell of an object at a time, and whether only `-o wide` shows it."""
 
-    names: tuple[str, ...]
-    wide: frozenset[str] = frozenset()
-    build_cells: Callable[[JsonObject, str], Sequence[Any]]
+    name: str
+    build_cell: Callable[[JsonObject, str], str]
+    wide: bool = False
 
 
 def wants_table(accept: str) -> str:
@@ -69,16 +69,17 @@ def build_table(
         "metadata": metadata,
         "columnDefinitions": [
             {
-                "name": name,
+                "name": one.name,
                 "type": "string",
-                "format": "name" if name == "Name" else "",
+                "format": "name" if one.name == "Name" else "",
                 "description": "",
-                "priority": int(name in columns.wide),
+                "priority": int(one.wide),
             }
-            for name in columns.names
+            for one in columns
         ],
         "rows": [
-            {"cells": list(columns.build_cells(obj, now)), **_build_object(obj, version, include)} for obj in objects
+            {"cells": [one.build_cell(store_form(obj), now) for one in columns], **_build_object(obj, version, include)}
+            for obj in objects
         ],
     }
 
@@ -120,35 +121,23 @@ def _age(obj: JsonObject, now: str) -> str:
     return describe_age(obj["metadata"].get("creationTimestamp"), now)
 
 
-def _plain_cells(obj: JsonObject, now: str) -> Sequence[Any]:
-    return obj["metadata"]["name"], _age(obj, now)
+def _list_containers(pod: JsonObject) -> Sequence[JsonObject]:
+    return (pod.get("status") or {}).get("containerStatuses") or ()
 
 
-def _pod_cells(pod: JsonObject, now: str) -> Sequence[Any]:
-    status, spec = pod.get("status") or {}, pod["spec"]
-    containers = status.get("containerStatuses") or ()
-    ready = sum(1 for one in containers if one.get("ready") and "running" in one.get("state", {}))
-    restarts = sum(one.get("restartCount", 0) for one in containers)
-    addresses = status.get("podIPs") or ()
-    return (
-        pod["metadata"]["name"],
-        f"{ready}/{len(spec['containers'])}",
-        _describe_pod(pod, status, containers),
-        str(restarts),
-        _age(pod, now),
-        addresses[0].get("ip", NONE) if addresses else NONE,
-        spec.get("nodeName") or NONE,
-        status.get("nominatedNodeName") or NONE,
-        NONE,
-    )
+def _count_ready(pod: JsonObject, _now: str) -> str:
+    ready = sum(1 for one in _list_containers(pod) if one.get("ready") and "running" in one.get("state", {}))
+    return f"{ready}/{len(pod['spec']['containers'])}"
 
 
-def _describe_pod(pod: JsonObject, status: JsonObject, containers: Sequence[JsonObject]) -> str:
+def describe_pod(pod: JsonObject, _now: str = "") -> str:
+    """The status of a pod in one word."""
+    status = pod.get("status") or {}
     phase = status.get("phase", "")
     reason: str = status.get("reason") or phase
     if any(one.get("reason") == "SchedulingGated" for one in status.get("conditions") or ()):
         reason = "SchedulingGated"
-    for container in reversed(containers):
+    for container in reversed(_list_containers(pod)):
         state: Mapping[str, JsonObject] = container.get("state") or {}
         if told := state.get("waiting", {}).get("reason"):
             reason = told
@@ -159,56 +148,39 @@ def _describe_pod(pod: JsonObject, status: JsonObject, containers: Sequence[Json
     return "Terminating" if ending else reason
 
 
-def _node_cells(node: JsonObject, now: str) -> Sequence[Any]:
-    status = node.get("status") or {}
-    conditions = {one["type"]: one["status"] for one in status.get("conditions") or ()}
+def _describe_node(node: JsonObject, _now: str) -> str:
+    conditions = {one["type"]: one["status"] for one in (node.get("status") or {}).get("conditions") or ()}
     known = {"True": "Ready", None: "Unknown"}.get(conditions.get("Ready"), "NotReady")
-    roles = sorted(
-        name.removeprefix("node-role.kubernetes.io/")
-        for name in node["metadata"].get("labels") or {}
-        if name.startswith("node-role.kubernetes.io/")
-    )
-    addresses = {one["type"]: one["address"] for one in status.get("addresses") or ()}
-    told = status.get("nodeInfo") or {}
-    return (
-        node["metadata"]["name"],
-        f"{known},SchedulingDisabled" if node["spec"].get("unschedulable") else known,
-        ",".join(roles) or NONE,
-        _age(node, now),
-        told.get("kubeletVersion", ""),
-        addresses.get("InternalIP", NONE),
-        addresses.get("ExternalIP", NONE),
-        *(told.get(name) or "<unknown>" for name in ("osImage", "kernelVersion", "containerRuntimeVersion")),
-    )
+    return f"{known},SchedulingDisabled" if node["spec"].get("unschedulable") else known
 
 
-def _event_cells(given: JsonObject, now: str) -> Sequence[Any]:
-    event = convert_event(given, api_version="v1") if given["apiVersion"] != "v1" else given
-    first = describe_age(event.get("firstTimestamp") or event.get("eventTime"), now)
-    series = event.get("series") or {}
-    last_seen = series.get("lastObservedTime") or event.get("lastTimestamp")
+def _list_roles(node: JsonObject, _now: str) -> str:
+    prefix = "node-role.kubernetes.io/"
+    labels = node["metadata"].get("labels") or {}
+    return ",".join(sorted(one.removeprefix(prefix) for one in labels if one.startswith(prefix))) or NONE
+
+
+def _describe_last_seen(event: JsonObject, now: str) -> str:
+    last = (event.get("series") or {}).get("lastObservedTime") or event.get("lastTimestamp")
+    return describe_age(last or event.get("firstTimestamp") or event.get("eventTime"), now)
+
+
+def _name_involved(event: JsonObject, _now: str) -> str:
     about = event["involvedObject"]
-    source = event.get("source") or {}
-    names = (source.get("component") or event.get("reportingComponent", ""), event.get("reportingInstance", ""))
-    return (
-        describe_age(last_seen, now) if last_seen else first,
-        event.get("type", ""),
-        event.get("reason", ""),
-        "/".join(filter(None, (about.get("kind", "").lower(), about.get("name")))),
-        about.get("fieldPath", ""),
-        ", ".join(filter(None, names)),
-        event.get("message", "").strip(),
-        first,
-        str(series.get("count") or event.get("count") or 1),
-        event["metadata"]["name"],
-    )
+    return "/".join(filter(None, (about.get("kind", "").lower(), about.get("name"))))
 
 
-def _namespace_cells(namespace: JsonObject, now: str) -> Sequence[Any]:
-    return namespace["metadata"]["name"], (namespace.get("status") or {}).get("phase", ""), _age(namespace, now)
+def _name_source(event: JsonObject, _now: str) -> str:
+    component = (event.get("source") or {}).get("component") or event.get("reportingComponent", "")
+    return ", ".join(filter(None, (component, event.get("reportingInstance", ""))))
 
 
-def _claim_cells(claim: JsonObject, now: str) -> Sequence[Any]:
+def _count_event(event: JsonObject, _now: str) -> str:
+    return str((event.get("series") or {}).get("count") or event.get("count") or 1)
+
+
+def describe_claim(claim: JsonObject, _now: str = "") -> str:
+    """The state of a claim in a few words."""
     status = claim.get("status") or {}
     deleted = "deletionTimestamp" in claim["metadata"]
     states = ["deleted"] if deleted else []
@@ -216,47 +188,68 @@ def _claim_cells(claim: JsonObject, now: str) -> Sequence[Any]:
         states += ["allocated", *(["reserved"] if status.get("reservedFor") else [])]
     elif not deleted:
         states.append("pending")
-    return claim["metadata"]["name"], ",".join(states), _age(claim, now)
+    return ",".join(states)
 
 
-def _slice_cells(obj: JsonObject, now: str) -> Sequence[Any]:
-    spec = obj["spec"]
-    return obj["metadata"]["name"], spec.get("nodeName", ""), spec["driver"], spec["pool"]["name"], _age(obj, now)
+def _field(name: str, *path: str, wide: bool = False, absent: str = "") -> Column:
+    """A column with what is in a field."""
+
+    def read(obj: JsonObject, _now: str) -> str:
+        value: Any = obj
+        for part in path:
+            value = (value or {}).get(part)
+        return str(value or absent).strip()
+
+    return Column(name, read, wide)
 
 
-def _taint_rule_cells(rule: JsonObject, now: str) -> Sequence[Any]:
-    taint = rule["spec"]["taint"]
-    added = describe_age(taint.get("timeAdded"), now)
-    return rule["metadata"]["name"], taint["key"], taint.get("value", ""), taint["effect"], added, _age(rule, now)
-
-
-PLAIN = Columns(names=("Name", "Age"), build_cells=_plain_cells)
-_EVENT_COLUMNS = Columns(
-    names=("Last Seen", "Type", "Reason", "Object", "Subobject", "Source", "Message", "First Seen", "Count", "Name"),
-    wide=frozenset({"Subobject", "Source", "First Seen", "Count", "Name"}),
-    build_cells=_event_cells,
+_NAME, _AGE = _field("Name", "metadata", "name"), Column("Age", _age)
+PLAIN = (_NAME, _AGE)
+_EVENT_COLUMNS = (
+    Column("Last Seen", _describe_last_seen),
+    _field("Type", "type"),
+    _field("Reason", "reason"),
+    Column("Object", _name_involved),
+    Column("Source", _name_source, wide=True),
+    _field("Message", "message"),
+    Column("Count", _count_event, wide=True),
+    _field("Name", "metadata", "name", wide=True),
 )
-COLUMNS: Mapping[Kind, Columns] = {
-    PODS: Columns(
-        names=("Name", "Ready", "Status", "Restarts", "Age", "IP", "Node", "Nominated Node", "Readiness Gates"),
-        wide=frozenset({"IP", "Node", "Nominated Node", "Readiness Gates"}),
-        build_cells=_pod_cells,
+COLUMNS: Mapping[Kind, Sequence[Column]] = {
+    PODS: (
+        _NAME,
+        Column("Ready", _count_ready),
+        Column("Status", describe_pod),
+        Column("Restarts", lambda pod, _now: str(sum(one.get("restartCount", 0) for one in _list_containers(pod)))),
+        _AGE,
+        _field("IP", "status", "podIP", wide=True, absent=NONE),
+        _field("Node", "spec", "nodeName", wide=True, absent=NONE),
     ),
-    NODES: Columns(
-        names=(
-            *("Name", "Status", "Roles", "Age", "Version"),
-            *("Internal-IP", "External-IP", "OS-Image", "Kernel-Version", "Container-Runtime"),
-        ),
-        wide=frozenset({"Internal-IP", "External-IP", "OS-Image", "Kernel-Version", "Container-Runtime"}),
-        build_cells=_node_cells,
+    NODES: (
+        _NAME,
+        Column("Status", _describe_node),
+        Column("Roles", _list_roles),
+        _AGE,
+        _field("Version", "status", "nodeInfo", "kubeletVersion"),
     ),
     EVENTS: _EVENT_COLUMNS,
     NEW_EVENTS: _EVENT_COLUMNS,
-    NAMESPACES: Columns(names=("Name", "Status", "Age"), build_cells=_namespace_cells),
-    RESOURCE_CLAIMS: Columns(names=("Name", "State", "Age"), build_cells=_claim_cells),
-    RESOURCE_SLICES: Columns(names=("Name", "Node", "Driver", "Pool", "Age"), build_cells=_slice_cells),
-    DEVICE_TAINT_RULES: Columns(
-        names=("Name", "Key", "Value", "Effect", "TimeAdded", "Age"), build_cells=_taint_rule_cells
+    NAMESPACES: (_NAME, _field("Status", "status", "phase"), _AGE),
+    RESOURCE_CLAIMS: (_NAME, Column("State", describe_claim), _AGE),
+    RESOURCE_SLICES: (
+        _NAME,
+        _field("Node", "spec", "nodeName"),
+        _field("Driver", "spec", "driver"),
+        _field("Pool", "spec", "pool", "name"),
+        _AGE,
+    ),
+    DEVICE_TAINT_RULES: (
+        _NAME,
+        _field("Key", "spec", "taint", "key"),
+        _field("Value", "spec", "taint", "value"),
+        _field("Effect", "spec", "taint", "effect"),
+        Column("TimeAdded", lambda rule, now: describe_age(rule["spec"]["taint"].get("timeAdded"), now)),
+        _AGE,
     ),
 }
 """Those that differ from PLAIN."""

@@ -33,7 +33,7 @@ from pydra_dev.api.gates import Gates
 from pydra_dev.api.kinds import KINDS, NAMESPACES, NEW_EVENTS, PODS, Kind
 from pydra_dev.api.schema import refuse_types
 from pydra_dev.apiserver import server_side_apply
-from pydra_dev.apiserver.core_rules import convert_event
+from pydra_dev.apiserver.core_rules import convert_event, store_form
 from pydra_dev.apiserver.custom_kinds import CustomKind, admit_custom
 from pydra_dev.apiserver.field_label_selectors import Matcher, build_matcher
 from pydra_dev.apiserver.object_meta import (
@@ -329,24 +329,14 @@ class Api:
         body = {**obj, "metadata": metadata}
         return self.update(kind, metadata["name"], body, namespace=metadata.get("namespace", ""))
 
-    def delete_object(
-        self, kind: Kind, obj: JsonObject, options: JsonObject | None = None, *, dry_run: bool = False
-    ) -> JsonObject:
+    def delete_object(self, kind: Kind, obj: JsonObject, options: JsonObject | None = None) -> JsonObject:
         """Delete an object, or begin to; raises what `delete` does."""
         name, namespace = obj["metadata"]["name"], obj["metadata"].get("namespace", "")
-        return self.delete(kind, name, options, namespace=namespace, dry_run=dry_run)
+        return self.delete(kind, name, options, namespace=namespace)
 
     def remove_namespace(self, name: str) -> None:
         """Finish the deletion of a namespace whose content is gone."""
         self.store.remove(NAMESPACES.storage, ("", name))
-
-    def delete_collection(
-        self, kind: Kind, query: Query, options: JsonObject | None = None, *, dry_run: bool = False
-    ) -> Page:
-        """Delete everything that a query matches; returns what was deleted."""
-        page = self.list(kind, query)
-        deleted = tuple(self.delete_object(kind, obj, options, dry_run=dry_run) for obj in page.items)
-        return Page(items=deleted, version=self.store.version)
 
 
 def _grace_period(kind: Kind, obj: JsonObject, options: JsonObject) -> int:
@@ -370,11 +360,6 @@ def _counted(kind: Kind, obj: JsonObject) -> Any:
     if "spec" in obj or kind.status:
         return obj.get("spec")
     return {key: value for key, value in obj.items() if key != "metadata"}
-
-
-def store_form(obj: JsonObject) -> JsonObject:
-    """An object as it is stored, whichever version showed it."""
-    return convert_event(obj, api_version="v1") if obj["apiVersion"] == NEW_EVENTS.api_version else obj
 
 
 def _refuse_other_kind(kind: Kind, obj: JsonObject) -> None:

@@ -19,10 +19,10 @@ import msgspec
 
 from pydra_dev.api.quantity import parse_quantity
 from pydra_dev.cel import network
-from pydra_dev.cel.network import CIDR, IP, URL
+from pydra_dev.cel.network import CIDR, IP
 
 QUANTITY, SEMVER = "kubernetes.Quantity", "kubernetes.Semver"
-TAGS = frozenset({QUANTITY, SEMVER, URL, IP, CIDR})
+TAGS = frozenset({QUANTITY, SEMVER, IP, CIDR})
 """Types whose values are maps."""
 _MAX_INT = 2**63 - 1
 
@@ -219,14 +219,6 @@ DECLARATIONS: Sequence[Declaration] = (
     Declaration(f"{SEMVER}.major() int", _part(0)),
     Declaration(f"{SEMVER}.minor() int", _part(1)),
     Declaration(f"{SEMVER}.patch() int", _part(2)),
-    Declaration(f"url(string) {URL}", network.build_url),
-    Declaration("isURL(string) bool", _holds(network.build_url)),
-    Declaration(f"{URL}.getScheme() string", lambda one: network.split(one).scheme),
-    Declaration(f"{URL}.getHost() string", network.read_host),
-    Declaration(f"{URL}.getHostname() string", network.read_hostname),
-    Declaration(f"{URL}.getPort() string", network.read_port),
-    Declaration(f"{URL}.getEscapedPath() string", lambda one: network.split(one).path),
-    Declaration(f"{URL}.getQuery() map", network.read_query),
     Declaration(f"ip(string) {IP}", network.build_ip),
     Declaration("isIP(string) bool", _holds(network.build_ip)),
     Declaration("ip.isCanonical(string) bool", network.is_canonical),

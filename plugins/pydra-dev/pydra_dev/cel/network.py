@@ -1,7 +1,7 @@
-"""URLs, IP addresses and CIDR blocks in CEL. Pure.
+"""IP addresses and CIDR blocks in CEL. Pure.
 
 Values travel as maps of one entry, like quantities: see `functions`.
-Source: `pkg/cel/library/{urls,ip,cidr}.go` of k8s.io/apiserver, Kubernetes 1.36; `net/netip` and `net/url` of Go.
+Source: `pkg/cel/library/{ip,cidr}.go` of k8s.io/apiserver, Kubernetes 1.36; `net/netip` of Go.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ import re
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_interface, ip_network
 from typing import TypeAlias
-from urllib.parse import SplitResult, unquote_plus, urlsplit
 
-URL, IP, CIDR = "kubernetes.URL", "net.IP", "net.CIDR"
+IP, CIDR = "net.IP", "net.CIDR"
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
 _Value: TypeAlias = Mapping[str, str]
-
-_NOT_IN_URLS = re.compile(r"[\x00-\x20\x7f]|%(?![0-9A-Fa-f]{2})")
 
 
 # Addresses
@@ -101,50 +98,3 @@ def contains_cidr(value: _Value, other: _Value | str) -> bool:
 def mask(value: _Value) -> _Value:
     """The block without the bits of its address below the prefix."""
     return {CIDR: str(_network(value))}
-
-
-# URLs
-
-
-def build_url(text: str) -> _Value:
-    """The value of `url(text)`: an absolute URI, or an absolute path; raises ValueError."""
-    try:
-        parts = urlsplit(text)
-        _ = parts.port
-    except ValueError as error:
-        raise ValueError(f"URL parse error during conversion from string: {text!r}: {error}") from None
-    is_absolute = bool(re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", text)) or text.startswith("/")
-    if not is_absolute or _NOT_IN_URLS.search(text.partition("?")[0].partition("#")[0]):
-        raise ValueError(f"URL parse error during conversion from string: {text!r} is not an absolute URI or path")
-    return {URL: text}
-
-
-def split(value: _Value) -> SplitResult:
-    """The parts of a URL."""
-    return urlsplit(value[URL])
-
-
-def read_host(value: _Value) -> str:
-    """The host with its port, without the user."""
-    return split(value).netloc.rpartition("@")[2]
-
-
-def read_hostname(value: _Value) -> str:
-    """The host without its port and without the brackets of an IPv6 address."""
-    host = read_host(value)
-    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-
-
-def read_port(value: _Value) -> str:
-    """The port; empty without one."""
-    return read_host(value).rpartition("]")[2].rpartition(":")[2] if ":" in read_host(value).rpartition("]")[2] else ""
-
-
-def read_query(value: _Value) -> dict[str, list[str]]:
-    """The values of each key, in their order."""
-    found: dict[str, list[str]] = {}
-    for pair in filter(None, split(value).query.split("&")):
-        if ";" not in pair:  # Go leaves those out
-            key, _, text = pair.partition("=")
-            found.setdefault(unquote_plus(key), []).append(unquote_plus(text))
-    return found

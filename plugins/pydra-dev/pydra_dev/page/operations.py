@@ -104,9 +104,7 @@ class Operations:
         )
 
     def _build_claims(self) -> tuple[Claim, ...]:
-        return build_claims(
-            self._api.list(RESOURCE_CLAIMS).items, self._api.list(PODS).items, self._calls, self._api.now
-        )
+        return build_claims(self._api.list(RESOURCE_CLAIMS).items, self._api.list(PODS).items, self._calls)
 
     def explain_claim(self, namespace: str, name: str) -> ClaimPage:
         """Why a claim has its devices, and not others. Raises OperationError."""

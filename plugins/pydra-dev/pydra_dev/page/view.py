@@ -13,9 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra_dev.api.errors import JsonObject
-from pydra_dev.api.kinds import PODS, RESOURCE_CLAIMS, Kind
 from pydra_dev.api.quantity import format_like
-from pydra_dev.apiserver.tables import COLUMNS
+from pydra_dev.apiserver.tables import describe_claim, describe_pod
 from pydra_dev.controllers.pods_and_claims import claim_names, full_name
 from pydra_dev.kubelet.observations import Called
 from pydra_dev.output.descriptions import Refusal, describe_step, group_refusals, read_values
@@ -200,24 +199,24 @@ def _read_counter_texts(slices: Iterable[NamedSlice]) -> dict[tuple[str, str, Co
 
 
 def build_claims(
-    claims: Iterable[JsonObject], pods: Sequence[JsonObject], calls: Mapping[str, Called], now: str
+    claims: Iterable[JsonObject], pods: Sequence[JsonObject], calls: Mapping[str, Called]
 ) -> tuple[Claim, ...]:
     """Every claim, oldest first."""
     ordered = sorted(claims, key=lambda claim: (claim["metadata"]["creationTimestamp"], full_name(claim)))
-    return tuple(_build_claim(claim, pods, calls, now) for claim in ordered)
+    return tuple(_build_claim(claim, pods, calls) for claim in ordered)
 
 
-def _build_claim(claim: JsonObject, pods: Sequence[JsonObject], calls: Mapping[str, Called], now: str) -> Claim:
+def _build_claim(claim: JsonObject, pods: Sequence[JsonObject], calls: Mapping[str, Called]) -> Claim:
     namespace, name = claim["metadata"]["namespace"], claim["metadata"]["name"]
     call = calls.get(full_name(claim))
     told = describe_step(call) if call is not None else None
     return Claim(
         namespace=namespace,
         name=name,
-        state=_read_cell(RESOURCE_CLAIMS, "State", claim, now),
+        state=describe_claim(claim),
         devices=tuple(key for _, key in _list_results(claim)),
         pods=tuple(
-            _build_pod(pod, now)
+            _build_pod(pod)
             for pod in pods
             if pod["metadata"]["namespace"] == namespace and name in claim_names(pod).values()
         ),
@@ -226,19 +225,13 @@ def _build_claim(claim: JsonObject, pods: Sequence[JsonObject], calls: Mapping[s
     )
 
 
-def _read_cell(kind: Kind, column: str, obj: JsonObject, now: str) -> str:
-    """What `kubectl get` shows in a column."""
-    columns = COLUMNS[kind]
-    return str(columns.build_cells(obj, now)[columns.names.index(column)])
-
-
-def _build_pod(pod: JsonObject, now: str) -> Pod:
+def _build_pod(pod: JsonObject) -> Pod:
     conditions = pod.get("status", {}).get("conditions") or ()
     waiting = (one for one in conditions if one["type"] == "PodScheduled" and one["status"] == "False")
     return Pod(
         namespace=pod["metadata"]["namespace"],
         name=pod["metadata"]["name"],
-        status=_read_cell(PODS, "Status", pod, now),
+        status=describe_pod(pod),
         message=next((one.get("message", "") for one in waiting), ""),
     )
 
