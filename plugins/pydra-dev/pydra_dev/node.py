@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import socket
 import sys
@@ -62,22 +63,24 @@ class EmbeddedNode:
 
     def agent_arguments(self, backend: str, http_address: str) -> list[str]:
         """The arguments of an agent of this node."""
-        return [
-            *("--backend", backend),
-            *("--node-name", self.settings.node_name),
-            *("--kubeconfig", str(self.server.kubeconfig)),
-            *("--kubelet-root", self.settings.root),
-            *("--records-dir", f"{self.root}/run"),
-            *("--cdi-dir", self.cdi_directory),
-            *("--http-address", http_address),
-            *("--log-format", "text"),
-            *("--log-file", ""),
-        ]
+        places = {**self._places, "httpAddress": http_address, "logFormat": "text", "logFile": ""}
+        flags = {re.sub("([A-Z])", r"-\1", name).lower(): value for name, value in places.items()}
+        return ["--backend", backend, *(part for name, value in flags.items() for part in (f"--{name}", value))]
+
+    @property
+    def _places(self) -> dict[str, str]:
+        """The settings of the agent that are this node's."""
+        return {
+            "nodeName": self.settings.node_name,
+            "kubeconfig": str(self.server.kubeconfig),
+            "kubeletRoot": self.settings.root,
+            "recordsDir": f"{self.root}/run",
+            "cdiDir": self.cdi_directory,
+        }
 
     def read_settings(self) -> Settings:
         """Where the agent of this node keeps its records."""
-        places = {"kubeletRoot": self.settings.root, "recordsDir": f"{self.root}/run"}
-        return parse_settings({"backends": ["any:"], "nodeName": self.settings.node_name, **places})
+        return parse_settings({"backends": ["any:"], **self._places})
 
     def write_settings(self, backend: str, http_address: str, config: str | None) -> Path:
         """Write the file of PYDRA_CONFIG with which `pydra doctor` and the like find this node.
@@ -86,28 +89,19 @@ class EmbeddedNode:
         """
         given = yaml.safe_load(Path(config).read_bytes()) if config else None
         path = Path(self.root, "config.json")
-        settings = {
-            "backends": [locate_file(backend)[0]],
-            "nodeName": self.settings.node_name,
-            "kubeconfig": str(self.server.kubeconfig),
-            "kubeletRoot": self.settings.root,
-            "recordsDir": f"{self.root}/run",
-            "cdiDir": self.cdi_directory,
-            "httpAddress": http_address,
-        }
+        settings = {"backends": [locate_file(backend)[0]], **self._places, "httpAddress": http_address}
         path.write_bytes(msgspec.json.encode({**(given or {}), **settings}))
         return path
 
 
-_START = """
+END_WITH_PARENT = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
 if os.getppid() != int(sys.argv.pop(1)):
     sys.exit("pydra dev has ended")
-from pydra.cli.agent import main
-sys.exit(main())
 """
-"""Runs the agent until `pydra dev` ends, however that ends."""
+"""Before the code of a process that runs until `pydra dev` ends, however that ends; the first argument is its pid."""
+_START = f"{END_WITH_PARENT}from pydra.cli.agent import main\nsys.exit(main())"
 
 
 class AgentProcess:

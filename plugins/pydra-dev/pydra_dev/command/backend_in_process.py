@@ -46,6 +46,7 @@ from pydra_dev.api.kinds import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.apiserver.verbs import Api
 from pydra_dev.command.options import Options, RunError
 from pydra_dev.command.single_node import SETTLED
+from pydra_dev.command.waiting import describe_failure
 from pydra_dev.container_runtime.oci import InjectionError
 from pydra_dev.control_plane import serve_control_plane
 from pydra_dev.controllers.pods_and_claims import claim_names
@@ -122,7 +123,7 @@ async def _run(options: Options, config: Mapping[str, Any], printer: Printer) ->
             except (PydraError, RunError) as error:
                 failure = error
         if isinstance(failure, RunError):
-            printer.say(Paragraph(headline=f"FAILED: {failure}", details=failure.details))
+            printer.say(describe_failure(failure))
             return 1
         if failure is not None:
             raise failure

@@ -9,6 +9,7 @@ import anyio
 
 from pydra.diagnosis.checkpoint import judge_left_over
 from pydra_dev.api.kinds import PODS, RESOURCE_CLAIMS
+from pydra_dev.command.waiting import LOOK_INTERVAL
 from pydra_dev.controllers.pods_and_claims import full_name
 from pydra_dev.kubelet.claims import ClaimCache, ClaimInfo
 from pydra_dev.kubelet.observations import Called, Step
@@ -17,8 +18,6 @@ from pydra_dev.output.descriptions import Paragraph
 from pydra_dev.output.terminal import Progress
 
 _BY_HAND = "what the backend did for it is still configured; undo it by hand"
-LOOK_INTERVAL = 0.02
-"""Seconds between two looks at the API server or at a directory."""
 REFUSALS = 3
 """After so many errors of `unprepare` a claim counts as left prepared."""
 

@@ -40,29 +40,31 @@ from pydra_dev.api.kinds import (
 from pydra_dev.apiserver.custom_kinds import parse_definition
 from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.command.backend_source import read_declarations
-from pydra_dev.command.delete_pods import LOOK_INTERVAL
 from pydra_dev.command.options import Options, RunError
 from pydra_dev.command.single_node import AGENT_FLAGS
+from pydra_dev.command.waiting import describe_failure, wait_until
 from pydra_dev.controllers.pods_and_claims import full_name
 from pydra_dev.kubelet.claims import ClaimCache
 from pydra_dev.kubelet.observations import Called, ContainerCreated, HealthChanged, PodFailed, PodRunning, Step
 from pydra_dev.manifests import Manifest, choose_manifests, create_object, read_manifests, read_sample
-from pydra_dev.node import AgentProcess, EmbeddedNode, join_node, mark_lost, run_agent, run_node, scenario_environment
+from pydra_dev.node import (
+    END_WITH_PARENT,
+    AgentProcess,
+    EmbeddedNode,
+    join_node,
+    mark_lost,
+    run_agent,
+    run_node,
+    scenario_environment,
+)
 from pydra_dev.output.descriptions import LONG, Paragraph, describe_event, describe_step
-from pydra_dev.output.terminal import Printer, Progress, read_lines
+from pydra_dev.output.terminal import Printer, read_lines
 from pydra_dev.page.server import Page
 
 MOST_NODES = 16
 READY = "Ready"
 _LOG_START = re.compile(r"^\d\d:\d\d:\d\d\.\d+ (INFO +[\w.-]+: )?")
-_RUN = """
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("pydra dev has ended")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-"""Runs a program until `pydra dev` ends, however that ends."""
+_RUN = f"{END_WITH_PARENT}os.execv(sys.argv[1], sys.argv[1:])"
 
 
 class Container(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -180,9 +182,7 @@ class NodesRun:
         try:
             await act()
         except (RunError, PydraError) as error:
-            headline, *more = f"FAILED: {error}".splitlines()
-            details = error.details if isinstance(error, RunError) else ()
-            self._say(Paragraph(headline=headline, details=(*more, *details)))
+            self._say(describe_failure(error))
             return 1
         return 0
 
@@ -458,18 +458,18 @@ class NodesRun:
             self._say(Paragraph(headline=f"deleted: {kind.kind} {full_name(found)}"))
 
     async def _wait(self, what: str, look: Callable[[], Any]) -> Any:
-        """What `look` finds, as soon as that is something; raises RunError."""
-        progress = Progress(self._say, what)
-        with anyio.move_on_after(self._options.deadline):
-            while not (found := look()):
-                for name, member in self._members.items():
-                    if member.agent.returncode is not None:
-                        log = member.agent.log_tail().splitlines()
-                        raise RunError(f"the agent of {name} ended with status {member.agent.returncode}", log)
-                if self._failed:
-                    raise RunError(self._failed)
-                progress.look()
-                await anyio.sleep(LOOK_INTERVAL)
-            return found
-        left = f"; left: {', '.join(self._find_left())}" if self._may_end else ""
-        raise RunError(f"timed out after {self._options.deadline:g} s waiting until {what}{left}")
+        deadline = self._options.deadline
+        try:
+            return await wait_until(what, look, say=self._say, deadline=deadline, refuse=self._refuse_hopeless)
+        except RunError as error:
+            left = f"; left: {', '.join(self._find_left())}" if self._may_end and not error.details else ""
+            raise RunError(f"{error}{left}", error.details) from error
+
+    def _refuse_hopeless(self) -> None:
+        """Raise RunError when an agent or a program has ended."""
+        for name, member in self._members.items():
+            if member.agent.returncode is not None:
+                log = member.agent.log_tail().splitlines()
+                raise RunError(f"the agent of {name} ended with status {member.agent.returncode}", log)
+        if self._failed:
+            raise RunError(self._failed)

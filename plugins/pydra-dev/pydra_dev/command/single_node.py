@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
@@ -21,9 +21,10 @@ from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.command.backend_source import find_sources, read_declarations, wait_for_change
-from pydra_dev.command.delete_pods import LOOK_INTERVAL, PodDeletion
+from pydra_dev.command.delete_pods import PodDeletion
 from pydra_dev.command.options import Options, RunError
 from pydra_dev.command.real_containers import Containers, find_runtime, run_containers
+from pydra_dev.command.waiting import describe_failure, wait_until
 from pydra_dev.container_runtime.cdi_specs import read_specs
 from pydra_dev.controllers.pods_and_claims import claim_names, full_name, is_finished
 from pydra_dev.kubelet.observations import Called, ContainerCreated, PodFailed, PodRunning, Registered, Step
@@ -43,7 +44,7 @@ from pydra_dev.output.descriptions import (
     describe_step,
     describe_unused,
 )
-from pydra_dev.output.terminal import Printer, Progress
+from pydra_dev.output.terminal import Printer
 from pydra_dev.page.operations import Operations
 from pydra_dev.page.server import Page
 from pydra_dev.scheduler.allocator import AllocationError
@@ -189,12 +190,11 @@ class SingleNodeRun:
             await (self._show_end() if options.once else self._stay())
         except (RunError, PydraError) as error:
             self._tell_log()
-            details = error.details if isinstance(error, RunError) else ()
+            log: tuple[str, ...] = ()
             if not (isinstance(error, RunError | SettingsError) and getattr(error, "explained", True)):
-                log = self._agent.log_tail().splitlines()
-                details = (*details, "the end of the agent's log:", *(f"  {line}" for line in log))
-            headline, *more = f"FAILED: {error}".splitlines()
-            self._say(Paragraph(headline=headline, details=(*more, *details)))
+                lines = self._agent.log_tail().splitlines()
+                log = ("the end of the agent's log:", *(f"  {line}" for line in lines))
+            self._say(describe_failure(error, log))
             self._over = options.web is None
             self._operations.failure = str(error)
             return 1
@@ -208,13 +208,13 @@ class SingleNodeRun:
             headline = f"--scenario {options.scenario}: the backend has no setting `scenario`"
             hint = "it changes nothing, unless the backend's code reads PYDRA_<BACKEND>_SCENARIO itself"
             self._say(Paragraph(headline=headline, details=(hint,)))
-        registered = await self._wait("the driver registers with the kubelet", self._find_registered)
+        registered = await self._wait("the driver registers with the kubelet", lambda: self._registered)
         driver = registered.plugin.driver
         slices = await self._wait("the driver publishes its devices", lambda: self._find_slices(driver))
         self._say(describe_slices(slices))
         sample = read_sample(options.backend, driver, declared.classes if declared is not None else {})
         self._apply(choose_manifests(options.manifests, sample))
-        await self._wait(f"{', '.join(self._pods)} runs", self._find_running)
+        await self._wait(f"{', '.join(self._pods)} runs", self._is_running)
         for pod in [one for one in self._pods if one not in self._ran]:
             self._say(Paragraph(headline=f"pending: pod {pod}; it is started when it can be scheduled"))
         if self._explain and not options.manifests:
@@ -238,9 +238,9 @@ class SingleNodeRun:
             with anyio.move_on_after(SETTLED):
                 await self._network.wait()
         self._pod_deletion.delete_pods()
-        await self._wait("the pods end", self._find_no_pods)
-        await self._wait("the CDI specs are removed", self._find_no_cdi_specs)
-        await self._wait("the claims are released", self._find_no_allocations)
+        await self._wait("the pods end", lambda: not any(map(self._find_pod, self._pods)))
+        await self._wait("the CDI specs are removed", lambda: not os.listdir(self._cdi_directory))
+        await self._wait("the claims are released", lambda: not self._list_allocated())
         self._say(Paragraph(headline="clean: no CDI spec and no allocated claim is left"))
         self._may_end = True
         if status := await self._agent.stop():
@@ -323,7 +323,7 @@ class SingleNodeRun:
             await wakeup.wait()
 
     def _tell_allocations(self) -> None:
-        for claim in [one for one in self._api.list(RESOURCE_CLAIMS).items if one.get("status", {}).get("allocation")]:
+        for claim in self._list_allocated():
             uid, network = claim["metadata"]["uid"], describe_network(claim)
             if network is not None and str(network) not in self._told:
                 self._told.add(str(network))
@@ -337,6 +337,9 @@ class SingleNodeRun:
             drivers = {one["spec"]["driver"] for one in self._api.list(RESOURCE_SLICES).items}
             if unused := describe_unused(claim, drivers):
                 self._printer.say_failure((unused.headline, *unused.details), unused)
+
+    def _list_allocated(self) -> Sequence[JsonObject]:
+        return [one for one in self._api.list(RESOURCE_CLAIMS).items if one.get("status", {}).get("allocation")]
 
     def _explain_others(self, claim: JsonObject) -> tuple[str, ...]:
         with suppress(AllocationError):  # the devices may have changed since
@@ -382,10 +385,7 @@ class SingleNodeRun:
             else:
                 self._say(paragraph)
 
-    async def _find_registered(self) -> Registered | None:
-        return self._registered
-
-    async def _find_slices(self, driver: str) -> tuple[JsonObject, ...] | None:
+    def _find_slices(self, driver: str) -> tuple[JsonObject, ...] | None:
         """The driver's slices once its pool is complete and has devices; raises RunError when it stays empty."""
         found = self._api.list(RESOURCE_SLICES, Query(field_selector=f"spec.driver={driver}")).items
         if not found or len(found) != found[0]["spec"]["pool"]["resourceSliceCount"]:
@@ -397,35 +397,18 @@ class SingleNodeRun:
             raise RunError("discover has found no device that can be published", explained=True)
         return None
 
-    async def _find_running(self) -> bool | None:
+    def _is_running(self) -> bool:
         """Whether all pods run; a node that stays up does not wait for those that cannot be scheduled."""
         waived = () if self._options.once else self._find_unschedulable()
-        return self._ran.issuperset(pod for pod in self._pods if pod not in waived) or None
+        return self._ran.issuperset(pod for pod in self._pods if pod not in waived)
 
     def _find_pod(self, pod: str) -> JsonObject | None:
         namespace, _, name = pod.partition("/")
         return self._api.find(PODS, name, namespace=namespace)
 
-    async def _find_no_pods(self) -> bool | None:
-        return all(self._find_pod(name) is None for name in self._pods) or None
-
-    async def _find_no_cdi_specs(self) -> bool | None:
-        return None if os.listdir(self._cdi_directory) else True
-
-    async def _find_no_allocations(self) -> bool | None:
-        claims = self._api.list(RESOURCE_CLAIMS).items
-        return None if any(claim.get("status", {}).get("allocation") for claim in claims) else True
-
-    async def _wait(self, what: str, look: Callable[[], Awaitable[FoundT | None]]) -> FoundT:
-        """What `look` finds, as soon as it finds something; raises RunError."""
-        progress = Progress(self._say, what)
-        with anyio.move_on_after(self._options.deadline):
-            while (found := await look()) is None:
-                self._refuse_hopeless()
-                progress.look()
-                await anyio.sleep(LOOK_INTERVAL)
-            return found
-        raise RunError(f"timed out after {self._options.deadline:g} s waiting until {what}")
+    async def _wait(self, what: str, look: Callable[[], FoundT | None]) -> FoundT:
+        deadline = self._options.deadline
+        return await wait_until(what, look, say=self._say, deadline=deadline, refuse=self._refuse_hopeless)
 
     def _refuse_hopeless(self) -> None:
         """Raise RunError when what is waited for will not happen."""
