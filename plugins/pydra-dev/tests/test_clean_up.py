@@ -59,15 +59,13 @@ def hardware(tmp_path: Path) -> Hardware:
     return Hardware(tmp_path)
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGHUP])
-def test_a_signal_undoes_what_the_backend_has_configured_and_ends_the_agent(
-    hardware: Hardware, end: signal.Signals
-) -> None:
+def test_a_signal_undoes_what_the_backend_has_configured_and_ends_the_agent(hardware: Hardware) -> None:
+    """SIGHUP; other tests send the others."""
     with hardware.start() as process:
         found = re.search(r"kill -9 (\d+)", process.read_until("kill -9"))
         assert found is not None
         assert hardware.configured == ["one"]
-        process.send_signal(end)
+        process.send_signal(signal.SIGHUP)
         text = process.read_rest()
         assert process.wait() == 0, text
     assert "deleted: pod default/sample" in text
@@ -124,22 +122,7 @@ def test_each_start_of_watch_begins_with_nothing_configured(hardware: Hardware) 
     assert not hardware.configured
 
 
-def test_what_cannot_be_undone_is_named_with_its_device_and_the_reason(hardware: Hardware) -> None:
-    hardware.write(
-        BACKEND.replace("            os.unlink", "            raise ClaimError('it is stuck')\n            os.unlink")
-    )
-    with hardware.start() as process:
-        process.read_until("The node stays up")
-        process.send_signal(signal.SIGTERM)
-        text = process.read_rest()
-        assert process.wait() == 1
-    left = text[text.index("left prepared") :]
-    assert re.match(r"left prepared: claim default/sample-device-\w+ on one\n", left), left
-    assert "it is stuck" in left
-
-
-def test_what_a_claim_that_has_ended_leaves_is_named(hardware: Hardware) -> None:
-    steps = """
+STEPS = """
 import msgspec
 from pydra import Plan, UndoLater
 class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
@@ -149,14 +132,23 @@ async def plan(claim, held): return Plan(steps=[Attach(device=one.device) for on
 async def apply(step, result, claim): return None
 async def undo(step, result, claim): raise UndoLater("the bus hangs")
 """
-    hardware.write(BACKEND + steps)
-    with hardware.start() as process:
+STUCK = "if claim.devices[0].device == 'one': raise ClaimError('it is stuck')"
+
+
+def test_what_cannot_be_undone_is_named_with_its_device_and_the_reason(hardware: Hardware, tmp_path: Path) -> None:
+    """Of a claim that stays prepared, and of one that has ended but for a step."""
+    (tmp_path / "pods.yaml").write_text(TWO_PODS)
+    hardware.write(BACKEND.replace("            os.unlink", f"            {STUCK}\n            os.unlink") + STEPS)
+    with hardware.start("-f", str(tmp_path / "pods.yaml")) as process:
         process.read_until("The node stays up")
         process.send_signal(signal.SIGTERM)
         text = process.read_rest()
         assert process.wait() == 1, text
+    left = text[text.index("left prepared") :]
+    assert re.match(r"left prepared: claim default/\w+-c-\w+ on one\n", left), left
+    assert "it is stuck" in left
     left = text[text.index("left over") :]
-    assert re.match(r"left over: default/sample-device-\w+ of driver mine.example.com has ended and still holds", left)
+    assert re.match(r"left over: default/\w+-c-\w+ of driver mine.example.com has ended and still holds", left)
     assert "the bus hangs" in left
 
 
@@ -220,21 +212,12 @@ def test_a_signal_undoes_what_was_prepared_in_this_process(
     assert not hardware.configured
 
 
-def test_an_error_in_this_process_undoes_what_was_prepared_before_and_names_what_cannot_be(
-    hardware: Hardware, tmp_path: Path
-) -> None:
+def test_after_an_error_in_this_process_what_cannot_be_undone_is_named(hardware: Hardware, tmp_path: Path) -> None:
     (tmp_path / "pods.yaml").write_text(TWO_PODS)
     source = BACKEND.replace("async def prepare(claim):", f"async def prepare(claim):\n    {REFUSED}")
-    hardware.write(source)
+    hardware.write(source.replace("            os.unlink", f"            {STUCK}\n            os.unlink"))
     with hardware.start("-f", str(tmp_path / "pods.yaml"), "--in-process") as process:
         text = process.read_rest()
         assert process.wait() == 1
     assert "FAILED: prepare failed: ClaimError: no power" in text
-    assert not hardware.configured, text
-    hardware.write(
-        source.replace("            os.unlink", "            raise ClaimError('it is stuck')\n            os.unlink")
-    )
-    with hardware.start("-f", str(tmp_path / "pods.yaml"), "--in-process") as process:
-        text = process.read_rest()
-        assert process.wait() == 1
     assert re.search(r"left prepared: claim default/a-c-\w+ on one\n +.*it is stuck", text), text

@@ -22,6 +22,7 @@ from pydra.cli.tool import main
 from pydra.errors import SettingsError
 from pydra_dev.command.dev_command import DevCommand, run, run_until_signal
 from pydra_dev.command.options import Options
+from pydra_dev.command.single_node import FATAL
 from pydra_dev.node import scenario_environment
 from pydra_dev.output.descriptions import Paragraph, describe_log
 from pydra_dev.output.terminal import Printer, Progress
@@ -113,7 +114,7 @@ async def test_the_life_of_one_pod_is_shown_until_nothing_of_it_is_left() -> Non
 async def test_a_pod_that_keeps_failing_ends_the_run_and_the_reason_is_told_twice(tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text("faults: [{call: prepare, do: refuse, message: not today}]")
-    code, text = await tell(scenario=str(scenario), once=True)
+    code, text = await tell(scenario=str(scenario), once=True, quiet=True)
     assert code == 1
     assert "FAILED: pod default/sample has failed 3 times" in text
     told, _, summary = text.partition("problems: ")
@@ -129,20 +130,6 @@ async def test_a_pod_that_keeps_failing_ends_the_run_and_the_reason_is_told_twic
             "connect failed: RuntimeError: there is no such bus",
             "the backend cannot be used (BackendStartFailed)",
             id="connect fails",
-        ),
-        pytest.param(
-            BACKEND.replace("return Inventory(", "raise ClaimError('no power') #"),
-            "",
-            "those that an earlier run published are removed: no power",
-            "the backend cannot be used (DevicesStale)",
-            id="discover fails",
-        ),
-        pytest.param(
-            BACKEND.replace("DRIVER =", "NAME ="),
-            "",
-            "; set DRIVER in its module, or give it one: --driver ",
-            "the backend cannot be used (BackendNotServed)",
-            id="no driver is named",
         ),
         pytest.param(
             BACKEND.replace('"one"', '"ONE"'),
@@ -165,13 +152,6 @@ async def test_a_pod_that_keeps_failing_ends_the_run_and_the_reason_is_told_twic
             "pod default/a was deleted before it ran",
             id="a pod is evicted",
         ),
-        pytest.param(
-            BACKEND,
-            TWO_PODS.replace("name: t}, spec", "name: T}, spec"),
-            'ResourceClaimTemplate.resource.k8s.io "T" is invalid: metadata.name: Invalid value: "T"',
-            "pods.yaml, item 1: ",
-            id="the API server refuses a manifest",
-        ),
     ],
 )
 async def test_what_cannot_succeed_ends_the_run_at_once_with_the_reason(
@@ -188,41 +168,21 @@ async def test_what_cannot_succeed_ends_the_run_at_once_with_the_reason(
     assert failed in text[text.index("FAILED: ") :]
 
 
+def test_the_events_that_end_a_run_are_those_of_the_agent() -> None:
+    documented = (Path(__file__).parents[3] / "docs" / "events.md").read_text()
+    assert all(f"`{reason}`" in documented for reason in FATAL)
+
+
 async def test_the_manifests_are_applied_instead_of_the_sample_with_the_backends_classes(tmp_path: Path) -> None:
     backend, pods = tmp_path / "mine.py", tmp_path / "pods.yaml"
-    backend.write_text(BACKEND)
+    backend.write_text(BACKEND + SETTINGS)
     pods.write_text(TWO_PODS[: TWO_PODS.index("- {<<")])
-    code, text = await tell(backend=str(backend), manifests=(str(pods),), once=True)
+    code, text = await tell(backend=str(backend), manifests=(str(pods),), scenario="big", once=True)
     assert code == 0, text
+    assert "no setting `scenario`" not in text
     for applied in ("DeviceClass large.mine.example.com", "DeviceClass mine.example.com", "Pod a"):
         assert f"applied: {applied}\n" in text
     assert "applied: Pod sample" not in text
-
-
-async def test_a_class_of_the_backend_is_used_instead_of_the_samples_of_the_same_name(tmp_path: Path) -> None:
-    backend = tmp_path / "mine.py"
-    two = 'Device(name="whole", attributes={"part": False}), Device(name="part", attributes={"part": True})'
-    only_parts = "device.attributes['mine.example.com'].part"
-    backend.write_text(
-        BACKEND.replace("large.mine", "mine")
-        .replace("'large' in device.attributes", only_parts)
-        .replace('Device(name="one")', two)
-    )
-    code, text = await tell(backend=str(backend), once=True)
-    assert code == 0, text
-    assert "request device gets device part of pool" in text
-
-
-async def test_quiet_prints_one_line_for_what_goes_well_and_failures_in_full(tmp_path: Path) -> None:
-    code, text = await tell(once=True, quiet=True)
-    assert code == 0, text
-    assert all(re.match(r" *[\d.]+ s  ", line) for line in text.splitlines()), text
-    assert "running: pod default/sample" in text
-    backend = tmp_path / "mine.py"
-    backend.write_text(BACKEND.replace("return [device", "raise ClaimError('it is on fire'); return [device"))
-    code, text = await tell(backend=str(backend), once=True, quiet=True)
-    assert code == 1
-    assert "it is on fire" in text
 
 
 async def test_a_change_of_the_backend_starts_everything_again(tmp_path: Path) -> None:
@@ -245,53 +205,19 @@ async def test_a_change_of_the_backend_starts_everything_again(tmp_path: Path) -
     assert first == second, "the API server keeps its address"
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        pytest.param(
-            ("async def prepare(claim): ", "async def prepare(claim): __import__('time').sleep(1.1); "),
-            "blocked: prepare kept the event loop for 1.",
-            id="a call blocks",
-        ),
-        pytest.param(
-            ("async def prepare(claim): ", "async def f(): pass\nasync def prepare(claim): f(); "),
-            "mine.py:8: RuntimeWarning: coroutine 'f' was never awaited\n",
-            id="a coroutine is not awaited",
-        ),
-    ],
-)
-async def test_a_mistake_that_does_not_keep_the_pod_from_running_is_told(
-    change: tuple[str, str], told: str, tmp_path: Path
-) -> None:
+async def test_mistakes_that_do_not_keep_the_pod_from_running_are_told(tmp_path: Path) -> None:
     backend = tmp_path / "mine.py"
-    backend.write_text(BACKEND.replace(*change))
-    code, text = await tell(backend=str(backend), once=True)
-    assert code == 0, text
-    assert told in text
-    assert f"pydra check {backend} tries what one pod does not: two devices in one claim" in text
-
-
-@pytest.mark.parametrize(("declared", "is_told"), [("", True), (SETTINGS, False)], ids=["without", "with"])
-async def test_a_scenario_is_told_to_have_no_effect_where_the_backend_has_no_such_setting(
-    declared: str, tmp_path: Path, *, is_told: bool
-) -> None:
-    backend = tmp_path / "mine.py"
-    backend.write_text(BACKEND + declared)
+    slow = "async def f(): pass\nasync def prepare(claim): f(); __import__('time').sleep(1.1); "
+    backend.write_text(BACKEND.replace("async def prepare(claim): ", slow))
     code, text = await tell(backend=str(backend), scenario="big", once=True)
     assert code == 0, text
-    assert ("--scenario big: the backend has no setting `scenario`" in text) is is_told
-
-
-async def test_hints_although_nothing_has_changed_are_told(tmp_path: Path) -> None:
-    backend = tmp_path / "mine.py"
-    backend.write_text(f"{BACKEND}async def wait_changed(): pass\n")
-
-    def write(text: str) -> None:
-        if "wait_changed has returned 20 times within" in text:
-            command.stop()
-
-    command = DevCommand(Options(backend=str(backend)), write=write)
-    assert await run_until_signal(command) == 0
+    for told in (
+        "--scenario big: the backend has no setting `scenario`",
+        "blocked: prepare kept the event loop for 1.",
+        "mine.py:8: RuntimeWarning: coroutine 'f' was never awaited\n",
+        f"pydra check {backend} tries what one pod does not: two devices in one claim",
+    ):
+        assert told in text
 
 
 def test_what_takes_long_is_told_while_it_lasts() -> None:
@@ -335,10 +261,23 @@ async def wait_gone(pid: int) -> None:
             await anyio.sleep(0.02)
 
 
-def test_an_agent_that_is_killed_is_started_again_and_ends_when_the_command_is_killed(tmp_path: Path) -> None:
+def test_a_node_that_stays_up_is_found_by_commands_and_its_agent_is_started_again_until_the_command_ends(
+    tmp_path: Path,
+) -> None:
     leaked = tmp_path / "agent.log"
     with run_dev(tmp_path, environ={"PYDRA_LOG_FILE": str(leaked)}) as process:
-        text = process.read_until("Ctrl-C")
+        text = process.read_until("A second Ctrl-C")
+        found = re.search(r"export PYDRA_CONFIG=(\S+)", text)
+        assert found is not None
+        environ = {**os.environ, "PYDRA_CONFIG": found.group(1)}
+        for command, told in (
+            (["doctor"], "node embedded-node"),
+            (["slices"], "devices 8"),
+            (["checkpoint", "list"], "default/sample-"),
+        ):
+            said = tmp_path / command[0]
+            assert ForkedProgram("pydra.cli.tool", command, environ, str(said)).join(60) == 0, said.read_text()
+            assert told in said.read_text()
         agent = re.search(r"kill -9 (\d+)", text)
         assert agent is not None
         os.kill(int(agent.group(1)), signal.SIGKILL)
@@ -402,6 +341,8 @@ RuntimeError: boom
 04:22:59.252 INFO    backends.supervisor: backend mine: ready in process 7 after 0.31 s
 04:22:59.252 INFO    backends.supervisor: backend mine: ready again in process 9 after 0.31 s
 04:22:59.253 INFO    claims.preparer: prepared in 6 ms (fetch 2, backend 4)  backend=mine
+04:22:59.254 WARNING agent.inventory_loop: wait_changed has returned 20 times within 0.1 s  backend=mine
+04:22:59.255 INFO    agent.inventory_loop: discovered 3 devices  backend=mine
 """
     assert describe_log(log) == [
         Paragraph(headline="backend.mine.bus: opened"),
@@ -411,6 +352,7 @@ RuntimeError: boom
         ),
         Paragraph(headline="backend mine: ready again in process 9 after 0.31 s"),
         Paragraph(headline="steps in ms: prepared in 6 ms (fetch 2, backend 4)"),
+        Paragraph(headline="wait_changed has returned 20 times within 0.1 s"),
     ]
 
 
@@ -438,23 +380,8 @@ def test_several_nodes_are_counted_and_shown_without_a_page(capsys: pytest.Captu
     assert "leave out --web, --watch, --run and --in-process" in capsys.readouterr().err
 
 
-async def test_an_older_kubernetes_version_can_be_tried() -> None:
-    code, text = await tell(once=True, kubernetes="1.34")
+async def test_an_older_kubernetes_version_can_be_tried_and_quiet_prints_one_line_for_what_goes_well() -> None:
+    code, text = await tell(once=True, quiet=True, kubernetes="1.34")
     assert code == 0, text
-
-
-def test_one_variable_lets_the_commands_for_a_node_find_this_one(tmp_path: Path) -> None:
-    with run_dev(tmp_path) as process:
-        found = re.search(r"export PYDRA_CONFIG=(\S+)", process.read_until("A second Ctrl-C"))
-        assert found is not None
-        environ = {**os.environ, "PYDRA_CONFIG": found.group(1)}
-        for command, told in (
-            (["doctor"], "node embedded-node"),
-            (["slices"], "devices 8"),
-            (["checkpoint", "list"], "default/sample-"),
-        ):
-            said = tmp_path / command[0]
-            assert ForkedProgram("pydra.cli.tool", command, environ, str(said)).join(60) == 0, said.read_text()
-            assert told in said.read_text()
-        process.send_signal(signal.SIGTERM)
-        process.read_rest()
+    assert all(re.match(r" *[\d.]+ s  ", line) for line in text.splitlines()), text
+    assert "running: pod default/sample" in text

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from pydra.errors import SettingsError
+from pydra_dev.api.kinds import NAMESPACES
+from pydra_dev.apiserver.store import Store
+from pydra_dev.apiserver.verbs import Api
 from pydra_dev.command.backend_source import find_sources
-from pydra_dev.manifests import read_manifests
+from pydra_dev.manifests import choose_manifests, create_object, read_manifests, read_sample
 
 POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n"
 
@@ -44,6 +49,29 @@ def test_a_file_that_cannot_be_applied_is_refused(text: str, problem: str, tmp_p
         read_manifests([str(file)])
     (found,) = caught.value.problems
     assert found.startswith(f"{tmp_path}/{problem}")
+
+
+def test_a_class_of_the_backend_takes_the_place_of_the_samples_of_the_same_name_and_is_added_to_files(
+    tmp_path: Path,
+) -> None:
+    classes: dict[str, dict[str, object]] = {"mine.example.com": {"selectors": []}, "large.example.com": {}}
+    sample = read_sample("mine", "mine.example.com", classes)
+    of_backend = ["DeviceClass mine.example.com", "DeviceClass large.example.com"]
+    assert [one.name for one in sample if one.body["kind"] == "DeviceClass"] == of_backend
+    assert sample[0].body["spec"] == {"selectors": []}
+    (tmp_path / "m.yaml").write_text(POD)
+    assert [one.name for one in choose_manifests([str(tmp_path)], sample)] == [*of_backend, "Pod p"]
+
+
+def test_an_object_that_the_api_server_refuses_is_named_by_its_place(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(POD)
+    (manifest,) = read_manifests([str(tmp_path)])
+    api = Api(store=Store(), minor=36, gates={}, clock=lambda: datetime.now(UTC), random=Random())
+    api.create(NAMESPACES, {"metadata": {"name": "default"}})
+    with pytest.raises(SettingsError) as caught:
+        create_object(api, manifest)
+    (found,) = caught.value.problems
+    assert found == f'{tmp_path}/m.yaml: Pod "p" is invalid: spec.containers: Required value'
 
 
 def test_a_backend_is_watched_where_it_is_without_importing_it(tmp_path: Path) -> None:
