@@ -286,7 +286,6 @@ def _build_query(request: web.Request, target: Target) -> Query:
         limit=int(limit),
         token=query.get("continue", ""),
         version=query.get("resourceVersion", ""),
-        exact=query.get("resourceVersionMatch") == "Exact",
     )
 
 

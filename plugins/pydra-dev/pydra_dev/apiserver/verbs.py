@@ -64,7 +64,6 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = 0
     token: str = ""
     version: str = ""
-    exact: bool = False
 
 
 _EVERYTHING = Query()
@@ -132,12 +131,12 @@ class Api:
         """The objects that a query asks for; raises 400, 410 and 504 StatusErrors."""
         matches = build_matcher(kind, query.field_selector, query.label_selector)
         position = _parse_token(query.token) if query.token else None
-        version = position.version if position is not None else self._read_version(query)
+        self._refuse_future(query)
+        version = position.version if position is not None else None
         try:
             objects = self.store.list(kind.storage, namespace=query.namespace, version=version)
         except HistoryLostError as error:
-            if position is None:
-                raise expired(str(error)) from error
+            assert position is not None  # a list without a token is of now
             token = _build_token(_Position(self.store.version, position.namespace, position.name))
             raise expired(_LATE_CONTINUE, continue_token=token) from error
         shown = self.store.version if version is None else version
@@ -151,13 +150,10 @@ class Api:
         items = tuple(present(kind, obj) for obj in page)
         return Page(items=items, version=shown, token=token, remaining=counted)
 
-    def _read_version(self, query: Query) -> int | None:
-        if query.version in {"", "0"}:
-            return None
-        asked = parse_version(query.version)
+    def _refuse_future(self, query: Query) -> None:
+        asked = parse_version(query.version or "0")
         if asked > self.store.version:
             raise too_large_version(asked, self.store.version)
-        return asked if query.exact else None
 
     def create(self, kind: Kind, obj: JsonObject, *, namespace: str = "", dry_run: bool = False) -> JsonObject:
         """Admit and store a new object; raises 400, 403, 404, 409 and 422 StatusErrors."""
