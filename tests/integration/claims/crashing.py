@@ -34,10 +34,12 @@ class Killer:
 
 
 def make_node(place: Path, kind: str, *, step: Step = lambda _: None) -> Node:
-    """A node whose backend plans, unless it is "volatile"; claims on one that is "planned" have metadata files."""
-    steps = kind in ("steps", "durable-steps")
-    durable, metadata = kind == "durable-steps", kind == "planned"
-    node = Node(place, step=step, durable=durable, plans=kind != "volatile", steps=steps, metadata=metadata)
+    """A node whose backend plans, unless it is "volatile".
+
+    Claims on one that is "planned" have metadata files, and records of one with "steps" survive a reboot.
+    """
+    steps, metadata = kind == "steps", kind == "planned"
+    node = Node(place, step=step, durable=steps, plans=kind != "volatile", steps=steps, metadata=metadata)
     node.published = set(DEVICES)
     return node
 

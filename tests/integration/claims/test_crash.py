@@ -25,7 +25,7 @@ STEPS = {
 Killed = tuple[str, str, list[Path]]
 
 
-@pytest.fixture(scope="module", params=["volatile", "planned", "steps", "durable-steps"])
+@pytest.fixture(scope="module", params=["volatile", "planned", "steps"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -53,7 +53,7 @@ def nodes(killed: Killed, copies: Path, *, with_claim: bool) -> list[Node]:
 
 def prepared(killed: Killed) -> dict[str, list[str]]:
     slots = [] if killed[1] == "volatile" else ["slot-0", "slot-1"]
-    slots = ["mode", *slots] if killed[1].endswith("steps") else slots
+    slots = ["mode", *slots] if killed[1] == "steps" else slots
     specs, files = [], []
     if killed[1] == "planned":
         specs = [f"{DRIVER}_metadata_a_{request}.json" for request in ("r0", "r1")]
