@@ -20,7 +20,7 @@ from pydra_amd.simulation.machine_types import MACHINE_TYPES
 from pydra_amd.simulation.tree import write_files
 from pydra_pci import Roots, Tree
 from pydra_pci.simulation.kernel import PciKernel
-from pydra_pci.simulation.scenarios import find_machine, open_tree
+from pydra_pci.simulation.machine_tree import find_machine, open_tree
 
 DRIVER_IDS = {"amdgpu": "pci:v00001002d*sv*sd*bc12sc00i*"}
 """What the driver takes of itself, when a function is free."""

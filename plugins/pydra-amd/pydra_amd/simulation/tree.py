@@ -13,7 +13,7 @@ from pydra_amd.host.amdgpu import BOUND, COMPUTE, KFD_NODE, MEMORY
 from pydra_amd.host.kfd import GENERATION, NODES, XGMI
 from pydra_amd.models import PARTITIONS, VENDOR, WHOLE
 from pydra_amd.simulation.machine_types import MachineType
-from pydra_pci.simulation.scenarios import write_tree
+from pydra_pci.simulation.machine_tree import write_tree
 
 GIB = 1 << 30
 PCIE = 2

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pydra_cpu.settings import Settings
 from pydra_cpu.simulation.machine import MACHINE_TYPES
 from pydra_nri.simulation.runtime import FakeRuntime
-from pydra_pci.simulation.scenarios import find_machine, open_tree
+from pydra_pci.simulation.machine_tree import find_machine, open_tree
 
 THIS_MACHINE = "this-machine"
 

@@ -15,7 +15,7 @@ from pydra_net.simulation.machine import MACHINE_TYPES
 from pydra_net.simulation.virtual_functions import SimulatedCards
 from pydra_nri.simulation.runtime import FakeRuntime
 from pydra_pci import Tree
-from pydra_pci.simulation.scenarios import find_machine, open_tree
+from pydra_pci.simulation.machine_tree import find_machine, open_tree
 
 
 @asynccontextmanager

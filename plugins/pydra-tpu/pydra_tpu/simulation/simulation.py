@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from msgspec.structs import replace
 
-from pydra_pci.simulation.scenarios import ScenarioError, find_machine, open_tree
+from pydra_pci.simulation.machine_tree import ScenarioError, find_machine, open_tree
 from pydra_tpu.settings import Settings
 from pydra_tpu.simulation.machine_types import MACHINE_TYPES, MachineType
 from pydra_tpu.simulation.metadata_server import describe_slice, serve_metadata

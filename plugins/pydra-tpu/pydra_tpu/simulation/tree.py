@@ -7,7 +7,7 @@ import tempfile
 
 import msgspec
 
-from pydra_pci.simulation.scenarios import write_tree
+from pydra_pci.simulation.machine_tree import write_tree
 from pydra_tpu.generations import VENDOR
 from pydra_tpu.hardware_types import VFIO_CONTROL
 from pydra_tpu.simulation.machine_types import MachineType

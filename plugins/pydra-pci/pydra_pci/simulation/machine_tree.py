@@ -1,4 +1,4 @@
-"""Scenarios of simulated machines: which there are, and the files of one, written once below a state directory."""
+"""The tree of files of a simulated machine, which a scenario names: written once, below a state directory."""
 
 from __future__ import annotations
 
