@@ -30,6 +30,7 @@ from pydra_pci.functions import (
     read_root,
 )
 from pydra_pci.health_reactions import DEFAULT_EFFECT, EFFECTS, Assessment, Reaction
+from pydra_pci.modprobe import run_modprobe
 from pydra_pci.optional_simulation import SimulationMissing, needs_simulation
 from pydra_pci.passthrough import (
     BindVfio,
@@ -53,7 +54,7 @@ from pydra_pci.processes import (
     wait_until_idle,
 )
 from pydra_pci.takeover import find_live_socket, read_checkpoint
-from pydra_pci.vfio_drivers import DriverUnavailable, Loader, VfioDrivers, run_modprobe
+from pydra_pci.vfio_drivers import DriverUnavailable, Loader, VfioDrivers
 
 __all__ = [
     "DEFAULT_EFFECT",
