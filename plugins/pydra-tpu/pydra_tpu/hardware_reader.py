@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pydra_pci import Tree
+from pydra_tpu.chip_grouping import build_chips, keep_places
 from pydra_tpu.hardware_types import Chip, Host, Process
-from pydra_tpu.host.chips import build_chips, keep_places
 from pydra_tpu.host.pci import read_functions
 from pydra_tpu.host.processes import read_users
 from pydra_tpu.settings import Settings
