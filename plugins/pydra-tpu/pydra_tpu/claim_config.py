@@ -13,7 +13,7 @@ performance guide for the buffer; GKE's multislice guide for megascale.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import Enum
 from typing import Annotated
 
@@ -124,26 +124,3 @@ class TpuConfig(_Part, frozen=True):
 
 
 CONFIG_TYPES = {f"{GROUP_VERSION}/TpuConfig": TpuConfig}
-
-
-def build_config_environment(config: TpuConfig) -> Mapping[str, str]:
-    """The variables of libtpu that a config sets, whatever the claim has."""
-    logging, buffer = config.logging or LoggingConfig(), config.premapped_buffer or PremappedBuffer()
-    slices = config.megascale
-    variables: Mapping[str, object] = {
-        "TPU_MIN_LOG_LEVEL": logging.level,
-        "TPU_STDERR_LOG_LEVEL": logging.level if logging.stderr_level is None else logging.stderr_level,
-        "TPU_LOG_DIR": logging.directory,
-        "TPU_RUNTIME_METRICS_PORTS": ",".join(map(str, config.metrics_ports or ())) or None,
-        "TPU_PREMAPPED_BUFFER_SIZE": _bytes(buffer.size),
-        "TPU_PREMAPPED_BUFFER_TRANSFER_THRESHOLD_BYTES": _bytes(buffer.transfer_threshold),
-        "LIBTPU_INIT_ARGS": " ".join(config.arguments or ()) or None,
-        "MEGASCALE_NUM_SLICES": slices and slices.slices,
-        "MEGASCALE_SLICE_ID": None if slices is None else slices.slice,
-        "MEGASCALE_COORDINATOR_ADDRESS": slices and slices.coordinator,
-    }
-    return {name: str(value) for name, value in variables.items() if value is not None}
-
-
-def _bytes(quantity: Quantity | None) -> int | None:
-    return None if quantity is None else int(parse_quantity(quantity))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydra import ClaimError
+from pydra import ClaimError, Quantity, parse_quantity
 from pydra_tpu.cdi.mesh_processes import MeshProcess, NotProcesses
-from pydra_tpu.claim_config import TpuConfig, VisibleChips, build_config_environment
+from pydra_tpu.claim_config import LoggingConfig, PremappedBuffer, TpuConfig, VisibleChips
 from pydra_tpu.generations import TpuSlice
 from pydra_tpu.geometry import SubSlice
 from pydra_tpu.hardware_types import Host
@@ -55,7 +55,7 @@ def build_environment(
     if len(seen.chips) < len(host.chips) and config.visible_chips is not VisibleChips.UNSET:
         # Containers have the nodes of their chips only, which libtpu 0.0.52 counts from 0.
         environment["TPU_VISIBLE_CHIPS"] = ",".join(map(str, range(len(seen.chips))))
-    return {**environment, **build_config_environment(config)}
+    return {**environment, **_build_config_environment(config)}
 
 
 def _build_slice_environment(host: Host, whole: TpuSlice | None, *, is_whole: bool) -> Mapping[str, str]:
@@ -103,6 +103,29 @@ def _build_process_environment(process: MeshProcess) -> Mapping[str, str]:
         "TPU_PROCESS_PORT": str(process.ports[process.rank]),
         "CLOUD_TPU_TASK_ID": str(process.rank),
     }
+
+
+def _build_config_environment(config: TpuConfig) -> Mapping[str, str]:
+    """The variables that the config sets, whatever the claim has."""
+    logging, buffer = config.logging or LoggingConfig(), config.premapped_buffer or PremappedBuffer()
+    slices = config.megascale
+    variables: Mapping[str, object] = {
+        "TPU_MIN_LOG_LEVEL": logging.level,
+        "TPU_STDERR_LOG_LEVEL": logging.level if logging.stderr_level is None else logging.stderr_level,
+        "TPU_LOG_DIR": logging.directory,
+        "TPU_RUNTIME_METRICS_PORTS": ",".join(map(str, config.metrics_ports or ())) or None,
+        "TPU_PREMAPPED_BUFFER_SIZE": _bytes(buffer.size),
+        "TPU_PREMAPPED_BUFFER_TRANSFER_THRESHOLD_BYTES": _bytes(buffer.transfer_threshold),
+        "LIBTPU_INIT_ARGS": " ".join(config.arguments or ()) or None,
+        "MEGASCALE_NUM_SLICES": slices and slices.slices,
+        "MEGASCALE_SLICE_ID": None if slices is None else slices.slice,
+        "MEGASCALE_COORDINATOR_ADDRESS": slices and slices.coordinator,
+    }
+    return {name: str(value) for name, value in variables.items() if value is not None}
+
+
+def _bytes(quantity: Quantity | None) -> int | None:
+    return None if quantity is None else int(parse_quantity(quantity))
 
 
 def _with_twins(*names: str, value: str) -> Mapping[str, str]:
