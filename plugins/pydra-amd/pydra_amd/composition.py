@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from pydra import PydraError
-from pydra_amd.amdsmi.library import import_amdsmi
+from pydra_amd.amdsmi.python_package import import_amdsmi
 from pydra_amd.backend import AmdBackend
 from pydra_amd.host.driver_module import DriverModule
 from pydra_amd.settings import Partitioning, Settings

@@ -1,4 +1,4 @@
-"""Loads AMD's Python library, or says in words why there is none. Calls of it fail here, and nowhere else.
+"""Loads amdsmi, AMD's Python package, or says in words why there is none. Calls of it fail here, and nowhere else.
 
 amdsmi is ctypes over libamd_smi.so of the node's ROCm, which it must match: it looks every function up at import, and
 has the layout of structures of one release. It prints, and its own mistakes are exceptions of any type.
