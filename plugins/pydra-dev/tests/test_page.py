@@ -326,9 +326,14 @@ async def test_a_node_is_shown_explained_broken_and_repaired() -> None:
         await page.wait_view(lambda view: [one["pods"][0]["name"] for one in find_running(view)] == ["sample-2"])
 
 
-async def test_yaml_of_ones_own_is_created_or_refused_with_the_reason() -> None:
-    async with run_dev() as page:
-        await page.wait_view(find_running)
+async def test_a_claim_that_nothing_fits_says_why_and_yaml_of_ones_own_is_created_or_refused(tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text("groups: [{name: accel, count: 1}]")  # the sample wants one of NUMA node 1
+    async with run_dev(scenario=str(scenario)) as page:
+        view = await page.wait_view(lambda view: view["claims"] and view)
+        why = await page.get("claim", namespace="default", name=view["claims"][0]["name"])
+        assert [one["reason"].endswith(" == 1 (numaNode is 0)") for one in why["refusals"]] == [True]
+        assert "wants 1 device of class sim.pydra.dev, of 0 that match 0 are available" in why["problem"]
         assert await page.operate("apply", TWO_OBJECTS) == (200, ["ResourceClaim mine", "Pod user"])
         await page.wait_view(lambda view: any(one["name"] == "mine" for one in find_running(view)))
         for text, said in [
@@ -352,13 +357,3 @@ async def test_a_node_whose_run_has_failed_is_still_shown(tmp_path: Path) -> Non
         view = await page.wait_view(lambda view: view["failure"] and view)
         assert view["failure"] == "pod default/sample has failed 3 times"
         assert view["claims"]
-
-
-async def test_a_claim_that_nothing_fits_says_why(tmp_path: Path) -> None:
-    scenario = tmp_path / "scenario.yaml"
-    scenario.write_text("groups: [{name: accel, count: 1}]")  # the sample wants one of NUMA node 1
-    async with run_dev(scenario=str(scenario)) as page:
-        view = await page.wait_view(lambda view: view["claims"] and view)
-        why = await page.get("claim", namespace="default", name=view["claims"][0]["name"])
-        assert [one["reason"].endswith(" == 1 (numaNode is 0)") for one in why["refusals"]] == [True]
-        assert "wants 1 device of class sim.pydra.dev, of 0 that match 0 are available" in why["problem"]
