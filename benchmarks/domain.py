@@ -22,7 +22,7 @@ from pydra_dev.api import kinds
 from pydra_dev.apiserver.custom_kinds import parse_definition
 from pydra_dev.apiserver.server import ApiServer, serve_api
 from pydra_dev.apiserver.verbs import Query
-from pydra_nvidia.compute_domain.custom_resources import COMPUTE_DOMAIN_DEFINITION, DEFINITIONS
+from pydra_nvidia.compute_domain.custom_resource_definitions import COMPUTE_DOMAIN_DEFINITION, DEFINITIONS
 from pydra_nvidia.compute_domain.daemon.daemon import Daemon
 from pydra_nvidia.compute_domain.daemon.metrics import DaemonMetrics
 from pydra_nvidia.compute_domain.daemon.settings import DaemonSettings

@@ -28,7 +28,7 @@ from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.composition import open_backend
 from pydra_nvidia.host.driver_root import SETTLED_SECONDS as SETTLED
 from pydra_nvidia.machine_access import find_machine
-from pydra_nvidia.nvml.library import Nvml, use_library
+from pydra_nvidia.nvml.pynvml_library import Nvml, use_library
 from pydra_nvidia.simulation.tree.sync import TreeSync
 
 SCENARIO = "hgx-h100"

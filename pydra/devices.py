@@ -215,7 +215,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """What a driver publishes for one node: devices and counter sets that satisfy every rule of the API.
 
-    Made by `pydra.inventory.pool`.
+    Made by `pydra.inventory.build_pool`.
     """
 
     name: str

@@ -16,8 +16,8 @@ from typing import Any, cast
 import msgspec
 from msgspec import inspect as mi
 
-from pydra.admission.cel_checks import Checks, Value
-from pydra.admission.cel_syntax import NOTHING, Path, choose, gather, let, problem, quote, show
+from pydra.admission.cel_builder import NOTHING, Path, choose, gather, let, problem, quote, show
+from pydra.admission.config_type_to_cel import Checks, Value
 from pydra.admission.config_types import KnownBackend
 from pydra.admission.review import OPERATIONS, PLACES, build_rules
 from pydra.backends.claim_config import describe_kinds

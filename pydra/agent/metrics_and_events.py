@@ -25,7 +25,7 @@ from pydra.claims.gc import GarbageCollected
 from pydra.claims.preparer_events import OperationEnded, StepsLeftOver
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import PydraError, Unavailable, Unsupported
-from pydra.inventory.pool import Published
+from pydra.inventory.build_pool import Published
 from pydra.kube.client import RequestDone
 from pydra.kube.informer import WatchFailed
 from pydra.kubelet.health_service import HealthStreams

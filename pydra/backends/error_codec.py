@@ -18,7 +18,7 @@ from types import TracebackType
 
 import msgspec
 
-from pydra.backends.constructor_errors import explain_constructor
+from pydra.backends.struct_constructor_errors import explain_constructor
 from pydra.errors import (
     BackendError,
     ClaimError,

@@ -306,6 +306,6 @@ def _add_cdi(commands: Commands) -> None:
 
 
 def _validate_spec(parsed: argparse.Namespace) -> int:
-    from pydra.diagnosis.cdi_files import check_spec_file  # noqa: PLC0415 - loads the rules of CDI
+    from pydra.diagnosis.cdi_validation import check_spec_file  # noqa: PLC0415 - loads the rules of CDI
 
     return _print_findings([finding for file in parsed.files for finding in check_spec_file(file)], parsed)

@@ -14,7 +14,7 @@ import msgspec
 from pydra import atomic_files
 from pydra.agent.driver import read_boot_id
 from pydra.cdi.store import CdiStore
-from pydra.checkpoint.instance_lock import InstanceLock
+from pydra.checkpoint.claim_and_step_locks import InstanceLock
 from pydra.checkpoint.record_files import StoredRecord, list_stored
 from pydra.checkpoint.store import RecordStore
 from pydra.claim import Claim, HeldClaim

@@ -11,7 +11,7 @@ from pydra import atomic_files
 from pydra.agent.driver import read_boot_id
 from pydra.checkpoint.record_files import list_stored
 from pydra.claims.gc import read_kubelet_claims
-from pydra.diagnosis.cdi_files import SUFFIXES, check_spec_file
+from pydra.diagnosis.cdi_validation import SUFFIXES, check_spec_file
 from pydra.diagnosis.findings import Finding, Level
 from pydra.errors import PydraError
 from pydra.kubelet.sockets import find_stale_sockets, is_listened_at, plan_socket_paths

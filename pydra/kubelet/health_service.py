@@ -17,7 +17,7 @@ from grpclib import GRPCError, Status
 
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.kubelet.grpc_server import Method
-from pydra.kubelet.messages import build_health_check, build_health_report, parse_health_check
+from pydra.kubelet.message_conversion import build_health_check, build_health_report, parse_health_check
 from pydra.kubelet.pb.grpc_health_v1 import HealthCheckResponseServingStatus as ServingStatus
 
 LEASE = 30

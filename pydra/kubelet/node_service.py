@@ -16,7 +16,7 @@ from typing import TypeAlias, TypeVar
 from pydra.claim import ClaimRef, PrepareOutcome, UnprepareOutcome
 from pydra.errors import PydraError
 from pydra.kubelet.grpc_server import Method
-from pydra.kubelet.messages import build_prepare_response, build_unprepare_response, parse_claims
+from pydra.kubelet.message_conversion import build_prepare_response, build_unprepare_response, parse_claims
 from pydra.observability.logging import set_logging_fields
 
 log = logging.getLogger(__name__)

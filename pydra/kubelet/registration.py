@@ -12,7 +12,7 @@ import msgspec
 from grpclib import GRPCError, Status
 
 from pydra.kubelet.grpc_server import Method
-from pydra.kubelet.messages import build_plugin_info, one_line, parse_registration_status
+from pydra.kubelet.message_conversion import build_plugin_info, one_line, parse_registration_status
 
 log = logging.getLogger(__name__)
 

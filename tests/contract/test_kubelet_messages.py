@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import PydraError
-from pydra.kubelet.messages import (
+from pydra.kubelet.message_conversion import (
     build_health_check,
     build_health_report,
     build_plugin_info,

@@ -30,7 +30,7 @@ from pydra_dev.node import make_root
 from pydra_nvidia.compute_domain import DEVICE_CLASSES as CLASSES
 from pydra_nvidia.compute_domain import DRIVER
 from pydra_nvidia.compute_domain.controller.object_fields import CLIQUES, COMPUTE_DOMAINS, DAEMON_SETS
-from pydra_nvidia.compute_domain.custom_resources import DEFINITIONS
+from pydra_nvidia.compute_domain.custom_resource_definitions import DEFINITIONS
 from pydra_nvidia.compute_domain.names import DOMAIN_LABEL
 from tests.e2e.added_nodes import TOLERATION, AddedNode, AddedNodes
 from tests.e2e.cluster import Cluster, open_cluster

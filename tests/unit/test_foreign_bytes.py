@@ -23,7 +23,7 @@ from pydra.claim import AllocatedDevice
 from pydra.claim import Claim as AllocatedClaim
 from pydra.claims.gc import read_kubelet_claims
 from pydra.cli.options import add_options, read_values
-from pydra.diagnosis.cdi_files import check_spec_file
+from pydra.diagnosis.cdi_validation import check_spec_file
 from pydra.errors import CheckpointError, SettingsError
 from pydra.kube.credentials import load_credentials
 from pydra.kube.tolerant_decoding import (
@@ -34,7 +34,7 @@ from pydra.kube.tolerant_decoding import (
     decode_object,
     decode_page,
 )
-from pydra.kubelet.messages import parse_claims
+from pydra.kubelet.message_conversion import parse_claims
 from pydra.kubelet.pb.dra_v1 import Claim, NodePrepareResourcesRequest
 from pydra.quantity import canonical_quantity, is_quantity
 from pydra.settings import SeccompProfile, SeccompType, parse_settings

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from pydra_nvidia.host.driver_root import find_driver_root
 from pydra_nvidia.nvfm import load_nvfm
-from pydra_nvidia.nvml.library import load_pynvml
 from pydra_nvidia.nvml.maintenance_gate import Gate
+from pydra_nvidia.nvml.pynvml_library import load_pynvml
 from pydra_nvidia.settings import PREFIX, Settings, parse_settings
 from pydra_pci import Roots, Tree, needs_simulation
 

@@ -13,8 +13,8 @@ import pytest
 from pydra import AllocatedDevice, Claim, ClaimError, HeldClaim, StepStage
 from pydra_nvidia.composition import open_backend
 from pydra_nvidia.machine_access import find_machine
+from pydra_nvidia.simulation.machine_state import GpuState, Process
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
-from pydra_nvidia.simulation.state import GpuState, Process
 from pydra_nvidia.steps import BindVfio, MigModeOff
 from pydra_pci import bind_function
 from small_agent import SmallAgent

@@ -16,8 +16,8 @@ from pydra_nvidia.hardware_types import (
     NvLinks,
 )
 from pydra_nvidia.nvml.errors import Code
-from pydra_nvidia.nvml.library import Nvml, use_library
 from pydra_nvidia.nvml.nvlink import Ends, links_of, links_up, read_ends, read_fabric, read_link_states
+from pydra_nvidia.nvml.pynvml_library import Nvml, use_library
 
 H100 = 85520809984
 HANDLE = ctypes.c_void_p(0x10)

@@ -20,9 +20,9 @@ from pydra_nvidia.hardware_types import (
 )
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.gpus import parse_bus_id, read_condition, read_driver, read_facts, read_monitored
-from pydra_nvidia.nvml.library import Nvml, load_pynvml, read_fields, use_library
 from pydra_nvidia.nvml.mig_state import Offer, derive_name, read_mode, read_offer, read_resetless
 from pydra_nvidia.nvml.nvlink import read_link_errors
+from pydra_nvidia.nvml.pynvml_library import Nvml, load_pynvml, read_fields, use_library
 
 H100 = 85520809984
 HANDLE = ctypes.c_void_p(0x10)

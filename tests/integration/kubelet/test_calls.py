@@ -12,7 +12,7 @@ import pytest
 
 from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome
 from pydra.errors import ClaimError, DeviceInUse
-from pydra.kubelet.messages import MAX_CLAIMS
+from pydra.kubelet.message_conversion import MAX_CLAIMS
 from pydra.kubelet.pb import dra_v1
 from tests.integration.kubelet.fakes import (
     KUBELETS,

@@ -17,8 +17,8 @@ from pydra.backends.supervisor import BackendSupervisor
 from pydra.devices import Device, Health, HealthStatus, Inventory, TaintEffect
 from pydra.errors import BackendUnavailable
 from pydra.inventory.additions import Additions
-from pydra.inventory.health import HealthPolicy
-from pydra.inventory.pool import Published
+from pydra.inventory.build_pool import Published
+from pydra.inventory.health_debounce import HealthPolicy
 
 POLICY = HealthPolicy(
     effect=TaintEffect.NO_SCHEDULE,

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import yaml
 
-from pydra.admission.cel_syntax import translate_pattern
+from pydra.admission.cel_builder import translate_pattern
 from pydra.admission.config_types import KnownBackend, read_backend
 from pydra.admission.policy import UNCHECKED, build_policy, write_policy
 from tests.unit.admission.everything import EVERYTHING, Everything

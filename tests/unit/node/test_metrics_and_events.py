@@ -16,7 +16,7 @@ from pydra.claims.gc import GarbageCollected, GarbageCounts
 from pydra.claims.preparer_events import ClaimEvent, Operation, OperationEnded
 from pydra.devices import DeviceHealth, HealthStatus, Pool
 from pydra.errors import ClaimError, InvalidConfig, KubeError, Unavailable, Unsupported, of_call
-from pydra.inventory.pool import Published
+from pydra.inventory.build_pool import Published
 from pydra.kube.client import RequestDone
 from pydra.kube.informer import WatchFailed
 from pydra.kubelet.health_service import HealthStreams

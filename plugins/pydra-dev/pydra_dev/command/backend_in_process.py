@@ -37,8 +37,8 @@ from pydra.claim import Claim, ClaimRef, HeldClaim, PreparedDevice
 from pydra.claims.allocation import base_request, parse_allocation
 from pydra.devices import Inventory
 from pydra.errors import BackendError, ContractError, PydraError, SettingsError
-from pydra.inventory.health import HealthPolicy, Snapshot, observe
-from pydra.inventory.pool import build_pool
+from pydra.inventory.build_pool import build_pool
+from pydra.inventory.health_debounce import HealthPolicy, Snapshot, observe
 from pydra.slices.build import build_wanted
 from pydra.testing.claims_in_memory import CallsInProcess, ClaimsInMemory
 from pydra_dev.api.errors import JsonObject

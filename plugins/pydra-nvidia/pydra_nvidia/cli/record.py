@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from pydra_nvidia.cli.arguments import add_node_arguments, machine_of
+from pydra_nvidia.hardware_report import record
 from pydra_nvidia.host.filesystem import replace_file
-from pydra_nvidia.recording import record
 
 _SALT_BYTES = 32
 

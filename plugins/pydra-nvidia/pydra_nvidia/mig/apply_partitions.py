@@ -19,7 +19,6 @@ from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.mig.plan_partitions import describe, slices
 from pydra_nvidia.nvml.errors import PASSING, Code, NvmlError
 from pydra_nvidia.nvml.gpus import name_processes
-from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.mig_control import (
     ModeNotRestored,
     ModePending,
@@ -37,6 +36,7 @@ from pydra_nvidia.nvml.mig_control import (
     read_addresses,
     set_mig_mode,
 )
+from pydra_nvidia.nvml.pynvml_library import Nvml
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOff, MigModeOn, Step
 from pydra_pci import Tree, read_driver

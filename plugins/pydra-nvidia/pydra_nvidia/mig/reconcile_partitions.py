@@ -15,8 +15,8 @@ from pydra import ClaimError
 from pydra_nvidia.claim_records import Entry, Hold
 from pydra_nvidia.hardware_types import Gpu, GpuInstance, Reading
 from pydra_nvidia.mig.plan_partitions import can_change_mode, describe
-from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.mig_control import destroy_instance, find_all, find_instance, set_mig_mode
+from pydra_nvidia.nvml.pynvml_library import Nvml
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Orphans, Settings
 from pydra_nvidia.steps import CreateMig

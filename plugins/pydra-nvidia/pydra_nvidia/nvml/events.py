@@ -15,8 +15,8 @@ import msgspec
 
 from pydra_nvidia.deadlines import Busy
 from pydra_nvidia.nvml.errors import STALE, Code, NvmlError
-from pydra_nvidia.nvml.library import Nvml, address_of
 from pydra_nvidia.nvml.maintenance_gate import InMaintenance
+from pydra_nvidia.nvml.pynvml_library import Nvml, address_of
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.nvml.suspended_queries import EVENTS, SuspendedQueries
 

@@ -13,7 +13,7 @@ import msgspec
 
 from pydra_nvidia.hardware_types import Architecture, Condition, Driver, Gpu
 from pydra_nvidia.nvml.errors import LOST, Code, NvmlError
-from pydra_nvidia.nvml.library import Nvml, read_fields
+from pydra_nvidia.nvml.pynvml_library import Nvml, read_fields
 from pydra_nvidia.nvml.session import NvmlSession
 
 RECOVERY_FIELD = 230

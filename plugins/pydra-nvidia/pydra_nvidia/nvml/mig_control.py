@@ -17,7 +17,6 @@ from pydra import ClaimError
 from pydra_nvidia.hardware_types import Architecture, GpuInstance, Placement, Profile
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.gpus import parse_bus_id
-from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.mig_state import (
     Kind,
     Mode,
@@ -29,6 +28,7 @@ from pydra_nvidia.nvml.mig_state import (
     read_offer,
     read_resetless,
 )
+from pydra_nvidia.nvml.pynvml_library import Nvml
 
 GONE = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.NOT_SUPPORTED})
 """Of an instance: it no longer exists. NVML says so of stale handles, of ids that are free, and with the mode off."""

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from pydra_nvidia.hardware_types import Architecture, ComputeInstance, GpuInstance, Placement, Profile
 from pydra_nvidia.nvml.errors import LOST, STALE, UNAVAILABLE, Code, NvmlError
-from pydra_nvidia.nvml.library import Nvml, read_fields
+from pydra_nvidia.nvml.pynvml_library import Nvml, read_fields
 
 RESETLESS_FIELD = 184
 

@@ -17,7 +17,7 @@ import msgspec
 from pydra_nvidia.hardware_types import Architecture, Fabric, Gpu, NvLinks
 from pydra_nvidia.nvml.errors import LOST, STALE, UNAVAILABLE, NvmlError, code_name
 from pydra_nvidia.nvml.gpus import parse_bus_id
-from pydra_nvidia.nvml.library import Looks, Nvml, read_fields
+from pydra_nvidia.nvml.pynvml_library import Looks, Nvml, read_fields
 
 MOST_LINKS = 36
 _GPU, _SWITCH = 0, 2

@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from pydra_nvidia.deadlines import in_thread, turn
 from pydra_nvidia.nvml.errors import STALE, NvmlError
-from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.maintenance_gate import Gate
+from pydra_nvidia.nvml.pynvml_library import Nvml
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from pydra import Sample, time_left
 from pydra_nvidia.devices import gpu_name
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.host.filesystem import replace_file
-from pydra_nvidia.nvml.library import Nvml
+from pydra_nvidia.nvml.pynvml_library import Nvml
 
 FILE = "telemetry.json"
 """In the state directory."""

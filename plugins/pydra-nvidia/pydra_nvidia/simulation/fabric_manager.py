@@ -21,9 +21,9 @@ from pydra_nvidia.nvfm import (
     UNINITIALIZED,
     VERSION_MISMATCH,
 )
-from pydra_nvidia.simulation.boards import Board
 from pydra_nvidia.simulation.library.arguments import number, pointed
-from pydra_nvidia.simulation.machine import Machine, View
+from pydra_nvidia.simulation.machine_store import Machine, View
+from pydra_nvidia.simulation.scenario_gpus import Board
 
 BAD_PARAMETER = -1
 HOPPER = 9

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from pydra import PydraError
-from pydra_nvidia.simulation.boards import Board, derive_mig_uuid
-from pydra_nvidia.simulation.machine import (
+from pydra_nvidia.simulation.machine_state import ComputeState, Counters, Gauges, GpuState, InstanceState, Process
+from pydra_nvidia.simulation.machine_store import (
     Machine,
     View,
     lowest_instance_id,
@@ -27,7 +27,7 @@ from pydra_nvidia.simulation.machine import (
     reload_driver,
     reset_gpu,
 )
-from pydra_nvidia.simulation.state import ComputeState, Counters, Gauges, GpuState, InstanceState, Process
+from pydra_nvidia.simulation.scenario_gpus import Board, derive_mig_uuid
 
 XID, MIG_CHANGE, UNAVAILABLE, RECOVERY_ACTION = 0x8, 0x100, 0x4000, 0x8000
 """NVML's event types."""

@@ -17,7 +17,7 @@ import msgspec
 
 from pydra import PydraError
 from pydra_nvidia.simulation.faults import Fault
-from pydra_nvidia.simulation.model import FabricModel, Model
+from pydra_nvidia.simulation.gpu_model import FabricModel, Model
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=64)]

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from pydra_nvidia.simulation.boards import find_boards
-from pydra_nvidia.simulation.model import Model
+from pydra_nvidia.simulation.gpu_model import Model
 from pydra_nvidia.simulation.scenario import Scenario, ScenarioError
+from pydra_nvidia.simulation.scenario_gpus import find_boards
 
 Signature: TypeAlias = tuple[int, int, int]
 

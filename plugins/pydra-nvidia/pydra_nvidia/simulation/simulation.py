@@ -13,11 +13,11 @@ from typing import Any
 
 from pydra import PydraError
 from pydra_nvidia.nvml.errors import Code, NvmlError
-from pydra_nvidia.nvml.library import use_library
+from pydra_nvidia.nvml.pynvml_library import use_library
 from pydra_nvidia.simulation.fabric_manager import FabricLibrary
 from pydra_nvidia.simulation.inject import InjectionError, Injector
 from pydra_nvidia.simulation.library.library import Library
-from pydra_nvidia.simulation.machine import Machine, noted_scenario
+from pydra_nvidia.simulation.machine_store import Machine, noted_scenario
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.tree.sync import build_tree
 from pydra_pci import Tree

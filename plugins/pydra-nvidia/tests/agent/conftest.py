@@ -35,8 +35,8 @@ from pydra_dev.node import EmbeddedNode, run_node
 from pydra_nvidia import DEVICE_CLASSES as CLASSES
 from pydra_nvidia import DRIVER
 from pydra_nvidia.claim_config import GROUP_VERSION
+from pydra_nvidia.simulation.machine_state import GpuState
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
-from pydra_nvidia.simulation.state import GpuState
 from tests.integration.agent.process import Agent, run_agent
 
 DEADLINE = 60.0

@@ -28,8 +28,8 @@ from pydra_nvidia.claim_config import GROUP_VERSION
 from pydra_nvidia.cli import main
 from pydra_nvidia.sharing.mps_processes import MARK, find_marked
 from pydra_nvidia.simulation.inject import Injector
+from pydra_nvidia.simulation.machine_state import GpuState
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
-from pydra_nvidia.simulation.state import GpuState
 from tests.integration.agent.process import Agent, list_records, run_agent
 
 DEADLINE = 60.0

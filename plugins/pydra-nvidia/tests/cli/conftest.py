@@ -14,7 +14,7 @@ import pynvml
 import pytest
 
 from pydra_nvidia.cli import main
-from pydra_nvidia.nvml.library import use_library
+from pydra_nvidia.nvml.pynvml_library import use_library
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -15,8 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_values import find_profile, gpu, make_instance
+from pydra_nvidia.hardware_report import CallLog, NotReadOnly, ReadOnlyLibrary, rename
 from pydra_nvidia.hardware_types import Fabric, LostGpu, Mig, Reading
-from pydra_nvidia.recording import CallLog, NotReadOnly, ReadOnlyLibrary, rename
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 CLUSTER = "0e1d2c3b-4a59-4687-9706-152433425160"

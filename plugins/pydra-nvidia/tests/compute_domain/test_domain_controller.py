@@ -31,7 +31,7 @@ from pydra_dev.apiserver.store import Signal
 from pydra_nvidia.compute_domain.controller.object_fields import CLIQUES, COMPUTE_DOMAINS, DAEMON_SETS
 from pydra_nvidia.compute_domain.controller.requests import LabelNode
 from pydra_nvidia.compute_domain.controller.writer import Writer, build_label, name_manager
-from pydra_nvidia.compute_domain.custom_resources import DEFINITIONS
+from pydra_nvidia.compute_domain.custom_resource_definitions import DEFINITIONS
 from pydra_nvidia.compute_domain.names import DOMAIN_LABEL
 from tests.forked import ForkedProgram
 

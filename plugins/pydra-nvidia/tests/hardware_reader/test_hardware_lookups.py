@@ -10,8 +10,8 @@ import pynvml
 import pytest
 
 from pydra_nvidia.hardware_types import Placement
-from pydra_nvidia.nvml.library import Nvml, use_library
 from pydra_nvidia.nvml.mig_control import create_instance, destroy_instance, fill_instance, find_instance, set_mig_mode
+from pydra_nvidia.nvml.pynvml_library import Nvml, use_library
 
 LOOK_UP = "nvmlDeviceGetHandleByUUID"
 PARTITIONED = """

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from gpu_values import find_profiles, make_instance
 from gpu_values import gpu as make_gpu
 from pydra import Device, Inventory, TaintEffect
-from pydra.inventory.health import HealthPolicy, Snapshot, observe
-from pydra.inventory.pool import Published, build_pool
+from pydra.inventory.build_pool import Published, build_pool
+from pydra.inventory.health_debounce import HealthPolicy, Snapshot, observe
 from pydra_nvidia.hardware_types import Driver, Gpu, GpuInstance, Mig, Placement, Profile, Reading
 from pydra_nvidia.health.diagnosis import Diagnosis
 from pydra_nvidia.inventory.build import build_inventory

@@ -15,8 +15,8 @@ from pydra_nvidia.claim_records import Hold, build_data
 from pydra_nvidia.hardware_types import GpuInstance, Mig, Placement, Reading
 from pydra_nvidia.mig.apply_partitions import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.nvml.gpus import read_driver, read_facts
-from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.mig_state import read_instances, read_mode, read_offer, read_resetless
+from pydra_nvidia.nvml.pynvml_library import Nvml
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.simulation import open_simulation
 from pydra_nvidia.step_appliers import StepAppliers

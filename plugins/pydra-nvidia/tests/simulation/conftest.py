@@ -14,7 +14,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from pydra_nvidia.nvml.library import use_library
+from pydra_nvidia.nvml.pynvml_library import use_library
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 
 

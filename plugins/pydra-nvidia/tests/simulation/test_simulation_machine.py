@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pydra_nvidia.simulation.inject import InjectionError, InUse
-from pydra_nvidia.simulation.machine import Machine, View
+from pydra_nvidia.simulation.machine_store import Machine, View
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 
 Simulate = Callable[..., Any]

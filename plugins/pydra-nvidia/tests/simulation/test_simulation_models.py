@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.mig_state import derive_name, read_offer
+from pydra_nvidia.nvml.pynvml_library import Nvml
 from pydra_nvidia.simulation.scenario_file import bundled_model
 
 Simulate = Callable[..., Any]

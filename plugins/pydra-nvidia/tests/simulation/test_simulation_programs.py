@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from pydra_nvidia.simulation.inject import Injector
-from pydra_nvidia.simulation.machine import Machine
+from pydra_nvidia.simulation.machine_state import GpuState
+from pydra_nvidia.simulation.machine_store import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
-from pydra_nvidia.simulation.state import GpuState
 from pydra_nvidia.simulation.tree.sync import build_tree
 
 

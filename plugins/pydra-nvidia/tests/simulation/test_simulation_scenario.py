@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pydra_nvidia.simulation.boards import find_boards
 from pydra_nvidia.simulation.scenario import Scenario, ScenarioError
 from pydra_nvidia.simulation.scenario_file import ScenarioFile, bundled_scenarios, parse_scenario
+from pydra_nvidia.simulation.scenario_gpus import find_boards
 
 H100 = "model: h100-80gb"
 

@@ -18,7 +18,7 @@ from pydra_nvidia.host.driver_root import DriverRoot, FileSearch, find_driver_ro
 from pydra_nvidia.host.kernel_driver import read_majors, read_module_version
 from pydra_nvidia.host.pci import find_gpus
 from pydra_nvidia.settings import Settings, parse_settings
-from pydra_nvidia.simulation.machine import Machine
+from pydra_nvidia.simulation.machine_store import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile, bundled_scenarios
 from pydra_nvidia.simulation.tree.sync import TreeSync, build_tree
 from pydra_pci import VfioDrivers, read_vfio_host
@@ -215,7 +215,7 @@ def test_a_tree_that_is_there_is_taken_as_it_is(open_tree: OpenTree) -> None:
 
 BUILD = (
     "import os, sys\n"
-    "from pydra_nvidia.simulation.machine import Machine\n"
+    "from pydra_nvidia.simulation.machine_store import Machine\n"
     "from pydra_nvidia.simulation.scenario_file import ScenarioFile\n"
     "from pydra_nvidia.simulation.tree.sync import build_tree\n"
     "machine = Machine(ScenarioFile('hgx-h100'), sys.argv[1] + '/machine')\n"

@@ -16,7 +16,7 @@ from pydra_nvidia.host.kernel_driver import CapabilityMissing, find_partition_no
 from pydra_nvidia.host.pci import find_gpus
 from pydra_nvidia.settings import parse_settings
 from pydra_nvidia.simulation.inject import Injector
-from pydra_nvidia.simulation.machine import Machine
+from pydra_nvidia.simulation.machine_store import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.tree.sync import TreeSync, build_tree
 from pydra_pci import bind_function, give_back, read_function, read_vfio_host

@@ -32,7 +32,7 @@ from pydra_nvidia.compute_domain.controller.requests import (
 )
 from pydra_nvidia.compute_domain.controller.settings import ControllerSettings
 from pydra_nvidia.compute_domain.controller.writer import build_label, name_manager
-from pydra_nvidia.compute_domain.custom_resources import DEFINITIONS
+from pydra_nvidia.compute_domain.custom_resource_definitions import DEFINITIONS
 from pydra_nvidia.compute_domain.names import DOMAIN_LABEL, DRIVER
 
 JsonObject = dict[str, Any]

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pydra_nvidia.hardware_types import ComputeInstance, Gpu, GpuInstance, Placement, Profile
-from pydra_nvidia.simulation.model import GpuProfile
+from pydra_nvidia.simulation.gpu_model import GpuProfile
 from pydra_nvidia.simulation.scenario_file import bundled_model
 
 H100 = "h100-80gb"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pynvml
 
-from pydra_nvidia.nvml.library import Nvml, use_library
+from pydra_nvidia.nvml.pynvml_library import Nvml, use_library
 
 
 class Library:

@@ -11,14 +11,14 @@ import pytest
 
 from pci_node import GPU, OTHER, PciNode
 from pydra import Claim
-from pydra_nvidia.nvml.library import use_library
+from pydra_nvidia.nvml.pynvml_library import use_library
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.simulation.inject import Injector
 from pydra_nvidia.simulation.library.library import Library
-from pydra_nvidia.simulation.machine import Machine
+from pydra_nvidia.simulation.machine_state import GpuState
+from pydra_nvidia.simulation.machine_store import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
-from pydra_nvidia.simulation.state import GpuState
 from pydra_nvidia.simulation.tree.sync import GpuListener
 from pydra_nvidia.steps import BindVfio
 from pydra_nvidia.vfio.apply_passthrough import BindVfioApplier

@@ -13,7 +13,7 @@ from pydra_nvidia.devices import find_targets
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.simulation.machine import Machine
+from pydra_nvidia.simulation.machine_store import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.simulation import Simulation
 from pydra_nvidia.simulation.tree.sync import build_tree

@@ -11,7 +11,7 @@ from persistenced import Daemon, run_persistenced
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot
 from pydra_nvidia.host.persistenced import Persistenced, PersistenceFailed
 from pydra_nvidia.prior_state import PriorState
-from pydra_nvidia.simulation.state import Process
+from pydra_nvidia.simulation.machine_state import Process
 from pydra_nvidia.steps import BindVfio
 from pydra_pci import DeviceBusy
 

@@ -6,10 +6,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from pydra_nvidia.nvml.errors import Code
-from pydra_nvidia.simulation.boards import Board
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, put, put_handle, put_text, text
 from pydra_nvidia.simulation.library.symbols import Call, Target, function, gpu_target, numbers, require, texts
-from pydra_nvidia.simulation.machine import View
+from pydra_nvidia.simulation.machine_store import View
+from pydra_nvidia.simulation.scenario_gpus import Board
 
 if TYPE_CHECKING:
     from pydra_nvidia.simulation.library.library import Library

@@ -25,7 +25,7 @@ from pydra_nvidia.simulation.library import (
 )
 from pydra_nvidia.simulation.library.arguments import Refusal, handle, number
 from pydra_nvidia.simulation.library.symbols import SYMBOLS, Call, Kind, Symbol, Target
-from pydra_nvidia.simulation.machine import Machine, View
+from pydra_nvidia.simulation.machine_store import Machine, View
 from pydra_nvidia.simulation.unhealthy_files import UnhealthyFiles
 
 TOPICS = (devices, events, fields, instances, memory_and_processes, memory_errors, mig, nvlink, sensors)

@@ -9,7 +9,7 @@ from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.faults import NO_INSTANCE
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put
 from pydra_nvidia.simulation.library.symbols import Call, function
-from pydra_nvidia.simulation.state import Process
+from pydra_nvidia.simulation.machine_state import Process
 
 MIB = 1 << 20
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 import msgspec
 
 from pydra_nvidia.nvml.errors import Code
-from pydra_nvidia.simulation.boards import Board
 from pydra_nvidia.simulation.library.arguments import Refusal, put, put_text
-from pydra_nvidia.simulation.machine import View
-from pydra_nvidia.simulation.state import ComputeState, GpuState, InstanceState
+from pydra_nvidia.simulation.machine_state import ComputeState, GpuState, InstanceState
+from pydra_nvidia.simulation.machine_store import View
+from pydra_nvidia.simulation.scenario_gpus import Board
 
 if TYPE_CHECKING:
     from pydra_nvidia.simulation.library.library import Library

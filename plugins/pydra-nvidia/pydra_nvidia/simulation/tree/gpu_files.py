@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pydra_nvidia.simulation.boards import Board
+from pydra_nvidia.simulation.scenario_gpus import Board
 from pydra_nvidia.simulation.tree import device_numbers
 from pydra_pci.simulation.files import Files, device, link, text
 from pydra_pci.simulation.functions import MIB, Function, Region, Slot, function_files

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pydra_nvidia.simulation.state import InstanceState
+from pydra_nvidia.simulation.machine_state import InstanceState
 from pydra_nvidia.simulation.tree import device_numbers
 from pydra_nvidia.simulation.tree.device_numbers import CONFIG, IMEX_MANAGEMENT, MONITOR, compute_minor, instance_minor
 from pydra_pci.simulation.files import Files, device, folder, text

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from pydra_nvidia.simulation.boards import Board
+from pydra_nvidia.simulation.scenario_gpus import Board
 from pydra_nvidia.simulation.tree.device_numbers import DRM
 from pydra_pci.simulation.files import Files, device, link, text
 from pydra_pci.simulation.functions import Function, Region, Slot, driver_files, function_files

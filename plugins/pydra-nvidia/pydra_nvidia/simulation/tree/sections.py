@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from pydra_nvidia.host.pci import DRIVER
-from pydra_nvidia.simulation.boards import Board
-from pydra_nvidia.simulation.machine import View
-from pydra_nvidia.simulation.state import GpuState, Process
+from pydra_nvidia.simulation.machine_state import GpuState, Process
+from pydra_nvidia.simulation.machine_store import View
+from pydra_nvidia.simulation.scenario_gpus import Board
 from pydra_nvidia.simulation.tree.gpu_files import GpuPlace, gpu_files
 from pydra_nvidia.simulation.tree.host_files import extra_files, host_files, self_link
 from pydra_nvidia.simulation.tree.installation import (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pydra_nvidia import CONFIG_TYPES, DEVICE_CLASSES, DRIVER, SETTINGS_TYPE, STEP_TYPES, connect
-from pydra_nvidia.nvml.library import Nvml
+from pydra_nvidia.nvml.pynvml_library import Nvml
 from pydra_nvidia.sharing import apply_time_slice, mps_daemon
 from pydra_nvidia.sharing.mps_directory import MpsDirectory
 from pydra_nvidia.step_appliers import StepAppliers

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from pydra_nvidia.simulation.model import FabricModel, GpuProfile, Model
+from pydra_nvidia.simulation.gpu_model import FabricModel, GpuProfile, Model
 from pydra_nvidia.simulation.scenario import ConditionPart, GroupPart, LinkPart, Preset, Scenario
 
 T = TypeVar("T")

@@ -19,11 +19,11 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from pydra_nvidia.simulation.boards import Board, derive_mig_uuid, find_boards
 from pydra_nvidia.simulation.faults import FaultPlan
+from pydra_nvidia.simulation.machine_state import ComputeState, Counters, Event, GpuState, InstanceState, State
 from pydra_nvidia.simulation.scenario import Scenario
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
-from pydra_nvidia.simulation.state import ComputeState, Counters, Event, GpuState, InstanceState, State
+from pydra_nvidia.simulation.scenario_gpus import Board, derive_mig_uuid, find_boards
 
 EVENTS_KEPT = 1024
 _NOTE = "scenario"

@@ -25,7 +25,7 @@ from pydra_nvidia.hardware_reader import HardwareReader, read_without_driver
 from pydra_nvidia.hardware_types import Gpu, Reading
 from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.nvml.errors import Code, code_name
-from pydra_nvidia.nvml.library import use_library
+from pydra_nvidia.nvml.pynvml_library import use_library
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_pci import Tree

@@ -21,8 +21,8 @@ from pydra.devices import (
     TaintEffect,
 )
 from pydra.inventory.api_rules import check_device
-from pydra.inventory.health import HealthPolicy, Snapshot, mark_unavailable, observe
-from pydra.inventory.pool import Published, build_pool
+from pydra.inventory.build_pool import Published, build_pool
+from pydra.inventory.health_debounce import HealthPolicy, Snapshot, mark_unavailable, observe
 
 WELL = Health()
 SICK = Health(status=HealthStatus.UNHEALTHY, message="XID 79: the GPU fell off the bus", reason="XID79")

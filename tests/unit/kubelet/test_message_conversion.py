@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from pydra.claim import ClaimRef
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import ClaimError, PydraError
-from pydra.kubelet import messages
+from pydra.kubelet import message_conversion
 from pydra.kubelet.grpc_server import MAX_MESSAGE
 from pydra.kubelet.pb import dra_health_v1, dra_v1
 
 GOOD = {"uid": "uid-1", "namespace": "team", "name": "gpu"}
 
 
-def parse(*claims: dict[str, str]) -> messages.ClaimCall:
+def parse(*claims: dict[str, str]) -> message_conversion.ClaimCall:
     request = dra_v1.NodePrepareResourcesRequest(claims=[dra_v1.Claim(**claim) for claim in claims])
-    return messages.parse_claims(bytes(request))
+    return message_conversion.parse_claims(bytes(request))
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_one_uid_with_two_names_is_refused() -> None:
 
 
 def test_a_call_with_too_many_claims_is_refused_as_a_whole() -> None:
-    many = [{**GOOD, "uid": f"uid-{n}"} for n in range(messages.MAX_CLAIMS + 1)]
-    assert len(parse(*many[:-1]).refs) == messages.MAX_CLAIMS
+    many = [{**GOOD, "uid": f"uid-{n}"} for n in range(message_conversion.MAX_CLAIMS + 1)]
+    assert len(parse(*many[:-1]).refs) == message_conversion.MAX_CLAIMS
     with pytest.raises(GRPCError, match="4097 claims in one call; at most 4096") as caught:
         parse(*many)
     assert caught.value.status is Status.RESOURCE_EXHAUSTED
@@ -86,21 +86,21 @@ def test_a_call_with_too_many_claims_is_refused_as_a_whole() -> None:
     ids=["control characters", "empty", "blank", "only controls", "not UTF-8"],
 )
 def test_an_error_is_one_line_that_is_never_empty(error: PydraError, line: str) -> None:
-    assert messages.describe(error) == line
+    assert message_conversion.describe(error) == line
 
 
 @given(text=st.text(), limit=st.integers(8, 40))
 def test_a_line_is_never_longer_than_its_limit(text: str, limit: int) -> None:
-    line = messages.one_line(text, limit)
+    line = message_conversion.one_line(text, limit)
     assert len(line.encode()) <= limit
     assert "\n" not in line
 
 
 @settings(deadline=None, max_examples=10)
-@given(count=st.sampled_from([1, 16, 1000, messages.MAX_CLAIMS]))
+@given(count=st.sampled_from([1, 16, 1000, message_conversion.MAX_CLAIMS]))
 def test_the_errors_of_any_call_fit_into_one_message(count: int) -> None:
     error = ClaimError("x" * 5000)
-    data = messages.build_prepare_response({f"{n:0128}": error for n in range(count)}, share_ids=True)
+    data = message_conversion.build_prepare_response({f"{n:0128}": error for n in range(count)}, share_ids=True)
     assert len(data) < MAX_MESSAGE
     claims = dra_v1.NodePrepareResourcesResponse.parse(data).claims
     assert all(len(answer.error) >= 500 for answer in claims.values())
@@ -111,6 +111,8 @@ def test_the_health_of_very_many_devices_fits_into_one_report() -> None:
         DeviceHealth(pool="p", device=f"gpu-{n}", status=HealthStatus.UNHEALTHY, message="x" * 2000, updated=0)
         for n in range(5000)
     ]
-    assert len(messages.build_health_report(devices, lease=30)) < MAX_MESSAGE
-    [one] = dra_health_v1.NodeWatchResourcesResponse.parse(messages.build_health_report(devices[:1], lease=30)).devices
+    assert len(message_conversion.build_health_report(devices, lease=30)) < MAX_MESSAGE
+    [one] = dra_health_v1.NodeWatchResourcesResponse.parse(
+        message_conversion.build_health_report(devices[:1], lease=30)
+    ).devices
     assert len(one.message) == 1024

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect as mi
 
-from pydra.admission.cel_syntax import (
+from pydra.admission.cel_builder import (
     NOTHING,
     Path,
     choose,

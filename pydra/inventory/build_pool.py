@@ -15,7 +15,7 @@ from pydra.api_name_formats import is_label_key
 from pydra.device_status import ClaimDeviceStatus
 from pydra.devices import Device, DeviceHealth, Health, HealthStatus, Pool, Taint, TaintEffect
 from pydra.inventory.api_rules import TAINTS, validate_inventory
-from pydra.inventory.health import HealthPolicy, Snapshot
+from pydra.inventory.health_debounce import HealthPolicy, Snapshot
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
