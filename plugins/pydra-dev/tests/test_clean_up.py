@@ -99,16 +99,18 @@ def test_a_closed_pipe_undoes_what_the_backend_has_configured(hardware: Hardware
     assert not hardware.configured
 
 
-def test_a_pod_that_fails_does_not_keep_the_devices_of_another_one_configured(
+def test_a_pod_that_keeps_failing_ends_the_run_told_twice_and_keeps_no_devices_of_another_one_configured(
     hardware: Hardware, tmp_path: Path
 ) -> None:
     hardware.write(BACKEND.replace("async def prepare(claim):", f"async def prepare(claim):\n    {REFUSED}"))
     (tmp_path / "pods.yaml").write_text(TWO_PODS)
-    with hardware.start("-f", str(tmp_path / "pods.yaml")) as process:
+    with hardware.start("--quiet", "-f", str(tmp_path / "pods.yaml")) as process:
         text = process.read_rest()
         assert process.wait() == 1
     assert "FAILED: pod default/b has failed 3 times" in text
     assert not hardware.configured, text
+    told, _, summary = text.partition("problems: ")
+    assert (told.count("no power"), summary.count("no power")) == (1, 1)
 
 
 def test_each_start_of_watch_begins_with_nothing_configured(hardware: Hardware) -> None:

@@ -111,16 +111,6 @@ async def test_the_life_of_one_pod_is_shown_until_nothing_of_it_is_left() -> Non
     assert not glob.glob(root.group(1))
 
 
-async def test_a_pod_that_keeps_failing_ends_the_run_and_the_reason_is_told_twice(tmp_path: Path) -> None:
-    scenario = tmp_path / "scenario.yaml"
-    scenario.write_text("faults: [{call: prepare, do: refuse, message: not today}]")
-    code, text = await tell(scenario=str(scenario), once=True, quiet=True)
-    assert code == 1
-    assert "FAILED: pod default/sample has failed 3 times" in text
-    told, _, summary = text.partition("problems: ")
-    assert (told.count("not today"), summary.count("not today")) == (1, 1)
-
-
 @pytest.mark.parametrize(
     ("source", "manifests", "told", "failed"),
     [
