@@ -14,8 +14,7 @@ import pytest
 import pydra_amd
 from amd_claims import Claims, held_by, names
 from amd_values import GIB, MIB, allocated_device
-from pydra import AllocatedDevice, ClaimError, Device, DeviceInUse, InvalidConfig, StepStage, TerminalError
-from pydra.claims.steps import set_stage
+from pydra import AllocatedDevice, ClaimError, Device, DeviceInUse, InvalidConfig, TerminalError
 from pydra_amd import Settings
 from pydra_amd.claim_config import GpuConfig, Iommu, VfioDeviceConfig
 from pydra_amd.settings import Partitioning
@@ -148,36 +147,6 @@ async def test_a_gpu_whose_users_nobody_can_tell_is_not_taken(tmp_path: Path) ->
         with pytest.raises(ClaimError, match="bound to amdgpu, which does not show it any more: its users"):
             await node.carry_out(claim)
         assert node.driver() == "amdgpu"
-
-
-@pytest.mark.parametrize("faults", [["EIO"], ["-", "EIO"]], ids=["override", "unbind"])
-async def test_a_gpu_that_the_kernel_does_not_move_is_the_claims_error_and_stays(
-    faults: list[str], tmp_path: Path
-) -> None:
-    async with machine(tmp_path) as node:
-        claim = await node.plan(GUEST)
-        file = tmp_path / "faults" / ADDRESS
-        file.parent.mkdir()
-        file.write_text("\n".join(faults))
-        with pytest.raises(ClaimError, match="failed: Input/output error") as caught:
-            await node.carry_out(claim)
-        assert caught.value.reason == "KernelRefused"
-        assert node.driver() == "amdgpu"
-        assert node.held == {}
-
-
-async def test_a_gpu_that_a_killed_process_left_half_way_is_given_back(tmp_path: Path) -> None:
-    async with machine(tmp_path) as node:
-        begun = set_stage(await node.plan(GUEST), 0, StepStage.BEGUN)
-    function = tmp_path / "tree/sys/bus/pci/devices" / ADDRESS
-    (function / "driver_override").write_text("vfio-pci\n")
-    (tmp_path / "tree/sys/bus/pci/drivers/amdgpu" / ADDRESS).unlink()
-    (function / "driver").unlink()
-    async with machine(tmp_path) as node:
-        node.hold(begun, completed=False)
-        await node.end()
-        assert node.driver() == "amdgpu"
-        assert (function / "driver_override").read_text().strip() == "(null)"
 
 
 async def test_virtual_functions_are_offered_beside_gpus_that_another_driver_has(tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 if TYPE_CHECKING:
     from conftest import Scene
 
@@ -45,28 +43,12 @@ async def test_a_whole_gpu_and_two_more_of_one_claim_until_none_is_left(stage: S
         await scene.undone()
 
 
-@pytest.mark.parametrize("attribute", ["pcieRoot", "numaNode"])
-async def test_gpus_of_one_claim_are_near_each_other(stage: Stage, ask_for: Ask, attribute: str) -> None:
-    near = [{"matchAttribute": f"resource.kubernetes.io/{attribute}"}]
+async def test_gpus_of_one_claim_are_near_each_other(stage: Stage, ask_for: Ask) -> None:
+    near = [{"matchAttribute": "resource.kubernetes.io/pcieRoot"}]
     async with stage(FOUR_T4) as scene:
         assert sorted(await scene.run("pair", ask_for("gpu", count=2), constraints=near)) == ["gpu-0", "gpu-2"]
         await scene.ask("more", ask_for("gpu", count=2), constraints=near)
         await scene.pending("more")
-
-
-async def test_each_pod_of_a_template_has_a_gpu_of_its_own_and_pods_may_share_a_claim(
-    stage: Stage, ask_for: Ask
-) -> None:
-    async with stage(FOUR_T4) as scene:
-        await scene.claim("each", ask_for("gpu"), template=True)
-        for pod in ("one", "two"):
-            await scene.pod(pod, template="each")
-        await scene.claim("common", ask_for("gpu"))
-        for pod in ("three", "four"):
-            await scene.pod(pod, "common")
-        await scene.running("one", "two", "three", "four")
-        assert len({*scene.nodes("one"), *scene.nodes("two"), *scene.nodes("three")}) == 3
-        assert scene.nodes("three") == scene.nodes("four")
 
 
 async def test_gpus_that_nvlink_connects_are_had_by_one_constraint(stage: Stage, ask_for: Ask) -> None:
@@ -98,25 +80,6 @@ async def test_containers_get_the_devices_of_the_requests_that_they_name(stage: 
         assert scene.nodes("app", "big") == ["/dev/nvidia0"]
         assert scene.nodes("app", "both") == ["/dev/nvidia0", "/dev/nvidia1"]
         assert scene.container("app", "none").devices == ()
-
-
-async def test_a_partition_if_there_is_one_else_a_gpu(stage: Stage, ask_for: Ask) -> None:
-    profile = {"cel": {"expression": "device.attributes['gpu.nvidia.com'].profile == '7g.80gb'"}}
-    wishes = [
-        {"name": "part", "deviceClassName": "mig.nvidia.com", "selectors": [profile]},
-        {"name": "whole", "deviceClassName": "gpu.nvidia.com"},
-    ]
-    either = {"name": "it", "firstAvailable": wishes}
-    machine = [H100 | {"minors": [0]}, {"model": "t4", "minors": [1]}]
-    async with stage(machine, dynamic_mig=True) as scene:
-        assert await scene.run("first", either) == ["gpu-0-mig-7g80gb-0-0"]
-        assert await scene.run("second", either) == ["gpu-1"]
-        assert [one["request"] for one in await scene.results("second")] == ["it/whole"]
-        await scene.ask("third", either)
-        await scene.pending("third")
-        await scene.leave("first")
-        await scene.running("third")
-        assert scene.partitions(0) == [(0, 0)]
 
 
 async def test_with_admin_access_a_monitor_sees_what_others_have_and_changes_nothing(

@@ -100,19 +100,6 @@ async def test_a_partition_made_by_somebody_else_is_published_given_and_left_alo
         assert not scene.gpus()[0].mig
 
 
-async def test_a_partition_that_somebody_destroys_under_its_pod_costs_nobody_else(stage: Stage, ask_for: Ask) -> None:
-    async with stage(h100(), dynamic_mig=True, rescan=RESCAN) as scene:
-        await scene.run("victim", ask_for("mig", profile="1g.10gb"))
-        await scene.run("other", ask_for("mig", profile="3g.40gb"))
-        ((_, start),) = [one for one in scene.partitions(0) if one[0] == SMALL]
-        scene.inject.destroy_mig(0, start)
-        await scene.run("third", ask_for("mig", profile="2g.20gb"))
-        await scene.leave("victim")
-        assert len(scene.partitions(0)) == 2
-        await scene.leave("other", "third")
-        await scene.undone()
-
-
 async def test_partitions_that_exist_are_given_and_stay(stage: Stage, ask_for: Ask) -> None:
     async with stage("dgx-a100") as scene:
         before = scene.partitions(4), scene.partitions(5)

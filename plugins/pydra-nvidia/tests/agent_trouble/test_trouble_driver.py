@@ -60,24 +60,6 @@ async def test_a_driver_that_goes_takes_no_device_away_and_claims_wait_for_it(se
         await scene.wait_clean()
 
 
-async def test_partitions_that_others_make_and_remove_are_followed(serve: Serve) -> None:
-    async with serve(flags=HEALTHY_SOON) as (scene, _):
-        assert set(await scene.devices()) == BOTH
-        scene.inject.set_mig_mode(0, True, force=True)
-        scene.inject.create_mig(0, "3g.40gb", 4)
-        await scene.wait_devices({"gpu-0-mig-3g40gb-9-4", "gpu-1"})
-        await scene.start("pod", "mig")
-        await scene.wait_running("pod")
-        scene.inject.create_mig(0, "1g.10gb", 0)
-        await scene.wait_devices({"gpu-0-mig-1g10gb-19-0", "gpu-0-mig-3g40gb-9-4", "gpu-1"})
-        scene.inject.destroy_mig(0, 0)
-        await scene.wait_devices({"gpu-0-mig-3g40gb-9-4", "gpu-1"})
-        await scene.remove("pod")
-        assert len(scene.gpus()[0].instances) == 1, "somebody else's"
-        scene.inject.set_mig_mode(0, False, force=True)
-        await scene.wait_devices(BOTH)
-
-
 async def test_a_driver_that_was_replaced_is_published_and_given_to_containers(make_scene: MakeScene) -> None:
     async with make_scene(settings={"dynamic_mig": True}) as scene, scene.agent():
         await scene.start("before", "mig", profile="1g.10gb")

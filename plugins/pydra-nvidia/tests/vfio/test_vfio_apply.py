@@ -6,14 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from pydra import ClaimError
 from pydra_nvidia.nvml.errors import NvmlError
 from pydra_pci import DeviceBusy
 
-WRITES = 3
 """Override, unbind, bind."""
 
 
@@ -77,12 +75,6 @@ async def test_a_gpu_that_becomes_idle_in_time_is_bound(node: Any) -> None:
     assert node.driver() == "vfio-pci"
 
 
-async def test_another_gpus_users_are_nobody(node: Any) -> None:
-    node.run(4711, "python3", "/dev/nvidia1")
-    await apply(node)
-    assert node.driver() == "vfio-pci"
-
-
 async def test_what_this_process_has_open_itself_is_closed_first(node: Any) -> None:
     (node.root / "proc/self").symlink_to("99")
     node.run(99, "pydra", "/dev/nvidia0")
@@ -104,17 +96,6 @@ async def test_a_cancelled_wait_leaves_everything_as_it_was(node: Any) -> None:
     with pytest.raises(asyncio.CancelledError):
         await applying
     assert node.picture() == before
-
-
-async def test_two_gpus_of_one_group_go_together(node: Any) -> None:
-    third = "0000:53:00.4"
-    node.plug(third, driver="nvidia")
-    steps = [node.step(), node.step(address=third)]
-    with pytest.raises(ClaimError, match=rf"{third} \(nvidia\)"):
-        await apply(node)
-    for step in steps:
-        await node.applier().apply(step, None, node.entry(*steps))
-    assert (node.driver(), node.driver(third)) == ("vfio-pci", "vfio-pci")
 
 
 async def test_a_gpu_that_was_partitioned_since_the_plan_is_left_alone(node: Any) -> None:
@@ -144,14 +125,6 @@ async def test_without_nvml_the_kernel_tells_which_node_to_watch(node: Any) -> N
     node.stop(4711)
     await apply(node)
     assert node.driver() == "vfio-pci"
-
-
-async def test_a_function_that_the_admin_took_from_its_driver_stays_so(node: Any) -> None:
-    node.tree.write(node.tree.sys("bus/pci/drivers/nvidia/unbind"), node.GPU)
-    before = node.picture()
-    await undo(node, msgspec.structs.replace(node.step(), persistence=False))
-    assert node.picture() == before
-    assert node.driver() == ""
 
 
 async def test_a_persistence_mode_that_a_killed_process_had_taken_is_given_back(node: Any) -> None:
