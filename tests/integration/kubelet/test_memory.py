@@ -38,13 +38,13 @@ async def test_memory_that_requests_took_is_returned_when_their_connection_ends(
             server.stdout.readline()
             before = _memory(server.pid)
             async with AsyncExitStack() as connections:
-                for _ in range(4):
+                for _ in range(2):
                     client = await connections.enter_async_context(raw_client(path))
                     await client.wait_for(lambda event: event if isinstance(event, WindowUpdated) else None)
                     for _ in range(900):
                         await client.send("/never/ends", frame(b"\0" * 16000, length=4 * MIB), end=False)
-                await wait_until(lambda: _memory(server.pid) > before + 48 * MIB)
-            await wait_until(lambda: _memory(server.pid) < before + 20 * MIB)
+                await wait_until(lambda: _memory(server.pid) > before + 24 * MIB)
+            await wait_until(lambda: _memory(server.pid) < before + 10 * MIB)
         finally:
             server.kill()
 
