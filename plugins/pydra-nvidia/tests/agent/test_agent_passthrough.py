@@ -84,19 +84,6 @@ async def test_a_gpu_is_either_whole_or_partitioned_or_passed_through(stage: Sta
         await scene.undone()
 
 
-async def test_mig_mode_that_cannot_be_left_now_leaves_the_function_where_it_is(stage: Stage, ask_for: Ask) -> None:
-    async with stage(ONE, dynamic_mig=True, vfio=True) as scene:
-        scene.inject.set_mig_mode(0, enabled=True, force=True)
-        scene.inject.start_process(0, pid=4711, name="dcgm")
-        since = scene.traces()
-        await scene.ask("guest", ask_for("vfio"))
-        await scene.event("guest", "GpuBusy", r"nvmlDeviceSetMigMode .*dcgm \(pid 4711\)")
-        await scene.undone(since)
-        scene.inject.end_process(0, 4711)
-        await scene.running("guest")
-        await scene.leave("guest")
-
-
 async def test_gpus_of_one_partition_of_fabric_manager_are_connected_for_a_claim(stage: Stage, ask_for: Ask) -> None:
     scenario = {"driver": {"fabricMode": 1}}
     gpus = [{"model": "h100-80gb", "count": 4}]

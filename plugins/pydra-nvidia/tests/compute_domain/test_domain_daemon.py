@@ -261,6 +261,6 @@ async def test_a_node_outside_all_cliques_runs_no_imex_and_is_ready_at_once(scen
 async def test_a_joining_node_costs_a_watch_and_nothing_else_while_all_goes_well(scene: Scene) -> None:
     node = scene.add_node("a")
     scene.enter("a")
-    async with node.run(IMEX_REPORT_SECONDS="60"):
+    async with node.run(IMEX_REPORT_SECONDS="3600"):
         await scene.until(node.is_ready)
     assert [(call.verb, call.resource) for call in scene.server.requests.calls] == [("watch", "computedomaincliques")]
