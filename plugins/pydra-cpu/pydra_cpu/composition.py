@@ -1,17 +1,13 @@
-"""Builds the backend over the node's files and its container runtime, and what `pydra doctor` compares."""
+"""Builds the backend over the node's files and its container runtime."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from pydra import HeldClaim, held_claims
 from pydra_cpu.backend import CpuBackend
-from pydra_cpu.container_reader import read_containers
 from pydra_cpu.devices import DRIVER
-from pydra_cpu.doctor_check import find_differences
-from pydra_cpu.hardware_reader import read_topology
-from pydra_cpu.kubelet_policy import find_static_manager
 from pydra_cpu.settings import Settings
 from pydra_nri import Handlers, connect
 from pydra_pci import Roots, Tree, needs_simulation
@@ -35,7 +31,7 @@ async def open_backend(
                 from pydra_cpu.simulation.simulation import open_simulation  # noqa: PLC0415
 
             settings = await stack.enter_async_context(open_simulation(settings))
-        tree = _build_tree(settings)
+        tree = Tree(Roots(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root))
         backend = CpuBackend(settings, tree, held)
         handlers = Handlers(
             synchronize=backend.synchronize,
@@ -48,18 +44,3 @@ async def open_backend(
             connect(DRIVER, index=NRI_INDEX, handlers=handlers, socket=settings.nri_socket)
         )
         yield backend
-
-
-def compare_containers(settings: Settings, held: Sequence[HeldClaim]) -> Iterator[str]:
-    """Yield which containers of the node do not have the CPUs that claims give them. Raises NothingVisible."""
-    if settings.scenario:
-        return  # a simulated runtime has no containers
-    tree = _build_tree(settings)
-    online = frozenset(cpu.id for cpu in read_topology(tree).cpus)
-    manager = find_static_manager(tree, settings.kubelet_root)
-    offered = online - settings.reserved
-    yield from find_differences(read_containers(tree), held, offered=offered, online=online, manager=manager)
-
-
-def _build_tree(settings: Settings) -> Tree:
-    return Tree(Roots(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root))

@@ -1,13 +1,28 @@
-"""What `pydra doctor` says of containers: those without the CPUs that claims give them, or leave to them. Pure."""
+"""What `pydra doctor` says of containers: those without the CPUs that claims give them, or leave to them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from pydra import HeldClaim
-from pydra_cpu.container_reader import Running
+from pydra_cpu.container_reader import Running, read_containers
 from pydra_cpu.cpu_list import format_cpu_list
+from pydra_cpu.hardware_reader import read_topology
+from pydra_cpu.kubelet_policy import find_static_manager
 from pydra_cpu.pinning import Pin, PinRefused, find_pins
+from pydra_cpu.settings import Settings
+from pydra_pci import Roots, Tree
+
+
+def compare_containers(settings: Settings, held: Sequence[HeldClaim]) -> Iterator[str]:
+    """Yield which containers of the node do not have the CPUs that claims give them. Raises NothingVisible."""
+    if settings.scenario:
+        return  # a simulated runtime has no containers
+    tree = Tree(Roots(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root))
+    online = frozenset(cpu.id for cpu in read_topology(tree).cpus)
+    manager = find_static_manager(tree, settings.kubelet_root)
+    offered = online - settings.reserved
+    yield from find_differences(read_containers(tree), held, offered=offered, online=online, manager=manager)
 
 
 def find_differences(
