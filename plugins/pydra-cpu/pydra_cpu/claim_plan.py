@@ -36,15 +36,12 @@ Shares: TypeAlias = tuple[Share | None, ...]
 """Of the devices of a claim, in their order; None for a device with admin access, of which a claim gets nothing."""
 
 
-_NOTHING: Mapping[int, str] = {}
-
-
 def plan_claim(
     claim: Claim,
     held: Sequence[HeldClaim],
     topology: Topology,
     settings: Settings,
-    occupied: Mapping[int, str] = _NOTHING,
+    occupied: Mapping[int, str] = {},
 ) -> Shares:
     """Return the CPUs for each device of the claim; `occupied` are those that somebody else has, and who.
 

@@ -8,8 +8,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pydra import HeldClaim, held_claims
 from pydra_cpu.backend import CpuBackend
 from pydra_cpu.devices import DRIVER
+from pydra_cpu.hardware_reader import read_topology
+from pydra_cpu.nri_handlers import ContainerHandlers
 from pydra_cpu.settings import Settings
-from pydra_nri import Handlers, connect
+from pydra_nri import connect
 from pydra_pci import Roots, Tree, needs_simulation
 
 NRI_INDEX = 0
@@ -32,15 +34,8 @@ async def open_backend(
 
             settings = await stack.enter_async_context(open_simulation(settings))
         tree = Tree(Roots(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root))
-        backend = CpuBackend(settings, tree, held)
-        handlers = Handlers(
-            synchronize=backend.synchronize,
-            create_container=backend.create_container,
-            update_container=backend.update_container,
-            stop_container=backend.stop_container,
-            remove_container=backend.remove_container,
+        handlers = ContainerHandlers(read_topology(tree), settings.reserved, held)
+        runtime = await stack.enter_async_context(
+            connect(DRIVER, index=NRI_INDEX, handlers=handlers.build(), socket=settings.nri_socket)
         )
-        backend.runtime = await stack.enter_async_context(
-            connect(DRIVER, index=NRI_INDEX, handlers=handlers, socket=settings.nri_socket)
-        )
-        yield backend
+        yield CpuBackend(settings, tree, handlers, runtime)

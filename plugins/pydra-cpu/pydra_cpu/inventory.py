@@ -9,16 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from pydra import (
-    AttributeValue,
-    Capacity,
-    CapacityRange,
-    Device,
-    HeldClaim,
-    Inventory,
-    NodeAllocatable,
-    RequestPolicy,
-)
+from pydra import AttributeValue, Capacity, CapacityRange, Device, HeldClaim, Inventory, NodeAllocatable, RequestPolicy
 from pydra_cpu.devices import CAPACITY, DRIVER, find_common, list_devices
 from pydra_cpu.hardware_faults import Faults
 from pydra_cpu.hardware_types import Cpu, Topology, by_core, by_node, by_socket, group

@@ -1,0 +1,147 @@
+"""The container runtime's calls: containers get the CPUs that claims give them, or leave to them.
+
+What a claim has is in the agent's records only. Nothing is remembered here but which containers there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+import pydra_nri as nri
+from pydra import HeldClaim
+from pydra_cpu.cpu_list import format_cpu_list, parse_cpu_list
+from pydra_cpu.hardware_types import Topology
+from pydra_cpu.pinning import Container, Pin, PinRefused, find_pins
+
+_CFS_PERIOD = 100_000
+"""The kernel's default, in microseconds."""
+
+_log = logging.getLogger(__name__)
+
+
+class ContainerHandlers:
+    """The calls of one runtime, whose containers are `containers`, by id. `topology` has the CPUs that were last read.
+
+    None is answered before `claims_known` is set; `held` returns the claims of the node.
+    """
+
+    def __init__(self, topology: Topology, reserved: frozenset[int], held: Callable[[], Sequence[HeldClaim]]) -> None:
+        self.topology = topology
+        self.containers: dict[str, Container] = {}
+        self.claims_known = asyncio.Event()
+        self.held = held
+        self._reserved = reserved
+
+    def build(self) -> nri.Handlers:
+        """The handlers, for the connection to the runtime."""
+        return nri.Handlers(
+            synchronize=self.synchronize,
+            create_container=self.create_container,
+            update_container=self.update_container,
+            stop_container=self.stop_container,
+            remove_container=self.remove_container,
+        )
+
+    def list_offered(self) -> frozenset[int]:
+        """The CPUs that claims and other containers can have."""
+        return self._list_online() - self._reserved
+
+    async def synchronize(
+        self, pods: Sequence[nri.PodSandbox], containers: Sequence[nri.Container]
+    ) -> Sequence[nri.ContainerUpdate]:
+        """Learn which containers there are, and correct those that have other CPUs than they should."""
+        # Claims are not known before, and the runtime may be faster than the agent.
+        await self.claims_known.wait()
+        sandboxes = {pod.id: pod for pod in pods}
+        self.containers = {
+            one.id: _read_container(sandboxes[one.pod_sandbox_id], one)
+            for one in containers
+            if one.pod_sandbox_id in sandboxes
+        }
+        return _build_updates(self._correct(self._find_pins()))
+
+    async def create_container(self, pod: nri.PodSandbox, container: nri.Container) -> nri.CreateContainerResponse:
+        """Restrict a new container, and take from others what it gets. Raises PinRefused."""
+        created = _read_container(pod, container)
+        pins = self._find_pins(created)
+        pin = pins[created.id]
+        if isinstance(pin, PinRefused):
+            raise pin
+        if created.cpus and created.cpus != pin.cpus:
+            text = format_cpu_list(created.cpus)
+            _log.warning("something else restricts containers to CPUs, too: %s was to have %s", created, text)
+        self.containers[created.id] = created
+        wrong = self._correct(pins)
+        own = wrong.pop(created.id, None)
+        adjust = nri.ContainerAdjustment() if own is None else nri.ContainerAdjustment.of(_build_cpuset(own))
+        return nri.CreateContainerResponse(adjust=adjust, update=_build_updates(wrong))
+
+    async def update_container(
+        self, _pod: nri.PodSandbox, container: nri.Container, wanted: nri.LinuxResources
+    ) -> Sequence[nri.ContainerUpdate]:
+        """Keep the container's CPUs while the kubelet changes something else."""
+        if wanted.cpu.quota is not None and (known := self.containers.get(container.id)):
+            self.containers[container.id] = replace(known, limit=_read_limit(wanted.cpu))
+        pins = self._find_pins()
+        wrong = self._correct(pins)
+        pin = pins.get(container.id)
+        return _build_updates({**wrong, container.id: pin} if isinstance(pin, Pin) else wrong)
+
+    async def stop_container(self, _pod: nri.PodSandbox, container: nri.Container) -> Sequence[nri.ContainerUpdate]:
+        """Forget the container, and give its CPUs to others. Its claim has them again with its next container."""
+        self.containers.pop(container.id, None)
+        return _build_updates(self._correct(self._find_pins()))
+
+    async def remove_container(self, _pod: nri.PodSandbox, container: nri.Container) -> None:
+        """Forget the container."""
+        self.containers.pop(container.id, None)
+
+    def _correct(self, pins: Mapping[str, Pin | PinRefused]) -> dict[str, Pin]:
+        """Those of containers that have other CPUs than they should, which count as changed from now on."""
+        wrong = {
+            key: pin
+            for key, pin in pins.items()
+            if isinstance(pin, Pin) and pin.cpus != self._list_cpus(self.containers[key])
+        }
+        self.containers |= {key: self.containers[key].with_cpus(pin.cpus) for key, pin in wrong.items()}
+        return wrong
+
+    def _list_cpus(self, container: Container) -> frozenset[int]:
+        """The container's CPUs. One without a claim that has all CPUs need not be restricted to them."""
+        unrestricted = not container.cpus and not container.variables
+        return self._list_online() if unrestricted else container.cpus
+
+    def _find_pins(self, *created: Container) -> Mapping[str, Pin | PinRefused]:
+        return find_pins((*self.containers.values(), *created), self.held(), self.list_offered())
+
+    def _list_online(self) -> frozenset[int]:
+        return frozenset(cpu.id for cpu in self.topology.cpus)
+
+
+def _read_container(pod: nri.PodSandbox, container: nri.Container) -> Container:
+    return Container(
+        id=container.id,
+        namespace=pod.namespace,
+        pod=pod.name,
+        name=container.name,
+        env=container.env,
+        cpus=parse_cpu_list(container.linux.resources.cpu.cpus),
+        limit=_read_limit(container.linux.resources.cpu),
+    )
+
+
+def _read_limit(cpu: nri.LinuxCPU) -> float:
+    """Quota and period are microseconds; a quota of -1 is none."""
+    return max(0, cpu.quota or 0) / (cpu.period or _CFS_PERIOD)
+
+
+def _build_updates(pins: Mapping[str, Pin]) -> tuple[nri.ContainerUpdate, ...]:
+    return tuple(nri.ContainerUpdate.of(key, _build_cpuset(pin)) for key, pin in sorted(pins.items()))
+
+
+def _build_cpuset(pin: Pin) -> nri.LinuxResources:
+    return nri.cpuset(format_cpu_list(pin.cpus), format_cpu_list(pin.memory))
