@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from pydra import (
-    AttributeValue,
-    Capacity,
-    CounterConsumption,
-    CounterSet,
-    Device,
-    Inventory,
-    Quantity,
-)
+from pydra import AttributeValue, Capacity, CounterConsumption, CounterSet, Device, Inventory, Quantity
 from pydra_tpu.devices import find_mesh_problems, list_offered
 from pydra_tpu.geometry import SubSlice, locate
 from pydra_tpu.hardware_types import Chip, Host

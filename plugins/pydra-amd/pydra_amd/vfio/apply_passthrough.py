@@ -14,14 +14,7 @@ from pydra_amd.host.amdgpu import list_nodes, read_machine
 from pydra_amd.host.kfd import read_users
 from pydra_amd.modes.compute_partition import GpuGone
 from pydra_amd.steps import BindVfio
-from pydra_pci import (
-    FunctionState,
-    Tree,
-    VfioBinder,
-    find_users,
-    own_pid,
-    read_command,
-)
+from pydra_pci import FunctionState, Tree, VfioBinder, find_users, own_pid, read_command
 
 DEADLINE = "PYDRA_AMD_VFIO_IDLE_DEADLINE"
 

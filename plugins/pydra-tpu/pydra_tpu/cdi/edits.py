@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydra import (
-    AllocatedDevice,
-    Claim,
-    ClaimError,
-    ContainerEdits,
-    DeviceNode,
-    Mount,
-    PreparedDevice,
-)
+from pydra import AllocatedDevice, Claim, ClaimError, ContainerEdits, DeviceNode, Mount, PreparedDevice
 from pydra_tpu.cdi.environment import build_environment
 from pydra_tpu.cdi.mesh_processes import find_processes
 from pydra_tpu.claim_config import TpuConfig
