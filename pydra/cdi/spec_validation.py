@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from pydra.cdi.edit_rules import find_edit_problems
 from pydra.cdi.edits import ContainerEdits
-from pydra.cdi.spec import EditsDocument, SpecDocument, find_edit_problems, find_lowest_version
+from pydra.cdi.spec import EditsDocument, SpecDocument, find_lowest_version
 
 VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 """Versions of the specification that the runtimes in use read."""

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydra.cli.options import NODE_TOOL, Parser, add_options, read_node_settings
+from pydra.cli.options import NODE_TOOL, Parser, add_options
 from pydra.cli.output import Table, print_findings, print_json, print_tables
+from pydra.cli.settings_sources import read_node_settings
 from pydra.diagnosis.findings import Finding, has_problems
 from pydra.errors import ClaimError, SettingsError
 
@@ -274,7 +275,7 @@ def _show_record(parsed: argparse.Namespace) -> int:
 
 
 def _repair(parsed: argparse.Namespace) -> int:
-    from pydra.diagnosis.checkpoint import repair_records  # noqa: PLC0415 - loads the agent
+    from pydra.diagnosis.checkpoint_repair import repair_records  # noqa: PLC0415 - loads the agent
 
     settings = read_node_settings(parsed, os.environ)
     findings = asyncio.run(repair_records(settings, driver=parsed.only, discard=parsed.discard))

@@ -14,6 +14,7 @@ from cryptography.x509.verification import PolicyBuilder, Store
 
 from pydra.admission.review import build_rules
 from pydra.cli import options
+from pydra.cli.settings_sources import read_values
 from pydra.cli.tool import build_parser
 from pydra.settings import parse_webhook_settings
 from tests.chart.rendering import BOTH, CHART, SIM, Object, Objects, at, overlay, render
@@ -171,7 +172,7 @@ def test_the_webhook_reads_what_the_chart_hands_to_it(tmp_path: Path) -> None:
     place = f"--config={mount['mountPath']}/{item['path']}"
     arguments = [f"--config={tmp_path}/file" if one == place else one for one in container(objects)["args"]]
     parsed = build_parser().parse_args(["webhook", *arguments])
-    settings = parse_webhook_settings(options.read_values(parsed, {}, options.WEBHOOK))
+    settings = parse_webhook_settings(read_values(parsed, {}, options.WEBHOOK))
     assert settings.drivers == {"nvidia": "gpu.nvidia.com", "sim": "sim.pydra.dev"}
     assert settings.endpoint == ("0.0.0.0", 8443)
     assert settings.http_endpoint == ("0.0.0.0", 9464)

@@ -1,7 +1,4 @@
-"""The kubelet itself: its parts and the order in which they start, and the deletion of ResourceSlices.
-
-Slices of this node are deleted at start, and those of a driver when it has been away for too long.
-"""
+"""The kubelet itself: its parts and the order in which they start."""
 
 from __future__ import annotations
 
@@ -13,53 +10,20 @@ from datetime import UTC, datetime
 import anyio
 from anyio.abc import TaskStatus
 
-from pydra.errors import Conflict, KubeError, NotFound
-from pydra.kube.api_resources import NODES, RESOURCE_SLICES
+from pydra.errors import Conflict
+from pydra.kube.api_resources import NODES
 from pydra.kube.client import KubeClient
 from pydra_dev.kubelet.claims import ClaimCache
 from pydra_dev.kubelet.health import HealthCache, HealthStreams
-from pydra_dev.kubelet.observations import Report, SlicesWiped, Step
+from pydra_dev.kubelet.observations import Report, Step
 from pydra_dev.kubelet.plugins import PluginRegistry
 from pydra_dev.kubelet.pods import PodWorkers, StopContainers
 from pydra_dev.kubelet.preparer import ClaimPreparer
 from pydra_dev.kubelet.registration import Registrar, watch_registry
 from pydra_dev.kubelet.settings import KubeletSettings
+from pydra_dev.kubelet.slice_wiper import SliceWiper
 
 log = logging.getLogger(__name__)
-
-
-class SliceWiper:
-    """Deletes slices, again and again until the API server has done it."""
-
-    def __init__(self, settings: KubeletSettings, client: KubeClient, report: Report) -> None:
-        self._settings = settings
-        self._client = client
-        self._report = report
-
-    async def wipe(self, driver: str = "") -> None:
-        """Delete the node's slices, of one driver or of all. Those without a node name are never deleted."""
-        selector = f"spec.nodeName={self._settings.node_name}" + (f",spec.driver={driver}" if driver else "")
-        failures = 0
-        while True:
-            try:
-                names = await self._delete(selector)
-            except KubeError as error:
-                failures += 1
-                log.warning("cannot delete ResourceSlices with %s: %s", selector, error)
-                await anyio.sleep(self._settings.periods.wipe_retry.pause(failures))
-            else:
-                self._report(SlicesWiped(driver=driver, names=names))
-                return
-
-    async def _delete(self, selector: str) -> tuple[str, ...]:
-        found = await self._client.list(RESOURCE_SLICES, field_selector=selector)
-        names = tuple(one["metadata"]["name"] for one in found.items)
-        for name in names:
-            try:
-                await self._client.delete(RESOURCE_SLICES, name)
-            except NotFound:
-                log.debug("ResourceSlice %s is already gone", name)
-        return names
 
 
 def build_node(settings: KubeletSettings, now: str) -> dict[str, object]:
