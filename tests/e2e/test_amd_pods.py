@@ -15,7 +15,7 @@ from pydra_amd import DRIVER
 from pydra_amd.host.amdgpu import BOUND, COMPUTE, MEMORY
 from pydra_amd.simulation.amdgpu_driver import Driver
 from pydra_amd.simulation.machine_types import MACHINE_TYPES
-from pydra_amd.simulation.tree import build_tree
+from pydra_amd.simulation.tree import write_files
 from tests.chart.rendering import at
 from tests.e2e.cluster import STAY
 from tests.e2e.hardware import allocated, ask, open_hardware
@@ -34,7 +34,7 @@ MACHINE = MACHINE_TYPES["mi300x-8"]
 
 def build_host(tree: Path) -> Mapping[str, Any]:
     """The files of a host with eight MI300X, and the values by which the agent finds them and writes to them."""
-    build_tree(str(tree), MACHINE)
+    write_files(str(tree), MACHINE)
     return {
         "amd": {
             "enabled": True,

@@ -12,7 +12,7 @@ import pytest
 
 from pydra_tpu import DRIVER
 from pydra_tpu.simulation.machine_types import MACHINE_TYPES
-from pydra_tpu.simulation.tree import build_tree
+from pydra_tpu.simulation.tree import write_files
 from tests.e2e.cluster import STAY, Cluster
 from tests.e2e.hardware import allocated, ask, open_hardware
 from tests.e2e.release import IMAGE, Release
@@ -28,7 +28,7 @@ LOOK = "{ env | grep ^TPU_; ls /dev/vfio; } | sort >/dev/termination-log"
 def build_host(tree: Path) -> Mapping[str, Any]:
     """The files of a v5e host with eight chips, and the values by which the agent finds them."""
     machine = MACHINE_TYPES["v5e-8"]
-    build_tree(str(tree), machine)
+    write_files(str(tree), machine)
     told = tree / "etc" / "tpu" / "tpu-env"
     told.parent.mkdir(parents=True)
     told.write_text(f"ACCELERATOR_TYPE: 'v5litepod-8'\nTOPOLOGY: '{machine.topology}'\n")

@@ -19,7 +19,7 @@ from pydra_amd.host.ras import read_bad_pages, read_errors
 from pydra_amd.host.sensors import read_sensors
 from pydra_amd.settings import Partitioning
 from pydra_amd.simulation.machine_types import MACHINE_TYPES
-from pydra_amd.simulation.tree import build_tree
+from pydra_amd.simulation.tree import write_files
 from pydra_amd.takeover import FILE, inherit_claims
 from pydra_pci import Roots, Tree
 from tests.fuzz.damage import damage
@@ -39,7 +39,7 @@ def files(root: Path) -> list[Path]:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("machine") / "tree"
-    build_tree(str(root), MACHINE)
+    write_files(str(root), MACHINE)
     return root
 
 

@@ -12,7 +12,7 @@ from pydra_pci import Roots, Tree
 from pydra_tpu.chip_grouping import build_chips
 from pydra_tpu.host.pci import read_functions
 from pydra_tpu.simulation.machine_types import MACHINE_TYPES
-from pydra_tpu.simulation.tree import build_tree
+from pydra_tpu.simulation.tree import write_files
 from pydra_tpu.slice_facts.merge import merge_facts
 from pydra_tpu.slice_facts.parse import parse_labels, parse_tpu_env
 from tests.fuzz.damage import damage
@@ -26,7 +26,7 @@ LABELS = b"cloud.google.com/gke-tpu-accelerator=tpu-v5-lite-podslice,cloud.googl
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("machine") / "tree"
-    build_tree(str(root), MACHINE_TYPES["v5e-8"])
+    write_files(str(root), MACHINE_TYPES["v5e-8"])
     return root
 
 

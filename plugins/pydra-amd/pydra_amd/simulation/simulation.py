@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from pydra_amd.simulation.machine_types import MACHINE_TYPES
 from pydra_amd.simulation.tree import write_files
 from pydra_pci import Roots, Tree
 from pydra_pci.simulation.kernel import PciKernel
-from pydra_pci.simulation.machine_tree import find_machine, open_tree
+from pydra_pci.simulation.machine_tree import default_state, find_machine, open_tree
 
 DRIVER_IDS = {"amdgpu": "pci:v00001002d*sv*sd*bc12sc00i*"}
 """What the driver takes of itself, when a function is free."""
@@ -29,7 +28,7 @@ DRIVER_IDS = {"amdgpu": "pci:v00001002d*sv*sd*bc12sc00i*"}
 def open_simulation(settings: Settings) -> Tree:
     """The tree of the machine of `settings.scenario`, made if it is not there yet. Raises ScenarioError."""
     machine = find_machine(settings.scenario, MACHINE_TYPES)
-    state = default_state() if settings.state == Settings().state else settings.state
+    state = default_state("pydra-amd") if settings.state == Settings().state else settings.state
     root = open_tree(state, lambda draft: write_files(draft, machine), variable="PYDRA_AMD_STATE")
     driver = Driver(root, machine)
     kernel = PciKernel(f"{root}/sys", f"{root}/dev", DRIVER_IDS, driver)
@@ -67,8 +66,3 @@ def _find_bound(path: str, text: str) -> str:
         case [*_, "drivers", _, "bind" | "unbind"]:
             return text.strip()
     return ""
-
-
-def default_state() -> str:
-    """Where the machine's files are when nobody says where."""
-    return os.path.join(tempfile.gettempdir(), f"pydra-amd-{os.getuid()}")

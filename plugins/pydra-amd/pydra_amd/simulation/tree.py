@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra_amd.host.amdgpu import BOUND, COMPUTE, KFD_NODE, MEMORY
 from pydra_amd.host.kfd import GENERATION, NODES, XGMI
 from pydra_amd.models import PARTITIONS, VENDOR, WHOLE
 from pydra_amd.simulation.machine_types import MachineType
-from pydra_pci.simulation.machine_tree import write_tree
+from pydra_pci.simulation.files import Files, change_files, link, text
+from pydra_pci.simulation.functions import Function, Slot, function_files
 
 GIB = 1 << 30
 PCIE = 2
@@ -23,24 +25,12 @@ RESERVED = 16 << 20
 """Bytes of a GPU's memory that the driver keeps; the last partition has so much less."""
 
 PCI_CLASS = "0x120000"
-GIM = "bus/pci/drivers/gim"
+GIM = "gim"
 """AMD's driver for hosts whose GPUs are divided for guests."""
 
 PROCESSORS = 2
 RAS_BLOCKS = ("umc", "sdma", "gfx", "mmhub", "xgmi_wafl")
 """The blocks that count errors; a workstation card has none of them."""
-
-
-def build_modalias(device: str) -> str:
-    """How modules.alias matches a GPU of AMD's with this device id."""
-    ids = (VENDOR, device, VENDOR, "0x0")
-    words = [f"{name}{int(one, 16):08X}" for name, one in zip(("v", "d", "sv", "sd"), ids, strict=True)]
-    return f"pci:{''.join(words)}bc{PCI_CLASS[2:4]}sc{PCI_CLASS[4:6]}i{PCI_CLASS[6:8]}"
-
-
-def build_tree(root: str, machine: MachineType) -> None:
-    """All files of the machine, in their place. Raises OSError."""
-    write_tree(root, lambda draft: write_files(draft, machine))
 
 
 def write_files(draft: str, machine: MachineType) -> None:
@@ -50,11 +40,11 @@ def write_files(draft: str, machine: MachineType) -> None:
     _draft_file(f"{draft}/sys/module/amdgpu/refcnt", "0")
     _draft_file(f"{draft}/sys/module/amdgpu/initstate", "live")
     for gpu in range(len(machine.buses)):
-        _write_function(draft, machine, gpu)
+        change_files(draft, {}, _function_files(machine, gpu))
         for partition in range(0 if machine.virtual else machine.model.xccs):
             _write_partition(draft, machine, gpu, partition)
         if machine.virtual:
-            _write_virtual(draft, machine, gpu)
+            change_files(draft, {}, _virtual_files(machine, gpu))
     for name in ("bind", "unbind"):
         _draft_file(f"{draft}/sys/bus/pci/drivers/vfio-pci/{name}", "")
     for node in (KFD_NODE, "/dev/vfio/vfio", "/dev/iommu"):
@@ -130,18 +120,11 @@ def _draft_file(path: str, text: str) -> None:
         file.write(f"{text}\n")
 
 
-def _write_function(root: str, machine: MachineType, gpu: int) -> None:
+def _function_files(machine: MachineType, gpu: int) -> Files:
     """A PCI function below a root complex of its own, bound to amdgpu, or to gim where that has made others of it."""
-    address, memory = machine.addresses[gpu], machine.model.memory * GIB - RESERVED
-    bound = GIM if machine.virtual else BOUND
-    place = _find_place(machine, gpu)
+    memory = machine.model.memory * GIB - RESERVED
+    function = _describe_function(machine, gpu)
     files = {
-        "vendor": VENDOR,
-        "device": machine.model.device,
-        "class": PCI_CLASS,
-        "modalias": build_modalias(machine.model.device),
-        "driver_override": "(null)",
-        "numa_node": str(gpu * machine.numa_nodes // len(machine.buses)),
         "mem_info_vram_total": str(memory),
         "mem_info_vram_used": str(memory // 100),
         "gpu_busy_percent": "0",
@@ -165,40 +148,31 @@ def _write_function(root: str, machine: MachineType, gpu: int) -> None:
         files |= {"ras/gpu_vram_bad_pages": "", "product_name": f"{machine.model.name} OAM"}
     if machine.virtual:
         files["sriov_numvfs"] = "1"
-    _place_function(root, place, files, group=gpu + 17)
-    _link(f"{root}/sys/{bound}/{address}", f"../../../../{place}")
-    _link(f"{root}/sys/{place}/driver", f"../../../{bound}")
+    return function_files(function) | {f"{function.slot.path}/{name}": text(one) for name, one in files.items()}
 
 
-def _write_virtual(root: str, machine: MachineType, gpu: int) -> None:
+def _virtual_files(machine: MachineType, gpu: int) -> Files:
     """The virtual function of a GPU, which no driver has."""
-    parent = _find_place(machine, gpu)
-    place = parent.replace(":00.0", ":02.0")
-    files = {
-        "vendor": VENDOR,
-        "device": machine.virtual,
-        "class": PCI_CLASS,
-        "modalias": build_modalias(machine.virtual),
-        "driver_override": "(null)",
-        "numa_node": str(gpu * machine.numa_nodes // len(machine.buses)),
-    }
-    _place_function(root, place, files, group=gpu + 117)
-    _link(f"{root}/sys/{place}/physfn", f"../{os.path.basename(parent)}")
+    parent = _describe_function(machine, gpu)
+    slot = replace(parent.slot, address=parent.slot.address.replace(":00.0", ":02.0"))
+    function = replace(parent, slot=slot, device=machine.virtual, driver="", group=gpu + 117)
+    return function_files(function) | {f"{slot.path}/physfn": link(f"../{parent.slot.address}")}
 
 
-def _place_function(root: str, place: str, files: Mapping[str, str], *, group: int) -> None:
-    """Its files, and what leads to it: the bus, and an IOMMU group of its own."""
-    address, members = os.path.basename(place), f"kernel/iommu_groups/{group}"
-    for name, text in files.items():
-        _draft_file(f"{root}/sys/{place}/{name}", text)
-    _link(f"{root}/sys/bus/pci/devices/{address}", f"../../../{place}")
-    _link(f"{root}/sys/{place}/iommu_group", f"../../../{members}")
-    _link(f"{root}/sys/{members}/devices/{address}", f"../../../../{place}")
-
-
-def _find_place(machine: MachineType, gpu: int) -> str:
-    """The function's directory below /sys."""
-    return f"devices/pci0000:{machine.buses[gpu] & 0xE0:02x}/{machine.addresses[gpu]}"
+def _describe_function(machine: MachineType, gpu: int) -> Function:
+    return Function(
+        slot=Slot(
+            root=f"pci0000:{machine.buses[gpu] & 0xE0:02x}",
+            address=machine.addresses[gpu],
+            numa=gpu * machine.numa_nodes // len(machine.buses),
+        ),
+        vendor=VENDOR,
+        device=machine.model.device,
+        pci_class=PCI_CLASS,
+        subsystem_vendor=VENDOR,
+        driver=GIM if machine.virtual else os.path.basename(BOUND),
+        group=gpu + 17,
+    )
 
 
 def _write_partition(root: str, machine: MachineType, gpu: int, partition: int) -> None:

@@ -26,6 +26,11 @@ def find_machine(name: str, machines: Mapping[str, Machine], *others: str) -> Ma
     return machines[name]
 
 
+def default_state(backend: str) -> str:
+    """Where the files of a backend's machine are when nobody says where."""
+    return os.path.join(tempfile.gettempdir(), f"{backend}-{os.getuid()}")
+
+
 def open_tree(state: str, write: Callable[[str], None], *, variable: str) -> str:
     """Return the root of the machine's files, which `write` makes if they are not there yet.
 

@@ -15,12 +15,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from msgspec.structs import replace
 
-from pydra_pci.simulation.machine_tree import ScenarioError, find_machine, open_tree
+from pydra_pci.simulation.machine_tree import ScenarioError, default_state, find_machine, open_tree
 from pydra_tpu.settings import Settings
 from pydra_tpu.simulation.machine_types import MACHINE_TYPES, MachineType
 from pydra_tpu.simulation.metadata_server import describe_slice, serve_metadata
 from pydra_tpu.simulation.runtime import SimulatedRuntime, describe_workload, run_runtime
-from pydra_tpu.simulation.tree import default_state, list_functions, write_files
+from pydra_tpu.simulation.tree import list_functions, write_files
 
 LINKS = 4
 
@@ -133,7 +133,9 @@ async def open_simulation(settings: Settings) -> AsyncIterator[tuple[Settings, S
 
 def _make_files(settings: Settings, machine: MachineType, faults: Sequence[str]) -> str:
     """The directory of the machine's files, which are made when they are not there. Raises ScenarioError."""
-    state = f"{default_state()}/{settings.scenario}" if settings.state == Settings().state else settings.state
+    state = (
+        f"{default_state('pydra-tpu')}/{settings.scenario}" if settings.state == Settings().state else settings.state
+    )
 
     def write(draft: str) -> None:
         write_files(draft, machine)
