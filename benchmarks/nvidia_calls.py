@@ -26,7 +26,7 @@ from pydra import AllocatedDevice, Claim, HeldClaim, Plan, StepStage, describe_s
 from pydra.backends.child.calls import CallThreads
 from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.composition import open_backend
-from pydra_nvidia.host.driver_root import SETTLED_SECONDS as SETTLED
+from pydra_nvidia.host.file_search import SETTLED_SECONDS as SETTLED
 from pydra_nvidia.machine_access import find_machine
 from pydra_nvidia.nvml.pynvml_library import Nvml, use_library
 from pydra_nvidia.simulation.tree.sync import TreeSync

@@ -22,8 +22,8 @@ from pydra_dev.command.options import Options
 from pydra_dev.node import free_port
 from pydra_dev.page.server import Address, Page, parse_address, serve_page
 from pydra_dev.page.view import build_shown_pools
+from pydra_dev.scheduler.device_accounting import InUse
 from pydra_dev.scheduler.pools import DeviceKey, NamedSlice
-from pydra_dev.scheduler.search import InUse
 
 NODE = {"metadata": {"name": "n"}}
 OWN = {"Origin": "http://127.0.0.1:{port}"}

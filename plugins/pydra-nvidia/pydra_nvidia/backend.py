@@ -24,7 +24,7 @@ from pydra import (
     time_left,
 )
 from pydra_nvidia.cdi.edits import DeviceEdits
-from pydra_nvidia.claim_plan import explain_vanished, find_owned, find_vanished, plan_claim
+from pydra_nvidia.claim_plan import plan_claim
 from pydra_nvidia.claim_records import Entry, build_data, count_devices, read_entries
 from pydra_nvidia.deadlines import Busy, call_time, in_thread
 from pydra_nvidia.devices import GpuName, MigName, VfioName, describe_prepared, find_targets, identify, parse_name
@@ -35,6 +35,7 @@ from pydra_nvidia.health.diagnosis import Diagnosis, add_vanished
 from pydra_nvidia.health.monitor import HealthMonitor
 from pydra_nvidia.inventory.build import build_inventory
 from pydra_nvidia.mig.reconcile_partitions import reconcile
+from pydra_nvidia.mig.vanished_partitions import explain_vanished, find_owned, find_vanished
 from pydra_nvidia.nvml.maintenance_gate import Gate, InMaintenance, Request
 from pydra_nvidia.nvml.samples import read_samples
 from pydra_nvidia.nvml.session import NvmlSession

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.host.persistenced import Persistenced
-from pydra_nvidia.nvml.gpus import read_compute_mode
+from pydra_nvidia.nvml.compute_mode import read_compute_mode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.steps import ActivateFabric, BindVfio, SetTimeSlice, StartMps, Step
 from pydra_pci import Tree, read_function

@@ -19,8 +19,9 @@ from pydra_dev.controllers.pods_and_claims import claim_names, full_name
 from pydra_dev.kubelet.observations import Called
 from pydra_dev.output.descriptions import Refusal, describe_step, group_refusals, read_values
 from pydra_dev.scheduler.allocator import Reviews
+from pydra_dev.scheduler.device_accounting import DeviceAccounting, InUse, count_left
 from pydra_dev.scheduler.pools import Candidate, CounterKey, DeviceKey, NamedSlice, PoolView, build_pools
-from pydra_dev.scheduler.search import Books, InUse, count_left, find_blocking_taint, format_taint
+from pydra_dev.scheduler.taints import find_blocking_taint, format_taint
 
 PREFERRED = "free, and would be taken if the claim were allocated now"
 Use = Literal["free", "held", "shared", "blocked"]
@@ -119,14 +120,14 @@ def build_shown_pools(
 ) -> tuple[Pool, ...]:
     """Every pool that the node reaches."""
     pools = build_pools(slices, node)
-    usage = _Usage(in_use, Books(pools, in_use), _list_holders(claims), health)
+    usage = _Usage(in_use, DeviceAccounting(pools, in_use), _list_holders(claims), health)
     texts = _read_counter_texts(slices)
     return tuple(_build_pool(pool, usage, texts) for pool in pools)
 
 
 class _Usage(msgspec.Struct, frozen=True):
     in_use: InUse
-    books: Books
+    books: DeviceAccounting
     holders: Mapping[DeviceKey, tuple[str, ...]]
     health: Mapping[DeviceKey, str]
 

@@ -12,8 +12,9 @@ from pydra_dev.api import schema
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.quantity import parse_quantity
 from pydra_dev.scheduler.allocation_result import build_allocation
+from pydra_dev.scheduler.device_accounting import InUse, Wish
 from pydra_dev.scheduler.pools import Candidate, DeviceKey, NamedSlice, build_pools
-from pydra_dev.scheduler.search import DEFAULT_FEATURES, AllocationError, Features, InUse, NamedClaim, Search, Wish
+from pydra_dev.scheduler.search import DEFAULT_FEATURES, AllocationError, Features, NamedClaim, Search
 
 __all__ = ["AllocationError", "InUse", "NamedClaim", "Review", "Reviews", "allocate", "read_in_use", "review_devices"]
 

@@ -57,7 +57,8 @@ from pydra_dev.scheduler.node_resources import (
     list_containers,
 )
 from pydra_dev.scheduler.pools import DeviceKey, NamedSlice, add_taints, matches_node
-from pydra_dev.scheduler.search import Features, find_blocking_taint
+from pydra_dev.scheduler.search import Features
+from pydra_dev.scheduler.taints import find_blocking_taint
 
 MAX_RESERVED = 256
 ALL_LISTS = Features(lists=True)

@@ -13,16 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 
 from pydra_nvidia.cdi.libraries import DriverIncomplete, Library, describe_libraries, find_libraries
-from pydra_nvidia.host.driver_root import (
-    PROGRAM_DIRS,
-    DriverMissing,
-    DriverRoot,
-    FileSearch,
-    FolderStamp,
-    find_driver_root,
-    is_settled,
-    read_stamps,
-)
+from pydra_nvidia.host.driver_root import PROGRAM_DIRS, DriverMissing, DriverRoot, find_driver_root
+from pydra_nvidia.host.file_search import FileSearch, FolderStamp, is_settled, read_stamps
 from pydra_nvidia.settings import Settings
 from pydra_pci import Tree
 

@@ -14,14 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from pydra import ClaimError
-from pydra_nvidia.host.driver_root import (
-    LIBRARY_DIRS,
-    LINKER_CACHE,
-    FileSearch,
-    find_cached,
-    is_loadable,
-    read_linker_cache,
-)
+from pydra_nvidia.host.driver_root import LIBRARY_DIRS, is_loadable
+from pydra_nvidia.host.file_search import FileSearch
+from pydra_nvidia.host.linker_cache import LINKER_CACHE, find_cached, read_linker_cache
 
 REQUIRED = ("libcuda", "libnvidia-ml")
 """Without these no container can use a GPU: they are missing while the driver is being installed."""

@@ -34,7 +34,8 @@ from pydra_nvidia.compute_domain.claim_config import (
     find_config,
 )
 from pydra_nvidia.compute_domain.claim_plan import plan_claim
-from pydra_nvidia.compute_domain.imex_daemons import DomainDirectories, DomainNotReady, ImexControl
+from pydra_nvidia.compute_domain.domain_directories import DomainDirectories, DomainNotReady
+from pydra_nvidia.compute_domain.imex_control import ImexControl
 from pydra_nvidia.compute_domain.settings import Imex, Settings
 from pydra_nvidia.compute_domain.steps import CHANNEL, DAEMON, MakeDomainDirectory
 from pydra_nvidia.compute_domain.takeover import convert_claims

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from functools import partial
-from types import MappingProxyType
 from typing import Any
 
-import msgspec
-
 from pydra_nvidia.hardware_types import Architecture, Condition, Driver, Gpu
-from pydra_nvidia.nvml.errors import LOST, Code, NvmlError
+from pydra_nvidia.nvml.compute_mode import FORGOTTEN
+from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.pynvml_library import Nvml, read_fields
 from pydra_nvidia.nvml.session import NvmlSession
 
@@ -95,83 +90,24 @@ def read_monitored(nvml: Nvml, handle: Any, *, subject: str) -> bool:
 _UNSEEN = frozenset({Code.NOT_FOUND, Code.INVALID_ARGUMENT, Code.GPU_NOT_FOUND})
 
 
-class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU's use at one moment. `processes` are pids; `partitioned`: in MIG mode, or with the next reset."""
-
-    minor: int
-    persistent: bool
-    partitioned: bool
-    processes: tuple[int, ...] = ()
-
-
-def read_use(nvml: Nvml, address: str) -> Use | None:
-    """How the GPU is used; None when NVML does not know it, as when another driver has it. Raises NvmlError."""
-    handle = _find(nvml, address)
-    if handle is None:
-        return None
-    mode = nvml.ask("nvmlDeviceGetMigMode", handle, subject=address)
-    pids = {process.pid for process in _list_processes(nvml.ask, handle, subject=address)}
-    return Use(
-        minor=nvml.call("nvmlDeviceGetMinorNumber", handle, subject=address),
-        persistent=bool(nvml.ask("nvmlDeviceGetPersistenceMode", handle, subject=address)),
-        partitioned=bool(mode and any(mode)),
-        processes=tuple(sorted(pids)),
-    )
-
-
 def set_persistence(nvml: Nvml, address: str, *, on: bool) -> None:
     """Let the driver keep the GPU ready while nobody uses it, or not; nothing for a GPU that NVML does not know.
 
     Raises NvmlError.
     """
-    handle = _find(nvml, address)
+    handle = find_handle(nvml, address)
     if handle is not None:
         nvml.ask("nvmlDeviceSetPersistenceMode", handle, int(on), subject=address)
 
 
-def name_processes(nvml: Nvml, gpu: str) -> str:
-    """`python3 (pid 4711), dcgm (pid 12)`: the processes that NVML knows to use the GPU; empty for none."""
-    names: dict[int, str] = {}
-    with suppress(NvmlError):  # it completes an error that says enough without it
-        for process in _list_processes(nvml.look, nvml.find(gpu), subject=gpu):
-            names.setdefault(process.pid, _process_name(nvml, process.pid))
-    return ", ".join(f"{name} (pid {pid})" for pid, name in sorted(names.items()))
-
-
-def _list_processes(tell: Callable[..., Any], handle: Any, *, subject: str) -> Iterator[Any]:
-    """By `Nvml.ask` or `Nvml.look`."""
-    for kind in ("Compute", "Graphics", "MPSCompute"):
-        yield from tell(f"nvmlDeviceGet{kind}RunningProcesses_v3", handle, subject=subject) or ()
-
-
-def _process_name(nvml: Nvml, pid: int) -> str:
-    try:
-        return str(nvml.call("nvmlSystemGetProcessName", pid)).partition(" ")[0].rpartition("/")[2]
-    except NvmlError:
-        return "a process"
-
-
-def _find(nvml: Nvml, address: str) -> Any:
+def find_handle(nvml: Nvml, address: str) -> Any:
+    """The library's handle of the GPU at this PCI address, or None where it has none."""
     try:
         return nvml.call("nvmlDeviceGetHandleByPciBusId", address, subject=address)
     except NvmlError as error:
         if error.code in _UNSEEN:
             return None
         raise
-
-
-DEFAULT = 0
-EXCLUSIVE_PROCESS = 3
-
-FORGOTTEN = LOST | {Code.NOT_FOUND, Code.GPU_NOT_FOUND, Code.DRIVER_NOT_LOADED, Code.LIBRARY_NOT_FOUND}
-"""The GPU, or its driver, is not there: what was set on it is forgotten, and there is nothing to undo."""
-
-
-def read_compute_mode(nvml: Nvml, uuid: str) -> int | None:
-    """As NVML counts; None where it does not tell. Raises NvmlError."""
-    handle = nvml.find(uuid)
-    mode = nvml.ask("nvmlDeviceGetComputeMode", handle, subject=uuid)
-    return None if mode is None else int(mode)
 
 
 async def has_gpu(session: NvmlSession, uuid: str) -> bool:
@@ -188,46 +124,3 @@ async def has_gpu(session: NvmlSession, uuid: str) -> bool:
         if error.code in FORGOTTEN:
             return False
         raise
-
-
-async def set_compute_mode(session: NvmlSession, uuid: str, mode: int) -> None:
-    """Set the compute mode where it is another; nothing where the GPU has none. Raises NvmlError."""
-
-    def set_it(nvml: Nvml) -> None:
-        if read_compute_mode(nvml, uuid) not in (None, mode):
-            handle = nvml.find(uuid)
-            nvml.call("nvmlDeviceSetComputeMode", handle, mode, subject=uuid)
-
-    await session.run(set_it)
-
-
-async def set_exclusive(session: NvmlSession, uuids: Iterable[str]) -> None:
-    """Let each GPU have one process only, in order; raises NvmlError at the first that refuses."""
-
-    def take(nvml: Nvml) -> None:
-        for uuid in uuids:
-            handle = nvml.find(uuid)
-            nvml.call("nvmlDeviceSetComputeMode", handle, EXCLUSIVE_PROCESS, subject=uuid)
-
-    await session.run(take)
-
-
-async def restore_compute_modes(
-    session: NvmlSession, uuids: Iterable[str], modes: Mapping[str, int] = MappingProxyType({})
-) -> None:
-    """Restore those GPUs that are there and were taken over; other modes are somebody else's.
-
-    `modes` are what they had before, where it is known; else all processes may have them again.
-    """
-
-    def give(nvml: Nvml, uuid: str) -> None:
-        handle = nvml.find(uuid)
-        if nvml.ask("nvmlDeviceGetComputeMode", handle, subject=uuid) == EXCLUSIVE_PROCESS:
-            nvml.call("nvmlDeviceSetComputeMode", handle, modes.get(uuid, DEFAULT), subject=uuid)
-
-    for uuid in uuids:
-        try:
-            await session.run(partial(give, uuid=uuid))
-        except NvmlError as error:
-            if error.code not in FORGOTTEN:
-                raise

@@ -7,7 +7,8 @@ import logging
 
 from pydra_nvidia.host.persistenced import Persistenced, PersistenceFailed
 from pydra_nvidia.nvml.errors import STALE, NvmlError
-from pydra_nvidia.nvml.gpus import Use, read_use, set_persistence
+from pydra_nvidia.nvml.gpu_use import Use, read_use
+from pydra_nvidia.nvml.gpus import set_persistence
 from pydra_nvidia.nvml.session import NvmlSession
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Any
 from pydra import Claim, ClaimError, LeftBehind, PydraError
 from pydra_nvidia.deadlines import left, time_for
 from pydra_nvidia.hardware_types import Reading
-from pydra_nvidia.nvml.gpus import restore_compute_modes, set_exclusive
+from pydra_nvidia.nvml.compute_mode import restore_compute_modes, set_exclusive
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons

@@ -10,7 +10,8 @@ from pydra import Claim, LeftBehind, PydraError, TerminalError
 from pydra_nvidia.deadlines import left
 from pydra_nvidia.host.driver_programs import ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.host.driver_root import DriverRoot
-from pydra_nvidia.nvml.gpus import DEFAULT, has_gpu, set_compute_mode
+from pydra_nvidia.nvml.compute_mode import DEFAULT, set_compute_mode
+from pydra_nvidia.nvml.gpus import has_gpu
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.steps import SetTimeSlice
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pydra import ClaimError, LeftBehind
-from pydra_nvidia.claim_plan import find_owned
 from pydra_nvidia.claim_records import read_entries
 from pydra_nvidia.mig.apply_partitions import GpuBusy, NoRoom, PlaceTaken
+from pydra_nvidia.mig.vanished_partitions import find_owned
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.mig_state import MAKING
 from pydra_nvidia.steps import MigModeOn

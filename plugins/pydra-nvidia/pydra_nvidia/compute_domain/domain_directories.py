@@ -1,4 +1,4 @@
-"""IMEX daemons, seen from outside: the directories that they find at /imexd, and whether one is ready.
+"""The directories that IMEX daemons find at /imexd, one for each ComputeDomain, as this node sees them.
 
     <state>/domains/<UID of the ComputeDomain>/imexd.cfg.tmpl   ours; the daemon's pod fills in what only it knows
                                               /imexd.cfg        the pod's: what nvidia-imex was started with
@@ -11,15 +11,12 @@ Source: kubernetes-sigs/dra-driver-nvidia-gpu, cmd/compute-domain-daemon; IMEX g
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from pydra import ClaimError, TerminalError, UndoLater
-from pydra_nvidia.host.driver_programs import ProgramFailed, find_environment, find_program, run_program
-from pydra_nvidia.host.driver_root import DriverRoot
 
 TEMPLATE = """\
 # Go's text/template, filled in by the pod of the IMEX daemon. What is not here has the value that nvidia-imex gives it.
@@ -37,10 +34,6 @@ IMEX_CMD_PORT=50005
 
 DOMAIN_FILE = "domain.json"
 """Name and namespace of the ComputeDomain, which the daemon of pydra knows and its claims do not say."""
-
-_CONTROL = "nvidia-imex-ctl"
-_READY = "READY"
-_QUERY_DEADLINE = 5.0
 
 
 class DomainNotReady(ClaimError):
@@ -157,30 +150,3 @@ class DomainDirectories:
             return sorted(os.listdir(self._root))
         except FileNotFoundError:
             return []
-
-
-class ImexControl:
-    """NVIDIA's program that asks an IMEX daemon. `find_root` finds the driver's installation; it may raise."""
-
-    def __init__(self, find_root: Callable[[], DriverRoot]) -> None:
-        self._find_root = find_root
-
-    async def check_daemon(self, config: str) -> None:
-        """The daemon with this file of configuration is ready. Raises DomainNotReady, ProgramMissing, DriverMissing."""
-        await self._check(lambda _root: ("-c", config), "the IMEX daemon of the ComputeDomain")
-
-    async def check_host(self, socket: str) -> None:
-        """The daemon that answers at `socket`, inside the driver's root, is ready. Raises as `check_daemon` does."""
-        await self._check(lambda root: (f"--u={root.path_here(socket)}",), f"the host's IMEX daemon at {socket}")
-
-    async def _check(self, address: Callable[[DriverRoot], tuple[str, ...]], whose: str) -> None:
-        root = await asyncio.to_thread(self._find_root)
-        program = await asyncio.to_thread(find_program, root, _CONTROL, "nvidia-imex")
-        environment = find_environment(root, program, root.path_here)
-        command = [program.here, "-q", *address(root)]
-        try:
-            said = await run_program(f"{_CONTROL} -q", command, environment=environment, deadline=_QUERY_DEADLINE)
-        except ProgramFailed as error:
-            raise DomainNotReady(f"{whose} does not answer yet: {error}") from error
-        if said != _READY:
-            raise DomainNotReady(f'{whose} is not ready yet: {_CONTROL} says "{said}"')

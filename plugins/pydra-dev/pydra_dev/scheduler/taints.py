@@ -1,0 +1,35 @@
+"""Taints of devices, and which tolerations let a claim have them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydra_dev.api import schema
+
+
+def find_blocking_taint(
+    device: schema.Device,
+    tolerations: Sequence[schema.Toleration],
+    effects: frozenset[str] = frozenset({"NoSchedule", "NoExecute"}),
+) -> schema.Taint | None:
+    """The first taint with one of these effects that nothing tolerates."""
+    return next(
+        (
+            taint
+            for taint in device.taints
+            if taint.effect in effects and not any(tolerates(toleration, taint) for toleration in tolerations)
+        ),
+        None,
+    )
+
+
+def format_taint(taint: schema.Taint) -> str:
+    """`key=value:effect`, or `key:effect`."""
+    return f"{taint.key}{f'={taint.value}' if taint.value else ''}:{taint.effect}"
+
+
+def tolerates(toleration: schema.Toleration, taint: schema.Taint) -> bool:
+    """Whether one toleration covers one taint."""
+    if toleration.effect not in {"", taint.effect} or toleration.key not in {"", taint.key}:
+        return False
+    return toleration.operator == "Exists" or toleration.value == taint.value
