@@ -78,7 +78,7 @@ def run_tests(environment: Path, tree: Path, arguments: list[str]) -> None:
     ):
         copy(part, tree / part.relative_to(ROOT))
     command = [str(environment / "bin" / "python"), "-m", "pytest", "-q", "--ignore=tests/house", *arguments]
-    side_by_side = ("-n", "4", "--dist", "worksteal")  # two of the four wait for a process most of the time
+    side_by_side = ("-n", "6", "--dist", "worksteal")  # two thirds of them wait for a process most of the time
     # The tests start hundreds of processes, and each would compile all that it imports.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     # Helm in the chart's tests would spend a third of its time on collecting garbage of a few megabytes. The runtime of
