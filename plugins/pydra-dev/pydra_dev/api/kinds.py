@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-VERBS = ("create", "delete", "get", "list", "patch", "update", "watch")
+COLLECTION_VERBS = ("create", "deletecollection", "list", "watch")
+OBJECT_VERBS = ("delete", "get", "patch", "update")
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):

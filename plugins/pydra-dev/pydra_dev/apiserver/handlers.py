@@ -229,7 +229,7 @@ def _build_call(request: web.Request, target: Target | None) -> Call:
     if verb == "get" and _flag(request, "watch"):
         verb = "watch"
     elif not target.name and verb in {"get", "delete"}:
-        verb = "list" if verb == "get" else "deletecollection"  # which is not served
+        verb = "list" if verb == "get" else "deletecollection"
     return Call(
         verb=verb,
         resource=target.kind.plural,
@@ -296,7 +296,7 @@ async def _read_body(request: web.Request, verb: str) -> Any:
         raw = await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise StatusError(413, "RequestEntityTooLarge", f"Request entity too large: limit is {MAX_BODY}") from error
-    if verb == "delete" and not raw:
+    if verb in {"delete", "deletecollection"} and not raw:
         return {}
     supported = (*patches.SUPPORTED, server_side_apply.CONTENT_TYPE) if verb == "patch" else _BODIES
     given = request.headers.get("Content-Type", "").partition(";")[0].strip()
@@ -439,6 +439,11 @@ def _delete(api: Api, request: web.Request, target: Target, body: Any) -> JsonOb
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
 
+def _delete_collection(api: Api, request: web.Request, target: Target, body: Any) -> JsonObject:
+    page = api.delete_collection(target.kind, _build_query(request, target), body, dry_run=_dry_run(request))
+    return _build_list(target.kind, {"resourceVersion": str(page.version)}, page.items)
+
+
 _BY_VERB = {
     ("get", True): _get,
     ("list", False): _list,
@@ -447,6 +452,7 @@ _BY_VERB = {
     ("update", True): _update,
     ("patch", True): _patch,
     ("delete", True): _delete,
+    ("deletecollection", False): _delete_collection,
 }
 
 

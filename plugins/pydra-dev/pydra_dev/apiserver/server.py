@@ -25,7 +25,7 @@ from aiohttp import web
 
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.gates import build_gates
-from pydra_dev.api.kinds import KINDS, NAMESPACES, SERVICE_ACCOUNTS, VERBS, Kind
+from pydra_dev.api.kinds import COLLECTION_VERBS, KINDS, NAMESPACES, OBJECT_VERBS, SERVICE_ACCOUNTS, Kind
 from pydra_dev.apiserver.custom_kinds import parse_definition
 from pydra_dev.apiserver.faults import Faults
 from pydra_dev.apiserver.handlers import MAX_BODY, OPENAPI, Handlers
@@ -33,6 +33,8 @@ from pydra_dev.apiserver.openapi import build_openapi
 from pydra_dev.apiserver.request_log import RequestLog
 from pydra_dev.apiserver.store import DEFAULT_HISTORY, Store
 from pydra_dev.apiserver.verbs import Api
+
+_VERBS = sorted((*COLLECTION_VERBS, *OBJECT_VERBS))
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -99,7 +101,7 @@ def _build_resources(group: str, version: str, kinds: Iterable[Kind]) -> JsonObj
     for kind in kinds:
         entry = {"name": kind.plural, "singularName": kind.singular, "namespaced": kind.namespaced, "kind": kind.kind}
         lists = {"shortNames": list(kind.short), "categories": list(kind.categories)}
-        resources.append({**entry, "verbs": VERBS, **{name: listed for name, listed in lists.items() if listed}})
+        resources.append({**entry, "verbs": _VERBS, **{name: listed for name, listed in lists.items() if listed}})
         for subresource in kind.subresources:
             verbs = ["create"] if subresource == "binding" else ["get", "patch", "update"]
             shown = "Binding" if subresource == "binding" else kind.kind
