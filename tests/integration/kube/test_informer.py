@@ -192,7 +192,7 @@ async def test_an_outage_ends_within_seconds_of_the_server_being_back(api_server
         async with server.down():
             await follow.failures.until(lambda: len(follow.failures.events) >= 2)
         await follow.create("second")
-        await follow.saw(("ADDED", "first"), ("ADDED", "second"), deadline=4.0)
+        await follow.saw(("ADDED", "first"), ("ADDED", "second"), deadline=20.0)
 
 
 @pytest.mark.parametrize(

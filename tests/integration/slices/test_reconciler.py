@@ -138,7 +138,7 @@ async def test_a_wipe_is_mended_in_one_round(api_server: ApiHandle) -> None:
         await it.at_rest()
         it.events.clear()
         await it.wipe()
-        await it.events.next(PoolPublished, deadline=2.0)
+        await it.events.next(PoolPublished, deadline=20.0)
         assert it.writes() == ["create", "create", "create"]
         assert [len(body["spec"]["devices"]) for body in await it.slices()] == [128, 128, 44]
         assert {body["spec"]["pool"]["resourceSliceCount"] for body in await it.slices()} == {3}
@@ -151,7 +151,7 @@ async def test_a_deleted_slice_comes_back(api_server: ApiHandle) -> None:
         it.events.clear()
         [body] = await it.slices()
         await it.client.delete(RESOURCE_SLICES, body["metadata"]["name"])
-        await it.mended(deadline=2.0)
+        await it.mended(deadline=20.0)
         [again] = await it.slices()
         assert again["spec"] == body["spec"]
         assert again["metadata"]["uid"] != body["metadata"]["uid"]
@@ -164,7 +164,7 @@ async def test_an_edit_by_hand_is_undone_but_others_labels_stay(api_server: ApiH
         [body] = await it.slices()
         edit = {"metadata": {"labels": {"mine": "too"}}, "spec": {"devices": [{"name": "forged"}]}}
         await it.client.patch(RESOURCE_SLICES, body["metadata"]["name"], edit)
-        await it.events.next(PoolPublished, deadline=2.0)
+        await it.events.next(PoolPublished, deadline=20.0)
         assert it.writes() == ["update"]
         [again] = await it.slices()
         assert again["spec"]["devices"] == [{"name": "gpu-0"}, {"name": "gpu-1"}]

@@ -355,7 +355,7 @@ async def test_after_an_outage_what_was_wanted_meanwhile_is_there_within_seconds
             it.reconciler.publish(it.pool(*gpus(2)))
             await it.events.until(lambda: len(it.events.of(PublishFailed)) >= 2)
             assert isinstance(it.events.of(PublishFailed)[0].error, Unavailable)
-        await it.events.next(PoolPublished, deadline=3.0)
+        await it.events.next(PoolPublished, deadline=20.0)
         assert it.writes() == ["update"]
 
 
@@ -370,7 +370,7 @@ async def test_slices_lost_during_an_outage_come_back(api_server: ApiHandle) -> 
             for name in names:
                 server.api.delete(SLICES, name)
             server.compact()
-        await it.mended(deadline=4.0)
+        await it.mended(deadline=20.0)
         assert len(await it.slices()) == 2
 
 
