@@ -153,7 +153,7 @@ async def test_a_backend_that_cannot_connect_says_so(tmp_path: Path) -> None:
     (tmp_path / "absent").touch()
     source = BackendSource(name="unfit", target="unfit:connects")
     environ = {**ENVIRON, "FAULTY_DIR": str(tmp_path)}
-    report = await run_checks(source, environ=environ, deadlines=CallDeadlines(connect=1.0, discover=30.0))
+    report = await run_checks(source, environ=environ, deadlines=CallDeadlines(connect=30.0, discover=30.0))
     (check,) = report.checks
     (problem,) = check.problems
     assert problem.splitlines()[0] == "connect failed: FileNotFoundError: the driver is not loaded"
