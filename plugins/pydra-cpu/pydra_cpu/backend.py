@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 
 from msgspec.structs import replace
 
@@ -26,9 +25,6 @@ from pydra_cpu.samples import CpuTimes, build_samples
 from pydra_cpu.settings import KubeletManagers, Settings
 from pydra_nri import Plugin
 from pydra_pci import Tree
-
-_PATIENCE = 2.0
-"""Seconds that a claim waits for a connection to the runtime that is just being made."""
 
 _log = logging.getLogger(__name__)
 
@@ -124,7 +120,4 @@ class CpuBackend:
             if text != self._told:
                 _log.warning("%s; claims get CPUs all the same, as the setting kubeletManagers has it", text)
                 self._told = text
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE):
-                await self.runtime.wait_synchronized()
-        self.runtime.require_synchronized()
+        await self.runtime.check_synchronized()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from msgspec.structs import replace
@@ -38,8 +37,6 @@ from pydra_net.virtual_functions import FunctionMaker
 from pydra_nri import Plugin
 from pydra_pci import Tree
 
-_PATIENCE = 2.0
-"""Seconds that a claim waits for a connection to the runtime that is just being made."""
 _QUIET = 0.5
 """Seconds in which events are collected."""
 
@@ -94,7 +91,7 @@ class NetBackend:
 
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Plan:
         """The interfaces, with all that is configured on them now."""
-        await self._check_runtime()
+        await self.runtime.check_synchronized()
         node = await asyncio.to_thread(self._reader.read, list_with_ethtool(claim), list_with_functions(claim))
         return plan_claim(claim, held, node, self._reader.find_pci_address)
 
@@ -112,7 +109,7 @@ class NetBackend:
 
     async def prepare(self, claim: Claim, /) -> list[PreparedDevice]:
         """Nothing but a check: what is moved, is when the pod has a network namespace."""
-        await self._check_runtime()
+        await self.runtime.check_synchronized()
         return [self._prepare_device(claim, device) for device in claim.devices]
 
     def _prepare_device(self, claim: Claim, device: AllocatedDevice) -> PreparedDevice:
@@ -143,7 +140,7 @@ class NetBackend:
         self._interfaces.forget_ended()
         problem = ""
         try:
-            await self._check_runtime()
+            await self.runtime.check_synchronized()
         except ClaimError as error:
             problem = str(error)
         node = await self._read()
@@ -169,13 +166,6 @@ class NetBackend:
             claim_statuses=build_statuses(self._held(), self._interfaces.read_state(lost)),
             unreadable=tuple(self._maker.list_problems(node.reading.links, node.needed)),
         )
-
-    async def _check_runtime(self) -> None:
-        """Raise RuntimeUnavailable if pods begin without their interfaces now."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE):
-                await self.runtime.wait_synchronized()
-        self.runtime.require_synchronized()
 
 
 def _build_filter(expression: str) -> Callable[[Device], bool]:

@@ -7,7 +7,7 @@ import logging
 import random
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
@@ -20,6 +20,8 @@ SOCKET = "/var/run/nri/nri.sock"
 
 _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 _BUFFER = 1 << 20
+_PATIENCE = 2.0
+"""Seconds that a claim waits for a connection that is just being made."""
 _logger = logging.getLogger(__name__)
 
 
@@ -73,6 +75,13 @@ class Plugin:
         """
         if not self._synchronized.is_set():
             raise RuntimeUnavailable(self._problem)
+
+    async def check_synchronized(self) -> None:
+        """The same, after waiting for a connection that is just being made. Raises RuntimeUnavailable."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                await self._synchronized.wait()
+        self.require_synchronized()
 
     async def wait_synchronized(self) -> None:
         """Wait until the runtime's events come."""
