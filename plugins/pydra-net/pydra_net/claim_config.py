@@ -205,7 +205,7 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return bool(self.dhcp) or self.addressing == "DHCP"
 
     def list_parameters(self) -> dict[str, int]:
-        """Those of `gso_sizes_and_sysctls` that are configured."""
+        """Those of `link_parameters` that are configured."""
         return self._list_numbers((*SIZES, *IPV4))
 
     def list_sysctls(self) -> dict[str, int]:

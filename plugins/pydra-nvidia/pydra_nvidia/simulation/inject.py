@@ -90,11 +90,11 @@ class Injector:
             reset_gpu(gpu)
 
     def count(self, minor: int, **counters: int) -> None:
-        """Set counters of `state.Counters`, such as `ecc_uncorrected_volatile=1, remap_pending=True`."""
+        """Set counters of `machine_state.Counters`, such as `ecc_uncorrected_volatile=1, remap_pending=True`."""
         self._set(minor, lambda gpu: gpu.counters, Counters, counters)
 
     def measure(self, minor: int, **gauges: int) -> None:
-        """Set what is measured, `state.Gauges`."""
+        """Set what is measured, `machine_state.Gauges`."""
         self._set(minor, lambda gpu: gpu.gauges, Gauges, gauges)
 
     def recovery_action(self, minor: int, action: int) -> None:
@@ -110,7 +110,7 @@ class Injector:
             gpu.links_down = sorted(links)
 
     def start_process(self, minor: int, pid: int, **fields: Any) -> None:
-        """A process uses the GPU from now on; `fields` are those of `state.Process`."""
+        """A process uses the GPU from now on; `fields` are those of `machine_state.Process`."""
         with self._gpu(minor) as (_, _, gpu):
             gpu.processes.append(Process(pid=pid, **fields))
 

@@ -1,4 +1,4 @@
-"""What changes in the simulated machine, as the file in the state directory has it. Values; `machine` keeps them.
+"""What changes in the simulated machine, as the file in the state directory has it. Values; `machine_store` keeps them.
 
 They may be changed within `Machine.change` only.
 """

@@ -1,6 +1,6 @@
 """The simulated machine's memory: a file, so that a process that is killed leaves what real hardware would.
 
-machine.json       `state.State`, replaced as a whole under a lock
+machine.json       `machine_state.State`, replaced as a whole under a lock
 scenario           the path of the scenario, for who knows this directory only
 clients/<pid>-<n>  a process that has NVML open; it counts while that process lives
 faults/<key>       how many calls a fault has seen

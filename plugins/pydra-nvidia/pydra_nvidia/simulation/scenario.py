@@ -113,7 +113,7 @@ class Preset(_Part, frozen=True, kw_only=True):
 
 
 class ConditionPart(_Part, frozen=True, kw_only=True):
-    """How a GPU is when the machine is new: fields of `state.GpuState` and `state.Counters`, which explain them."""
+    """How a GPU is when the machine is new: fields of `machine_state.GpuState` and `.Counters`, which explain them."""
 
     lost: bool = False
     recovery: Natural = 0

@@ -1,1 +1,1 @@
-"""The files of a machine that is not there: the kernel's, the driver's, the device nodes, as `machine` has it now."""
+"""The files of a simulated machine: the kernel's, the driver's, the device nodes, as `machine_store` has them now."""
