@@ -10,7 +10,18 @@ from msgspec.structs import replace
 from pydra_net.claim_config import EthtoolConfig, InterfaceConfig, NetworkConfig, RouteConfig, RuleConfig
 from pydra_net.dhcp.messages import Lease
 from pydra_net.link_parameters import list_changes
-from pydra_net.network_types import Address, Configuration, Interface, Link, Neighbour, Reading, Route, Rule
+from pydra_net.network_types import (
+    BY_ADVERTISEMENT,
+    BY_KERNEL,
+    Address,
+    Configuration,
+    Interface,
+    Link,
+    Neighbour,
+    Reading,
+    Route,
+    Rule,
+)
 from pydra_net.operations import (
     AddAddress,
     AddNeighbour,
@@ -28,7 +39,6 @@ from pydra_net.operations import (
 )
 
 _LINK_SCOPE = 253
-_BY_KERNEL, _BY_ADVERTISEMENT = 2, 9
 _LOCAL_TABLE, _MAIN_TABLE = 255, 254
 _UNICAST = 1
 _STATIC, _BY_DHCP = 4, 16
@@ -102,8 +112,8 @@ def _list_prefixes(addresses: Sequence[Address]) -> Iterator[str]:
 
 
 def _is_configured(route: Route, by_addresses: Collection[str]) -> bool:
-    made = route.protocol == _BY_KERNEL and route.destination in by_addresses
-    automatic = made or (route.family == 6 and route.protocol == _BY_ADVERTISEMENT)
+    made = route.protocol == BY_KERNEL and route.destination in by_addresses
+    automatic = made or (route.family == 6 and route.protocol == BY_ADVERTISEMENT)
     return route.type == _UNICAST and route.table != _LOCAL_TABLE and not automatic
 
 

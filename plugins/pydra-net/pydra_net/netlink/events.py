@@ -8,7 +8,6 @@ import socket
 
 from pydra_net.netlink.namespaces import OpenNamespace
 
-_NETLINK_ROUTE = 0
 _GROUPS = (1, 5, 9, 7, 11)
 """Links, addresses and routes: RTNLGRP_LINK, _IPV4_IFADDR, _IPV6_IFADDR, _IPV4_ROUTE, _IPV6_ROUTE."""
 _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
@@ -51,7 +50,7 @@ class LinkEvents:
 
 
 def _open() -> socket.socket:
-    opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_ROUTE)
+    opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
     opened.setblocking(False)
     opened.bind((0, 0))
     for group in _GROUPS:

@@ -6,6 +6,7 @@ Source: rtnetlink(7), linux/if_link.h.
 from __future__ import annotations
 
 import errno
+import socket
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +17,6 @@ from pydra_net.link_parameters import IPV4, SIZES
 from pydra_net.netlink.messages import CREATE, ask, change, pack, pack_number
 from pydra_net.operations import Mark, RemoveLink, SetLink, SetParameter
 
-_ROUTE = 0
 _NEW_LINK, _DEL_LINK, _GET_LINK, _SET_LINK, _NEW_PROPERTY, _DEL_PROPERTY = 16, 17, 18, 19, 108, 109
 _MAC, _NAME, _MTU, _MASTER, _ALIAS, _FAMILIES, _NAMESPACE, _MASK = 1, 3, 4, 10, 20, 26, 28, 29
 _PROPERTIES, _ALTERNATIVE_NAME = 52 | 0x8000, 53
@@ -32,7 +32,7 @@ def get_link(index: int, *, functions: bool = False) -> Any:
     """The message about a link of this thread's namespace, as pyroute2 decodes it, or None. Raises OSError."""
     wanted = pack({_MASK: pack_number(_FUNCTIONS | WITHOUT_COUNTERS)}) if functions else b""
     try:
-        (message,) = ask(_ROUTE, _GET_LINK, 0, _LINK.pack(0, 0, index, 0, 0) + wanted)
+        (message,) = ask(socket.NETLINK_ROUTE, _GET_LINK, 0, _LINK.pack(0, 0, index, 0, 0) + wanted)
     except OSError as error:
         if error.errno != errno.ENODEV:
             raise
@@ -75,7 +75,7 @@ def remove_link(operation: RemoveLink) -> None:
 
 
 def set_parameter(operation: SetParameter) -> None:
-    """Set one of a link's `gso_sizes_and_sysctls`. Raises KernelRefused."""
+    """Set one of a link's `link_parameters`. Raises KernelRefused."""
     index, name, value = operation.index, operation.name, pack_number(operation.value)
     if name in SIZES:
         _change(_SET_LINK, index, {SIZES[name]: value})

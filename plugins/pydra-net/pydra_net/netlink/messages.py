@@ -14,7 +14,6 @@ REQUEST, ACK, DUMP = 0x1, 0x4, 0x300
 REPLACE, CREATE = 0x500, 0x600
 """Flags of a message that makes something: in place of what is there, or only if there is nothing."""
 _ERROR, _DONE = 2, 3
-_ROUTE = 0
 
 HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
@@ -41,7 +40,7 @@ def ask(protocol: int, kind: int, flags: int, content: bytes) -> Iterator[bytes]
 def change(kind: int, flags: int, content: bytes) -> None:
     """Change links or their configuration by a message of rtnetlink. Raises KernelRefused."""
     try:
-        list(ask(_ROUTE, kind, ACK | flags, content))
+        list(ask(socket.NETLINK_ROUTE, kind, ACK | flags, content))
     except OSError as error:
         raise KernelRefused(str(error.strerror), taken=error.errno == errno.EEXIST) from error
 

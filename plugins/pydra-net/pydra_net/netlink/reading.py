@@ -11,6 +11,7 @@ from typing import Any
 from pydra_net.link_parameters import IPV4, SIZES
 from pydra_net.netlink.link_messages import WITHOUT_COUNTERS
 from pydra_net.network_types import (
+    BY_ADVERTISEMENT,
     FOREVER,
     IPVLAN_MODES,
     Address,
@@ -39,7 +40,6 @@ _NOT_RECORDED = {
 """Attributes of routes."""
 _NEXTHOP = 30
 """RTA_NH_ID, which pyroute2 0.9 does not know."""
-_BY_ADVERTISEMENT = 9
 _SELECTORS = (
     "FRA_FWMARK",
     "FRA_IIFNAME",
@@ -221,7 +221,7 @@ def _find_not_recorded(message: Any) -> str:
     has = {what: bool(message.get_attr(name)) for name, what in _NOT_RECORDED.items()} | {
         "a nexthop object": _NEXTHOP in unknown,
         "a type of service": bool(message["tos"]),
-        "a lifetime": bool(lifetime) and message["proto"] != _BY_ADVERTISEMENT,
+        "a lifetime": bool(lifetime) and message["proto"] != BY_ADVERTISEMENT,
     }
     return ", ".join(what for what, is_so in has.items() if is_so)
 
