@@ -27,14 +27,14 @@ from pydra_amd.amdsmi.links_and_throttling import GpuReading
 from pydra_amd.amdsmi.session import AmdsmiSession
 from pydra_amd.cdi.edits import build_edits, build_function_edits
 from pydra_amd.claim_plan import find_memory_step, plan_claim
-from pydra_amd.claim_records import read_holds
+from pydra_amd.claim_records import Hold, read_holds
 from pydra_amd.devices import identify, list_functions, list_offered, name_gpu
 from pydra_amd.hardware_reader import HardwareReader
 from pydra_amd.hardware_types import Gpu, Partition, Reading
 from pydra_amd.health.diagnosis import diagnose
 from pydra_amd.health.monitor import HealthMonitor
 from pydra_amd.host.amdgpu import is_asleep
-from pydra_amd.host.driver_module import DriverModule
+from pydra_amd.host.driver_reload import DriverModule
 from pydra_amd.host.ras import read_bad_pages, read_errors
 from pydra_amd.host.sensors import read_sensors
 from pydra_amd.inventory.build import build_inventory
@@ -44,7 +44,7 @@ from pydra_amd.samples import build_samples
 from pydra_amd.settings import Partitioning, Settings
 from pydra_amd.sharing import MASK, build_mask
 from pydra_amd.step_appliers import StepAppliers
-from pydra_amd.steps import Hold, Step
+from pydra_amd.steps import Step
 from pydra_amd.takeover import inherit_claims
 from pydra_amd.vfio.apply_passthrough import Passthrough
 from pydra_amd.vfio.plan_passthrough import read_policy

@@ -1,14 +1,34 @@
-"""Encodes the data of a plan, and decodes from the records of claims what they have, and their steps. Pure."""
+"""What a claim holds: encoded as the data of its plan, and decoded from its record, with its steps. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from pydra import Claim, ClaimError, HeldClaim
-from pydra_amd.steps import Hold, Step
+from pydra_amd.hardware_types import Mode
+from pydra_amd.steps import Step
+
+Units: TypeAlias = tuple[tuple[int, int], ...]
+"""Compute units of a partition: the first and the last of each range."""
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    """That a claim has the partition `index` that the GPU at this address has in `mode`; None: all of the GPU.
+
+    With `passthrough` it has the function.
+    Holds with `admin` only look. One with `units` is a share, which has these compute units, or all where it is empty.
+    """
+
+    device: str
+    gpu: str
+    mode: Mode | None = None
+    index: int = 0
+    admin: bool = False
+    units: Units | None = None
+    passthrough: bool = False
 
 
 class PlanUnknown(ClaimError):

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from pydra_amd.amdsmi.python_package import import_amdsmi
+from pydra_amd.amdsmi.library import import_amdsmi
 from pydra_amd.backend import AmdBackend
-from pydra_amd.host.driver_module import DriverModule
-from pydra_amd.host.permissions import require_permissions
+from pydra_amd.host.driver_reload import DriverModule
+from pydra_amd.required_privileges import require_privileges
 from pydra_amd.settings import Settings
 from pydra_pci import Roots, Tree, needs_simulation
 
@@ -32,7 +32,7 @@ async def open_backend(settings: Settings) -> AsyncIterator[AmdBackend]:
         tree = Tree(
             Roots(host=settings.host_root, sys=settings.sys_root, dev=settings.dev_root, proc=settings.proc_root)
         )
-        require_permissions(tree, settings)
+        require_privileges(tree, settings)
         driver = DriverModule(tree)
         importer = import_amdsmi
     backend = AmdBackend(settings, tree, driver, importer)

@@ -22,9 +22,8 @@ from pydra import (
     TerminalError,
     parse_quantity,
 )
-from pydra_amd.claim_records import PlanUnknown, name_claim, read_holds
+from pydra_amd.claim_records import PlanUnknown, Units, name_claim, read_holds
 from pydra_amd.hardware_types import Gpu, Partition
-from pydra_amd.steps import Units
 
 MASK = "HSA_CU_MASK"
 

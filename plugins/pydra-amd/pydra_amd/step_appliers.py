@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from pydra import Claim, LeftBehind, UndoLater, set_status, time_left
-from pydra_amd.host.driver_module import DriverModule
+from pydra_amd.host.driver_reload import DriverModule
 from pydra_amd.modes.compute_partition import GpuBusy, GpuGone, set_compute_partition
 from pydra_amd.modes.memory_partition import set_memory_partitions
 from pydra_amd.steps import BindVfio, SetMemoryPartition, Step

@@ -1,4 +1,4 @@
-"""What is done to the hardware for a claim, and what the claim holds, as values: planned before anything is done.
+"""What is done to the hardware for a claim, as values: planned before anything is done.
 
 A step's `key` is what it changes, and to what. Its `devices` are those that stay held while it cannot be undone. The
 state before is a field of it, which `plan` reads.
@@ -108,22 +108,3 @@ class BindVfio(pydra_pci.BindVfio, frozen=True, kw_only=True, tag="bind-vfio"):
 Step: TypeAlias = SetComputePartition | SetMemoryPartition | BindVfio
 
 STEP_TYPES = (SetComputePartition, SetMemoryPartition, BindVfio)
-
-Units: TypeAlias = tuple[tuple[int, int], ...]
-"""Compute units of a partition: the first and the last of each range."""
-
-
-class Hold(msgspec.Struct, frozen=True, kw_only=True):
-    """That a claim has the partition `index` that the GPU at this address has in `mode`; None: all of the GPU.
-
-    With `passthrough` it has the function.
-    Holds with `admin` only look. One with `units` is a share, which has these compute units, or all where it is empty.
-    """
-
-    device: str
-    gpu: str
-    mode: Mode | None = None
-    index: int = 0
-    admin: bool = False
-    units: Units | None = None
-    passthrough: bool = False

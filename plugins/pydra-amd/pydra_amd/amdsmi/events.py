@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from pydra_amd.amdsmi.python_package import Amdsmi, AmdsmiError
+from pydra_amd.amdsmi.library import Amdsmi, AmdsmiError
 
 RESET_BEGINS, RESET_ENDS, THROTTLED = "GPU_PRE_RESET", "GPU_POST_RESET", "THERMAL_THROTTLE"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pydra_amd.amdsmi.python_package import Amdsmi, AmdsmiError
+from pydra_amd.amdsmi.library import Amdsmi, AmdsmiError
 
 THERMAL = ("prochot", "socket", "regulator", "memory")
 """Causes of throttling that are no part of normal use, unlike `power`."""

@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from pydra_amd.amdsmi.events import Event, EventWatcher
+from pydra_amd.amdsmi.library import Amdsmi, AmdsmiError, AmdsmiMissing
 from pydra_amd.amdsmi.links_and_throttling import GpuReading, read_gpu
-from pydra_amd.amdsmi.python_package import Amdsmi, AmdsmiError, AmdsmiMissing
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import msgspec
 
 from pydra import set_status
 from pydra_amd.host.amdgpu import BOUND, MEMORY, read_memory_modes, read_mode
-from pydra_amd.host.driver_module import DriverModule, DriverReloadFailed, is_in_use, is_loaded
+from pydra_amd.host.driver_reload import DriverModule, DriverReloadFailed, is_in_use, is_loaded
 from pydra_amd.host.kfd import read_processes
 from pydra_amd.modes.compute_partition import GpuBusy, GpuGone, ModeRefused, ModeUncertain, explain, name_users
 from pydra_pci import Tree

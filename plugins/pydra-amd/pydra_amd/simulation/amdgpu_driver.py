@@ -7,19 +7,12 @@ import os
 from itertools import product
 
 from pydra_amd.host.amdgpu import BOUND, COMPUTE, MEMORY
-from pydra_amd.host.driver_module import MODULE, DriverModule, DriverReloadFailed
+from pydra_amd.host.driver_reload import MODULE, DriverModule, DriverReloadFailed
 from pydra_amd.host.kfd import PROCESSES
 from pydra_amd.models import AMDGPU
-from pydra_amd.simulation.faults import FALL, KEEP, MODULE_FAULTS, SLOW, STALE, take_fault
 from pydra_amd.simulation.machine_types import MACHINE_TYPES, MachineType
-from pydra_amd.simulation.tree import (
-    read_memory,
-    read_modes,
-    read_text,
-    write_file,
-    write_memory,
-    write_topology,
-)
+from pydra_amd.simulation.mode_and_driver_faults import FALL, KEEP, MODULE_FAULTS, SLOW, STALE, take_fault
+from pydra_amd.simulation.tree import read_memory, read_modes, read_text, write_file, write_memory, write_topology
 from pydra_pci import Tree
 
 

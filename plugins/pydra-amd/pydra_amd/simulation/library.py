@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pydra_amd.amdsmi.python_package import NATIVE
+from pydra_amd.amdsmi.library import NATIVE
 from pydra_amd.host.kfd import GENERATION, PROCESSES
 from pydra_amd.models import PARTITIONS, WHOLE
 from pydra_amd.simulation.machine_types import MACHINE_TYPES, MachineType

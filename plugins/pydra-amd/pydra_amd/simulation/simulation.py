@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 from pydra_amd.settings import Settings
 from pydra_amd.simulation.amdgpu_driver import Driver
-from pydra_amd.simulation.faults import take_fault
 from pydra_amd.simulation.machine_types import MACHINE_TYPES
+from pydra_amd.simulation.mode_and_driver_faults import take_fault
 from pydra_amd.simulation.tree import write_files
 from pydra_pci import Roots, Tree
 from pydra_pci.simulation.kernel import PciKernel

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pydra_amd.amdsmi.events import Event
-from pydra_amd.amdsmi.python_package import import_amdsmi
+from pydra_amd.amdsmi.library import import_amdsmi
 from pydra_amd.amdsmi.session import AmdsmiSession
 from pydra_amd.settings import Settings
 from pydra_amd.simulation import library

@@ -17,7 +17,7 @@ from amd_claims import Claims, held_by, names
 from amd_values import allocated_device, claim_of
 from pydra import ClaimError, LeftBehind, TaintEffect
 from pydra_amd import Settings
-from pydra_amd.host.driver_module import DriverModule
+from pydra_amd.host.driver_reload import DriverModule
 from pydra_amd.settings import Partitioning
 from pydra_pci import Roots, Tree
 

@@ -1,4 +1,4 @@
-"""Loads amdsmi, AMD's Python package, or says in words why there is none. Calls of it fail here, and nowhere else.
+"""The library, by AMD's Python package amdsmi: loads it, or says in words why not, and makes every call of it.
 
 amdsmi is ctypes over libamd_smi.so of the node's ROCm, which it must match: it looks every function up at import, and
 has the layout of structures of one release. It prints, and its own mistakes are exceptions of any type.

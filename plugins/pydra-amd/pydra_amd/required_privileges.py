@@ -1,4 +1,4 @@
-"""Whether this process may change the node's files: of mounts that are read-only, and of its capabilities."""
+"""The privileges that the settings require of this process: a writable /sys, and capabilities."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBERS = {"DAC_READ_SEARCH": 2, "SYS_MODULE": 16, "SYS_CHROOT": 18, "SYS_PTRAC
 """Of capabilities. Source: capabilities(7), the kernel's include/uapi/linux/capability.h."""
 
 
-def require_permissions(tree: Tree, settings: Settings) -> None:
+def require_privileges(tree: Tree, settings: Settings) -> None:
     """Raise RightsMissing, before anything is done, if this process may not do what the settings have it do."""
     if problems := "; ".join(_find_missing(tree, settings)):
         raise RightsMissing(problems)

@@ -1,4 +1,4 @@
-"""The kernel module amdgpu, unloaded and loaded by the node's own modprobe: its options and blacklists count."""
+"""Unloads and loads amdgpu, the kernel module, by the node's own modprobe: its options and blacklists count."""
 
 from __future__ import annotations
 
