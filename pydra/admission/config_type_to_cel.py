@@ -1,6 +1,6 @@
 """Translates the types of configs to CEL: the checks of a ValidatingAdmissionPolicy.
 
-A check finds the same problems, with the same texts, as `pydra.backends.json_type_check`.
+A check finds the same problems, with the same texts, as `pydra.backends.json_validation`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from pydra.backends.supervisor_events import BackendFacts
 from pydra.backends.wire import Method
 from pydra.cdi.metadata_files import MetadataPaths, MetadataStore
 from pydra.cdi.store import CdiStore
-from pydra.checkpoint.claim_and_step_locks import InstanceLock
+from pydra.checkpoint.instance_lock import InstanceLock
 from pydra.checkpoint.record import Stage
 from pydra.checkpoint.store import RecordStore, UnreadableRecord
 from pydra.claim import HeldClaim
@@ -45,9 +45,9 @@ from pydra.claims.preparer_events import ClaimEvent, Operation, OperationEnded
 from pydra.claims.retry_left_over import retry_left_over
 from pydra.devices import TaintEffect
 from pydra.errors import CheckpointError, ContractError, PydraError, SettingsError
-from pydra.inventory.additions import Additions, Overhead, read_near_nodes
 from pydra.inventory.build_pool import Published
 from pydra.inventory.health_debounce import HealthPolicy
+from pydra.inventory.numa_nodes_and_overhead import Additions, Overhead, read_near_nodes
 from pydra.kube.api_resources import RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kube.client import KubeClient
 from pydra.kube.informer import Informer

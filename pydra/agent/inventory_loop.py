@@ -17,9 +17,9 @@ import msgspec
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.devices import DeviceHealth, HealthStatus, Inventory, Pool
 from pydra.errors import BackendError, PydraError
-from pydra.inventory.additions import Additions, add_to_inventory
 from pydra.inventory.build_pool import Published, build_pool, stale_key
 from pydra.inventory.health_debounce import HealthPolicy, Snapshot, mark_unavailable, observe
+from pydra.inventory.numa_nodes_and_overhead import Additions, add_to_inventory
 
 _log = logging.getLogger(__name__)
 FIRST_RETRY = 1.0

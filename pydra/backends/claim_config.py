@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pydra.backends.json_type_check import find_mismatches
+from pydra.backends.json_validation import find_mismatches
 from pydra.backends.type_messages import show
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
 from pydra.errors import InvalidConfig, suggest

@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, Union
 import msgspec
 
 from pydra.api_name_formats import DRIVER_RULE, SUBDOMAIN, is_driver_name
-from pydra.backends.json_type_check import find_mismatches
+from pydra.backends.json_validation import find_mismatches
 from pydra.backends.wire import Method
 from pydra.cdi.edits import ContainerEdits
 from pydra.claim import (

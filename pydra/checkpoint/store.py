@@ -35,7 +35,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from pydra import atomic_files
-from pydra.checkpoint.claim_and_step_locks import INDEX, InstanceLock
+from pydra.checkpoint.instance_lock import INDEX, InstanceLock
 from pydra.checkpoint.record import (
     NewerSchemaError,
     Record,

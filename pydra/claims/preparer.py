@@ -24,7 +24,7 @@ from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.metadata_files import MetadataStore
 from pydra.cdi.spec import ClaimSpec, build_spec
 from pydra.cdi.store import CdiStore
-from pydra.checkpoint.claim_and_step_locks import CLAIMS, PLAN, find_offset
+from pydra.checkpoint.instance_lock import CLAIMS, PLAN, find_offset
 from pydra.checkpoint.record import Metadata, Record, Stage
 from pydra.checkpoint.store import RecordStore
 from pydra.claim import (

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
-from pydra.checkpoint.claim_and_step_locks import STEPS, find_offset
+from pydra.checkpoint.instance_lock import STEPS, find_offset
 from pydra.checkpoint.record import Record
 from pydra.checkpoint.record_files import find_claim_uid
 from pydra.checkpoint.store import RecordStore

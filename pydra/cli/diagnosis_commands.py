@@ -16,7 +16,7 @@ from pydra.diagnosis.findings import Finding, has_problems
 from pydra.errors import ClaimError, SettingsError
 
 if TYPE_CHECKING:
-    from pydra.diagnosis.checkpoint import ClaimRecord
+    from pydra.diagnosis.checkpoint_records import ClaimRecord
     from pydra.diagnosis.cluster_reader import EventLine
     from pydra.diagnosis.explain_claim import Review
 
@@ -176,7 +176,7 @@ def _add_slices(commands: Commands) -> None:
 
 def _report_slices(parsed: argparse.Namespace) -> int:
     from pydra.diagnosis.cluster_reader import open_cluster  # noqa: PLC0415 - loads the client
-    from pydra.diagnosis.slices import SliceReport, report_slices  # noqa: PLC0415
+    from pydra.diagnosis.slice_report import SliceReport, report_slices  # noqa: PLC0415
 
     settings = read_node_settings(parsed, os.environ)
 
@@ -221,7 +221,7 @@ def _add_checkpoint(commands: Commands) -> None:
 
 
 def _list_records(parsed: argparse.Namespace) -> int:
-    from pydra.diagnosis.checkpoint import read_records  # noqa: PLC0415 - loads the agent
+    from pydra.diagnosis.checkpoint_records import read_records  # noqa: PLC0415 - loads the agent
 
     records = read_records(read_node_settings(parsed, os.environ), driver=parsed.only)
     if parsed.output == "json":
@@ -261,7 +261,7 @@ def _print_unreadable(records: Sequence[ClaimRecord], parsed: argparse.Namespace
 
 
 def _show_record(parsed: argparse.Namespace) -> int:
-    from pydra.diagnosis.checkpoint import choose_records, read_records  # noqa: PLC0415 - loads the agent
+    from pydra.diagnosis.checkpoint_records import choose_records, read_records  # noqa: PLC0415 - loads the agent
 
     records = choose_records(read_records(read_node_settings(parsed, os.environ), driver=parsed.only), parsed.claim)
     # A record is a document: there is no better table of it than its JSON, below its path.

@@ -12,7 +12,7 @@ from pydra.backends.backend_settings import read_settings
 from pydra.backends.child.loading import LoadError, load_object
 from pydra.backends.discovery import UNNAMED, BackendSource, find_backend, is_target, variable_prefix
 from pydra.claim import HeldClaim
-from pydra.diagnosis.checkpoint import find_drivers, read_records
+from pydra.diagnosis.checkpoint_records import find_drivers, read_records
 from pydra.diagnosis.findings import Finding, Level
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import Settings

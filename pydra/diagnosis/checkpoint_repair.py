@@ -8,10 +8,10 @@ from functools import partial
 from pydra import atomic_files
 from pydra.agent.driver import read_boot_id
 from pydra.cdi.store import CdiStore
-from pydra.checkpoint.claim_and_step_locks import InstanceLock
+from pydra.checkpoint.instance_lock import InstanceLock
 from pydra.checkpoint.store import RecordStore
 from pydra.claims.gc import read_kubelet_claims
-from pydra.diagnosis.checkpoint import find_directories
+from pydra.diagnosis.checkpoint_records import find_directories
 from pydra.diagnosis.findings import Finding, Level
 from pydra.errors import CheckpointError, SettingsError
 from pydra.settings import Settings

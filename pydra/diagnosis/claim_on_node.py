@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pydra.cdi.spec import build_spec
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.record import Stage
-from pydra.diagnosis.checkpoint import ClaimRecord, read_records
+from pydra.diagnosis.checkpoint_records import ClaimRecord, read_records
 from pydra.diagnosis.findings import Finding, Level
 from pydra.errors import PydraError
 from pydra.settings import Settings

@@ -15,7 +15,7 @@ from pydra.agent.assembly import REQUESTS
 from pydra.devices import CounterConsumption, CounterSet, Device, NodeAllocatable, Pool, Taint, TaintEffect
 from pydra.diagnosis.agent_state import AgentState, judge_agent, read_agent
 from pydra.diagnosis.backend_checks import judge_backends
-from pydra.diagnosis.checkpoint import find_drivers, judge_left_over
+from pydra.diagnosis.checkpoint_records import find_drivers, judge_left_over
 from pydra.diagnosis.claim_on_node import judge_files
 from pydra.diagnosis.cluster_reader import open_cluster
 from pydra.diagnosis.container_runtime import judge_runtime

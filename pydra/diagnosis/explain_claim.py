@@ -10,11 +10,11 @@ import msgspec
 from pydra.checkpoint.record import Stage
 from pydra.claim import ClaimRef
 from pydra.claims.allocation import parse_allocation
-from pydra.diagnosis.checkpoint import ClaimRecord
+from pydra.diagnosis.checkpoint_records import ClaimRecord
 from pydra.diagnosis.claim_on_node import judge_record, list_prepared, read_held
 from pydra.diagnosis.cluster_reader import EventLine, Reader
 from pydra.diagnosis.findings import Finding, Level
-from pydra.diagnosis.slices import PublishedDevice, find_results, judge_taints, parse_slices
+from pydra.diagnosis.slice_report import PublishedDevice, find_results, judge_taints, parse_slices
 from pydra.errors import ClaimError, KubeError, NotFound, PydraError, suggest
 from pydra.kube.api_resources import (
     DEVICE_CLASSES,

@@ -32,6 +32,7 @@ from pydra.kube.api_resources import (
 )
 from pydra.slices.build import GENERATED_BASE, WantedPool
 from pydra.slices.diff import Create, Delete, Owner, Plan, Update, plan_slices, share_devices
+from pydra.slices.publish_target import Target
 from pydra.slices.reconciler_events import (
     FieldsDropped,
     FieldsKept,
@@ -50,7 +51,6 @@ from pydra.slices.server_limitations import (
     name_gates,
     name_refused,
 )
-from pydra.slices.wanted_slices import Target
 from pydra.slices.write_schedule import Timing, WriteSchedule
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.devices import AttributeValue, Capacity, Device, NodeAllocatable, Pool, TaintEffect
-from pydra.inventory.additions import NUMA_NODE
 from pydra.inventory.compatibility_groups import is_compatible
+from pydra.inventory.numa_nodes_and_overhead import NUMA_NODE
 from pydra.kube.api_resources import JsonObject
 from pydra.quantity import parse_quantity
 from pydra.slices.build import WantedPool

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from pydra.agent.takeover import Names, take_over_claims
-from pydra.checkpoint.claim_and_step_locks import InstanceLock
+from pydra.checkpoint.instance_lock import InstanceLock
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore
 from pydra.claim import AllocatedDevice, Claim, Inheritance, InheritedClaim

@@ -23,7 +23,7 @@ from pydra import Claim, ClaimStep, ContainerEdits, Device, HeldClaim, PreparedD
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.cdi.metadata_files import MetadataPaths, MetadataStore
 from pydra.cdi.store import CdiStore
-from pydra.checkpoint.claim_and_step_locks import InstanceLock
+from pydra.checkpoint.instance_lock import InstanceLock
 from pydra.checkpoint.store import RecordStore, UnreadableRecord
 from pydra.claim import ClaimRef
 from pydra.claims.device_index import PublishedPool

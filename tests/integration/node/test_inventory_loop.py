@@ -16,9 +16,9 @@ from pydra.agent.inventory_loop import DevicesStale, InventoryLoop
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.devices import Device, Health, HealthStatus, Inventory, TaintEffect
 from pydra.errors import BackendUnavailable
-from pydra.inventory.additions import Additions
 from pydra.inventory.build_pool import Published
 from pydra.inventory.health_debounce import HealthPolicy
+from pydra.inventory.numa_nodes_and_overhead import Additions
 
 POLICY = HealthPolicy(
     effect=TaintEffect.NO_SCHEDULE,

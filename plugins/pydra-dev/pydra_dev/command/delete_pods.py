@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import anyio
 
-from pydra.diagnosis.checkpoint import judge_left_over
+from pydra.diagnosis.checkpoint_records import judge_left_over
 from pydra_dev.api.kinds import PODS, RESOURCE_CLAIMS
 from pydra_dev.command.waiting import LOOK_INTERVAL
 from pydra_dev.controllers.pods_and_claims import full_name

@@ -1,4 +1,4 @@
-"""Locks that keep two agent instances from working on the same claims.
+"""The lock file of an agent instance, which keeps two of them from working on the same claims.
 
 Byte ranges of one file, locked by the kernel. Open file description locks (`F_OFD_SETLK`, fcntl(2)) end with their
 process, however it ends, and hold across containers. One file has a range for each thing that only one instance may do

@@ -1,4 +1,4 @@
-"""What a controller knows of one resource: an informer's cache, with the controller's own writes until it has them.
+"""What a controller knows of one resource: an informer's cache, with its own writes until the informer has them.
 
 Without them a decision made right after a write would be made once more, from the state before it.
 """

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pydra.devices import AttributeValue, Capacity, Device, Inventory, NodeAllocatable
-from pydra.inventory.additions import NUMA_NODE, Additions, Overhead, add_to_inventory, read_near_nodes
 from pydra.inventory.api_rules import check_device
+from pydra.inventory.numa_nodes_and_overhead import NUMA_NODE, Additions, Overhead, add_to_inventory, read_near_nodes
 
 FOUR_EACH = ("10 11 12 12 32 32 32 32", "11 10 12 12 32 32 32 32", "12 12 10 11 32 32 32 32", "12 12 11 10 32 32 32 32")
 

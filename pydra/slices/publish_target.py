@@ -1,4 +1,4 @@
-"""The slices that are wanted of a pool, on a server that may not accept all of it."""
+"""What is to be published of a pool, on a server that may not accept all of it: the target, as slices."""
 
 from __future__ import annotations
 
