@@ -25,9 +25,8 @@ from pydra.errors import KubeError, SettingsError, Unsupported
 from pydra.kube.api_resources import EVENTS, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
-from pydra.kube.event_recorder import build_event_recorder
+from pydra.kube.event_recorder import EventRecorder, build_event_recorder
 from pydra.kube.version import check_server
-from pydra.observability.events import EventRecorder
 from pydra.observability.http import serve_http
 from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import open_tracer

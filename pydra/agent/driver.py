@@ -50,12 +50,12 @@ from pydra.inventory.health_debounce import HealthPolicy
 from pydra.inventory.numa_nodes_and_overhead import Additions, Overhead, read_near_nodes
 from pydra.kube.api_resources import RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kube.client import KubeClient
+from pydra.kube.event_recorder import EventRequest
 from pydra.kube.informer import Informer
 from pydra.kubelet.health_service import HealthBoard
 from pydra.kubelet.plugin import DIRECTORY_MODE, KubeletEvent, KubeletPlugin, Serving, Waiting
 from pydra.kubelet.registration import Registered, RegistrationRefused
 from pydra.kubelet.sockets import plan_socket_paths
-from pydra.observability.events import EventRequest
 from pydra.observability.logging import logging_fields
 from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import Tracer

@@ -27,11 +27,11 @@ from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import PydraError, Unavailable, Unsupported
 from pydra.inventory.build_pool import Published
 from pydra.kube.client import RequestDone
+from pydra.kube.event_recorder import EventRequest, Subject
 from pydra.kube.informer import WatchFailed
 from pydra.kubelet.health_service import HealthStreams
 from pydra.kubelet.plugin import Serving, Stopped, Waiting
 from pydra.kubelet.registration import Registered, RegistrationRefused
-from pydra.observability.events import EventRequest, Subject
 from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import Tracer
 from pydra.slices.foreign import ForeignSlices

@@ -20,9 +20,8 @@ from pydra.kube.api_resources import (
 )
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
-from pydra.kube.event_recorder import build_event_recorder
+from pydra.kube.event_recorder import EventRecorder, EventRequest, Subject, build_event_recorder
 from pydra.kube.informer import Informer
-from pydra.observability.events import EventRecorder, EventRequest, Subject
 from pydra.observability.http import serve_http
 from pydra.observability.logging import configure_logs
 from pydra.settings import LogFormat, LogLevel

@@ -32,8 +32,8 @@ from pydra.kube.api_resources import (
     Resource,
 )
 from pydra.kube.client import KubeClient
+from pydra.kube.event_recorder import Create, EventDeduplicator, EventRequest, Subject
 from pydra.kube.version import ServerVersion, check_server, parse_version
-from pydra.observability.events import Create, EventDeduplicator, EventRequest, Subject
 from pydra.settings import Settings
 from pydra.slices.build import build_wanted
 from pydra.slices.diff import plan_slices

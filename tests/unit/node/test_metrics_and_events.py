@@ -18,11 +18,11 @@ from pydra.devices import DeviceHealth, HealthStatus, Pool
 from pydra.errors import ClaimError, InvalidConfig, KubeError, Unavailable, Unsupported, of_call
 from pydra.inventory.build_pool import Published
 from pydra.kube.client import RequestDone
+from pydra.kube.event_recorder import EventRequest
 from pydra.kube.informer import WatchFailed
 from pydra.kubelet.health_service import HealthStreams
 from pydra.kubelet.plugin import KubeletEvent
 from pydra.kubelet.registration import Registered, RegistrationRefused
-from pydra.observability.events import EventRequest
 from pydra.observability.metrics import Metrics
 from pydra.slices.foreign import ForeignSlices
 from pydra.slices.reconciler_events import FieldsDropped, FieldsKept, SliceEvent

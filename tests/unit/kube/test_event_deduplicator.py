@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra.foreign_text import escape
-from pydra.observability.events import (
+from pydra.kube.event_recorder import (
     DIFFERENT,
     REMEMBERED,
     Create,

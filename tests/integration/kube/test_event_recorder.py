@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 
 from pydra.errors import KubeError, NotFound, Unavailable
-from pydra.observability.events import Create, EventDeduplicator, EventRecorder, EventRequest, Repetition, Subject
+from pydra.kube.event_recorder import Create, EventDeduplicator, EventRecorder, EventRequest, Repetition, Subject
 
 
 class Desk:
