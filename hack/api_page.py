@@ -62,12 +62,12 @@ def section_of(name: str, value: Any) -> str:
     if inspect.isclass(value) and issubclass(value, pydra.PydraError):
         return "Errors"
     if name in vars(pydra.devices):
-        return "Measurements" if name.startswith("Sample") else "Devices"
+        return "Devices"
     if not inspect.isclass(value):
         return "Functions"
     if issubclass(value, Protocol):
         return "Coroutines"
-    return "Container edits" if value.__module__ == "pydra.cdi.edits" else "Claims"
+    return {"pydra.cdi.edits": "Container edits", "pydra.samples": "Measurements"}.get(value.__module__, "Claims")
 
 
 def describe(name: str, value: Any) -> Iterator[str]:

@@ -6,32 +6,20 @@ here, so a backend's process stays small.
 """
 
 from pydra.backends.backend_settings import read_settings
+from pydra.backends.call_context import held_claims, set_status, time_left
 from pydra.backends.contract import (
     Backend,
+    Inheritance,
+    InheritedClaim,
     Inherits,
     Measures,
     Plans,
     Restores,
     Steps,
     Watches,
-    held_claims,
-    set_status,
-    time_left,
 )
 from pydra.cdi.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
-from pydra.claim import (
-    AllocatedDevice,
-    Claim,
-    ClaimStep,
-    HeldClaim,
-    Inheritance,
-    InheritedClaim,
-    Plan,
-    PodRef,
-    PreparedDevice,
-    StepStage,
-    describe_step,
-)
+from pydra.claim import AllocatedDevice, Claim, HeldClaim, PodRef, PreparedDevice
 from pydra.device_status import ClaimDeviceStatus, Condition, DeviceStatus, NetworkData
 from pydra.devices import (
     AttributeValue,
@@ -46,8 +34,6 @@ from pydra.devices import (
     NodeAllocatable,
     Quantity,
     RequestPolicy,
-    Sample,
-    SampleKind,
     Taint,
     TaintEffect,
     Version,
@@ -63,7 +49,9 @@ from pydra.errors import (
     UndoLater,
     UnknownDevice,
 )
+from pydra.plan import ClaimStep, Plan, StepStage, describe_step
 from pydra.quantity import canonical_quantity, is_quantity, parse_quantity
+from pydra.samples import Sample, SampleKind
 
 __version__ = "0.1.0"
 

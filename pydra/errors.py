@@ -1,4 +1,4 @@
-"""Exception hierarchy of pydra, and how its messages write seconds and suggestions; the branch says who is at fault.
+"""Exception hierarchy of pydra; the branch says who is at fault.
 
 PydraError
 ├── SettingsError            the admin's settings: all problems at once
@@ -37,9 +37,10 @@ arrive at the agent on the instance: `type(error).reason` is then still pydra's.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, TypeVar
+
+from pydra.message_text import format_seconds
 
 E = TypeVar("E", bound="PydraError")
 
@@ -124,11 +125,6 @@ class BackendTimeout(BackendError):
         waiting = f"; it was waiting in {where}" if where else ""
         after = f"after {format_seconds(deadline)} s" if deadline else "before it began"
         super().__init__(backend, f"{call} timed out {after}{waiting}", details=details, logged=logged)
-
-
-def format_seconds(seconds: float) -> str:
-    """Format seconds for messages: `40` for 39.98, `0.3`."""
-    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
 
 
 class BackendUnavailable(BackendError):
@@ -334,19 +330,3 @@ class Unavailable(KubeError):
     def __init__(self, message: str, *, status: int = 0, cause: str = "", retry_after: float = 0.0) -> None:
         self.retry_after = retry_after
         super().__init__(message, status=status, cause=cause)
-
-
-def find_similar(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return the known word that this one may be a misspelling of; empty if none is close."""
-    by_lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
-    return by_lower[close[0]] if close else ""
-
-
-def suggest(word: str, known: Iterable[str], *, prefix: str = "") -> str:
-    """` (did you mean "x"?)` when one of the known words is close, else nothing.
-
-    `prefix` starts all of them, and is not compared: it would make all of them close.
-    """
-    similar = find_similar(word.removeprefix(prefix), (one.removeprefix(prefix) for one in known))
-    return f' (did you mean "{prefix}{similar}"?)' if similar else ""

@@ -16,9 +16,10 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from pydra import atomic_files
+from pydra.backends.contract import Inheritance
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore
-from pydra.claim import Claim, Inheritance
+from pydra.claim import Claim
 from pydra.errors import CheckpointError
 
 SUFFIX = ".inherited"

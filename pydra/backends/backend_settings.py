@@ -18,7 +18,8 @@ from msgspec import inspect as mi
 from pydra.backends.json_validation import find_mismatches
 from pydra.backends.type_messages import describe
 from pydra.backends.wire import SettingValue
-from pydra.errors import SettingsError, suggest
+from pydra.errors import SettingsError
+from pydra.message_text import suggest
 
 RESERVED = ("STATE", "SCENARIO")
 """Variables that pydra's own tools set for backends of simulated hardware, whether these have such settings or not."""

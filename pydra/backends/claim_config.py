@@ -15,7 +15,8 @@ import msgspec
 from pydra.backends.json_validation import find_mismatches
 from pydra.backends.type_messages import show
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
-from pydra.errors import InvalidConfig, suggest
+from pydra.errors import InvalidConfig
+from pydra.message_text import suggest
 
 ConfigTypes = Mapping[str, type[Any]]
 """From `"group/version/Kind"` to the Struct of that kind; `"version/"` is that of parameters without `kind`,

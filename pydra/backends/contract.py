@@ -1,4 +1,4 @@
-"""Protocol classes that define the interface a backend implements.
+"""The contract: Protocol classes for the interface that a backend implements, and what its `inherit` returns.
 
 Nothing here is subclassed. A backend is any object, usually a module, named by an entry point of the group
 `pydra.backends`, that has the coroutines below. It runs in a process of its own, and imports vendor libraries inside
@@ -37,63 +37,14 @@ Beside the coroutines it may have:
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from pydra.claim import Claim, HeldClaim, Inheritance, PreparedDevice
-from pydra.devices import Inventory, Sample
+import msgspec
 
-ENTRY_POINT_GROUP = "pydra.backends"
-
-call_deadline: ContextVar[float] = ContextVar("pydra_call_deadline", default=math.inf)
-"""When the running call will be cancelled, on the clock of `time.monotonic`; set by the backend's process."""
-
-
-def time_left() -> float:
-    """Return the seconds until the running call is cancelled, at least 0; `inf` outside a call or without a deadline.
-
-    Works in the coroutine, in the tasks that it starts and in `asyncio.to_thread`.
-    """
-    return max(0.0, call_deadline.get() - time.monotonic())
-
-
-def _read_nothing() -> tuple[HeldClaim, ...]:
-    return ()
-
-
-class HeldCopy:
-    """The copy of the held claims in the backend's process, which sets `read`."""
-
-    def __init__(self) -> None:
-        self.read: Callable[[], tuple[HeldClaim, ...]] = _read_nothing
-
-
-held_copy = HeldCopy()
-
-
-def held_claims() -> tuple[HeldClaim, ...]:
-    """Return the claims that this node holds, in the order of their uids, as the agent's records have them.
-
-    Never older than the running call, and kept up to date between calls, for backends with `plan` or `restore`; empty
-    for others. Do not change these objects.
-    """
-    return held_copy.read()
-
-
-call_status: ContextVar[list[str] | None] = ContextVar("pydra_call_status", default=None)
-"""The last status of the running call; a list, since threads of the call have a copy of its context."""
-
-
-def set_status(text: str) -> None:
-    """Say in a few words what the running call is doing, such as `resetting card-3`, before something that may hang.
-
-    A call that takes long is reported with its status. Cheap, and works wherever `time_left` does.
-    """
-    if (status := call_status.get()) is not None:
-        status[:] = (text,)
+from pydra.claim import Claim, HeldClaim, PreparedDevice
+from pydra.devices import Inventory
+from pydra.samples import Sample
 
 
 class Backend(Protocol):
@@ -193,6 +144,28 @@ class Measures(Protocol):
     async def measure(self) -> Sequence[Sample]:
         """Return current gauges and counters of the hardware."""
         ...
+
+
+class InheritedClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim that another driver prepared, as if this backend had."""
+
+    claim: Claim
+    """The claim, with what is to be undone as steps, each by `describe_step`. Name and namespace are empty if that
+    driver did not record them; the agent looks them up.
+    """
+    prepared: tuple[PreparedDevice, ...]
+    """One entry for each of its devices."""
+
+
+class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
+    """What another driver of the same name left on the node."""
+
+    claims: tuple[InheritedClaim, ...] = ()
+    """The claims that the other driver had prepared."""
+    files: tuple[str, ...] = ()
+    """That driver's records in the plugin directory. Once the claims are stored, they are renamed to end in
+    `.inherited`.
+    """
 
 
 class Inherits(Protocol):

@@ -19,7 +19,8 @@ import msgspec
 
 from pydra.backends.wire import Call, Method
 from pydra.claim import Claim
-from pydra.errors import BackendDied, BackendError, BackendTimeout, ContractError, format_seconds
+from pydra.errors import BackendDied, BackendError, BackendTimeout, ContractError
+from pydra.message_text import format_seconds
 
 MAX_CLAIMS = 1024
 """Claims whose crashes are remembered; the oldest are forgotten first."""

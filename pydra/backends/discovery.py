@@ -11,9 +11,10 @@ from importlib.metadata import EntryPoint, entry_points
 
 import msgspec
 
-from pydra.backends.contract import ENTRY_POINT_GROUP
-from pydra.errors import SettingsError, suggest
+from pydra.errors import SettingsError
+from pydra.message_text import suggest
 
+ENTRY_POINT_GROUP = "pydra.backends"
 UNNAMED = "unnamed:"
 """Stands, as a module would, for the backends in the settings of a tool of the node where none is named."""
 

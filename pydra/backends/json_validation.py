@@ -17,7 +17,7 @@ from msgspec import Meta
 from msgspec import inspect as mi
 
 from pydra.backends.type_messages import LEAVES, describe, is_quantity_type, show
-from pydra.errors import suggest
+from pydra.message_text import suggest
 from pydra.quantity import is_quantity
 
 _Object = mi.StructType | mi.TypedDictType | mi.DataclassType

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pydra.errors import suggest
+from pydra.message_text import suggest
 
 _UNEXPECTED = re.compile(r"Unexpected keyword argument '(.*)'")
 _MISSING = re.compile(r"Missing required argument '(.*)'")

@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from pydra.backends.contract import Inheritance
 from pydra.backends.crash_attribution import (
     CallInFlight,
     CrashAttribution,
@@ -55,8 +56,8 @@ from pydra.backends.validation import (
     sort_prepared,
 )
 from pydra.backends.wire import Call, Failure, Hello, Method, Refusal, Reply
-from pydra.claim import Claim, ClaimStep, HeldClaim, Inheritance, PreparedDevice
-from pydra.devices import Inventory, Sample
+from pydra.claim import Claim, HeldClaim, PreparedDevice
+from pydra.devices import Inventory
 from pydra.errors import (
     BackendDied,
     BackendError,
@@ -68,6 +69,8 @@ from pydra.errors import (
     SettingsError,
     of_call,
 )
+from pydra.plan import ClaimStep
+from pydra.samples import Sample
 from pydra.settings import ProcessRights
 
 T = TypeVar("T")

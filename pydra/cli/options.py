@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pydra.errors import suggest
+from pydra.message_text import suggest
 from pydra.settings import Settings, WebhookSettings
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from pydra.backends.backend_settings import service_prefixes
 from pydra.backends.discovery import UNNAMED, variable_prefix
 from pydra.cli.options import AGENT, Option, OptionTable, flag_of, key_of, variable_of
-from pydra.errors import SettingsError, suggest
+from pydra.errors import SettingsError
+from pydra.message_text import suggest
 from pydra.settings import Settings, find_value_problems, parse_settings
 
 

@@ -14,7 +14,8 @@ from pydra import atomic_files
 from pydra.checkpoint.record_files import StoredRecord, list_stored
 from pydra.claim import Claim, HeldClaim
 from pydra.diagnosis.findings import Finding, Level
-from pydra.errors import CheckpointError, SettingsError, suggest
+from pydra.errors import CheckpointError, SettingsError
+from pydra.message_text import suggest
 from pydra.settings import Settings
 
 

@@ -15,7 +15,7 @@ from pydra.diagnosis.claim_on_node import judge_record, list_prepared, read_held
 from pydra.diagnosis.cluster_reader import EventLine, Reader
 from pydra.diagnosis.findings import Finding, Level
 from pydra.diagnosis.slice_report import PublishedDevice, find_results, judge_taints, parse_slices
-from pydra.errors import ClaimError, KubeError, NotFound, PydraError, suggest
+from pydra.errors import ClaimError, KubeError, NotFound, PydraError
 from pydra.kube.api_resources import (
     DEVICE_CLASSES,
     NODES,
@@ -25,6 +25,7 @@ from pydra.kube.api_resources import (
     JsonObject,
 )
 from pydra.kube.client import KubeClient
+from pydra.message_text import suggest
 from pydra.settings import Settings
 
 _CLASS = "class"

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from pydra.errors import SettingsError, suggest
+from pydra.errors import SettingsError
+from pydra.message_text import suggest
 from pydra_dev.api.errors import JsonObject, StatusError
 from pydra_dev.api.kinds import DEVICE_CLASSES, KINDS, Kind
 from pydra_dev.apiserver.registry_strategy import find_unknown_fields

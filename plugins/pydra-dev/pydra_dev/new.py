@@ -14,7 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pydra.backends.discovery import list_backends
-from pydra.errors import SettingsError, suggest
+from pydra.errors import SettingsError
+from pydra.message_text import suggest
 
 TEMPLATE = Path(__file__).parent / "template"
 WITH_FEATURES = Path(__file__).parent / "features"

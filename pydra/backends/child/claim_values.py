@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from pydra.backends.claim_config import ConfigTypes, decode_what_fits
 from pydra.backends.wire import Held, find_unencodable, parse_held
-from pydra.claim import Claim, ClaimStep, HeldClaim, Plan, describe_step
+from pydra.claim import Claim, HeldClaim
 from pydra.errors import UndoLater
+from pydra.plan import ClaimStep, Plan, describe_step
 
 
 class BackendTypes:

@@ -10,10 +10,11 @@ import anyio
 import pytest
 
 from pydra.agent.takeover import Names, take_over_claims
+from pydra.backends.contract import Inheritance, InheritedClaim
 from pydra.checkpoint.instance_lock import InstanceLock
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore
-from pydra.claim import AllocatedDevice, Claim, Inheritance, InheritedClaim
+from pydra.claim import AllocatedDevice, Claim
 from pydra.errors import CheckpointError, ClaimError
 from pydra.kube.api_resources import EVENTS
 from pydra_dev.node import EmbeddedNode, run_node

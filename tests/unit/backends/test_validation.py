@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from pydra.backends.contract import Inheritance, InheritedClaim
 from pydra.backends.validation import (
     MAX_SAMPLES,
     MAX_STATE,
@@ -25,8 +26,9 @@ from pydra.backends.validation import (
     find_value_violations,
 )
 from pydra.backends.wire import Method, build_result
-from pydra.claim import AllocatedDevice, Claim, Inheritance, InheritedClaim, PreparedDevice
-from pydra.devices import Inventory, Sample
+from pydra.claim import AllocatedDevice, Claim, PreparedDevice
+from pydra.devices import Inventory
+from pydra.samples import Sample
 
 
 def allocated(device: str, **fields: Any) -> AllocatedDevice:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pydra.errors import suggest
+from pydra.message_text import suggest
 from pydra_dev.container_runtime.cdi_specs import Hook, Mount
 from pydra_dev.container_runtime.oci import OciSpec
 from pydra_dev.kubelet.observations import (

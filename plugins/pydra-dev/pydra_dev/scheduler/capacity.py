@@ -11,7 +11,7 @@ from math import ceil
 
 import msgspec
 
-from pydra.errors import suggest
+from pydra.message_text import suggest
 from pydra_dev.api import schema
 from pydra_dev.api.quantity import BINARY, format_quantity, parse_quantity
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
-from pydra.errors import suggest
+from pydra.message_text import suggest
 from pydra_dev.api import schema
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.quantity import parse_quantity

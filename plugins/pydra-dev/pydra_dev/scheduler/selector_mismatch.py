@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pydra.errors import suggest
+from pydra.message_text import suggest
 from pydra_dev.api import schema
 
 _READS = re.compile(
