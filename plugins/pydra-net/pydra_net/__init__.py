@@ -41,6 +41,6 @@ async def connect(settings: Settings) -> AsyncIterator[NetBackend]:
 
 def examine(settings: Settings, held: Sequence[HeldClaim]) -> Iterator[str]:
     """Yield which interfaces are not where claims say, or not as they say. Raises NamespaceGone."""
-    from pydra_net.doctor_check import examine_node  # noqa: PLC0415
+    from pydra_net.doctor_claim_interfaces import examine_node  # noqa: PLC0415
 
     return examine_node(settings, held)

@@ -9,11 +9,12 @@ from msgspec.structs import replace
 
 from pydra import ClaimError, LeftBehind, UndoLater
 from pydra_net.find_interface import find, is_in, locating
+from pydra_net.gso_sizes_and_sysctls import SIZES
+from pydra_net.interface_diff import plan_changes
+from pydra_net.interface_state import find_state_before
 from pydra_net.kernel import Kernel, KernelRefused, Namespace
-from pydra_net.link_parameters import SIZES
+from pydra_net.network_change_types import Mark
 from pydra_net.network_types import Link, Programs, Reading
-from pydra_net.operations import Mark
-from pydra_net.plan_interface import find_state_before, plan_changes
 from pydra_net.steps import GiveInterface, InterfaceStep
 
 _log = logging.getLogger(__name__)

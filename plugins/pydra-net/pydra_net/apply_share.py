@@ -8,8 +8,8 @@ from pydra import ClaimError, UndoLater
 from pydra_net.apply_interface import AttachFailed, configure
 from pydra_net.find_interface import find, is_in, locating
 from pydra_net.kernel import Kernel, KernelRefused, Namespace
+from pydra_net.network_change_types import NewLink, RemoveLink
 from pydra_net.network_types import Link, Reading
-from pydra_net.operations import NewLink, RemoveLink
 from pydra_net.steps import ShareInterface
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from pydra import ClaimError, UndoLater
 from pydra_net.kernel import Kernel, Namespace
+from pydra_net.network_change_types import SetFunction
 from pydra_net.network_types import VirtualFunctionState
-from pydra_net.operations import SetFunction
 from pydra_net.steps import ConfigureFunction
 from pydra_net.virtual_functions import find_card, find_virtual_function
 from pydra_pci import Tree

@@ -12,8 +12,8 @@ from pydra_net.claim_config import NetworkConfig
 from pydra_net.claim_records import list_holders
 from pydra_net.ethtool_names import list_present, resolve_ethtool
 from pydra_net.hardware_types import Node
+from pydra_net.interface_state import find_state_in_pod, read_interface
 from pydra_net.network_types import Ethtool, Link, Programs
-from pydra_net.plan_interface import find_state_in_pod, read_interface
 from pydra_net.plan_rdma import is_alone, plan_rdma
 from pydra_net.plan_share import is_virtual, plan_share
 from pydra_net.plan_virtual_function import plan_function

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from pydra import ClaimError
+from pydra_net.network_change_types import NewLink, Operation
 from pydra_net.network_types import Ethtool, Link, Programs, RdmaDevice, Reading, VirtualFunctionState
-from pydra_net.operations import NewLink, Operation
 
 
 class Namespace(Protocol):

@@ -14,9 +14,9 @@ from pydra import ClaimError
 from pydra_net.dhcp.client import Client, Identity
 from pydra_net.dhcp.messages import FOREVER, Lease
 from pydra_net.find_interface import find
+from pydra_net.interface_diff import find_given, plan_given, plan_lease
 from pydra_net.kernel import Kernel, Namespace
 from pydra_net.network_types import Address, Link
-from pydra_net.plan_interface import find_given, plan_given, plan_lease
 from pydra_net.steps import InterfaceStep, ShareInterface, Step
 
 _PAUSE = 10.0

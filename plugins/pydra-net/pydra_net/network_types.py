@@ -13,6 +13,7 @@ _REPRESENTOR = re.compile(r"(c\d+)?pf\d+(vf|sf)\d+")
 
 BY_KERNEL, BY_ADVERTISEMENT = 2, 9
 """Protocols of routes: whoever made them. RTPROT_KERNEL, _RA."""
+LINK_SCOPE, MAIN_TABLE = 253, 254
 FOREVER = 0xFFFFFFFF
 """The lifetime of an address that does not end."""
 
@@ -46,7 +47,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     destination: str
     gateway: str = ""
     source: str = ""
-    table: int = 254
+    table: int = MAIN_TABLE
     scope: int = 0
     type: int = 1
     protocol: int = 0
@@ -126,7 +127,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `lower` is the index of the link below (or of a veth's other end) if it is in the same namespace, else 0. `parent`
     is the device that it belongs to, as `pci/0000:3b:00.0`; `port` the name of the device's port. `parameters` are
-    those of `link_parameters` that the kernel knows; `most_gso` is its limit for the sizes of segments.
+    those of `gso_sizes_and_sysctls` that the kernel knows; `most_gso` is its limit for the sizes of segments.
     """
 
     index: int

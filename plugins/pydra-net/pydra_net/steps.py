@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from pydra_net.interface_state import InterfaceState
 from pydra_net.network_types import Interface, Link, VirtualFunctionState
-from pydra_net.plan_interface import InterfaceState
 
 _MARK = "pydra."
 

@@ -4,7 +4,7 @@ This is the public API; every other name below `pydra_pci` is private, except `p
 out.
 """
 
-from pydra_pci.background_work import run_beside
+from pydra_pci.background_tasks import run_beside
 from pydra_pci.binding import (
     FunctionState,
     KernelRefused,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pydra_pci import Tree
-from pydra_tpu.chip_grouping import build_chips, keep_places
 from pydra_tpu.hardware_types import Chip, Host, Process
 from pydra_tpu.host.pci import read_functions
 from pydra_tpu.host.processes import read_users
+from pydra_tpu.pci_functions_to_chips import build_chips, keep_places
 from pydra_tpu.settings import Settings
 from pydra_tpu.slice_facts.merge import merge_facts
 from pydra_tpu.slice_facts.parse import parse_attributes, parse_settings, parse_tpu_env

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra_pci import Roots, Tree
-from pydra_tpu.chip_grouping import build_chips
 from pydra_tpu.host.pci import read_functions
+from pydra_tpu.pci_functions_to_chips import build_chips
 from pydra_tpu.simulation.machine_types import MACHINE_TYPES
 from pydra_tpu.simulation.tree import write_files
 from pydra_tpu.slice_facts.merge import merge_facts

@@ -13,8 +13,8 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from pydra_net.kernel import KernelRefused
 from pydra_net.netlink import bpf_syscall
+from pydra_net.network_change_types import DetachPrograms
 from pydra_net.network_types import Programs
-from pydra_net.operations import DetachPrograms
 
 _PLACES = (bpf_syscall.TCX_INGRESS, bpf_syscall.TCX_EGRESS)
 _PARENTS = (0xFFFFFFF2, 0xFFFFFFF3)

@@ -15,18 +15,10 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pydra_net.kernel import KernelRefused
 from pydra_net.netlink.bpf_programs import detach_programs
 from pydra_net.netlink.ethtool import set_ethtool
-from pydra_net.netlink.ip_messages import (
-    add_address,
-    add_neighbour,
-    add_route,
-    add_rule,
-    remove_address,
-    remove_route,
-)
+from pydra_net.netlink.ip_messages import add_address, add_neighbour, add_route, add_rule, remove_address, remove_route
 from pydra_net.netlink.link_messages import WITHOUT_COUNTERS, mark_link, remove_link, set_link, set_parameter
 from pydra_net.netlink.sysctls import set_sysctl
-from pydra_net.network_types import VirtualFunctionState
-from pydra_net.operations import (
+from pydra_net.network_change_types import (
     AddAddress,
     AddNeighbour,
     AddRoute,
@@ -44,6 +36,7 @@ from pydra_net.operations import (
     SetParameter,
     SetSysctls,
 )
+from pydra_net.network_types import VirtualFunctionState
 
 _ANY_VRF = ("tcp_l3mdev_accept", "udp_l3mdev_accept")
 """Let servers that listen on all addresses be reached in each VRF."""

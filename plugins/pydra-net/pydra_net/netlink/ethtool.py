@@ -13,8 +13,8 @@ from typing import Any
 from pyroute2.ethtool.ioctl import EthtoolError, EthtoolValue, IoctlEthtool
 
 from pydra_net.kernel import KernelRefused
+from pydra_net.network_change_types import SetEthtool
 from pydra_net.network_types import Ethtool, Feature
-from pydra_net.operations import SetEthtool
 
 _GET_FLAGS, _SET_FLAGS = 0x27, 0x28
 _PRIVATE_FLAGS = 2

@@ -13,8 +13,8 @@ from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from pydra_net.netlink.link_messages import pack_mac
 from pydra_net.netlink.messages import CREATE, REPLACE, change, pack, pack_number
+from pydra_net.network_change_types import AddAddress, AddNeighbour, AddRoute, AddRule, RemoveAddress, RemoveRoute
 from pydra_net.network_types import FOREVER, Route
-from pydra_net.operations import AddAddress, AddNeighbour, AddRoute, AddRule, RemoveAddress, RemoveRoute
 
 _NEW_ADDRESS, _DEL_ADDRESS, _NEW_ROUTE, _DEL_ROUTE, _NEW_NEIGHBOUR, _NEW_RULE = 20, 21, 24, 25, 28, 32
 _FAMILIES = {4: 2, 6: 10}

@@ -24,8 +24,8 @@ from pydra_net.netlink.link_messages import get_link, move_link
 from pydra_net.netlink.namespaces import OpenNamespace
 from pydra_net.netlink.rdma import move_rdma, read_exclusive, read_rdma
 from pydra_net.netlink.reading import read_all, read_link, read_links
+from pydra_net.network_change_types import AddRule, Mark, NewLink, Operation, SetLink
 from pydra_net.network_types import IPVLAN_MODES, Ethtool, Link, Programs, RdmaDevice, Reading, VirtualFunctionState
-from pydra_net.operations import AddRule, Mark, NewLink, Operation, SetLink
 
 T = TypeVar("T")
 _ATTEMPTS = 4

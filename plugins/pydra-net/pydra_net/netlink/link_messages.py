@@ -13,9 +13,9 @@ from typing import Any
 
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from pydra_net.link_parameters import IPV4, SIZES
+from pydra_net.gso_sizes_and_sysctls import IPV4, SIZES
 from pydra_net.netlink.messages import CREATE, ask, change, pack, pack_number
-from pydra_net.operations import Mark, RemoveLink, SetLink, SetParameter
+from pydra_net.network_change_types import Mark, RemoveLink, SetLink, SetParameter
 
 _NEW_LINK, _DEL_LINK, _GET_LINK, _SET_LINK, _NEW_PROPERTY, _DEL_PROPERTY = 16, 17, 18, 19, 108, 109
 _MAC, _NAME, _MTU, _MASTER, _ALIAS, _FAMILIES, _NAMESPACE, _MASK = 1, 3, 4, 10, 20, 26, 28, 29
@@ -75,7 +75,7 @@ def remove_link(operation: RemoveLink) -> None:
 
 
 def set_parameter(operation: SetParameter) -> None:
-    """Set one of a link's `link_parameters`. Raises KernelRefused."""
+    """Set one of a link's `gso_sizes_and_sysctls`. Raises KernelRefused."""
     index, name, value = operation.index, operation.name, pack_number(operation.value)
     if name in SIZES:
         _change(_SET_LINK, index, {SIZES[name]: value})

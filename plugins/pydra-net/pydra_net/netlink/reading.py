@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydra_net.link_parameters import IPV4, SIZES
+from pydra_net.gso_sizes_and_sysctls import IPV4, SIZES
 from pydra_net.netlink.link_messages import WITHOUT_COUNTERS
 from pydra_net.network_types import (
     BY_ADVERTISEMENT,

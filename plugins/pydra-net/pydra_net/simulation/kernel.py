@@ -17,10 +17,9 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from pydra_net.gso_sizes_and_sysctls import IPV4
 from pydra_net.kernel import KernelRefused, Namespace, NamespaceGone
-from pydra_net.link_parameters import IPV4
-from pydra_net.network_types import Ethtool, Feature, Link, Programs, RdmaDevice, Reading, VirtualFunctionState
-from pydra_net.operations import (
+from pydra_net.network_change_types import (
     AddAddress,
     AddNeighbour,
     AddRoute,
@@ -37,6 +36,7 @@ from pydra_net.operations import (
     SetLink,
     SetParameter,
 )
+from pydra_net.network_types import Ethtool, Feature, Link, Programs, RdmaDevice, Reading, VirtualFunctionState
 
 ValueT = TypeVar("ValueT")
 

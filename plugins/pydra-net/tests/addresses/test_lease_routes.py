@@ -6,8 +6,9 @@ import pytest
 
 from dhcp_server import ADDRESS, ROUTES, SERVER, DhcpServer
 from pydra_net.dhcp.messages import DISCOVER, Lease, Request, decode, encode
+from pydra_net.interface_diff import plan_lease
+from pydra_net.interface_state import InterfaceState
 from pydra_net.network_types import Link, Reading, Route
-from pydra_net.plan_interface import InterfaceState, plan_lease
 
 LINK = Link(index=3, name="net1", up=True)
 MAIN, VRF = InterfaceState(name="net1", dhcp=True), InterfaceState(name="net1", dhcp=True, vrf="blue", vrf_table=1007)

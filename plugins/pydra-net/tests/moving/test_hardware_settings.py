@@ -19,8 +19,8 @@ from pydra import TerminalError
 from pydra_net.claim_config import NetworkConfig
 from pydra_net.kernel import KernelRefused
 from pydra_net.netlink.kernel import NetlinkKernel
+from pydra_net.network_change_types import DetachPrograms, SetEthtool, SetFunction, SetLink, SetSysctls
 from pydra_net.network_types import Ethtool, Programs, VirtualFunctionState
-from pydra_net.operations import DetachPrograms, SetEthtool, SetFunction, SetLink, SetSysctls
 
 _PROBLEM = find_problem()
 pytestmark = pytest.mark.skipif(bool(_PROBLEM), reason=_PROBLEM)

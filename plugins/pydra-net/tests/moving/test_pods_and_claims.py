@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from net_agent import build_sandbox
 from pydra import UnknownDevice
-from pydra_net.doctor_check import examine_interfaces
-from pydra_net.operations import SetLink
+from pydra_net.doctor_claim_interfaces import examine_interfaces
+from pydra_net.network_change_types import SetLink
 from pydra_net.simulation.kernel import HOST
 from pydra_net.simulation.machine import MACHINE_TYPES
 from pydra_nri.simulation.runtime import OperationFailed

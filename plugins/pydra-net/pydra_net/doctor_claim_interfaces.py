@@ -9,9 +9,10 @@ from pydra import HeldClaim
 from pydra_net.claim_records import list_interfaces
 from pydra_net.composition import open_kernel
 from pydra_net.find_interface import find
+from pydra_net.interface_diff import plan_changes
+from pydra_net.interface_state import find_state_before
 from pydra_net.kernel import Kernel, Namespace, NamespaceGone
-from pydra_net.operations import DetachPrograms, JoinVrf, Operation, SetEthtool, SetSysctls
-from pydra_net.plan_interface import find_state_before, plan_changes
+from pydra_net.network_change_types import DetachPrograms, JoinVrf, Operation, SetEthtool, SetSysctls
 from pydra_net.settings import Settings
 from pydra_net.steps import GiveInterface, InterfaceStep
 

@@ -13,7 +13,7 @@ from pydra import AllocatedDevice, Claim, HeldClaim
 from pydra_cpu import examine
 from pydra_cpu.container_reader import NothingVisible, Running
 from pydra_cpu.cpu_list import parse_cpu_list
-from pydra_cpu.doctor_check import find_differences
+from pydra_cpu.doctor_container_cpus import find_differences
 from pydra_cpu.pinning import Container
 from pydra_cpu.settings import Settings
 from pydra_cpu.simulation.machine import Machine

@@ -34,7 +34,7 @@ class SetLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SetParameter(msgspec.Struct, frozen=True, kw_only=True):
-    """Set one of a link's `link_parameters`."""
+    """Set one of a link's `gso_sizes_and_sysctls`."""
 
     index: int
     name: str

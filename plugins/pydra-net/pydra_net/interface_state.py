@@ -1,4 +1,4 @@
-"""What an interface should be like in a namespace, and what is to be done so that it is. No I/O."""
+"""How an interface is configured on the node, and how it should be in a pod, by the claim, or back there. No I/O."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from pydra_net.claim_config import EthtoolConfig, InterfaceConfig, NetworkConfig, RouteConfig, RuleConfig
-from pydra_net.dhcp.messages import Lease
-from pydra_net.link_parameters import list_changes
 from pydra_net.network_types import (
     BY_ADVERTISEMENT,
     BY_KERNEL,
+    LINK_SCOPE,
+    MAIN_TABLE,
     Address,
     Configuration,
     Interface,
@@ -22,31 +22,13 @@ from pydra_net.network_types import (
     Route,
     Rule,
 )
-from pydra_net.operations import (
-    AddAddress,
-    AddNeighbour,
-    AddRoute,
-    AddRule,
-    DetachPrograms,
-    JoinVrf,
-    Operation,
-    RemoveAddress,
-    RemoveRoute,
-    SetEthtool,
-    SetLink,
-    SetParameter,
-    SetSysctls,
-)
 
-_LINK_SCOPE = 253
-_LOCAL_TABLE, _MAIN_TABLE = 255, 254
+_LOCAL_TABLE = 255
 _UNICAST = 1
-_STATIC, _BY_DHCP = 4, 16
+_STATIC = 4
 _KEPT_FLAGS = 0xF12
 """Of addresses, those that somebody chose: no duplicate detection (2), home, temporary ones, no prefix route, ..."""
 _NO_DETECTION, _NO_PREFIX_ROUTE = 0x2, 0x200
-_PERMANENT, _UNUSABLE = 0x80, 0x48
-"""Of addresses: somebody set it; it is tentative, or another host has it."""
 
 
 class InterfaceState(Configuration, frozen=True, kw_only=True, omit_defaults=True):
@@ -84,7 +66,7 @@ def read_interface(reading: Reading, link: Link) -> Interface:
     routes = tuple(one for one in reading.routes.get(link.index, ()) if _is_configured(one, by_addresses))
     master = reading.find(link.master) if link.master else None
     elsewhere = {one.table for index, found in reading.routes.items() if index != link.index for one in found}
-    own_tables = {one.table for one in routes} - elsewhere - {_MAIN_TABLE, _LOCAL_TABLE}
+    own_tables = {one.table for one in routes} - elsewhere - {MAIN_TABLE, _LOCAL_TABLE}
     return Interface(
         link=link,
         master=master.name if master else "",
@@ -93,7 +75,7 @@ def read_interface(reading: Reading, link: Link) -> Interface:
             for one in reading.addresses.get(link.index, ())
             if not _is_automatic(one)
         ),
-        routes=tuple(sorted(routes, key=_by_dependency)),
+        routes=tuple(sorted(routes, key=by_dependency)),
         neighbours=reading.neighbours.get(link.index, ()),
         rules=tuple(one for one in reading.rules if one.table in own_tables),
     )
@@ -101,7 +83,7 @@ def read_interface(reading: Reading, link: Link) -> Interface:
 
 def _is_automatic(address: Address) -> bool:
     is_temporary = address.family == 6 and address.flags & 0x1
-    return bool(address.family == 6 and (address.scope == _LINK_SCOPE or address.protocol == 2 or is_temporary))
+    return bool(address.family == 6 and (address.scope == LINK_SCOPE or address.protocol == 2 or is_temporary))
 
 
 def _list_prefixes(addresses: Sequence[Address]) -> Iterator[str]:
@@ -117,7 +99,7 @@ def _is_configured(route: Route, by_addresses: Collection[str]) -> bool:
     return route.type == _UNICAST and route.table != _LOCAL_TABLE and not automatic
 
 
-def _by_dependency(route: Route) -> tuple[bool, int, str]:
+def by_dependency(route: Route) -> tuple[bool, int, str]:
     """Gateways are reached by routes without one."""
     return bool(route.gateway), route.table, route.destination
 
@@ -162,7 +144,7 @@ def find_state_in_pod(
         alias=interface.link.alias,
         parameters=wanted.list_parameters(),
         addresses=tuple(map(_without_detection, addresses)),
-        routes=tuple(sorted(routes, key=_by_dependency)),
+        routes=tuple(sorted(routes, key=by_dependency)),
         neighbours=(
             *interface.neighbours,
             *(Neighbour(destination=one.destination, mac=one.hardware_addr.lower()) for one in config.neighbors),
@@ -202,7 +184,7 @@ def _build_route(config: RouteConfig) -> Route:
         gateway=config.gateway or "",
         source=config.source or "",
         scope=config.scope,
-        table=config.table or _MAIN_TABLE,
+        table=config.table or MAIN_TABLE,
         protocol=_STATIC,
     )
 
@@ -215,129 +197,3 @@ def _build_rule(config: RuleConfig) -> Rule:
         source=config.source or "",
         destination=config.destination or "",
     )
-
-
-def plan_changes(wanted: InterfaceState, link: Link, reading: Reading) -> tuple[Operation, ...]:
-    """What makes the link as it should be. What is there beside that stays.
-
-    Addresses come before the link is up, so that they are there when it is, and routes afterwards: they need it. What
-    restarts the hardware is set while it is down, and a VRF is joined before there are addresses: IPv6 would
-    lose them.
-    """
-    return (
-        *_plan_link(wanted, link, reading),
-        *_plan_addresses(wanted, link, reading),
-        *((SetLink(index=link.index, up=wanted.up),) if wanted.up != link.up or _is_new(wanted, link) else ()),
-        *(_plan_routes(wanted, link, reading) if wanted.up else ()),
-        *_plan_neighbours_and_rules(wanted, link, reading),
-    )
-
-
-def _is_new(wanted: InterfaceState, link: Link) -> bool:
-    """Whether it gets another MAC address, for which it is down meanwhile: many drivers change it only then."""
-    return bool(wanted.mac) and wanted.mac != link.mac
-
-
-def _plan_link(wanted: InterfaceState, link: Link, reading: Reading) -> Iterator[Operation]:
-    index = link.index
-    mac = wanted.mac if _is_new(wanted, link) else None
-    if mac and link.up:
-        yield SetLink(index=index, up=False)
-    if wanted.name != link.name:
-        yield SetLink(index=index, name=wanted.name)
-    mtu = wanted.mtu if wanted.mtu and wanted.mtu != link.mtu else None
-    alias = wanted.alias if wanted.alias != link.alias else None
-    if (mac, mtu, alias) != (None, None, None):
-        yield SetLink(index=index, mac=mac, mtu=mtu, alias=alias)
-    for name, value in list_changes(wanted.parameters, link.parameters):
-        yield SetParameter(index=index, name=name, value=value)
-    if wanted.sysctls:
-        yield SetSysctls(index=index, values=wanted.sysctls)
-    if wanted.without_programs:
-        yield DetachPrograms(index=index)
-    if wanted.features or wanted.private_flags:
-        yield SetEthtool(index=index, features=wanted.features, private_flags=wanted.private_flags)
-    master = reading.find_name(wanted.master) if wanted.master else None
-    if master and link.master != master.index:
-        yield SetLink(index=index, master=master.index)
-    if wanted.vrf:
-        yield JoinVrf(index=index, name=wanted.vrf, table=wanted.vrf_table)
-
-
-def _plan_addresses(wanted: InterfaceState, link: Link, reading: Reading) -> Iterator[Operation]:
-    present = {one.address for one in reading.addresses.get(link.index, ())}
-    for address in wanted.addresses:
-        if address.address not in present:
-            yield AddAddress(index=link.index, address=address)
-
-
-def _plan_routes(wanted: InterfaceState, link: Link, reading: Reading) -> Iterator[Operation]:
-    present = set(map(_identify, reading.routes.get(link.index, ())))
-    for route in wanted.routes:
-        if _identify(route) not in present and route not in wanted.later_routes:
-            yield AddRoute(index=link.index, route=route)
-
-
-def _plan_neighbours_and_rules(wanted: InterfaceState, link: Link, reading: Reading) -> Iterator[Operation]:
-    for neighbour in wanted.neighbours:
-        if neighbour not in reading.neighbours.get(link.index, ()):
-            yield AddNeighbour(index=link.index, neighbour=neighbour)
-    for rule in wanted.rules:
-        if rule not in reading.rules:
-            yield AddRule(rule=rule)
-
-
-def plan_lease(wanted: InterfaceState, lease: Lease | None, link: Link, reading: Reading) -> tuple[Operation, ...]:
-    """What makes the link have the address that DHCP gave it, with the routes that need it, and no others of DHCP.
-
-    A default route is taken into a VRF only: in the main table the pod has one. Nor does a server replace what the
-    claim configures, or the pod has by another interface.
-    """
-    index = link.index
-    present = tuple(one for one in reading.addresses.get(index, ()) if one.family == 4)
-    if lease is None:
-        return tuple(RemoveAddress(index=index, address=one) for one in present)
-    routes = tuple(
-        Route(
-            destination=destination,
-            gateway=gateway,
-            scope=0 if gateway else _LINK_SCOPE,
-            table=wanted.vrf_table or _MAIN_TABLE,
-            protocol=_BY_DHCP,
-        )
-        for destination, gateway in lease.routes
-    )
-    others = [one for other, found in reading.routes.items() if other != index for one in found]
-    places = set(map(_place, (*others, *wanted.routes)))
-    taken = [one for one in routes if (wanted.vrf or not one.is_default) and _place(one) not in places]
-    added = sorted((*taken, *wanted.later_routes), key=_by_dependency)
-    kept = set(map(_place, added))
-    earlier = [one for one in reading.routes.get(index, ()) if one.family == 4 and one.protocol == _BY_DHCP]
-    return (
-        *(RemoveRoute(index=index, route=one) for one in earlier if _place(one) not in kept),
-        *(RemoveAddress(index=index, address=one) for one in present if one.address != lease.address),
-        AddAddress(index=index, address=Address(address=lease.address, valid=lease.seconds, preferred=lease.seconds)),
-        *(AddRoute(index=index, route=one) for one in added),
-    )
-
-
-def _place(route: Route) -> tuple[str, int, int]:
-    """What the kernel has one route for."""
-    return route.destination, route.table, route.priority
-
-
-def plan_given(wanted: InterfaceState, lease: Lease | None, link: Link, _reading: Reading) -> tuple[Operation, ...]:
-    """The routes that need the address that a router has given to the link."""
-    return tuple(AddRoute(index=link.index, route=one) for one in wanted.later_routes) if lease else ()
-
-
-def find_given(link: Link, reading: Reading) -> Address | None:
-    """The address that a router has given to the link, once it can be used."""
-    for one in reading.addresses.get(link.index, ()):
-        if one.family == 6 and one.scope == 0 and not one.flags & (_PERMANENT | _UNUSABLE):
-            return one
-    return None
-
-
-def _identify(route: Route) -> tuple[str, str, int, int]:
-    return route.destination, route.gateway, route.table, route.priority

@@ -1,4 +1,4 @@
-"""The numbers of a link that can be read and set: sizes of segments, and how it treats IPv4. No I/O.
+"""The sizes of GSO and GRO, and the sysctls, that a link has: their names, numbers and order. No I/O.
 
 Names are those of iproute2 and of /proc/sys/net.
 Source: linux/if_link.h, linux/ip.h.

@@ -1,0 +1,155 @@
+"""What is to be done so that an interface is as it should be, and has the address that it was given. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydra_net.dhcp.messages import Lease
+from pydra_net.gso_sizes_and_sysctls import list_changes
+from pydra_net.interface_state import InterfaceState, by_dependency
+from pydra_net.network_change_types import (
+    AddAddress,
+    AddNeighbour,
+    AddRoute,
+    AddRule,
+    DetachPrograms,
+    JoinVrf,
+    Operation,
+    RemoveAddress,
+    RemoveRoute,
+    SetEthtool,
+    SetLink,
+    SetParameter,
+    SetSysctls,
+)
+from pydra_net.network_types import LINK_SCOPE, MAIN_TABLE, Address, Link, Reading, Route
+
+_BY_DHCP = 16
+_PERMANENT, _UNUSABLE = 0x80, 0x48
+"""Of addresses: somebody set it; it is tentative, or another host has it."""
+
+
+def plan_changes(wanted: InterfaceState, link: Link, reading: Reading) -> tuple[Operation, ...]:
+    """What makes the link as it should be. What is there beside that stays.
+
+    Addresses come before the link is up, so that they are there when it is, and routes afterwards: they need it. What
+    restarts the hardware is set while it is down, and a VRF is joined before there are addresses: IPv6 would
+    lose them.
+    """
+    return (
+        *_plan_link(wanted, link, reading),
+        *_plan_addresses(wanted, link, reading),
+        *((SetLink(index=link.index, up=wanted.up),) if wanted.up != link.up or _is_new(wanted, link) else ()),
+        *(_plan_routes(wanted, link, reading) if wanted.up else ()),
+        *_plan_neighbours_and_rules(wanted, link, reading),
+    )
+
+
+def _is_new(wanted: InterfaceState, link: Link) -> bool:
+    """Whether it gets another MAC address, for which it is down meanwhile: many drivers change it only then."""
+    return bool(wanted.mac) and wanted.mac != link.mac
+
+
+def _plan_link(wanted: InterfaceState, link: Link, reading: Reading) -> Iterator[Operation]:
+    index = link.index
+    mac = wanted.mac if _is_new(wanted, link) else None
+    if mac and link.up:
+        yield SetLink(index=index, up=False)
+    if wanted.name != link.name:
+        yield SetLink(index=index, name=wanted.name)
+    mtu = wanted.mtu if wanted.mtu and wanted.mtu != link.mtu else None
+    alias = wanted.alias if wanted.alias != link.alias else None
+    if (mac, mtu, alias) != (None, None, None):
+        yield SetLink(index=index, mac=mac, mtu=mtu, alias=alias)
+    for name, value in list_changes(wanted.parameters, link.parameters):
+        yield SetParameter(index=index, name=name, value=value)
+    if wanted.sysctls:
+        yield SetSysctls(index=index, values=wanted.sysctls)
+    if wanted.without_programs:
+        yield DetachPrograms(index=index)
+    if wanted.features or wanted.private_flags:
+        yield SetEthtool(index=index, features=wanted.features, private_flags=wanted.private_flags)
+    master = reading.find_name(wanted.master) if wanted.master else None
+    if master and link.master != master.index:
+        yield SetLink(index=index, master=master.index)
+    if wanted.vrf:
+        yield JoinVrf(index=index, name=wanted.vrf, table=wanted.vrf_table)
+
+
+def _plan_addresses(wanted: InterfaceState, link: Link, reading: Reading) -> Iterator[Operation]:
+    present = {one.address for one in reading.addresses.get(link.index, ())}
+    for address in wanted.addresses:
+        if address.address not in present:
+            yield AddAddress(index=link.index, address=address)
+
+
+def _plan_routes(wanted: InterfaceState, link: Link, reading: Reading) -> Iterator[Operation]:
+    present = set(map(_identify, reading.routes.get(link.index, ())))
+    for route in wanted.routes:
+        if _identify(route) not in present and route not in wanted.later_routes:
+            yield AddRoute(index=link.index, route=route)
+
+
+def _plan_neighbours_and_rules(wanted: InterfaceState, link: Link, reading: Reading) -> Iterator[Operation]:
+    for neighbour in wanted.neighbours:
+        if neighbour not in reading.neighbours.get(link.index, ()):
+            yield AddNeighbour(index=link.index, neighbour=neighbour)
+    for rule in wanted.rules:
+        if rule not in reading.rules:
+            yield AddRule(rule=rule)
+
+
+def plan_lease(wanted: InterfaceState, lease: Lease | None, link: Link, reading: Reading) -> tuple[Operation, ...]:
+    """What makes the link have the address that DHCP gave it, with the routes that need it, and no others of DHCP.
+
+    A default route is taken into a VRF only: in the main table the pod has one. Nor does a server replace what the
+    claim configures, or the pod has by another interface.
+    """
+    index = link.index
+    present = tuple(one for one in reading.addresses.get(index, ()) if one.family == 4)
+    if lease is None:
+        return tuple(RemoveAddress(index=index, address=one) for one in present)
+    routes = tuple(
+        Route(
+            destination=destination,
+            gateway=gateway,
+            scope=0 if gateway else LINK_SCOPE,
+            table=wanted.vrf_table or MAIN_TABLE,
+            protocol=_BY_DHCP,
+        )
+        for destination, gateway in lease.routes
+    )
+    others = [one for other, found in reading.routes.items() if other != index for one in found]
+    places = set(map(_place, (*others, *wanted.routes)))
+    taken = [one for one in routes if (wanted.vrf or not one.is_default) and _place(one) not in places]
+    added = sorted((*taken, *wanted.later_routes), key=by_dependency)
+    kept = set(map(_place, added))
+    earlier = [one for one in reading.routes.get(index, ()) if one.family == 4 and one.protocol == _BY_DHCP]
+    return (
+        *(RemoveRoute(index=index, route=one) for one in earlier if _place(one) not in kept),
+        *(RemoveAddress(index=index, address=one) for one in present if one.address != lease.address),
+        AddAddress(index=index, address=Address(address=lease.address, valid=lease.seconds, preferred=lease.seconds)),
+        *(AddRoute(index=index, route=one) for one in added),
+    )
+
+
+def _place(route: Route) -> tuple[str, int, int]:
+    """What the kernel has one route for."""
+    return route.destination, route.table, route.priority
+
+
+def plan_given(wanted: InterfaceState, lease: Lease | None, link: Link, _reading: Reading) -> tuple[Operation, ...]:
+    """The routes that need the address that a router has given to the link."""
+    return tuple(AddRoute(index=link.index, route=one) for one in wanted.later_routes) if lease else ()
+
+
+def find_given(link: Link, reading: Reading) -> Address | None:
+    """The address that a router has given to the link, once it can be used."""
+    for one in reading.addresses.get(link.index, ()):
+        if one.family == 6 and one.scope == 0 and not one.flags & (_PERMANENT | _UNUSABLE):
+            return one
+    return None
+
+
+def _identify(route: Route) -> tuple[str, str, int, int]:
+    return route.destination, route.gateway, route.table, route.priority
