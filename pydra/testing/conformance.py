@@ -48,11 +48,13 @@ from pydra.errors import (
 )
 from pydra.inventory.api_rules import validate_inventory
 from pydra.settings import CLAIM_DEADLINE, CONNECT_DEADLINE, DISCOVER_DEADLINE, Settings, parse_settings
-from pydra.testing.interruptions import Leaks, cancel_everywhere, crash_in_prepare, crash_in_restore, crash_in_unprepare
-from pydra.testing.inventory_checks import find_changes, find_pair, find_plan_changes, find_unaffordable, list_usable
+from pydra.testing.compare_answers import find_changes, find_plan_changes
+from pydra.testing.interruptions import cancel_everywhere, crash_in_prepare, crash_in_restore, crash_in_unprepare
+from pydra.testing.leaks import Leaks
 from pydra.testing.report import Check, Report, fold_alike
 from pydra.testing.rules import Rule
 from pydra.testing.session import ABSENT, Session
+from pydra.testing.usable_devices import find_pair, find_unaffordable, list_usable
 
 _DRIVER = "conformance.example.com"
 _HINTS = 3

@@ -30,10 +30,10 @@ from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
 from pydra.settings import Settings, parse_settings
 from pydra_dev.api.kinds import NODES, PODS
+from pydra_dev.api.pod_fields import build_condition, set_condition
 from pydra_dev.apiserver.server import DEFAULT_VERSION, ApiServer, parse_release
 from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.control_plane import serve_control_plane
-from pydra_dev.controllers.pods_and_claims import build_condition, set_condition
 from pydra_dev.kubelet.kubelet import Kubelet, ignore_containers
 from pydra_dev.kubelet.observations import Report
 from pydra_dev.kubelet.pods import StopContainers

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from pydra_dev.container_runtime.cdi_injection import OciDevice, OciSpec
 from pydra_dev.container_runtime.cdi_specs import Hook, IntelRdt, Mount, NetDevice
-from pydra_dev.container_runtime.oci import OciDevice, OciSpec
 from pydra_dev.kubelet.observations import (
     Called,
     ContainerCreated,

@@ -7,16 +7,14 @@ from typing import Any
 import pytest
 
 from pydra.kubelet.pb import dra_v1
-from pydra_dev.kubelet.claims import (
+from pydra_dev.kubelet.plugin_answers import PreparedDevice, check_unprepared, parse_prepared
+from pydra_dev.kubelet.pod_claims import (
     PodClaim,
     PodClaimError,
-    PreparedDevice,
     check_claim,
-    check_unprepared,
     container_requests,
     explain_missing,
     find_pod_claims,
-    parse_prepared,
 )
 
 POD: dict[str, Any] = {"metadata": {"name": "p", "namespace": "ns", "uid": "pod-uid"}, "spec": {}}

@@ -12,7 +12,7 @@ from pydra.errors import SettingsError
 from pydra_dev.api.kinds import NAMESPACES
 from pydra_dev.apiserver.store import Store
 from pydra_dev.apiserver.verbs import Api
-from pydra_dev.command.backend_source import find_sources
+from pydra_dev.command.watch_source_files import find_sources
 from pydra_dev.manifests import choose_manifests, create_object, read_manifests, read_sample
 
 POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n"

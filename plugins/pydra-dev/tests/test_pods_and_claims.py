@@ -8,17 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra_dev.controllers.pods_and_claims import (
+from pydra_dev.api.pod_fields import build_condition, claim_names, set_condition
+from pydra_dev.controllers.resource_claims import (
     build_claim,
-    build_condition,
     claim_base_name,
-    claim_names,
     find_generated,
     is_orphan,
-    is_schedulable,
     live_consumers,
-    set_condition,
 )
+from pydra_dev.scheduler.scheduler import is_schedulable
 
 JsonObject = dict[str, Any]
 

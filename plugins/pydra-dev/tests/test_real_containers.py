@@ -12,8 +12,8 @@ from pydra.errors import SettingsError
 from pydra_dev.command.dev_command import DevCommand, run_until_signal
 from pydra_dev.command.options import Options
 from pydra_dev.command.real_containers import build_config, find_runtime
+from pydra_dev.container_runtime.cdi_injection import OciDevice, OciSpec
 from pydra_dev.container_runtime.cdi_specs import Hook, Mount
-from pydra_dev.container_runtime.oci import OciDevice, OciSpec
 
 BACKEND = """
 from pathlib import Path

@@ -1,12 +1,15 @@
 """The API server's refusals: one exception, whose body is a `Status` object as a real server writes it.
 
-Pure. Source of the words: apimachinery `pkg/api/errors`, apiserver `pkg/registry/rest` (Kubernetes 1.36).
+Pure, but for `attempt`, which logs them. Source of the words: apimachinery `pkg/api/errors`, apiserver
+`pkg/registry/rest` (Kubernetes 1.36).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import msgspec
@@ -14,6 +17,7 @@ import msgspec
 from pydra_dev.api.kinds import Kind
 
 JsonObject: TypeAlias = dict[str, Any]
+log = logging.getLogger(__name__)
 
 
 class FieldError(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,3 +217,12 @@ def too_large_version(asked: int, current: int) -> StatusError:
     message = f"Timeout: Too large resource version: {asked}, current: {current}"
     causes = [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]
     return StatusError(504, "Timeout", message, details={"causes": causes, "retryAfterSeconds": 1})
+
+
+@contextmanager
+def attempt(what: str) -> Iterator[None]:
+    """Log what the API refuses inside the block: the next turn sees the object as it is then."""
+    try:
+        yield
+    except StatusError as error:
+        log.warning("could not %s: %s", what, error)

@@ -28,7 +28,8 @@ from pydra_dev.api.errors import (
     unauthorized,
     unsupported_media_type,
 )
-from pydra_dev.api.kinds import KINDS, Kind, Target, index_paths, parse_path
+from pydra_dev.api.kinds import KINDS, Kind
+from pydra_dev.api.request_path import Target, index_paths, parse_path
 from pydra_dev.api.schema import refuse_fields
 from pydra_dev.apiserver import patches, protobuf, server_side_apply
 from pydra_dev.apiserver.faults import ConnectionCutError, Faults, RawAnswerError

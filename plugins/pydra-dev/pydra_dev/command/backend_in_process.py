@@ -43,15 +43,16 @@ from pydra.slices.build import build_wanted
 from pydra.testing.claims_in_memory import CallsInProcess, ClaimsInMemory
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pydra_dev.api.pod_fields import claim_names
 from pydra_dev.apiserver.verbs import Api
-from pydra_dev.command.options import Options, RunError
+from pydra_dev.command.options import Options
+from pydra_dev.command.run_error import RunError, describe_failure
+from pydra_dev.command.signals import INTERRUPTED, run_with_signals
 from pydra_dev.command.single_node import SETTLED
-from pydra_dev.command.waiting import describe_failure
-from pydra_dev.container_runtime.oci import InjectionError
+from pydra_dev.container_runtime.cdi_injection import InjectionError
 from pydra_dev.control_plane import serve_control_plane
-from pydra_dev.controllers.pods_and_claims import claim_names
-from pydra_dev.kubelet.claims import container_requests
 from pydra_dev.kubelet.kubelet import build_node
+from pydra_dev.kubelet.pod_claims import container_requests
 from pydra_dev.kubelet.pods import create_container
 from pydra_dev.kubelet.settings import KubeletSettings
 from pydra_dev.manifests import choose_manifests, create_object, read_sample
@@ -64,7 +65,7 @@ from pydra_dev.output.descriptions import (
     describe_others,
     describe_slices,
 )
-from pydra_dev.output.terminal import INTERRUPTED, Output, Printer, run_with_signals
+from pydra_dev.output.terminal import Output, Printer
 from pydra_dev.scheduler.allocator import AllocationError
 from pydra_dev.scheduler.scheduler import review_claim
 

@@ -10,11 +10,10 @@ import anyio
 from pydra.diagnosis.checkpoint_records import judge_left_over
 from pydra_dev.api.kinds import PODS, RESOURCE_CLAIMS
 from pydra_dev.command.waiting import LOOK_INTERVAL
-from pydra_dev.controllers.pods_and_claims import full_name
-from pydra_dev.kubelet.claims import ClaimCache, ClaimInfo
+from pydra_dev.kubelet.claim_info_cache import ClaimCache, ClaimInfo
 from pydra_dev.kubelet.observations import Called, Step
 from pydra_dev.node import AgentProcess, EmbeddedNode
-from pydra_dev.output.descriptions import Paragraph
+from pydra_dev.output.descriptions import Paragraph, full_name
 from pydra_dev.output.terminal import Progress
 
 _BY_HAND = "what the backend did for it is still configured; undo it by hand"

@@ -17,11 +17,12 @@ from pydra.errors import SettingsError
 from pydra_dev.apiserver.server import FIRST_DRA_MINOR, LAST_KNOWN_MINOR, parse_release
 from pydra_dev.command.options import Options
 from pydra_dev.command.real_containers import find_runtime
+from pydra_dev.command.signals import INTERRUPTED, run_with_signals
 from pydra_dev.command.single_node import SingleNodeRun
 from pydra_dev.manifests import read_manifests
 from pydra_dev.node import free_port, make_root, scenario_environment
 from pydra_dev.output.descriptions import Paragraph
-from pydra_dev.output.terminal import INTERRUPTED, Output, Printer, run_with_signals
+from pydra_dev.output.terminal import Output, Printer
 from pydra_dev.page.server import Page, parse_address, serve_page
 
 

@@ -1,23 +1,12 @@
-"""What `pydra dev` is asked for, and the error that ends a run."""
+"""What `pydra dev` is asked for."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import msgspec
 
 from pydra_dev.apiserver.server import DEFAULT_VERSION
 
 STEP_DEADLINE = 30.0
-
-
-class RunError(Exception):
-    """A step did not happen; the text says which one. `explained`: what was printed before says why."""
-
-    def __init__(self, text: str, details: Sequence[str] = (), *, explained: bool = False) -> None:
-        self.details = tuple(details)
-        self.explained = explained
-        super().__init__(text)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,8 +17,8 @@ import msgspec
 from anyio.abc import ByteReceiveStream, TaskGroup
 
 from pydra.errors import SettingsError
+from pydra_dev.container_runtime.cdi_injection import OciDevice, OciSpec
 from pydra_dev.container_runtime.cdi_specs import Hook
-from pydra_dev.container_runtime.oci import OciDevice, OciSpec
 from pydra_dev.kubelet.observations import ContainerCreated
 from pydra_dev.output.terminal import read_lines
 

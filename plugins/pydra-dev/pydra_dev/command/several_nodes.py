@@ -39,12 +39,12 @@ from pydra_dev.api.kinds import (
 )
 from pydra_dev.apiserver.custom_kinds import parse_definition
 from pydra_dev.apiserver.verbs import Api, Query
-from pydra_dev.command.backend_source import read_declarations
-from pydra_dev.command.options import Options, RunError
+from pydra_dev.command.backend_declarations import read_declarations
+from pydra_dev.command.options import Options
+from pydra_dev.command.run_error import RunError, describe_failure
 from pydra_dev.command.single_node import AGENT_FLAGS
-from pydra_dev.command.waiting import describe_failure, wait_until
-from pydra_dev.controllers.pods_and_claims import full_name
-from pydra_dev.kubelet.claims import ClaimCache
+from pydra_dev.command.waiting import wait_until
+from pydra_dev.kubelet.claim_info_cache import ClaimCache
 from pydra_dev.kubelet.observations import Called, ContainerCreated, HealthChanged, PodFailed, PodRunning, Step
 from pydra_dev.manifests import Manifest, choose_manifests, create_object, read_manifests, read_sample
 from pydra_dev.node import (
@@ -57,7 +57,7 @@ from pydra_dev.node import (
     run_node,
     scenario_environment,
 )
-from pydra_dev.output.descriptions import LONG, Paragraph, describe_event, describe_step
+from pydra_dev.output.descriptions import LONG, Paragraph, describe_event, describe_step, full_name
 from pydra_dev.output.terminal import Printer, read_lines
 from pydra_dev.page.server import Page
 

@@ -19,14 +19,16 @@ import msgspec
 from pydra.errors import PydraError, SettingsError
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pydra_dev.api.pod_fields import claim_names, is_finished
 from pydra_dev.apiserver.verbs import Api, Query
-from pydra_dev.command.backend_source import find_sources, read_declarations, wait_for_change
+from pydra_dev.command.backend_declarations import read_declarations
 from pydra_dev.command.delete_pods import PodDeletion
-from pydra_dev.command.options import Options, RunError
+from pydra_dev.command.options import Options
 from pydra_dev.command.real_containers import Containers, find_runtime, run_containers
-from pydra_dev.command.waiting import describe_failure, wait_until
+from pydra_dev.command.run_error import RunError, describe_failure
+from pydra_dev.command.waiting import wait_until
+from pydra_dev.command.watch_source_files import find_sources, wait_for_change
 from pydra_dev.container_runtime.cdi_specs import read_specs
-from pydra_dev.controllers.pods_and_claims import claim_names, full_name, is_finished
 from pydra_dev.kubelet.observations import Called, ContainerCreated, PodFailed, PodRunning, Registered, Step
 from pydra_dev.manifests import Manifest, choose_manifests, create_object, read_sample
 from pydra_dev.node import AgentProcess, EmbeddedNode, run_agent, run_node, scenario_environment
@@ -43,6 +45,7 @@ from pydra_dev.output.descriptions import (
     describe_slices,
     describe_step,
     describe_unused,
+    full_name,
 )
 from pydra_dev.output.terminal import Printer
 from pydra_dev.page.operations import Operations

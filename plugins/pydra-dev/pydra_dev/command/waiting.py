@@ -1,4 +1,4 @@
-"""Waiting for what a run of `pydra dev` needs, and how a run says that it has failed."""
+"""Waiting for what a run of `pydra dev` needs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TypeVar
 
 import anyio
 
-from pydra.errors import PydraError
-from pydra_dev.command.options import RunError
+from pydra_dev.command.run_error import RunError
 from pydra_dev.output.descriptions import Paragraph
 from pydra_dev.output.terminal import Progress
 
@@ -37,10 +36,3 @@ async def wait_until(
             await anyio.sleep(LOOK_INTERVAL)
         return found
     raise RunError(f"timed out after {deadline:g} s waiting until {what}")
-
-
-def describe_failure(error: PydraError | RunError, details: tuple[str, ...] = ()) -> Paragraph:
-    """Why a run has failed; `details` come after those of the error."""
-    own = error.details if isinstance(error, RunError) else ()
-    headline, *more = f"FAILED: {error}".splitlines()
-    return Paragraph(headline=headline, details=(*more, *own, *details))

@@ -11,11 +11,10 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from pydra_dev.api.errors import JsonObject
+from pydra_dev.api.errors import JsonObject, attempt
 from pydra_dev.api.kinds import DAEMON_SETS, NODES, PODS
+from pydra_dev.api.pod_fields import is_finished
 from pydra_dev.apiserver.verbs import Api, Query
-from pydra_dev.controllers.events import attempt
-from pydra_dev.controllers.pods_and_claims import is_finished
 
 HASH_LABEL = "controller-revision-hash"
 

@@ -1,27 +1,13 @@
-"""The Events that the controllers and the scheduler write, and the log of what the API refuses them."""
+"""The Events that the controllers and the scheduler write."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from pydra_dev.api.errors import JsonObject, StatusError
+from pydra_dev.api.errors import JsonObject, attempt
 from pydra_dev.api.kinds import EVENTS
 from pydra_dev.apiserver.object_meta import build_suffix
 from pydra_dev.apiserver.verbs import Api
-from pydra_dev.controllers.pods_and_claims import SCHEDULER
 
-log = logging.getLogger(__name__)
-
-
-@contextmanager
-def attempt(what: str) -> Iterator[None]:
-    """Log what the API refuses inside the block: the next turn sees the object as it is then."""
-    try:
-        yield
-    except StatusError as error:
-        log.warning("could not %s: %s", what, error)
+SCHEDULER = "default-scheduler"
 
 
 def emit_event(api: Api, about: JsonObject, type_: str, reason: str, message: str) -> None:

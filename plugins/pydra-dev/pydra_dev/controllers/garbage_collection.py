@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydra_dev.api.errors import JsonObject
+from pydra_dev.api.errors import JsonObject, attempt
 from pydra_dev.api.kinds import NODES, PODS, Kind
 from pydra_dev.apiserver.verbs import Api
-from pydra_dev.controllers.events import attempt, emit_event
+from pydra_dev.controllers.events import emit_event
 
 
 def step_pods(api: Api) -> None:

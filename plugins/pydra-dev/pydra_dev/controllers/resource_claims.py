@@ -5,22 +5,17 @@ Source: kube-controller-manager's resourceclaim controller, Kubernetes 1.36.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from pydra_dev.api.errors import JsonObject
+from pydra_dev.api.errors import JsonObject, attempt
 from pydra_dev.api.kinds import PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
+from pydra_dev.api.pod_fields import claim_names, is_finished, template_claims
+from pydra_dev.apiserver.object_meta import SUFFIX_LENGTH
 from pydra_dev.apiserver.verbs import Api, Query
-from pydra_dev.controllers.events import attempt
-from pydra_dev.controllers.pods_and_claims import (
-    FINALIZER,
-    build_claim,
-    claim_names,
-    find_generated,
-    is_finished,
-    is_orphan,
-    live_consumers,
-    template_claims,
-)
+
+CLAIM_NAME_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
+FINALIZER = "resource.kubernetes.io/delete-protection"
+_MAX_BASE = 63 - SUFFIX_LENGTH - 1
 
 
 def step_claims(api: Api) -> None:
@@ -75,3 +70,66 @@ def _release(api: Api, claim: JsonObject, left: Sequence[JsonObject]) -> JsonObj
         return claim
     # The finalizer last: the claim may vanish only when its devices are given back.
     return api.write_finalizers(RESOURCE_CLAIMS, claim, [one for one in finalizers if one != FINALIZER])
+
+
+def claim_base_name(pod: str, claim: str) -> str:
+    """`<pod>-<claim>-`, both cut in proportion to their length when they leave no room for the suffix."""
+    length = len(pod) + 1 + len(claim)
+    if length > _MAX_BASE:
+        claim = claim[: max(1, len(claim) * _MAX_BASE // length)]
+        room = _MAX_BASE - 1 - len(claim)
+        pod = pod[: max(1, min(room, len(pod) * _MAX_BASE // length))]
+    return f"{pod}-{claim}-"
+
+
+def find_generated(pod: JsonObject, pod_claim: str, claims: Iterable[JsonObject]) -> JsonObject | None:
+    """The claim that was made for this pod's claim already, if any."""
+    return next(
+        (
+            claim
+            for claim in claims
+            if is_owned(claim, pod)
+            and (claim["metadata"].get("annotations") or {}).get(CLAIM_NAME_ANNOTATION) == pod_claim
+        ),
+        None,
+    )
+
+
+def is_owned(claim: JsonObject, pod: JsonObject) -> bool:
+    """Whether the pod is the claim's controlling owner."""
+    return any(
+        owner.get("controller") and owner["uid"] == pod["metadata"]["uid"]
+        for owner in claim["metadata"].get("ownerReferences") or ()
+    )
+
+
+def build_claim(pod: JsonObject, pod_claim: str, template: JsonObject) -> JsonObject:
+    """The claim that a template gives a pod."""
+    spec, metadata = template["spec"], template["spec"].get("metadata") or {}
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+    return {
+        "metadata": {
+            "generateName": claim_base_name(pod["metadata"]["name"], pod_claim),
+            "labels": metadata.get("labels") or {},
+            "annotations": {**(metadata.get("annotations") or {}), CLAIM_NAME_ANNOTATION: pod_claim},
+            "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
+        },
+        "spec": spec["spec"],
+    }
+
+
+def live_consumers(claim: JsonObject, pods: Mapping[str, JsonObject]) -> Sequence[JsonObject]:
+    """The claim's consumers that still need it; `pods` are all pods by uid. Others than pods stay."""
+    return [
+        consumer
+        for consumer in claim.get("status", {}).get("reservedFor") or ()
+        if consumer["resource"] != "pods" or (consumer["uid"] in pods and not is_finished(pods[consumer["uid"]]))
+    ]
+
+
+def is_orphan(claim: JsonObject, pods: Mapping[str, JsonObject]) -> bool:
+    """Whether the claim was made for a pod that is gone or finished."""
+    owners = [owner for owner in claim["metadata"].get("ownerReferences") or () if owner.get("controller")]
+    return any(
+        owner["kind"] == "Pod" and (owner["uid"] not in pods or is_finished(pods[owner["uid"]])) for owner in owners
+    )

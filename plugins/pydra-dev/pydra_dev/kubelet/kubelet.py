@@ -13,7 +13,7 @@ from anyio.abc import TaskStatus
 from pydra.errors import Conflict
 from pydra.kube.api_resources import NODES
 from pydra.kube.client import KubeClient
-from pydra_dev.kubelet.claims import ClaimCache
+from pydra_dev.kubelet.claim_info_cache import ClaimCache
 from pydra_dev.kubelet.health import HealthCache, HealthStreams
 from pydra_dev.kubelet.observations import Report, Step
 from pydra_dev.kubelet.plugins import PluginRegistry

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pydra_dev.container_runtime.oci import OciSpec
+from pydra_dev.container_runtime.cdi_injection import OciSpec
 from pydra_dev.kubelet.plugin_acceptance import Plugin
 
 

@@ -23,9 +23,10 @@ from pydra.kubelet.pb.dra_v1 import (
     NodeUnprepareResourcesResponse,
 )
 from pydra_dev.kubelet.channel import WatchedChannel, settle_cancellation
-from pydra_dev.kubelet.claims import ClaimKey, PreparedDevice, check_unprepared, parse_prepared
 from pydra_dev.kubelet.observations import Deregistered, Registered, Report
 from pydra_dev.kubelet.plugin_acceptance import DraService, Plugin, refuse_duplicate
+from pydra_dev.kubelet.plugin_answers import PreparedDevice, check_unprepared, parse_prepared
+from pydra_dev.kubelet.pod_claims import ClaimKey
 from pydra_dev.kubelet.settings import KubeletSettings, Periods
 
 Ts = TypeVarTuple("Ts")

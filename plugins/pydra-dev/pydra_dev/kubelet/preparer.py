@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pydra.errors import KubeError
 from pydra.kube.api_resources import RESOURCE_CLAIMS
 from pydra.kube.client import KubeClient
-from pydra_dev.kubelet.claims import (
-    AnswerError,
-    ClaimCache,
-    ClaimInfo,
+from pydra_dev.kubelet.claim_info_cache import ClaimCache, ClaimInfo, DriverDevice
+from pydra_dev.kubelet.observations import Called, Report
+from pydra_dev.kubelet.plugin_answers import AnswerError
+from pydra_dev.kubelet.plugins import CallError, NotRegistered, PluginRegistry
+from pydra_dev.kubelet.pod_claims import (
     ClaimKey,
-    DriverDevice,
     JsonObject,
     PodClaim,
     PodClaimError,
@@ -28,8 +28,6 @@ from pydra_dev.kubelet.claims import (
     find_pod_claims,
     group_by_driver,
 )
-from pydra_dev.kubelet.observations import Called, Report
-from pydra_dev.kubelet.plugins import CallError, NotRegistered, PluginRegistry
 
 CLAIM_ERRORS = (PodClaimError, NotRegistered, AnswerError, CallError, KubeError)
 """Everything that can keep a pod's claims from being prepared or unprepared."""

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from pydra.message_text import suggest
+from pydra_dev.api.errors import JsonObject
+from pydra_dev.container_runtime.cdi_injection import OciSpec
 from pydra_dev.container_runtime.cdi_specs import Hook, Mount
-from pydra_dev.container_runtime.oci import OciSpec
 from pydra_dev.kubelet.observations import (
     Called,
     ContainerCreated,
@@ -405,3 +406,8 @@ def render(paragraph: Paragraph, seconds: float) -> str:
     """Lines for a terminal, the time since the start in front."""
     margin = " " * 12
     return "\n".join([f"{seconds:8.3f} s  {paragraph.headline}", *(f"{margin}  {line}" for line in paragraph.details)])
+
+
+def full_name(obj: JsonObject) -> str:
+    """`namespace/name`."""
+    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"

@@ -1,4 +1,4 @@
-"""The terminal of `pydra dev`: what it prints, and the signals that end it."""
+"""The terminal of `pydra dev`: what it prints, and how long it is waiting."""
 
 from __future__ import annotations
 
@@ -6,44 +6,19 @@ import io
 import os
 import re
 import select
-import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 
 import anyio
 from anyio.abc import ByteReceiveStream
 
-from pydra.errors import PydraError
 from pydra_dev.output.descriptions import Paragraph, render
 
-INTERRUPTED = 130
 PROGRESS_SECONDS = 5.0
 WATCH_SECONDS = 0.2
 _DIFFERING = re.compile(r"\b(0x[0-9a-f]+|\d+(\.\d+)? (s|seconds))\b")
-
-
-async def run_with_signals(run: Callable[[], Awaitable[int]], hear: Callable[[int], None], *numbers: int) -> int:
-    """Await `run`, and call `hear` with each of these signals meanwhile; what `run` returns or raises."""
-
-    async def listen() -> None:
-        with anyio.open_signal_receiver(*map(signal.Signals, numbers)) as signals:
-            async for number in signals:
-                hear(number)
-
-    failure: Exception | None = None
-    code = INTERRUPTED
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(listen, name="signals")
-        try:
-            code = await run()
-        except (PydraError, OSError) as error:
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-    return code
 
 
 class Output:

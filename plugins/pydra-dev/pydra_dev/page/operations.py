@@ -15,10 +15,10 @@ from pydra.errors import SettingsError
 from pydra_dev.api.errors import StatusError
 from pydra_dev.api.kinds import DEVICE_TAINT_RULES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.container_runtime.cdi_specs import read_specs
-from pydra_dev.controllers.pods_and_claims import full_name
 from pydra_dev.kubelet.observations import Called, Deregistered, HealthChanged, Step
 from pydra_dev.manifests import Manifest, create_object, parse_manifests
 from pydra_dev.node import AgentProcess, EmbeddedNode
+from pydra_dev.output.descriptions import full_name
 from pydra_dev.page.view import (
     Claim,
     ClaimPage,

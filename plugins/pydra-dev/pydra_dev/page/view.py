@@ -13,11 +13,11 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra_dev.api.errors import JsonObject
+from pydra_dev.api.pod_fields import claim_names
 from pydra_dev.api.quantity import format_like
 from pydra_dev.apiserver.tables import describe_claim, describe_pod
-from pydra_dev.controllers.pods_and_claims import claim_names, full_name
 from pydra_dev.kubelet.observations import Called
-from pydra_dev.output.descriptions import Refusal, describe_step, group_refusals, read_values
+from pydra_dev.output.descriptions import Refusal, describe_step, full_name, group_refusals, read_values
 from pydra_dev.scheduler.allocator import Reviews
 from pydra_dev.scheduler.device_accounting import DeviceAccounting, InUse, count_left
 from pydra_dev.scheduler.pools import Candidate, CounterKey, DeviceKey, NamedSlice, PoolView, build_pools

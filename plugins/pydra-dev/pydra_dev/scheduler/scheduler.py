@@ -14,7 +14,7 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from pydra_dev.api import schema
-from pydra_dev.api.errors import JsonObject
+from pydra_dev.api.errors import JsonObject, attempt
 from pydra_dev.api.gates import ALLOCATABLE, GROUPS, LISTS
 from pydra_dev.api.kinds import (
     DEVICE_CLASSES,
@@ -25,19 +25,12 @@ from pydra_dev.api.kinds import (
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
 )
+from pydra_dev.api.pod_fields import build_condition, claim_names, is_finished, set_condition, template_claims
 from pydra_dev.apiserver.object_meta import build_uid
 from pydra_dev.apiserver.verbs import Api
 from pydra_dev.controllers.daemon_sets import get_daemon_node
-from pydra_dev.controllers.events import attempt, emit_event
-from pydra_dev.controllers.pods_and_claims import (
-    FINALIZER,
-    build_condition,
-    claim_names,
-    is_finished,
-    is_schedulable,
-    set_condition,
-    template_claims,
-)
+from pydra_dev.controllers.events import SCHEDULER, emit_event
+from pydra_dev.controllers.resource_claims import FINALIZER
 from pydra_dev.scheduler.allocator import (
     AllocationError,
     InUse,
@@ -47,7 +40,7 @@ from pydra_dev.scheduler.allocator import (
     read_in_use,
     review_devices,
 )
-from pydra_dev.scheduler.extended_resources import explain_shortage as explain_extended_shortage
+from pydra_dev.scheduler.extended_resource_fit import explain_shortage as explain_extended_shortage
 from pydra_dev.scheduler.node_resources import (
     FIELD,
     AccountError,
@@ -465,3 +458,14 @@ def _tolerated_seconds(device: schema.Device, tolerations: Sequence[schema.Toler
     seconds = min(toleration.toleration_seconds or 0 for toleration in timed)
     added = datetime.fromisoformat(left.time_added or now)
     return seconds - (datetime.fromisoformat(now) - added).total_seconds()
+
+
+def is_schedulable(pod: JsonObject) -> bool:
+    """Whether a pod waits for this scheduler."""
+    return (
+        not pod["spec"].get("nodeName")
+        and pod["spec"].get("schedulerName", SCHEDULER) == SCHEDULER
+        and not pod["spec"].get("schedulingGates")
+        and "deletionTimestamp" not in pod["metadata"]
+        and not is_finished(pod)
+    )

@@ -29,7 +29,7 @@ from pydra.kube.api_resources import (
     JsonObject,
     Resource,
 )
-from pydra_dev.container_runtime.oci import OciSpec
+from pydra_dev.container_runtime.cdi_injection import OciSpec
 from pydra_dev.kubelet.observations import Called, ContainerCreated, PodRunning, Step
 from pydra_dev.node import EmbeddedNode, run_node
 from pydra_nvidia import DEVICE_CLASSES as CLASSES

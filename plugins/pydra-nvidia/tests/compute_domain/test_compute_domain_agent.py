@@ -24,7 +24,7 @@ from pydra.kube.api_resources import (
     RESOURCE_SLICES,
     JsonObject,
 )
-from pydra_dev.container_runtime.oci import OciSpec
+from pydra_dev.container_runtime.cdi_injection import OciSpec
 from pydra_dev.kubelet.observations import ContainerCreated, PodFailed, PodRunning, Step
 from pydra_dev.node import EmbeddedNode, run_node
 from pydra_nvidia.compute_domain import DEVICE_CLASSES as CLASSES

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from pydra_dev.container_runtime.cdi_injection import (
+    HostNode,
+    InjectionError,
+    OciSpec,
+    apply_edits,
+    inject_devices,
+    stat_host_node,
+)
 from pydra_dev.container_runtime.cdi_specs import (
     Device,
     DeviceNode,
@@ -14,14 +22,6 @@ from pydra_dev.container_runtime.cdi_specs import (
     Registry,
     Resolved,
     Spec,
-)
-from pydra_dev.container_runtime.oci import (
-    HostNode,
-    InjectionError,
-    OciSpec,
-    apply_edits,
-    inject_devices,
-    stat_host_node,
 )
 
 NODES = {

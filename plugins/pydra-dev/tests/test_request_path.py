@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pydra_dev.api.kinds import NAMESPACES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, Target, parse_path
+from pydra_dev.api.kinds import NAMESPACES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pydra_dev.api.request_path import Target, parse_path
 
 PATHS = {
     "/apis/resource.k8s.io/v1/resourceslices": Target(kind=RESOURCE_SLICES),

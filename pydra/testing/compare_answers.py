@@ -1,0 +1,43 @@
+"""How two answers of a backend's `discover`, or of its `plan`, differ. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pydra.claim import Claim
+from pydra.devices import Device
+
+
+def find_changes(before: Sequence[Device], after: Sequence[Device]) -> list[str]:
+    """Return how two answers of `discover` differ; the order counts only if nothing else differs."""
+    old, new = ({device.name: device for device in devices} for devices in (before, after))
+    changes = [f"device {name} is gone" for name in sorted(old.keys() - new.keys())]
+    changes += [f"device {name} is new" for name in sorted(new.keys() - old.keys())]
+    for name in sorted(old.keys() & new.keys()):
+        changes += [f"device {name}: {change}" for change in _compare(old[name], new[name])]
+    if not changes and list(old) != list(new):
+        changes.append("the devices come in another order")
+    return changes
+
+
+def _compare(before: Device, after: Device) -> Iterator[str]:
+    """Yield what differs, single attributes and capacities by name."""
+    for what in ("attributes", "capacity"):
+        old, new = getattr(before, what), getattr(after, what)
+        for name in sorted(old.keys() | new.keys()):
+            if old.get(name) != new.get(name):
+                yield f"{what}: {name} changed from {old.get(name)!r} to {new.get(name)!r}"
+    for field in ("consumes_counters", "allow_multiple_allocations", "node_allocatable"):
+        if getattr(before, field) != getattr(after, field):
+            yield f"{field} changed from {getattr(before, field)} to {getattr(after, field)}"
+
+
+def find_plan_changes(first: Claim, again: Claim) -> list[str]:
+    """Return how two answers of `plan` for one claim differ, each step by its place."""
+    changes = [] if first.plan == again.plan else [f"plan answered {first.plan!r}, then {again.plan!r}"]
+    if len(first.steps) != len(again.steps):
+        changes.append(f"plan answered {len(first.steps)} steps, then {len(again.steps)}")
+    for place, (one, other) in enumerate(zip(first.steps, again.steps, strict=False)):
+        if one != other:
+            changes.append(f"plan: steps[{place}] was {one.step!r}, then {other.step!r}")
+    return changes
