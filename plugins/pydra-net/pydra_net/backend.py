@@ -92,7 +92,9 @@ class NetBackend:
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Plan:
         """The interfaces, with all that is configured on them now."""
         await self.runtime.check_synchronized()
-        node = await asyncio.to_thread(self._reader.read, list_with_ethtool(claim), list_with_functions(claim))
+        devices = [one.device for one in claim.devices]
+        lists = (list_with_ethtool(claim), list_with_functions(claim), devices)
+        node = await asyncio.to_thread(self._reader.read, *lists)
         return plan_claim(claim, held, node, self._reader.find_pci_address)
 
     async def apply(self, step: Step, _result: Any, _claim: Claim, /) -> None:

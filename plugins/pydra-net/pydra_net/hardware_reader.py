@@ -33,8 +33,16 @@ class HardwareReader:
         self._host = host
         self._settings = settings
 
-    def read(self, with_ethtool: Collection[str] = (), with_functions: Collection[str] = ()) -> Node:
-        """The node as it is now, with the settings of ethtool, and those by their cards, of these devices. Blocks."""
+    def read(
+        self,
+        with_ethtool: Collection[str] = (),
+        with_functions: Collection[str] = (),
+        with_sysctls: Collection[str] = (),
+    ) -> Node:
+        """The node as it is now, with the settings of ethtool, those by their cards, and sysctls of these devices.
+
+        Blocks.
+        """
         reading = self._kernel.read(self._host)
         reading = replace(reading, links=tuple(map(self._without_borrowed_address, reading.links)))
         needed = find_needed(reading, split(self._settings.node_addresses))
@@ -63,6 +71,11 @@ class HardwareReader:
             ethtool={
                 name: self._kernel.read_ethtool(self._host, devices[name].index)
                 for name in with_ethtool
+                if name in devices
+            },
+            sysctls={
+                name: self._kernel.read_changed_sysctls(self._host, devices[name])
+                for name in with_sysctls
                 if name in devices
             },
             rdma=dict(self._find_rdma(reading, devices)),

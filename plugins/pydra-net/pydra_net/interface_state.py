@@ -45,8 +45,8 @@ class InterfaceState(Configuration, frozen=True, kw_only=True, omit_defaults=Tru
     without_programs: bool = False
     dhcp: bool = False
     slaac: bool = False
-    sysctls: Mapping[str, int] = {}
-    """Of IPv6: the kernel resets them whenever a link is moved."""
+    sysctls: Mapping[str, int | str] = {}
+    """By names such as `ipv6/conf/accept_ra`. The kernel resets them whenever a link is moved."""
 
     @property
     def is_given_addresses(self) -> bool:
@@ -118,6 +118,7 @@ def find_state_before(interface: Interface) -> InterfaceState:
         addresses=interface.addresses,
         routes=interface.routes,
         neighbours=interface.neighbours,
+        sysctls=interface.sysctls,
         features=interface.features,
         private_flags=interface.private_flags,
     )
@@ -166,7 +167,7 @@ def _list_sysctls(wanted: InterfaceConfig, addresses: Sequence[Address]) -> dict
     found = wanted.list_sysctls()
     if wanted.forwarding is not None and (found or any(one.family == 6 for one in addresses)):
         found["forwarding"] = int(wanted.forwarding)
-    return found
+    return {f"ipv6/conf/{name}": value for name, value in found.items()}
 
 
 def _without_detection(address: Address) -> Address:

@@ -99,6 +99,10 @@ class Kernel(Protocol):
         """What ethtool can set of a link."""
         ...
 
+    def read_changed_sysctls(self, where: Namespace, link: Link) -> Mapping[str, int | str]:
+        """The sysctls of a link that are not as those of the namespace's default, by names as `ipv6/conf/accept_ra`."""
+        ...
+
     def read_programs(self, where: Namespace, indexes: Sequence[int]) -> Mapping[int, Programs]:
         """The eBPF programs of links, of those that have some."""
         ...

@@ -45,10 +45,10 @@ class SetParameter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SetSysctls(msgspec.Struct, frozen=True, kw_only=True):
-    """Set sysctls of net/ipv6/conf for a link."""
+    """Set sysctls of a link, by names such as `ipv6/conf/accept_ra`."""
 
     index: int
-    values: Mapping[str, int]
+    values: Mapping[str, int | str]
 
     def __str__(self) -> str:
         return "set " + ", ".join(f"{name} {value}" for name, value in self.values.items())

@@ -233,5 +233,7 @@ class Interface(Configuration, frozen=True, kw_only=True, omit_defaults=True):
     link: Link
     speed: int = 0
     """In Mbit/s, if it is known. An interface in a pod is published with it."""
+    sysctls: Mapping[str, int | str] = {}
+    """Those that are not as the node's default, to which the kernel resets them whenever a link is moved."""
     programs: Programs = Programs()
     """Those that others had attached, which are not put back."""

@@ -89,12 +89,16 @@ def _find_or_make_vrf(ip: Any, name: str, table: int) -> int:
 
 
 def _set_sysctls(operation: SetSysctls) -> None:
-    """Set those of IPv6. Raises KernelRefused."""
+    """Set as many as possible. Raises KernelRefused."""
+    refused = []
     for name, value in operation.values.items():
+        folder, _, leaf = name.rpartition("/")
         try:
-            set_sysctl(f"net/ipv6/conf/{socket.if_indextoname(operation.index)}/{name}", value)
+            set_sysctl(f"net/{folder}/{socket.if_indextoname(operation.index)}/{leaf}", value)
         except OSError as error:
-            raise KernelRefused(f"{name} = {value} (net.ipv6.conf): {error.strerror}") from error
+            refused.append(f"{leaf} = {value} (net.{folder.replace('/', '.')}): {error.strerror}")
+    if refused:
+        raise KernelRefused("; ".join(refused))
 
 
 def _set_function(operation: SetFunction) -> None:

@@ -24,6 +24,7 @@ from pydra_net.netlink.link_messages import get_link, move_link
 from pydra_net.netlink.namespaces import OpenNamespace
 from pydra_net.netlink.rdma import move_rdma, read_exclusive, read_rdma
 from pydra_net.netlink.reading import read_all, read_link, read_links
+from pydra_net.netlink.sysctls import read_changed_sysctls
 from pydra_net.network_change_types import AddRule, Mark, NewLink, Operation, SetLink
 from pydra_net.network_types import IPVLAN_MODES, Ethtool, Link, Programs, RdmaDevice, Reading, VirtualFunctionState
 
@@ -71,6 +72,11 @@ class NetlinkKernel:
         """What ethtool can set of a link."""
         assert isinstance(where, OpenNamespace)
         return where.run(lambda: read_ethtool(index))
+
+    def read_changed_sysctls(self, where: Namespace, link: Link) -> Mapping[str, int | str]:
+        """The sysctls of a link that are not as those of the namespace's default."""
+        assert isinstance(where, OpenNamespace)
+        return where.run(lambda: read_changed_sysctls(link.name))
 
     def read_programs(self, where: Namespace, indexes: Sequence[int]) -> Mapping[int, Programs]:
         """The eBPF programs of links, of those that have some."""

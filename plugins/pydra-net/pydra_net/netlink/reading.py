@@ -24,7 +24,7 @@ from pydra_net.network_types import (
 )
 
 _IFF_UP = 1
-_AF_INET, _AF_INET6 = 2, 10
+_AF_INET, _AF_INET6, _AF_MPLS = 2, 10, 28
 _FAMILIES = {_AF_INET: 4, _AF_INET6: 6}
 _NUD_PERMANENT = 0x80
 _VLAN_PROTOCOL = 0x8100
@@ -194,6 +194,10 @@ def _read_address(message: Any) -> Address:
 def _read_routes(message: Any) -> Iterator[tuple[int, Route]]:
     """Yield the route for each of its links, with the link's index."""
     family = message["family"]
+    legs = message.get_attr("RTA_MULTIPATH")
+    indexes = {leg["oif"] for leg in legs} if legs else {message.get_attr("RTA_OIF")} - {None}
+    if family == _AF_MPLS:
+        yield from ((index, Route(destination="a label", not_recorded="MPLS")) for index in indexes)
     if family not in _FAMILIES or message["flags"] & 0x200:  # cloned: a cache
         return
     network = message.get_attr("RTA_DST") or ("0.0.0.0" if family == _AF_INET else "::")
@@ -210,9 +214,7 @@ def _read_routes(message: Any) -> Iterator[tuple[int, Route]]:
         metrics=_read_metrics(message.get_attr("RTA_METRICS")),
         not_recorded=_find_not_recorded(message),
     )
-    legs = message.get_attr("RTA_MULTIPATH")
-    for index in {leg["oif"] for leg in legs} if legs else {message.get_attr("RTA_OIF")} - {None}:
-        yield index, route
+    yield from ((index, route) for index in indexes)
 
 
 def _find_not_recorded(message: Any) -> str:

@@ -222,6 +222,10 @@ class SimulatedKernel:
             link = self.read(where).find(index)
             return self.ethtool.get(link.permanent_mac, Ethtool()) if link else Ethtool()
 
+    def read_changed_sysctls(self, _where: Namespace, _link: Link) -> Mapping[str, int | str]:
+        """All are as the default."""
+        return {}
+
     def read_programs(self, _where: Namespace, _indexes: Sequence[int]) -> Mapping[int, Programs]:
         """No link has any."""
         return {}

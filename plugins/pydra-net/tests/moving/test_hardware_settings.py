@@ -113,7 +113,7 @@ def test_a_link_that_has_just_gone_is_no_failure_of_what_is_read_or_set(node: Te
     assert KERNEL.read_ethtool(host, gone) == Ethtool()
     assert KERNEL.read_function(host, gone, 0) is None
     operations = (
-        *(SetSysctls(index=gone, values={"accept_ra": 1}), SetEthtool(index=gone, features={"rx-gro": True})),
+        *(SetSysctls(index=gone, values={"ipv6/conf/accept_ra": 1}), SetEthtool(index=gone, features={"rx-gro": True})),
         *(
             DetachPrograms(index=gone),
             SetFunction(index=gone, number=0, state=VirtualFunctionState(trust=True)),

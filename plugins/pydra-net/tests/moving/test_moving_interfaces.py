@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -121,6 +122,17 @@ async def test_an_interface_whose_routes_could_not_be_put_back_stays(node: TestN
             await agent.prepare("claim", "nic0", pod="trainer")
 
 
+@pytest.mark.skipif(
+    not Path("/proc/sys/net/mpls").exists(), reason="this kernel has no MPLS; `modprobe mpls_router` may help"
+)
+async def test_an_interface_that_labels_of_mpls_go_to_stays(node: TestNode) -> None:
+    node.host.run("echo 200 >/proc/sys/net/mpls/platform_labels; ip -f mpls route add 100 via inet 10.0.0.9 dev nic0")
+    agent = build_agent(node)
+    async with serve(agent):
+        with pytest.raises(ClaimError, match="has the route to a label with MPLS, which could not be put back"):
+            await agent.prepare("claim", "nic0", pod="trainer")
+
+
 async def test_sizes_and_sysctls_of_the_interface_are_set_in_the_pod_and_put_back(node: TestNode) -> None:
     """The kernel resets the sysctls whenever an interface moves."""
 
@@ -147,6 +159,30 @@ async def test_sizes_and_sysctls_of_the_interface_are_set_in_the_pod_and_put_bac
         assert inside[-4:-1] == ["2", "1", "1"]
         await agent.unprepare("claim")
     assert read(node.host) == before
+
+
+async def test_sysctls_that_an_admin_changed_on_the_node_are_put_back_and_do_not_go_into_the_pod(
+    node: TestNode,
+) -> None:
+    """Such as accept_ra 0 of ifupdown: without it, the node would take a default route from any router."""
+    changed = {
+        "ipv6/conf/nic0/accept_ra": "0",
+        "ipv6/conf/nic0/addr_gen_mode": "1",
+        "ipv4/conf/nic0/accept_local": "1",
+        "ipv4/conf/nic0/proxy_arp": "1",
+        "ipv4/neigh/nic0/ucast_solicit": "7",
+        "ipv6/neigh/nic0/ucast_solicit": "8",
+    }
+    read = f"cd /proc/sys/net; cat {' '.join(changed)}"
+    node.host.run("; ".join(f"echo {value} >/proc/sys/net/{name}" for name, value in changed.items()))
+    agent = build_agent(node)
+    pod = node.begin_pod("trainer")
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer")
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        assert pod.run(read).split() == ["1", "0", "0", "0", "3", "3"]
+        await agent.unprepare("claim")
+    assert node.host.run(read).split() == list(changed.values())
 
 
 async def test_it_comes_back_when_the_end_of_the_pod_is_never_reported(node: TestNode) -> None:
