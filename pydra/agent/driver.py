@@ -31,7 +31,7 @@ from pydra.agent.takeover import Names, take_over_claims
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendFacts
 from pydra.backends.wire import Method
-from pydra.cdi.metadata_files import MetadataPaths, MetadataStore
+from pydra.cdi.device_metadata_files import MetadataPaths, MetadataStore
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.instance_lock import InstanceLock
 from pydra.checkpoint.record import Stage
@@ -60,7 +60,7 @@ from pydra.observability.logging import logging_fields
 from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import Tracer
 from pydra.settings import HealthTaint, Settings
-from pydra.slices.foreign import watch_pool
+from pydra.slices.foreign_slices import watch_pool
 from pydra.slices.reconciler import SliceReconciler, slice_selector
 
 _log = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from pydra.kubelet.plugin import Serving, Stopped, Waiting
 from pydra.kubelet.registration import Registered, RegistrationRefused
 from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import Tracer
-from pydra.slices.foreign import ForeignSlices
+from pydra.slices.foreign_slices import ForeignSlices
 from pydra.slices.reconciler_events import FieldsDropped, FieldsKept, PoolPublished, PublishFailed, SliceWritten
 
 Record = Callable[[EventRequest], None]

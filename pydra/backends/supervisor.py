@@ -18,6 +18,15 @@ import anyio.to_thread
 import msgspec
 
 from pydra.backends.contract import Inheritance
+from pydra.backends.contract_validation import (
+    answers_exactly,
+    find_inheritance_violations,
+    find_json_violations,
+    find_prepared_violations,
+    find_sample_violations,
+    find_value_violations,
+    sort_prepared,
+)
 from pydra.backends.crash_attribution import (
     CallInFlight,
     CrashAttribution,
@@ -46,15 +55,6 @@ from pydra.backends.supervisor_events import (
     Trouble,
 )
 from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
-from pydra.backends.validation import (
-    answers_exactly,
-    find_inheritance_violations,
-    find_json_violations,
-    find_prepared_violations,
-    find_sample_violations,
-    find_value_violations,
-    sort_prepared,
-)
 from pydra.backends.wire import Call, Failure, Hello, Method, Refusal, Reply
 from pydra.claim import Claim, HeldClaim, PreparedDevice
 from pydra.devices import Inventory

@@ -8,14 +8,7 @@ import os
 import msgspec
 
 from pydra import atomic_files
-from pydra.checkpoint.record import (
-    MAX_BYTES,
-    Record,
-    Stage,
-    is_placeholder,
-    parse_record,
-    read_partial_record,
-)
+from pydra.checkpoint.record import MAX_BYTES, Record, Stage, is_placeholder, parse_record, read_partial_record
 from pydra.claim import CLAIM_UID, Claim
 from pydra.errors import CheckpointError
 

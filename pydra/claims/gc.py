@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import msgspec
 
 from pydra import atomic_files
-from pydra.cdi.metadata_files import MetadataStore
+from pydra.cdi.device_metadata_files import MetadataStore
 from pydra.cdi.spec import build_spec
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore
 from pydra.claim import Claim, ClaimRef
 from pydra.claims.allocation import parse_allocation
-from pydra.claims.metadata import build_metadata_files
+from pydra.claims.device_metadata import build_metadata_files
 from pydra.claims.preparer import ClaimPreparer, Reconciled
 from pydra.errors import CdiError, CheckpointError, KubeError, NotAllocated, NotFound, PydraError, Replaced, Unreadable
 from pydra.kube.api_resources import RESOURCE_CLAIMS

@@ -20,22 +20,24 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from pydra.cdi.device_metadata_files import MetadataStore
 from pydra.cdi.host_path_checks import resolve
-from pydra.cdi.metadata_files import MetadataStore
 from pydra.cdi.spec import ClaimSpec, build_spec
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.instance_lock import CLAIMS, PLAN, find_offset
 from pydra.checkpoint.record import Metadata, Record, Stage
 from pydra.checkpoint.store import RecordStore
-from pydra.claim import (
-    Claim,
-    ClaimRef,
-    ContainerDevice,
-    PrepareOutcome,
-    UnprepareOutcome,
-)
+from pydra.claim import Claim, ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
 from pydra.claims.allocation import base_request, parse_allocation
 from pydra.claims.device_index import DeviceIndex, Published, find_consumption, may_meet
+from pydra.claims.device_metadata import (
+    add_metadata_ids,
+    begin_again,
+    build_metadata,
+    build_metadata_files,
+    parse_pod_claim_name,
+    renew_metadata,
+)
 from pydra.claims.device_status import StatusIndex, index_statuses
 from pydra.claims.lifecycle import (
     Begin,
@@ -48,14 +50,6 @@ from pydra.claims.lifecycle import (
     decide_prepare,
     decide_reconcile,
     decide_unprepare,
-)
-from pydra.claims.metadata import (
-    add_metadata_ids,
-    begin_again,
-    build_metadata,
-    build_metadata_files,
-    parse_pod_claim_name,
-    renew_metadata,
 )
 from pydra.claims.preparer_events import ClaimEvent, Operation, OperationEnded, StepsLeftOver
 from pydra.claims.steps import StepIndex, StepRunner, build_left_over

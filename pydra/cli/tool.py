@@ -334,7 +334,7 @@ def _policy(parsed: argparse.Namespace) -> int:
 
 def _schema(parsed: argparse.Namespace) -> int:
     from pydra.admission.config_types import read_types  # noqa: PLC0415
-    from pydra.admission.schema import build_schema  # noqa: PLC0415
+    from pydra.admission.json_schema import build_schema  # noqa: PLC0415
 
     schema = build_schema(read_types(_import_from(parsed.backend)), kind=parsed.kind)
     print(json.dumps(schema, indent=2, ensure_ascii=False))

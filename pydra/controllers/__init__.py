@@ -4,7 +4,7 @@ A controller runs beside the API server, not on nodes, so nothing of a backend i
 this package. `pydra_nvidia.compute_domain.controller` is the example.
 """
 
-from pydra.controllers.election import LeaderElection, LeaseTimes, LostLease
+from pydra.controllers.leader_election import LeaderElection, LeaseTimes, LostLease
 from pydra.controllers.mutation_cache import Cache, Change
 from pydra.errors import Conflict, KubeError, NotFound
 from pydra.kube.api_resources import (

@@ -37,7 +37,7 @@ from pydra.kube.version import ServerVersion, check_server, parse_version
 from pydra.settings import Settings
 from pydra.slices.build import build_wanted
 from pydra.slices.diff import plan_slices
-from pydra.slices.foreign import find_foreign
+from pydra.slices.foreign_slices import find_foreign
 from pydra.slices.server_limitations import (
     ALLOCATABLE,
     BINDING,

@@ -16,14 +16,7 @@ from pydra.diagnosis.cluster_reader import EventLine, Reader
 from pydra.diagnosis.findings import Finding, Level
 from pydra.diagnosis.slice_report import PublishedDevice, find_results, judge_taints, parse_slices
 from pydra.errors import ClaimError, KubeError, NotFound, PydraError
-from pydra.kube.api_resources import (
-    DEVICE_CLASSES,
-    NODES,
-    PODS,
-    RESOURCE_CLAIMS,
-    RESOURCE_SLICES,
-    JsonObject,
-)
+from pydra.kube.api_resources import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
 from pydra.kube.client import KubeClient
 from pydra.message_text import suggest
 from pydra.settings import Settings

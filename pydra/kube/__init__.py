@@ -1,1 +1,1 @@
-"""Kubernetes API client: transport, credentials, errors, informer. Of DRA it knows the names of API resources only."""
+"""Kubernetes API client: transport, credentials, errors, informer, Events. Of DRA it knows API resources only."""

@@ -1,1 +1,1 @@
-"""Metrics, Events, logs, traces and the HTTP endpoint."""
+"""Metrics, logs, traces and the HTTP endpoint."""

@@ -27,12 +27,7 @@ from pydra.kubelet.message_conversion import (
     parse_health_check,
     parse_registration_status,
 )
-from pydra.kubelet.pb import (
-    dra_health_v1,
-    dra_v1,
-    grpc_health_v1,
-    pluginregistration_v1,
-)
+from pydra.kubelet.pb import dra_health_v1, dra_v1, grpc_health_v1, pluginregistration_v1
 from tests.behaviour.kubelet import messages
 
 MODULES: dict[str, tuple[str, ModuleType]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pydra_dev.api.gates import build_gates
+from pydra_dev.api.feature_gates import build_gates
 from tests.integration.api_handle import open_api
 from tests.integration.gates import PROBES
 

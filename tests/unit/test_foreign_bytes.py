@@ -27,14 +27,7 @@ from pydra.cli.settings_sources import read_values
 from pydra.diagnosis.cdi_validation import check_spec_file
 from pydra.errors import CheckpointError, SettingsError
 from pydra.kube.credentials import load_credentials
-from pydra.kube.tolerant_decoding import (
-    NotJson,
-    Undecodable,
-    decode_document,
-    decode_event,
-    decode_object,
-    decode_page,
-)
+from pydra.kube.tolerant_decoding import NotJson, Undecodable, decode_document, decode_event, decode_object, decode_page
 from pydra.kubelet.message_conversion import parse_claims
 from pydra.kubelet.pb.dra_v1 import Claim, NodePrepareResourcesRequest
 from pydra.quantity import canonical_quantity, is_quantity

@@ -21,6 +21,7 @@ from pydra_dev.controllers.daemon_sets import step_daemon_sets
 from pydra_dev.controllers.garbage_collection import step_owners, step_pods
 from pydra_dev.controllers.namespaces import step_namespaces
 from pydra_dev.controllers.resource_claims import step_claims, step_release
+from pydra_dev.scheduler.device_taint_eviction import step_eviction
 from pydra_dev.scheduler.scheduler import Scheduler
 
 Step: TypeAlias = Callable[[], float | None]
@@ -44,7 +45,8 @@ def build_steps(api: Api) -> Sequence[Step]:
     """Every controller's step, in the order in which a pod's life needs them."""
     scheduler = Scheduler(api)
     looks = (step_daemon_sets, step_claims, step_release, step_pods, step_owners, step_namespaces)
-    return (*(partial(look, api) for look in looks), scheduler.step, scheduler.step_eviction)
+    evict = partial(step_eviction, api, scheduler.slices)
+    return (*(partial(look, api) for look in looks), scheduler.step, evict)
 
 
 @asynccontextmanager

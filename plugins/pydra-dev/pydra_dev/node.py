@@ -36,7 +36,7 @@ from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.control_plane import serve_control_plane
 from pydra_dev.kubelet.kubelet import Kubelet, ignore_containers
 from pydra_dev.kubelet.observations import Report
-from pydra_dev.kubelet.pods import StopContainers
+from pydra_dev.kubelet.pod_workers import StopContainers
 from pydra_dev.kubelet.settings import QUICK, KubeletSettings
 
 _PORTS_TRIED = 1000

@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 
 from pydra_dev.api import schema
-from pydra_dev.cel.environment import (
-    CompileError,
-    EvaluationError,
-    Selector,
-    build_variables,
-    compile_selector,
-)
+from pydra_dev.cel.environment import CompileError, EvaluationError, Selector, build_variables, compile_selector
 
 DRIVER = "dra.example.com"
 DEVICE: dict[str, Any] = {

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from bodies import slice_body
-from pydra_dev.api.gates import build_gates
+from pydra_dev.api.feature_gates import build_gates
 from pydra_dev.apiserver.faults import Fault
 from tests.integration.api_handle import CLASSES, SLICES, ApiHandle, open_api
 

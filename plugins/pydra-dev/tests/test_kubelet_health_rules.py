@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pydra_dev.kubelet.health import DeviceHealth, HealthCache, build_health, choose_streams
+from pydra_dev.kubelet.device_health import DeviceHealth, HealthCache, build_health, choose_streams
 from pydra_dev.kubelet.plugin_acceptance import DraService, HealthService, Plugin
 
 

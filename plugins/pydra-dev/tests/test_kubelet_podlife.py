@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pydra_dev.kubelet.pods import ResourceHealth, build_status, find_end
+from pydra_dev.kubelet.pod_workers import ResourceHealth, build_status, find_end
 
 
 def pod(*, command: list[str] | None = None, policy: str = "Never") -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pydra_dev.api.gates import ALLOCATABLE
+from pydra_dev.api.feature_gates import ALLOCATABLE
 from pydra_dev.api.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.apiserver.verbs import Api
 from pydra_dev.control_plane import serve_control_plane

@@ -8,7 +8,7 @@ from unittest.mock import ANY
 import pytest
 
 from pydra_dev.api.errors import StatusError
-from pydra_dev.api.gates import ALLOCATABLE, GROUPS, PARTITION_TYPE, build_gates
+from pydra_dev.api.feature_gates import ALLOCATABLE, GROUPS, PARTITION_TYPE, build_gates
 from pydra_dev.api.kinds import (
     DEVICE_CLASSES,
     DEVICE_TAINT_RULES,

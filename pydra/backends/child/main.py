@@ -27,14 +27,14 @@ from pydra.backends.child.claim_values import BackendTypes
 from pydra.backends.child.loading import LoadError, load_object
 from pydra.backends.child.logs import forward_logs
 from pydra.backends.claim_config import ConfigCheck, find_check
-from pydra.backends.error_codec import Fault, FaultKind, build_fault, find_custom_reasons
-from pydra.backends.validation import (
+from pydra.backends.contract_validation import (
     find_coroutine_violations,
     find_methods,
     find_misspelt,
     find_object_violations,
     find_settings_type_violations,
 )
+from pydra.backends.error_codec import Fault, FaultKind, build_fault, find_custom_reasons
 from pydra.backends.wire import (
     Channel,
     Hello,

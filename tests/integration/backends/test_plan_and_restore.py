@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from pydra.backends.contract_validation import MAX_STATE
 from pydra.backends.discovery import BackendSource
 from pydra.backends.supervisor_events import BackendEvent, Trouble
 from pydra.backends.timeouts import ProcessTimeouts
-from pydra.backends.validation import MAX_STATE
 from pydra.claim import HeldClaim, OpaqueConfig
 from pydra.errors import BackendUnavailable, ClaimQuarantined, ContractError, InvalidConfig, PydraError
 from tests.integration.backends.harness import ENVIRON, claim, find_troubles, supervised, until

@@ -10,13 +10,7 @@ import anyio
 import pytest
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.supervisor_events import (
-    BackendEnded,
-    BackendEvent,
-    BackendRefused,
-    BackendState,
-    Trouble,
-)
+from pydra.backends.supervisor_events import BackendEnded, BackendEvent, BackendRefused, BackendState, Trouble
 from pydra.backends.timeouts import CallDeadlines
 from pydra.devices import Device, Inventory
 from pydra.errors import BackendUnavailable, ContractError

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from pydra import Claim, ClaimStep, ContainerEdits, Device, HeldClaim, PreparedDevice, StepStage
 from pydra.backends.supervisor import BackendSupervisor
-from pydra.cdi.metadata_files import MetadataPaths, MetadataStore
+from pydra.cdi.device_metadata_files import MetadataPaths, MetadataStore
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.instance_lock import InstanceLock
 from pydra.checkpoint.store import RecordStore, UnreadableRecord

@@ -11,13 +11,7 @@ import anyio
 from anyio.abc import UNIXSocketStream
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import (
-    DataReceived,
-    Event,
-    ResponseReceived,
-    StreamReset,
-    TrailersReceived,
-)
+from h2.events import DataReceived, Event, ResponseReceived, StreamReset, TrailersReceived
 from hyperframe.frame import Frame, GoAwayFrame
 
 from tests.integration.kubelet.fakes import DEADLINE

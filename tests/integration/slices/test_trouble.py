@@ -15,11 +15,11 @@ from pydra.kube.api_resources import RESOURCE_SLICES, JsonObject, Resource
 from pydra.kube.client import KubeClient
 from pydra.slices.build import build_device
 from pydra.slices.diff import same_content
-from pydra.slices.foreign import ForeignSlices, watch_pool
+from pydra.slices.foreign_slices import ForeignSlices, watch_pool
 from pydra.slices.reconciler_events import FieldsDropped, FieldsKept, PoolPublished, PublishFailed
 from pydra.slices.server_limitations import EFFECT_NONE
 from pydra.slices.write_schedule import Backoff
-from pydra_dev.api.gates import ALLOCATABLE, GROUPS, PARTITION_TYPE, PARTITIONS, TAINTS, build_gates
+from pydra_dev.api.feature_gates import ALLOCATABLE, GROUPS, PARTITION_TYPE, PARTITIONS, TAINTS, build_gates
 from pydra_dev.api.kinds import KINDS
 from pydra_dev.apiserver.faults import Fault
 from pydra_dev.apiserver.verbs import Api

@@ -23,7 +23,7 @@ from pydra.devices import (
 from pydra.inventory.api_rules import check_counter_set, check_device
 from pydra.slices.build import build_device
 from pydra_dev.api.errors import StatusError
-from pydra_dev.api.gates import build_gates
+from pydra_dev.api.feature_gates import build_gates
 from pydra_dev.api.kinds import KINDS
 from pydra_dev.apiserver.store import Store
 from pydra_dev.apiserver.verbs import Api

@@ -24,7 +24,7 @@ from pydra.kubelet.health_service import HealthStreams
 from pydra.kubelet.plugin import KubeletEvent
 from pydra.kubelet.registration import Registered, RegistrationRefused
 from pydra.observability.metrics import Metrics
-from pydra.slices.foreign import ForeignSlices
+from pydra.slices.foreign_slices import ForeignSlices
 from pydra.slices.reconciler_events import FieldsDropped, FieldsKept, SliceEvent
 
 DRIVER = "sim.pydra.dev"

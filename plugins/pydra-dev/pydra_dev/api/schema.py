@@ -14,7 +14,7 @@ import msgspec
 from msgspec import field
 
 from pydra_dev.api.errors import JsonObject, StatusError, bad_request
-from pydra_dev.api.gates import (
+from pydra_dev.api.feature_gates import (
     ADMIN,
     ALLOCATABLE,
     BINDING,

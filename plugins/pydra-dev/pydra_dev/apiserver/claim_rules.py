@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from pydra_dev.api import schema
 from pydra_dev.api.errors import forbidden, invalid, required, too_long, unsupported
-from pydra_dev.apiserver.name_validation import (
+from pydra_dev.apiserver.name_and_list_validation import (
     Errors,
     check_driver,
     check_full_attribute_name,

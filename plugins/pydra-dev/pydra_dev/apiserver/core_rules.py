@@ -10,7 +10,7 @@ from typing import Any
 
 from pydra_dev.api.errors import FieldError, JsonObject, duplicate, forbidden, invalid, required, unknown, unsupported
 from pydra_dev.api.kinds import EVENTS, NAMESPACES, NEW_EVENTS, NODES, PODS, Kind
-from pydra_dev.apiserver.name_validation import Errors, check_required
+from pydra_dev.apiserver.name_and_list_validation import Errors, check_required
 
 POD_DEFAULTS: Mapping[str, Any] = {
     "restartPolicy": "Always",

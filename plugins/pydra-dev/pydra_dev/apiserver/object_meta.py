@@ -20,7 +20,7 @@ from pydra_dev.api.errors import (
     required,
 )
 from pydra_dev.api.kinds import Kind
-from pydra_dev.apiserver.name_validation import Errors, check_label_key, check_label_value
+from pydra_dev.apiserver.name_and_list_validation import Errors, check_label_key, check_label_value
 
 SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 """What a real server builds generated names from: no vowels, nothing that looks like another letter."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from pydra_dev.api import schema
 from pydra_dev.api.errors import JsonObject, invalid, invalid_object
-from pydra_dev.api.gates import LISTS, Gates, drop_disabled
+from pydra_dev.api.feature_gates import LISTS, Gates, drop_disabled
 from pydra_dev.api.kinds import (
     DEVICE_CLASSES,
     DEVICE_TAINT_RULES,
@@ -28,7 +28,7 @@ from pydra_dev.api.kinds import (
 )
 from pydra_dev.apiserver import claim_rules, slice_rules
 from pydra_dev.apiserver.core_rules import CREATE, UPDATE, Admitted
-from pydra_dev.apiserver.name_validation import Errors, check_label, check_subdomain
+from pydra_dev.apiserver.name_and_list_validation import Errors, check_label, check_subdomain
 
 SpecT = TypeVar("SpecT", bound=msgspec.Struct)
 

@@ -24,7 +24,7 @@ import yaml
 from aiohttp import web
 
 from pydra_dev.api.errors import JsonObject
-from pydra_dev.api.gates import build_gates
+from pydra_dev.api.feature_gates import build_gates
 from pydra_dev.api.kinds import COLLECTION_VERBS, KINDS, NAMESPACES, OBJECT_VERBS, SERVICE_ACCOUNTS, Kind
 from pydra_dev.apiserver.custom_kinds import parse_definition
 from pydra_dev.apiserver.faults import Faults

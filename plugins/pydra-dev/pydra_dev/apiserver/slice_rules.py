@@ -16,7 +16,7 @@ from msgspec.structs import astuple, replace
 from pydra_dev.api import schema
 from pydra_dev.api.errors import duplicate, forbidden, invalid, required, too_long, too_many, unsupported
 from pydra_dev.api.quantity import parse_quantity
-from pydra_dev.apiserver.name_validation import (
+from pydra_dev.apiserver.name_and_list_validation import (
     SEMVER,
     Errors,
     check_attribute_name,

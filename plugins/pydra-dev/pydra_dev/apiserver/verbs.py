@@ -29,7 +29,7 @@ from pydra_dev.api.errors import (
     not_found,
     too_large_version,
 )
-from pydra_dev.api.gates import Gates
+from pydra_dev.api.feature_gates import Gates
 from pydra_dev.api.kinds import KINDS, NAMESPACES, NEW_EVENTS, PODS, Kind
 from pydra_dev.api.schema import refuse_types
 from pydra_dev.apiserver import server_side_apply

@@ -20,8 +20,8 @@ from cel_expr_python import cel
 
 from pydra_dev.api import schema
 from pydra_dev.api.quantity import parse_quantity
+from pydra_dev.cel.checked_expr import CheckedTree, add_default_domains, build_tree, describe_type, parse_tree, walk
 from pydra_dev.cel.functions import DECLARATIONS, QUANTITY, TAGS, build_quantity, build_semver
-from pydra_dev.cel.tree import CheckedTree, add_default_domains, build_tree, describe_type, parse_tree, walk
 
 _LIBRARIES = """
 extensions:

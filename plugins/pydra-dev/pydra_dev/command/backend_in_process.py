@@ -24,13 +24,13 @@ from pydra.backends.backend_settings import read_settings
 from pydra.backends.child.claim_values import BackendTypes
 from pydra.backends.child.loading import LoadError, load_object
 from pydra.backends.claim_config import ConfigCheck, decode_claim, find_check
-from pydra.backends.discovery import find_backend, is_target, locate_file, variable_prefix
-from pydra.backends.validation import (
+from pydra.backends.contract_validation import (
     find_answer_type_violations,
     find_coroutine_violations,
     find_object_violations,
     find_prepared_violations,
 )
+from pydra.backends.discovery import find_backend, is_target, locate_file, variable_prefix
 from pydra.backends.wire import Method
 from pydra.cdi.spec import ClaimSpec, build_spec
 from pydra.claim import Claim, ClaimRef, HeldClaim, PreparedDevice
@@ -53,7 +53,7 @@ from pydra_dev.container_runtime.cdi_injection import InjectionError
 from pydra_dev.control_plane import serve_control_plane
 from pydra_dev.kubelet.kubelet import build_node
 from pydra_dev.kubelet.pod_claims import container_requests
-from pydra_dev.kubelet.pods import create_container
+from pydra_dev.kubelet.pod_workers import create_container
 from pydra_dev.kubelet.settings import KubeletSettings
 from pydra_dev.manifests import choose_manifests, create_object, read_sample
 from pydra_dev.node import make_root, scenario_environment

@@ -43,7 +43,7 @@ from pydra_dev.command.backend_declarations import read_declarations
 from pydra_dev.command.options import Options
 from pydra_dev.command.run_error import RunError, describe_failure
 from pydra_dev.command.single_node import AGENT_FLAGS
-from pydra_dev.command.waiting import wait_until
+from pydra_dev.command.wait_until import wait_until
 from pydra_dev.kubelet.claim_info_cache import ClaimCache
 from pydra_dev.kubelet.observations import Called, ContainerCreated, HealthChanged, PodFailed, PodRunning, Step
 from pydra_dev.manifests import Manifest, choose_manifests, create_object, read_manifests, read_sample

@@ -26,7 +26,7 @@ from pydra_dev.command.delete_pods import PodDeletion
 from pydra_dev.command.options import Options
 from pydra_dev.command.real_containers import Containers, find_runtime, run_containers
 from pydra_dev.command.run_error import RunError, describe_failure
-from pydra_dev.command.waiting import wait_until
+from pydra_dev.command.wait_until import wait_until
 from pydra_dev.command.watch_source_files import find_sources, wait_for_change
 from pydra_dev.container_runtime.cdi_specs import read_specs
 from pydra_dev.kubelet.observations import Called, ContainerCreated, PodFailed, PodRunning, Registered, Step
@@ -51,7 +51,8 @@ from pydra_dev.output.terminal import Printer
 from pydra_dev.page.operations import Operations
 from pydra_dev.page.server import Page
 from pydra_dev.scheduler.allocator import AllocationError
-from pydra_dev.scheduler.scheduler import EVICTION, review_claim
+from pydra_dev.scheduler.device_taint_eviction import EVICTION
+from pydra_dev.scheduler.scheduler import review_claim
 
 LOG_INTERVAL = 0.1
 SETTLED = 1.0

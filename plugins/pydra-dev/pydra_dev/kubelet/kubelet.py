@@ -14,10 +14,10 @@ from pydra.errors import Conflict
 from pydra.kube.api_resources import NODES
 from pydra.kube.client import KubeClient
 from pydra_dev.kubelet.claim_info_cache import ClaimCache
-from pydra_dev.kubelet.health import HealthCache, HealthStreams
+from pydra_dev.kubelet.device_health import HealthCache, HealthStreams
 from pydra_dev.kubelet.observations import Report, Step
 from pydra_dev.kubelet.plugins import PluginRegistry
-from pydra_dev.kubelet.pods import PodWorkers, StopContainers
+from pydra_dev.kubelet.pod_workers import PodWorkers, StopContainers
 from pydra_dev.kubelet.preparer import ClaimPreparer
 from pydra_dev.kubelet.registration import Registrar, watch_registry
 from pydra_dev.kubelet.settings import KubeletSettings

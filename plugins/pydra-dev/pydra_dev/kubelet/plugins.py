@@ -22,7 +22,7 @@ from pydra.kubelet.pb.dra_v1 import (
     NodeUnprepareResourcesRequest,
     NodeUnprepareResourcesResponse,
 )
-from pydra_dev.kubelet.channel import WatchedChannel, settle_cancellation
+from pydra_dev.kubelet.grpc_channel import WatchedChannel, settle_cancellation
 from pydra_dev.kubelet.observations import Deregistered, Registered, Report
 from pydra_dev.kubelet.plugin_acceptance import DraService, Plugin, refuse_duplicate
 from pydra_dev.kubelet.plugin_answers import PreparedDevice, check_unprepared, parse_prepared

@@ -23,7 +23,7 @@ from pydra.kubelet.pb.pluginregistration_v1 import (
     RegistrationStatus,
     RegistrationStatusResponse,
 )
-from pydra_dev.kubelet.channel import WatchedChannel, settle_cancellation
+from pydra_dev.kubelet.grpc_channel import WatchedChannel, settle_cancellation
 from pydra_dev.kubelet.observations import RegistrationFailed, Report
 from pydra_dev.kubelet.plugin_acceptance import RegistrationError, accept_plugin
 from pydra_dev.kubelet.plugins import PluginRegistry, start_task

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pydra_dev.api import schema
 from pydra_dev.api.errors import JsonObject
-from pydra_dev.scheduler.capacity import Share
+from pydra_dev.scheduler.consumable_capacity import Share
 from pydra_dev.scheduler.pools import Candidate
 
 

@@ -11,7 +11,7 @@ import msgspec
 from pydra_dev.api import schema
 from pydra_dev.api.quantity import parse_quantity
 from pydra_dev.scheduler.allocation_result import Pick
-from pydra_dev.scheduler.capacity import CapacityError, Share, find_amount, plan_share
+from pydra_dev.scheduler.consumable_capacity import CapacityError, Share, find_amount, plan_share
 from pydra_dev.scheduler.pools import Candidate, CounterKey, DeviceKey, PoolView, read_groups
 
 

@@ -18,7 +18,7 @@ from pydra_dev.api import schema
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.quantity import BINARY, DECIMAL, format_quantity, parse_quantity
 from pydra_dev.apiserver.slice_rules import NATIVE_RESOURCES
-from pydra_dev.scheduler.capacity import find_amount
+from pydra_dev.scheduler.consumable_capacity import find_amount
 from pydra_dev.scheduler.pools import DeviceKey
 
 FIELD = "nodeAllocatableResourceClaimStatuses"

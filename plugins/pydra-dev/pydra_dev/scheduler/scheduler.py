@@ -1,4 +1,4 @@
-"""The embedded scheduler: gives pods nodes and their claims devices, and evicts from tainted ones.
+"""The embedded scheduler: gives pods nodes and their claims devices.
 
 It schedules by claims alone (and `spec.nodeSelector`): no node taints, no affinity but that of DaemonSets, and CPUs and
 memory only with the feature gate DRANodeAllocatableResources. A pod that asks for extended resources is scheduled only
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from pydra_dev.api import schema
 from pydra_dev.api.errors import JsonObject, attempt
-from pydra_dev.api.gates import ALLOCATABLE, GROUPS, LISTS
+from pydra_dev.api.feature_gates import ALLOCATABLE, GROUPS, LISTS
 from pydra_dev.api.kinds import (
     DEVICE_CLASSES,
     DEVICE_TAINT_RULES,
@@ -49,9 +49,8 @@ from pydra_dev.scheduler.node_resources import (
     explain_shortage,
     list_containers,
 )
-from pydra_dev.scheduler.pools import DeviceKey, NamedSlice, add_taints, matches_node
+from pydra_dev.scheduler.pools import NamedSlice, add_taints, matches_node
 from pydra_dev.scheduler.search import Features
-from pydra_dev.scheduler.taints import find_blocking_taint
 
 MAX_RESERVED = 256
 ALL_LISTS = Features(lists=True)
@@ -62,9 +61,6 @@ BOTH_NAMES = 38
 COMPARED_LISTS = 37
 """The first minor release whose scheduler compares lists in constraints, with the feature gate (kubernetes#139332)."""
 BINDING_TIMEOUT = 600.0
-NO_EXECUTE = frozenset({"NoExecute"})
-EVICTION = "DeviceTaintManagerEviction"
-"""The reason of the Event on a pod that is deleted because of a device's taint."""
 
 
 class UnschedulableError(Exception):
@@ -91,7 +87,7 @@ class SliceReader:
 
 def read_claims_in_use(claims: Iterable[JsonObject]) -> InUse:
     """What these claims hold."""
-    return read_in_use(map(_parse_status, claims))
+    return read_in_use(map(parse_status, claims))
 
 
 class Scheduler:
@@ -99,7 +95,7 @@ class Scheduler:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._slices = SliceReader(api)
+        self.slices = SliceReader(api)
         self._binding_left: list[float] = []
 
     def step(self) -> float | None:
@@ -184,7 +180,7 @@ class Scheduler:
             raise UnschedulableError(shortage)
         new = []
         for claim in claims:
-            status = _parse_status(claim)
+            status = parse_status(claim)
             if status.allocation is None:
                 new.append(claim)
             elif status.allocation.node_selector is not None and not matches_node(
@@ -205,13 +201,13 @@ class Scheduler:
             return None
         devices = {
             (one.spec.driver, one.spec.pool.name, device.name): device
-            for one in self._slices.read()
+            for one in self.slices.read()
             for device in one.spec.devices
         }
         uses = []
         try:
             for (pod_claim, name), claim in zip(claim_names(pod).items(), claims, strict=True):
-                status = _parse_status(claim)
+                status = parse_status(claim)
                 allocation = status.allocation or allocations[claim["metadata"]["uid"]]
                 use = count_claim(str(name), allocation, list_containers(pod, pod_claim), devices)
                 if use.mapping and any(one.uid != pod["metadata"]["uid"] for one in status.reserved_for):
@@ -251,7 +247,7 @@ class Scheduler:
             allocations = allocate(
                 [_name(claim) for claim in claims],
                 node=node,
-                slices=self._slices.read(),
+                slices=self.slices.read(),
                 classes=_parse_classes(self._api.list(DEVICE_CLASSES).items),
                 in_use=read_claims_in_use(self._api.list(RESOURCE_CLAIMS).items),
                 build_uid=lambda: build_uid(self._api.random),
@@ -264,7 +260,7 @@ class Scheduler:
 
     def _reserve(self, claim: JsonObject, allocation: schema.Allocation | None, pod: JsonObject) -> None:
         name = claim["metadata"]["name"]
-        status = _parse_status(claim)
+        status = parse_status(claim)
         consumer = schema.Consumer(resource="pods", name=pod["metadata"]["name"], uid=pod["metadata"]["uid"])
         if consumer in status.reserved_for:
             return
@@ -282,7 +278,7 @@ class Scheduler:
     def _wait_for_binding(self, pod: JsonObject) -> None:
         """Hold the pod back until its devices' binding conditions are all true; undo what has failed."""
         for claim in self._find_claims(pod):
-            status = _parse_status(claim)
+            status = parse_status(claim)
             for result in status.allocation.devices.results if status.allocation is not None else ():
                 said = _read_conditions(status, result)
                 failed = [name for name in result.binding_failure_conditions if said.get(name) == "True"]
@@ -314,48 +310,6 @@ class Scheduler:
         if status is not before:
             self._api.write_status(PODS, pod, status)
         return status is not before
-
-    def step_eviction(self) -> float | None:
-        """Delete the pods on devices whose NoExecute taints they do not tolerate (any longer).
-
-        Returns the seconds until a toleration runs out, None when none does.
-        """
-        devices = {
-            (one.spec.driver, one.spec.pool.name, device.name): device
-            for one in self._slices.read()
-            for device in one.spec.devices
-            if any(taint.effect in NO_EXECUTE for taint in device.taints)
-        }
-        delays = [
-            delay
-            for claim in self._api.list(RESOURCE_CLAIMS).items
-            if devices and (delay := self._evict(claim, devices)) is not None
-        ]
-        return min(delays, default=None)
-
-    def _evict(self, claim: JsonObject, tainted: Mapping[DeviceKey, schema.Device]) -> float | None:
-        status = _parse_status(claim)
-        delays = []
-        for result in status.allocation.devices.results if status.allocation is not None else ():
-            device = tainted.get((result.driver, result.pool, result.device))
-            if device is None:
-                continue
-            delay = _tolerated_seconds(device, result.tolerations, self._api.now)
-            if delay is not None and delay > 0:
-                delays.append(delay)
-            elif delay is not None:
-                self._evict_consumers(claim, status, result.device)
-        return min(delays, default=None)
-
-    def _evict_consumers(self, claim: JsonObject, status: schema.ClaimStatus, device: str) -> None:
-        namespace = claim["metadata"]["namespace"]
-        for consumer in status.reserved_for:
-            pod = self._api.find(PODS, consumer.name, namespace=namespace)
-            if pod is None or pod["metadata"]["uid"] != consumer.uid or "deletionTimestamp" in pod["metadata"]:
-                continue
-            with attempt(f"evict pod {consumer.name}"):
-                emit_event(self._api, pod, "Warning", EVICTION, f"Device {device} is tainted")
-                self._api.delete(PODS, consumer.name, namespace=namespace)
 
 
 def review_claim(api: Api, claim: JsonObject, node: str) -> Reviews:
@@ -426,7 +380,8 @@ def _parse_slice(obj: JsonObject) -> NamedSlice:
     return NamedSlice(obj["metadata"]["name"], schema.parse_fields("ResourceSlice", schema.SliceSpec, obj["spec"]))
 
 
-def _parse_status(claim: JsonObject) -> schema.ClaimStatus:
+def parse_status(claim: JsonObject) -> schema.ClaimStatus:
+    """The claim's status; that of one without is empty."""
     return schema.parse_fields("ResourceClaim", schema.ClaimStatus, claim.get("status") or {})
 
 
@@ -444,20 +399,6 @@ def _read_conditions(status: schema.ClaimStatus, result: schema.Result) -> Mappi
         if (device.driver, device.pool, device.device, device.share_id) == identity
         for condition in device.conditions or ()
     }
-
-
-def _tolerated_seconds(device: schema.Device, tolerations: Sequence[schema.Toleration], now: str) -> float | None:
-    """How long the device's NoExecute taints are still tolerated; None: for ever."""
-    forever = [toleration for toleration in tolerations if toleration.toleration_seconds is None]
-    left = find_blocking_taint(device, forever, NO_EXECUTE)
-    if left is None:
-        return None
-    timed = [toleration for toleration in tolerations if toleration.toleration_seconds is not None]
-    if find_blocking_taint(device, [*forever, *timed], NO_EXECUTE) is not None:
-        return 0.0
-    seconds = min(toleration.toleration_seconds or 0 for toleration in timed)
-    added = datetime.fromisoformat(left.time_added or now)
-    return seconds - (datetime.fromisoformat(now) - added).total_seconds()
 
 
 def is_schedulable(pod: JsonObject) -> bool:

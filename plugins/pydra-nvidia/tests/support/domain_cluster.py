@@ -12,7 +12,7 @@ from typing import Any
 from pydra.controllers import NODES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES, Resource
 from pydra_dev.api import kinds
 from pydra_dev.api.errors import StatusError
-from pydra_dev.api.gates import build_gates
+from pydra_dev.api.feature_gates import build_gates
 from pydra_dev.api.kinds import Kind
 from pydra_dev.apiserver.custom_kinds import parse_definition
 from pydra_dev.apiserver.store import Store

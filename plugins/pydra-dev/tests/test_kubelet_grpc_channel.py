@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra_dev.kubelet.channel import GoAwayFilter
+from pydra_dev.kubelet.grpc_channel import GoAwayFilter
 
 GOAWAY = 0x7
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from pydra.backends.contract import Inheritance, InheritedClaim
-from pydra.backends.validation import (
+from pydra.backends.contract_validation import (
     MAX_SAMPLES,
     MAX_STATE,
     find_answer_type_violations,

@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.api_name_formats import is_label
-from pydra.cdi.metadata_files import MetadataPaths
+from pydra.cdi.device_metadata_files import MetadataPaths
 from pydra.cdi.spec import cdi_vendor
 from pydra.checkpoint.record import Metadata, Record, Stage
 from pydra.claim import Claim, ClaimRef, ContainerDevice, PreparedDevice

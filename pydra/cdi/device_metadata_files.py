@@ -1,7 +1,7 @@
 """Reads, writes and removes device metadata files: each request's JSON file, and the CDI spec that mounts it.
 
-`pydra.claims.metadata` builds them. The JSON files are on the disk, and so survive a reboot, which claims do not: what
-no claim has is found by `read`, and removed. Nothing is flushed, since a claim is prepared again after a reboot.
+`pydra.claims.device_metadata` builds them. The JSON files are on the disk, and so survive a reboot, which claims do
+not: what no claim has is found by `read`, and removed. Nothing is flushed: a claim is prepared again after a reboot.
 
 A file is written atomically, by a rename, unless it is the claim's own already: containers have that file mounted, and
 would not see another one of the same name. It is overwritten, and blanks fill it up if it becomes shorter.

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from pydra.admission.config_types import KnownBackend, read_backend, read_backends, read_types
-from pydra.admission.schema import DIALECT, build_schema
+from pydra.admission.json_schema import DIALECT, build_schema
 from pydra.errors import BackendError, ContractError, SettingsError
 from tests.unit.admission.everything import EVERYTHING, Tree
 

@@ -24,7 +24,7 @@ from pydra.kube.api_resources import EVENTS, PODS, WatchEventType
 from pydra.kube.client import KubeClient
 from pydra_dev.container_runtime.cdi_injection import InjectionError, OciSpec, inject_devices, stat_host_node
 from pydra_dev.container_runtime.cdi_specs import read_registry
-from pydra_dev.kubelet.health import HealthCache
+from pydra_dev.kubelet.device_health import HealthCache
 from pydra_dev.kubelet.observations import ContainerCreated, PodEnded, PodFailed, PodRunning, Report
 from pydra_dev.kubelet.pod_claims import explain_missing
 from pydra_dev.kubelet.preparer import CLAIM_ERRORS, ClaimPreparer

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pydra.controllers.election import LeaseTimes, Seen, decide
+from pydra.controllers.leader_election import LeaseTimes, Seen, decide
 
 TIMES = LeaseTimes(duration=15)
 
