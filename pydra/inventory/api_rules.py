@@ -289,13 +289,10 @@ def _check_partition_type(name: str, devices: Iterable[Device]) -> Iterator[str]
     if name and not is_qualified_name(name):
         yield f"partition_type {name!r} is not published: it must be the name of an attribute"
     elif name:
-        without = [one.name for one in devices if one.consumes_counters and not _is_text(one.attributes.get(name))]
+        partitions = (one for one in devices if one.consumes_counters)
+        without = [one.name for one in partitions if not isinstance(one.attributes.get(name), str)]
         if without:
             yield f"partition_type {name!r} is not published: device {without[0]!r} has no such attribute with a string"
-
-
-def _is_text(value: AttributeValue | None) -> bool:
-    return isinstance(value, str)
 
 
 def _check_counters(field: str, counters: Mapping[str, Quantity]) -> Iterator[str]:

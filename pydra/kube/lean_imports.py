@@ -65,7 +65,8 @@ def import_models(roots: Iterable[str]) -> Mapping[str, Any]:
     """
     found: dict[str, Any] = {}
     with _empty_packages() as place:
-        modules = {name.replace("_", ""): name for name in map(_stem, os.listdir(f"{place}/client/models"))}
+        names = [name.removesuffix(".py") for name in os.listdir(f"{place}/client/models")]
+        modules = {name.replace("_", ""): name for name in names}
         wanted = [root.lower() for root in roots if root.lower() in modules]
         while wanted:
             module = importlib.import_module(f"kubernetes_asyncio.client.models.{modules[wanted.pop()]}")
@@ -74,10 +75,6 @@ def import_models(roots: Iterable[str]) -> Mapping[str, Any]:
             named = [name for kind in model.openapi_types.values() for name in re.findall(r"\w+", kind)]
             wanted += [name.lower() for name in named if name not in found and name.lower() in modules]
     return found
-
-
-def _stem(name: str) -> str:
-    return name.removesuffix(".py")
 
 
 @contextmanager

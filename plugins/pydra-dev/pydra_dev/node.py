@@ -31,7 +31,8 @@ from pydra.kube.credentials import load_credentials
 from pydra.settings import Settings, parse_settings
 from pydra_dev.api.kinds import NODES, PODS
 from pydra_dev.api.pod_fields import build_condition, set_condition
-from pydra_dev.apiserver.server import DEFAULT_VERSION, ApiServer, parse_release
+from pydra_dev.apiserver.discovery import DEFAULT_VERSION, parse_release
+from pydra_dev.apiserver.server import ApiServer
 from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.control_plane import serve_control_plane
 from pydra_dev.kubelet.kubelet import Kubelet, ignore_containers

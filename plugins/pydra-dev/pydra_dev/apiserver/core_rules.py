@@ -194,18 +194,6 @@ def _create_namespace(obj: JsonObject) -> Admitted:
     return {**obj, "metadata": metadata, "spec": spec, "status": {"phase": "Active"}}, []
 
 
-def _create_node(obj: JsonObject) -> Admitted:
-    return {"spec": {}, "status": {}, **obj}, list(check_node(obj))
-
-
-def _update_node(obj: JsonObject, _old: JsonObject) -> Admitted:
-    return obj, list(check_node(obj))
-
-
-def _create_event(obj: JsonObject) -> Admitted:
-    return default_event(obj), list(check_event(obj))
-
-
 def _create_new_event(obj: JsonObject) -> Admitted:
     core = default_event(convert_event(obj, api_version="v1"))
     return core, [*check_new_event(core), *check_event(core)]
@@ -214,8 +202,11 @@ def _create_new_event(obj: JsonObject) -> Admitted:
 CREATE: Mapping[Kind, Callable[[JsonObject], Admitted]] = {
     PODS: _create_pod,
     NAMESPACES: _create_namespace,
-    NODES: _create_node,
-    EVENTS: _create_event,
+    NODES: lambda obj: ({"spec": {}, "status": {}, **obj}, list(check_node(obj))),
+    EVENTS: lambda obj: (default_event(obj), list(check_event(obj))),
     NEW_EVENTS: _create_new_event,
 }
-UPDATE: Mapping[Kind, Callable[[JsonObject, JsonObject], Admitted]] = {PODS: _update_pod, NODES: _update_node}
+UPDATE: Mapping[Kind, Callable[[JsonObject, JsonObject], Admitted]] = {
+    PODS: _update_pod,
+    NODES: lambda obj, _old: (obj, list(check_node(obj))),
+}

@@ -66,7 +66,7 @@ def admit_create(kind: Kind, obj: JsonObject, context: Context) -> JsonObject:
         begun = {**obj, "status": {}} if kind == RESOURCE_CLAIMS else obj
         body, errors = _admit_spec(kind, begun, None, context)
     else:
-        body, errors = CREATE.get(kind, _create_plain)(obj)
+        body, errors = CREATE[kind](obj) if kind in CREATE else (obj, [])
     name = obj["metadata"]["name"]
     found = [*check_name(kind.kind, "metadata.name", name), *errors]
     if found:
@@ -83,7 +83,7 @@ def admit_update(kind: Kind, obj: JsonObject, old: JsonObject, context: Context,
     elif kind in _SPECS:
         body, errors = _admit_spec(kind, obj, old, context)
     else:
-        body, errors = UPDATE.get(kind, _update_plain)(obj, old)
+        body, errors = UPDATE[kind](obj, old) if kind in UPDATE else (obj, [])
     if errors:
         raise invalid_object(kind, obj["metadata"]["name"], errors)
     return body
@@ -96,14 +96,6 @@ def _keep_other_half(obj: JsonObject, old: JsonObject, *, status: bool) -> JsonO
 
 
 _HEAD = ("kind", "apiVersion", "metadata")
-
-
-def _create_plain(obj: JsonObject) -> Admitted:
-    return obj, []
-
-
-def _update_plain(obj: JsonObject, _old: JsonObject) -> Admitted:
-    return obj, []
 
 
 def _head(obj: JsonObject, **parts: Any) -> JsonObject:

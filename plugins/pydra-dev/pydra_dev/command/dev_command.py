@@ -14,7 +14,7 @@ import anyio
 
 from pydra.backends.discovery import find_backend, locate_file
 from pydra.errors import SettingsError
-from pydra_dev.apiserver.server import FIRST_DRA_MINOR, LAST_KNOWN_MINOR, parse_release
+from pydra_dev.apiserver.discovery import FIRST_DRA_MINOR, LAST_KNOWN_MINOR, parse_release
 from pydra_dev.command.options import Options
 from pydra_dev.command.real_containers import find_runtime
 from pydra_dev.command.signals import INTERRUPTED, run_with_signals

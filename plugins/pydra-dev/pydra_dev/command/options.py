@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pydra_dev.apiserver.server import DEFAULT_VERSION
+from pydra_dev.apiserver.discovery import DEFAULT_VERSION
 
 STEP_DEADLINE = 30.0
 
