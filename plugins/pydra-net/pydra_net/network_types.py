@@ -203,6 +203,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     rules: tuple[Rule, ...] = ()
     rdma: tuple[RdmaDevice, ...] = ()
     exclusive_rdma: bool = False
+    port_settings: Mapping[int, tuple[str, ...]] = {}
+    """What is not as the default of ports of bridges, such as `isolated 1`."""
 
     def find(self, index: int) -> Link | None:
         """The link of this index."""

@@ -11,6 +11,8 @@ from pydra_net.network_types import Link, Reading
 _NOT_MOVABLE = frozenset({"bridge", "bond", "team", "vrf", "openvswitch"})
 """Kinds that the kernel keeps in their namespace, or which are of use only with their members."""
 
+_KEPT_BY_DAEMONS = frozenset({"team", "openvswitch"})
+
 
 def find_needed(reading: Reading, node_addresses: Collection[str]) -> Mapping[int, str]:
     """Return why the node itself needs links, by index.
@@ -45,6 +47,14 @@ def find_unmovable(reading: Reading) -> Mapping[int, str]:
             reasons.setdefault(
                 link.index,
                 f"has the route to {lost[0].destination} with {lost[0].not_recorded}, which could not be put back",
+            )
+        elif settings := reading.port_settings.get(link.index):
+            reasons.setdefault(
+                link.index, f"is a port of a bridge with {', '.join(settings)}, which could not be put back"
+            )
+        elif (master := reading.find(link.master)) and master.kind in _KEPT_BY_DAEMONS:
+            reasons.setdefault(
+                link.index, f"is a part of {master.name}, to which only the daemon of {master.kind} adds"
             )
     return reasons
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydra_net.gso_sizes_and_sysctls import IPV4, SIZES
+from pydra_net.netlink.bridge_ports import read_port_settings
 from pydra_net.netlink.link_messages import WITHOUT_COUNTERS
 from pydra_net.network_types import (
     BY_ADVERTISEMENT,
@@ -77,8 +78,10 @@ def read_all(ip: Any) -> Reading:
         if message["state"] == _NUD_PERMANENT and (mac := message.get_attr("NDA_LLADDR")):
             neighbour = Neighbour(destination=message.get_attr("NDA_DST"), mac=mac)
             neighbours[message["ifindex"]].append(neighbour)
+    links = read_links(ip).links
     return Reading(
-        links=read_links(ip).links,
+        links=links,
+        port_settings=read_port_settings(ip) if any(one.master for one in links) else {},
         addresses=_freeze(addresses),
         routes=_freeze(routes),
         neighbours=_freeze(neighbours),

@@ -133,6 +133,27 @@ async def test_an_interface_that_labels_of_mpls_go_to_stays(node: TestNode) -> N
             await agent.prepare("claim", "nic0", pod="trainer")
 
 
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        pytest.param("bridge link set dev nic0 isolated on", "isolated 1", id="isolated"),
+        pytest.param("bridge vlan add dev nic0 vid 10", "VLANs 1, 10", id="vlans"),
+    ],
+)
+async def test_a_port_of_a_bridge_whose_settings_could_not_be_put_back_stays(
+    node: TestNode, settings: str, what: str
+) -> None:
+    node.host.run("ip link add br0 type bridge; ip link set nic0 master br0")
+    try:
+        node.host.run(settings)
+    except AssertionError as error:
+        pytest.skip(str(error))
+    agent = build_agent(node)
+    async with serve(agent):
+        with pytest.raises(ClaimError, match=f"is a port of a bridge with {what}, which could not be put back"):
+            await agent.prepare("claim", "nic0", pod="trainer")
+
+
 async def test_sizes_and_sysctls_of_the_interface_are_set_in_the_pod_and_put_back(node: TestNode) -> None:
     """The kernel resets the sysctls whenever an interface moves."""
 
