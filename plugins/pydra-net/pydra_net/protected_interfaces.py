@@ -54,7 +54,7 @@ def find_unmovable(reading: Reading) -> Mapping[int, str]:
             )
         elif (master := reading.find(link.master)) and master.kind in _KEPT_BY_DAEMONS:
             reasons.setdefault(
-                link.index, f"is a part of {master.name}, to which only the daemon of {master.kind} adds"
+                link.index, f"is a port of {master.name}, whose daemon ({master.kind}) keeps its settings"
             )
     return reasons
 

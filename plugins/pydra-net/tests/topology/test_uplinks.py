@@ -59,6 +59,7 @@ def link(index: int, *, lower: int = 0, master: int = 0, kind: str = "") -> Link
             {2},
             id="part-of-a-route-of-several",
         ),
+        pytest.param([link(2, master=3), link(3, kind="openvswitch")], {}, {2, 3}, id="a port of Open vSwitch"),
     ],
 )
 def test_uplinks_and_what_is_below_and_above_them_are_protected(
