@@ -39,8 +39,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Debug mode finds callbacks that block. Where each was scheduled is not needed, and costs a tenth of the tests' time.
 asyncio.constants.DEBUG_STACK_DEPTH = 0  # type: ignore[attr-defined]
 
-BLOCKED_SECONDS = 5.0
-"""The loop may not stand still for longer, the time without a processor apart: test machines are shared.
+BLOCKED_SECONDS = float(os.environ.get("TEST_BLOCKED_SECONDS", "5"))
+"""The loop may not stand still for longer, the time without a processor apart: test machines are shared, or emulated.
 
 So many, because a slow disk counts, and tests write whole trees of simulated machines.
 """
