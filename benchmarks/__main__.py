@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.allocation import measure_allocation
 from benchmarks.claims import measure_claims
 from benchmarks.cpu_calls import measure_cpu_calls
 from benchmarks.floor import measure_floor
@@ -34,7 +33,6 @@ PARTS = (
     "path",
     "publishing",
     "rest",
-    "allocation",
     "nvidia-calls",
     "nvidia-agent",
     "nvidia-rest",
@@ -69,7 +67,6 @@ def main() -> None:
         "path": lambda: measure_path(report),
         "publishing": lambda: measure_publishing(report),
         "rest": lambda: measure_idle(report, seconds=20 if quick else 60),
-        "allocation": lambda: measure_allocation(report, rounds=5 if quick else 20),
         "nvidia-calls": lambda: measure_nvidia_calls(report, rounds=rounds),
         "nvidia-agent": lambda: measure_nvidia_agent(report, rounds=rounds),
         "nvidia-rest": lambda: measure_nvidia_rest(report, seconds=30),
