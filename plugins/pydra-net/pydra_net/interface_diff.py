@@ -8,15 +8,11 @@ from pydra_net.dhcp.messages import Lease
 from pydra_net.gso_sizes_and_sysctls import list_changes
 from pydra_net.interface_state import InterfaceState, by_dependency
 from pydra_net.network_change_types import (
-    AddAddress,
-    AddNeighbour,
-    AddRoute,
-    AddRule,
+    Add,
     DetachPrograms,
     JoinVrf,
     Operation,
-    RemoveAddress,
-    RemoveRoute,
+    Remove,
     SetEthtool,
     SetLink,
     SetParameter,
@@ -80,23 +76,23 @@ def _plan_addresses(wanted: InterfaceState, link: Link, reading: Reading) -> Ite
     present = {one.address for one in reading.addresses.get(link.index, ())}
     for address in wanted.addresses:
         if address.address not in present:
-            yield AddAddress(index=link.index, address=address)
+            yield Add(index=link.index, item=address)
 
 
 def _plan_routes(wanted: InterfaceState, link: Link, reading: Reading) -> Iterator[Operation]:
     present = set(map(_identify, reading.routes.get(link.index, ())))
     for route in wanted.routes:
         if _identify(route) not in present and route not in wanted.later_routes:
-            yield AddRoute(index=link.index, route=route)
+            yield Add(index=link.index, item=route)
 
 
 def _plan_neighbours_and_rules(wanted: InterfaceState, link: Link, reading: Reading) -> Iterator[Operation]:
     for neighbour in wanted.neighbours:
         if neighbour not in reading.neighbours.get(link.index, ()):
-            yield AddNeighbour(index=link.index, neighbour=neighbour)
+            yield Add(index=link.index, item=neighbour)
     for rule in wanted.rules:
         if rule not in reading.rules:
-            yield AddRule(rule=rule)
+            yield Add(item=rule)
 
 
 def plan_lease(wanted: InterfaceState, lease: Lease | None, link: Link, reading: Reading) -> tuple[Operation, ...]:
@@ -108,7 +104,7 @@ def plan_lease(wanted: InterfaceState, lease: Lease | None, link: Link, reading:
     index = link.index
     present = tuple(one for one in reading.addresses.get(index, ()) if one.family == 4)
     if lease is None:
-        return tuple(RemoveAddress(index=index, address=one) for one in present)
+        return tuple(Remove(index=index, item=one) for one in present)
     routes = tuple(
         Route(
             destination=destination,
@@ -126,10 +122,10 @@ def plan_lease(wanted: InterfaceState, lease: Lease | None, link: Link, reading:
     kept = set(map(_place, added))
     earlier = [one for one in reading.routes.get(index, ()) if one.family == 4 and one.protocol == _BY_DHCP]
     return (
-        *(RemoveRoute(index=index, route=one) for one in earlier if _place(one) not in kept),
-        *(RemoveAddress(index=index, address=one) for one in present if one.address != lease.address),
-        AddAddress(index=index, address=Address(address=lease.address, valid=lease.seconds, preferred=lease.seconds)),
-        *(AddRoute(index=index, route=one) for one in added),
+        *(Remove(index=index, item=one) for one in earlier if _place(one) not in kept),
+        *(Remove(index=index, item=one) for one in present if one.address != lease.address),
+        Add(index=index, item=Address(address=lease.address, valid=lease.seconds, preferred=lease.seconds)),
+        *(Add(index=index, item=one) for one in added),
     )
 
 
@@ -140,7 +136,7 @@ def _place(route: Route) -> tuple[str, int, int]:
 
 def plan_given(wanted: InterfaceState, lease: Lease | None, link: Link, _reading: Reading) -> tuple[Operation, ...]:
     """The routes that need the address that a router has given to the link."""
-    return tuple(AddRoute(index=link.index, route=one) for one in wanted.later_routes) if lease else ()
+    return tuple(Add(index=link.index, item=one) for one in wanted.later_routes) if lease else ()
 
 
 def find_given(link: Link, reading: Reading) -> Address | None:

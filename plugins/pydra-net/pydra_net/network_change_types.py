@@ -97,64 +97,24 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
         return f"{'add' if self.present else 'remove'} the alternative name {self.name}"
 
 
-class AddAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Add an address."""
+class Add(msgspec.Struct, frozen=True, kw_only=True):
+    """Add what is configured on a link, or a rule, which is of no link."""
+
+    index: int = 0
+    item: Address | Route | Neighbour | Rule
+
+    def __str__(self) -> str:
+        return f"add {self.item}"
+
+
+class Remove(msgspec.Struct, frozen=True, kw_only=True):
+    """Remove what is configured on a link."""
 
     index: int
-    address: Address
+    item: Address | Route
 
     def __str__(self) -> str:
-        return f"add address {self.address.address}"
-
-
-class RemoveAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Remove an address."""
-
-    index: int
-    address: Address
-
-    def __str__(self) -> str:
-        return f"remove address {self.address.address}"
-
-
-class AddRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """Add a route by this link."""
-
-    index: int
-    route: Route
-
-    def __str__(self) -> str:
-        gateway = f" via {self.route.gateway}" if self.route.gateway else ""
-        return f"add route {self.route.destination}{gateway} to table {self.route.table}"
-
-
-class RemoveRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """Remove a route by this link."""
-
-    index: int
-    route: Route
-
-    def __str__(self) -> str:
-        return f"remove route {self.route.destination} from table {self.route.table}"
-
-
-class AddNeighbour(msgspec.Struct, frozen=True, kw_only=True):
-    """Add a permanent neighbour."""
-
-    index: int
-    neighbour: Neighbour
-
-    def __str__(self) -> str:
-        return f"add neighbour {self.neighbour.destination}"
-
-
-class AddRule(msgspec.Struct, frozen=True, kw_only=True):
-    """Add a rule."""
-
-    rule: Rule
-
-    def __str__(self) -> str:
-        return f"add the rule with priority {self.rule.priority} for table {self.rule.table}"
+        return f"remove {self.item}"
 
 
 class SetFunction(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,12 +145,8 @@ Operation: TypeAlias = (
     | DetachPrograms
     | JoinVrf
     | Mark
-    | AddAddress
-    | RemoveAddress
-    | AddRoute
-    | RemoveRoute
-    | AddNeighbour
-    | AddRule
+    | Add
+    | Remove
     | RemoveLink
     | SetFunction
 )

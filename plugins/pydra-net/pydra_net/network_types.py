@@ -37,6 +37,9 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """4 or 6."""
         return ipaddress.ip_interface(self.address).version
 
+    def __str__(self) -> str:
+        return f"address {self.address}"
+
 
 class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A route by one link; `destination` is `10.0.0.0/8`.
@@ -66,6 +69,10 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether it is for everything that no other route is for."""
         return self.destination in ("0.0.0.0/0", "::/0")
 
+    def __str__(self) -> str:
+        gateway = f" via {self.gateway}" if self.gateway else ""
+        return f"route {self.destination}{gateway} in table {self.table}"
+
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A rule that chooses a table; an empty `source` or `destination` is any."""
@@ -76,12 +83,18 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     source: str = ""
     destination: str = ""
 
+    def __str__(self) -> str:
+        return f"the rule with priority {self.priority} for table {self.table}"
+
 
 class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
     """A permanent entry of the neighbour table."""
 
     destination: str
     mac: str
+
+    def __str__(self) -> str:
+        return f"neighbour {self.destination}"
 
 
 class Feature(msgspec.Struct, frozen=True, kw_only=True):

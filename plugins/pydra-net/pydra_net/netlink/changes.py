@@ -15,21 +15,17 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pydra_net.kernel import KernelRefused
 from pydra_net.netlink.bpf_programs import detach_programs
 from pydra_net.netlink.ethtool import set_ethtool
-from pydra_net.netlink.ip_messages import add_address, add_neighbour, add_route, add_rule, remove_address, remove_route
+from pydra_net.netlink.ip_messages import add, remove
 from pydra_net.netlink.link_messages import WITHOUT_COUNTERS, mark_link, remove_link, set_link, set_parameter
 from pydra_net.netlink.sysctls import set_sysctl
 from pydra_net.network_change_types import (
-    AddAddress,
-    AddNeighbour,
-    AddRoute,
-    AddRule,
+    Add,
     DetachPrograms,
     JoinVrf,
     Mark,
     Operation,
-    RemoveAddress,
+    Remove,
     RemoveLink,
-    RemoveRoute,
     SetEthtool,
     SetFunction,
     SetLink,
@@ -129,10 +125,6 @@ _APPLIERS: Mapping[type, Callable[[Any], None]] = {
     JoinVrf: _join_vrf,
     Mark: mark_link,
     RemoveLink: remove_link,
-    AddAddress: add_address,
-    RemoveAddress: remove_address,
-    AddRoute: add_route,
-    RemoveRoute: remove_route,
-    AddNeighbour: add_neighbour,
-    AddRule: add_rule,
+    Add: add,
+    Remove: remove,
 }

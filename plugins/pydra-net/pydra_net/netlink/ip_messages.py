@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import ipaddress
 import struct
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from pydra_net.netlink.link_messages import pack_mac
 from pydra_net.netlink.messages import CREATE, REPLACE, change, pack, pack_number
-from pydra_net.network_change_types import AddAddress, AddNeighbour, AddRoute, AddRule, RemoveAddress, RemoveRoute
-from pydra_net.network_types import FOREVER, Route
+from pydra_net.network_change_types import Add, Remove
+from pydra_net.network_types import FOREVER, Address, Neighbour, Route, Rule
 
 _NEW_ADDRESS, _DEL_ADDRESS, _NEW_ROUTE, _DEL_ROUTE, _NEW_NEIGHBOUR, _NEW_RULE = 20, 21, 24, 25, 28, 32
 _FAMILIES = {4: 2, 6: 10}
@@ -36,9 +37,26 @@ _TO_TABLE = 1
 Attributes: TypeAlias = dict[int, bytes]
 
 
-def add_address(operation: AddAddress) -> None:
-    """Add an address to a link, or change how long it is valid. Raises KernelRefused."""
-    one = operation.address
+def add(operation: Add) -> None:
+    """Add to a link, in place of what is there for the same destination or address. Raises KernelRefused.
+
+    A rule is added only if there is none like it; else the error is `taken`.
+    """
+    kind, flags, pack_item = _ADDED[type(operation.item)]
+    change(kind, flags, pack_item(operation.index, operation.item))
+
+
+def remove(operation: Remove) -> None:
+    """Remove from a link. Raises KernelRefused."""
+    if isinstance(operation.item, Route):
+        change(_DEL_ROUTE, 0, _pack_route(operation.index, operation.item))
+        return
+    interface = ipaddress.ip_interface(operation.item.address)
+    own = pack({_LOCAL if interface.version == 4 else _PEER: interface.ip.packed})
+    change(_DEL_ADDRESS, 0, _pack_place(operation.index, interface, 0) + own)
+
+
+def _pack_address(index: int, one: Address) -> bytes:
     interface = ipaddress.ip_interface(one.address)
     own = interface.ip.packed
     peer = ipaddress.ip_interface(one.peer).ip.packed if one.peer else own
@@ -57,28 +75,11 @@ def add_address(operation: AddAddress) -> None:
         attributes[_PROTOCOL] = bytes([one.protocol])
     if one.valid != FOREVER:
         attributes[_LIFETIMES] = struct.pack("=IIII", one.preferred, one.valid, 0, 0)
-    change(_NEW_ADDRESS, REPLACE, _pack_address(operation.index, interface, one.scope) + pack(attributes))
+    return _pack_place(index, interface, one.scope) + pack(attributes)
 
 
-def remove_address(operation: RemoveAddress) -> None:
-    """Remove an address of a link. Raises KernelRefused."""
-    interface = ipaddress.ip_interface(operation.address.address)
-    own = pack({_LOCAL if interface.version == 4 else _PEER: interface.ip.packed})
-    change(_DEL_ADDRESS, 0, _pack_address(operation.index, interface, 0) + own)
-
-
-def _pack_address(index: int, one: ipaddress.IPv4Interface | ipaddress.IPv6Interface, scope: int) -> bytes:
+def _pack_place(index: int, one: ipaddress.IPv4Interface | ipaddress.IPv6Interface, scope: int) -> bytes:
     return _ADDRESS.pack(_FAMILIES[one.version], one.network.prefixlen, 0, scope, index)
-
-
-def add_route(operation: AddRoute) -> None:
-    """Add a route by a link, in place of one to the same destination. Raises KernelRefused."""
-    change(_NEW_ROUTE, REPLACE, _pack_route(operation.index, operation.route))
-
-
-def remove_route(operation: RemoveRoute) -> None:
-    """Remove a route by a link. Raises KernelRefused."""
-    change(_DEL_ROUTE, 0, _pack_route(operation.index, operation.route))
 
 
 def _pack_route(index: int, route: Route) -> bytes:
@@ -108,18 +109,14 @@ def _metric(value: int | str) -> bytes:
     return value.encode() + b"\0" if isinstance(value, str) else pack_number(value)
 
 
-def add_neighbour(operation: AddNeighbour) -> None:
-    """Add a permanent neighbour on a link. Raises KernelRefused."""
-    neighbour = operation.neighbour
+def _pack_neighbour(index: int, neighbour: Neighbour) -> bytes:
     address = ipaddress.ip_address(neighbour.destination)
-    header = _NEIGHBOUR.pack(_FAMILIES[address.version], operation.index, _PERMANENT, 0, 0)
+    header = _NEIGHBOUR.pack(_FAMILIES[address.version], index, _PERMANENT, 0, 0)
     named = {_NEIGHBOUR_ADDRESS: address.packed, _NEIGHBOUR_MAC: pack_mac(neighbour.mac)}
-    change(_NEW_NEIGHBOUR, REPLACE, header + pack(named))
+    return header + pack(named)
 
 
-def add_rule(operation: AddRule) -> None:
-    """Add a rule. Raises KernelRefused, `taken` if there is one like it."""
-    rule = operation.rule
+def _pack_rule(_index: int, rule: Rule) -> bytes:
     attributes: Attributes = {_RULE_TABLE: pack_number(rule.table), _RULE_PRIORITY: pack_number(rule.priority)}
     lengths = {_RULE_TO: 0, _RULE_FROM: 0}
     for number, text in ((_RULE_TO, rule.destination), (_RULE_FROM, rule.source)):
@@ -128,4 +125,12 @@ def add_rule(operation: AddRule) -> None:
             attributes[number] = network.network_address.packed
             lengths[number] = network.prefixlen
     header = _ROUTE.pack(_FAMILIES[rule.family], lengths[_RULE_TO], lengths[_RULE_FROM], 0, 0, 0, 0, _TO_TABLE, 0)
-    change(_NEW_RULE, CREATE, header + pack(attributes))
+    return header + pack(attributes)
+
+
+_ADDED: Mapping[type, tuple[int, int, Callable[[int, Any], bytes]]] = {
+    Address: (_NEW_ADDRESS, REPLACE, _pack_address),
+    Route: (_NEW_ROUTE, REPLACE, _pack_route),
+    Neighbour: (_NEW_NEIGHBOUR, REPLACE, _pack_neighbour),
+    Rule: (_NEW_RULE, CREATE, _pack_rule),
+}

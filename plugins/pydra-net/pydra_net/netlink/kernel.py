@@ -25,8 +25,17 @@ from pydra_net.netlink.namespaces import OpenNamespace
 from pydra_net.netlink.rdma import move_rdma, read_exclusive, read_rdma
 from pydra_net.netlink.reading import read_all, read_link, read_links
 from pydra_net.netlink.sysctls import read_changed_sysctls
-from pydra_net.network_change_types import AddRule, Mark, NewLink, Operation, SetLink
-from pydra_net.network_types import IPVLAN_MODES, Ethtool, Link, Programs, RdmaDevice, Reading, VirtualFunctionState
+from pydra_net.network_change_types import Add, Mark, NewLink, Operation, SetLink
+from pydra_net.network_types import (
+    IPVLAN_MODES,
+    Ethtool,
+    Link,
+    Programs,
+    RdmaDevice,
+    Reading,
+    Rule,
+    VirtualFunctionState,
+)
 
 T = TypeVar("T")
 _ATTEMPTS = 4
@@ -150,11 +159,15 @@ class NetlinkKernel:
                 except KernelRefused as error:
                     if isinstance(operation, SetLink) and len(parts := operation.split()) > 1:
                         waiting.extendleft(reversed(parts))  # to know which
-                    elif not (error.taken and isinstance(operation, AddRule | Mark)):
+                    elif not (error.taken and (isinstance(operation, Mark) or _adds_rule(operation))):
                         refused.append(f"{operation}: {error}")
             return refused
 
         return _run(where, apply_all) if operations else ()
+
+
+def _adds_rule(operation: Operation) -> bool:
+    return isinstance(operation, Add) and isinstance(operation.item, Rule)
 
 
 def _list(directory: str) -> list[str]:

@@ -20,27 +20,36 @@ from msgspec.structs import replace
 from pydra_net.gso_sizes_and_sysctls import IPV4
 from pydra_net.kernel import KernelRefused, Namespace, NamespaceGone
 from pydra_net.network_change_types import (
-    AddAddress,
-    AddNeighbour,
-    AddRoute,
-    AddRule,
+    Add,
     JoinVrf,
     Mark,
     NewLink,
     Operation,
-    RemoveAddress,
+    Remove,
     RemoveLink,
-    RemoveRoute,
     SetEthtool,
     SetFunction,
     SetLink,
     SetParameter,
 )
-from pydra_net.network_types import Ethtool, Feature, Link, Programs, RdmaDevice, Reading, VirtualFunctionState
+from pydra_net.network_types import (
+    Address,
+    Ethtool,
+    Feature,
+    Link,
+    Neighbour,
+    Programs,
+    RdmaDevice,
+    Reading,
+    Route,
+    Rule,
+    VirtualFunctionState,
+)
 
 ValueT = TypeVar("ValueT")
 
 HOST = "/host"
+_FIELDS = {Address: "addresses", Route: "routes", Neighbour: "neighbours"}
 LOOPBACK = Link(index=1, name="lo", hardware=772, up=True, carrier=True)
 
 
@@ -364,21 +373,16 @@ def _without(values: Mapping[int, tuple[ValueT, ...]], index: int) -> dict[int, 
     return {key: value for key, value in values.items() if key != index}
 
 
-def _extend(values: Mapping[int, tuple[ValueT, ...]], index: int, value: ValueT) -> dict[int, tuple[ValueT, ...]]:
-    present = values.get(index, ())
-    return {**values, index: present if value in present else (*present, value)}
-
-
 def _apply(reading: Reading, operation: Operation) -> Reading:
-    if isinstance(operation, AddRule):
-        return replace(reading, rules=(*(one for one in reading.rules if one != operation.rule), operation.rule))
+    if isinstance(operation, Add) and isinstance(rule := operation.item, Rule):
+        return replace(reading, rules=(*(one for one in reading.rules if one != rule), rule))
     index = operation.index
     link = reading.find(index)
     if link is None:
         raise KernelRefused(os.strerror(errno.ENODEV))
-    if isinstance(operation, AddAddress | RemoveAddress | AddRoute | RemoveRoute | AddNeighbour):
-        return _add(reading, link, operation)
     match operation:
+        case Add() | Remove():
+            return _configure(reading, link, operation)
         case SetLink() | SetFunction():
             return _set(reading, link, operation)
         case RemoveLink():
@@ -401,25 +405,20 @@ def _set_function(reading: Reading, card: Link, wanted: SetFunction) -> Reading:
     return _exchange(reading, replace(card, functions=tuple(functions)))
 
 
-def _add(
-    reading: Reading, link: Link, operation: AddAddress | RemoveAddress | AddRoute | RemoveRoute | AddNeighbour
-) -> Reading:
-    index = link.index
-    match operation:
-        case AddAddress(address=address):
-            return replace(reading, addresses=_extend(reading.addresses, index, address))
-        case RemoveAddress(address=address):
-            others = tuple(one for one in reading.addresses.get(index, ()) if one.address != address.address)
-            return replace(reading, addresses={**reading.addresses, index: others})
-        case AddRoute() if not link.up:
-            raise KernelRefused(os.strerror(errno.ENETDOWN))
-        case AddRoute(route=route):
-            return replace(reading, routes=_extend(reading.routes, index, route))
-        case RemoveRoute(route=route):
-            kept = tuple(one for one in reading.routes.get(index, ()) if one != route)
-            return replace(reading, routes={**reading.routes, index: kept})
-        case AddNeighbour(neighbour=neighbour):
-            return replace(reading, neighbours=_extend(reading.neighbours, index, neighbour))
+def _configure(reading: Reading, link: Link, operation: Add | Remove) -> Reading:
+    item = operation.item
+    if isinstance(operation, Add) and isinstance(item, Route) and not link.up:
+        raise KernelRefused(os.strerror(errno.ENETDOWN))
+    field = _FIELDS[type(item)]
+    values = getattr(reading, field)
+    present = values.get(link.index, ())
+    if isinstance(operation, Add):
+        found = present if item in present else (*present, item)
+    elif isinstance(item, Address):
+        found = tuple(one for one in present if one.address != item.address)
+    else:
+        found = tuple(one for one in present if one != item)
+    return replace(reading, **{field: {**values, link.index: found}})
 
 
 def _remove(reading: Reading, index: int) -> Reading:

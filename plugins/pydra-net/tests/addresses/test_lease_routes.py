@@ -35,17 +35,17 @@ def plan(wanted: InterfaceState, lease: Lease, **routes: tuple[Route, ...]) -> l
 @pytest.mark.parametrize(
     ("wanted", "options", "found"),
     [
-        (MAIN, {"routes": ROUTES}, ["add route 10.8.0.0/16 via 10.0.0.8 to table 254"]),
+        (MAIN, {"routes": ROUTES}, ["add route 10.8.0.0/16 via 10.0.0.8 in table 254"]),
         (MAIN, {"router": bytes((10, 0, 0, 8))}, []),
         (
             VRF,
             {"routes": ROUTES, "router": bytes((10, 0, 0, 9))},
             [
-                "add route 0.0.0.0/0 via 10.0.0.8 to table 1007",
-                "add route 10.8.0.0/16 via 10.0.0.8 to table 1007",
+                "add route 0.0.0.0/0 via 10.0.0.8 in table 1007",
+                "add route 10.8.0.0/16 via 10.0.0.8 in table 1007",
             ],
         ),
-        (VRF, {"router": bytes((10, 0, 0, 8, 10, 0, 0, 9))}, ["add route 0.0.0.0/0 via 10.0.0.8 to table 1007"]),
+        (VRF, {"router": bytes((10, 0, 0, 8, 10, 0, 0, 9))}, ["add route 0.0.0.0/0 via 10.0.0.8 in table 1007"]),
     ],
 )
 def test_routes_are_in_the_table_of_the_vrf_or_in_the_main_one_without_a_default_route(
@@ -63,7 +63,7 @@ def test_what_the_pod_has_by_another_interface_stays() -> None:
 def test_what_the_claim_configures_stays() -> None:
     configured = Route(destination="10.8.0.0/16", gateway="10.0.0.9", protocol=4)
     wanted = InterfaceState(name="net1", dhcp=True, routes=(configured,))
-    assert plan(wanted, ask(ROUTES)) == ["add route 10.8.0.0/16 via 10.0.0.9 to table 254"]
+    assert plan(wanted, ask(ROUTES)) == ["add route 10.8.0.0/16 via 10.0.0.9 in table 254"]
 
 
 def test_routes_of_an_earlier_lease_are_removed() -> None:
@@ -71,7 +71,7 @@ def test_routes_of_an_earlier_lease_are_removed() -> None:
     replaced = Route(destination="10.8.0.0/16", gateway="10.0.0.9", protocol=BY_DHCP)
     of_the_claim = Route(destination="10.9.0.0/16", gateway=SERVER, protocol=4)
     assert plan(MAIN, ask(ROUTES), own=(earlier, replaced, of_the_claim)) == [
-        "remove route 10.7.0.0/16 from table 254",
-        "add route 10.8.0.0/16 via 10.0.0.8 to table 254",
+        "remove route 10.7.0.0/16 via 10.0.0.8 in table 254",
+        "add route 10.8.0.0/16 via 10.0.0.8 in table 254",
     ]
     assert ADDRESS in ask(ROUTES).address
