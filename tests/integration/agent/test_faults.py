@@ -3,72 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import msgspec
 
-from pydra.kube.api_resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS, JsonObject
-from pydra_dev.kubelet.observations import Called, PodRunning, Step
+from pydra_dev.kubelet.observations import Step
 from pydra_dev.node import EmbeddedNode, run_node
+from tests.integration.agent.node_user import NodeUser
 from tests.integration.agent.process import Agent, run_agent
 
-DEADLINE = 60.0
 OTHER = "other"
 
 
-class Scene:
+class Scene(NodeUser):
     """A node with the agent and the sim on it, and claims that each meet a fault of the scenario or none."""
 
     def __init__(self, node: EmbeddedNode, agent: Agent, steps: list[Step]) -> None:
-        self.node = node
+        super().__init__(node, steps)
         self.agent = agent
-        self.steps = steps
 
     async def start(self, name: str) -> None:
         """A claim for an accelerator, and a pod that needs it."""
-        request = {"name": "accelerator", "exactly": {"deviceClassName": "sim"}}
-        claim = {"metadata": {"name": name}, "spec": {"devices": {"requests": [request]}}}
-        await self.node.client.create(RESOURCE_CLAIMS, claim, namespace="default")
-        container = {
-            "name": "main",
-            "image": "busybox",
-            "command": ["sleep", "infinity"],
-            "resources": {"claims": [{"name": "accelerator"}]},
-        }
-        spec = {
-            "restartPolicy": "Never",
-            "resourceClaims": [{"name": "accelerator", "resourceClaimName": name}],
-            "containers": [container],
-        }
-        await self.node.client.create(PODS, {"metadata": {"name": name}, "spec": spec}, namespace="default")
-
-    async def wait_running(self, name: str) -> None:
-        await wait(lambda: any(isinstance(one, PodRunning) and one.pod == f"default/{name}" for one in self.steps))
-
-    def errors(self, name: str) -> list[str]:
-        """What the kubelet was answered for this claim."""
-        calls = [step for step in self.steps if isinstance(step, Called)]
-        return [one.error for one in calls if one.error and any(name in claim for claim in one.claims)]
-
-    async def wait_error(self, name: str, pattern: str) -> None:
-        """The kubelet is answered this for the claim, within the deadline."""
-        await wait(lambda: any(re.search(pattern, error) for error in self.errors(name)))
-
-    async def wait_event(self, name: str, reason: str, pattern: str) -> JsonObject:
-        """The Event on this claim."""
-        with anyio.fail_after(DEADLINE):
-            while True:
-                for event in (await self.node.client.list(EVENTS, namespace="default")).items:
-                    about = event.get("regarding") or event.get("involvedObject") or {}
-                    note = event.get("note") or event.get("message") or ""
-                    regarding = about.get("kind"), about.get("name")
-                    if regarding == ("ResourceClaim", name) and event["reason"] == reason and re.search(pattern, note):
-                        return event
-                await anyio.sleep(0.1)
+        await self.create_both(name, {"name": "accelerator", "exactly": {"deviceClassName": "sim"}})
 
     async def metric(self, series: str) -> float:
         """One number of /metrics."""
@@ -76,12 +35,6 @@ class Scene:
         found = re.search(rf"^{re.escape(series)} (\S+)$", text, re.MULTILINE)
         assert found is not None, series
         return float(found[1])
-
-
-async def wait(holds: Callable[[], bool]) -> None:
-    with anyio.fail_after(DEADLINE):
-        while not holds():
-            await anyio.sleep(0.02)
 
 
 @asynccontextmanager
@@ -96,9 +49,8 @@ async def staged(*faults: dict[str, Any], flags: tuple[str, ...] = ()) -> AsyncI
             await agent.wait_ready()
             await agent.wait_log(lambda text: "is published" in text)
             selector = {"cel": {"expression": "device.driver == 'sim.pydra.dev'"}}
-            device_class = {"metadata": {"name": "sim"}, "spec": {"selectors": [selector]}}
-            await node.client.create(DEVICE_CLASSES, device_class)
             scene = Scene(node, agent, steps)
+            await scene.create_classes({"sim": {"selectors": [selector]}})
             yield scene
             assert agent.process.returncode is None
             await agent.wait_ready()

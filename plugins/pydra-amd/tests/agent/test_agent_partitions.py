@@ -19,7 +19,7 @@ async def test_the_scheduler_chooses_each_gpus_mode_until_its_claims_have_ended_
         node.fault("0000:05:00.0", *["EBUSY"] * 2)
         await node.run("waits", "cpx", count=8)
         assert node.errors() == [], "it is waited for in the call"
-        await node.end("waits")
+        await node.end_pods("waits")
         assert await node.run("whole", "spx") == ["renderD128"]
         assert await node.run("eighth", "cpx") == ["renderD136"]
         assert await node.run("quarters", "qpx", count=3) == ["renderD144", "renderD145", "renderD146"]
@@ -28,9 +28,9 @@ async def test_the_scheduler_chooses_each_gpus_mode_until_its_claims_have_ended_
         await node.run("halves", "dpx", count=10)
         await node.ask("late", "spx")
         assert "cannot allocate all claims" in await node.pending("late")
-        await node.end("eighth")
+        await node.end_pods("eighth")
         assert node.modes()[1] == "CPX"
-        await node.end("next")
+        await node.end_pods("next")
         assert node.modes()[:2] == ["SPX", "SPX"]
 
         async def is_tainted() -> bool:

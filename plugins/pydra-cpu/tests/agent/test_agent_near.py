@@ -17,47 +17,31 @@ import yaml
 import pydra_cpu
 import pydra_net
 import pydra_sim
-from pydra.kube.api_resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES
-from pydra_dev.kubelet.observations import PodRunning, Step
-from pydra_dev.node import EmbeddedNode, run_node
+from pydra.kube.api_resources import PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pydra_dev.kubelet.observations import Step
+from pydra_dev.node import run_node
+from tests.integration.agent.node_user import NAMESPACE, NodeUser
 from tests.integration.agent.process import DEADLINE, run_agent
 
-NAMESPACE = "default"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "near-accelerator.yaml"
 ROOT = "resource.kubernetes.io/pcieRoot"
 ACCELERATOR, NIC = pydra_sim.DRIVER, pydra_net.DRIVER
 
 
-class Near:
+class Near(NodeUser):
     """An embedded node whose agent serves three drivers, all of one simulated machine."""
-
-    def __init__(self, node: EmbeddedNode, steps: list[Step]) -> None:
-        self.node = node
-        self._steps = steps
 
     async def apply_example(self) -> None:
         """Create the example's pod and template."""
         template, pod = yaml.safe_load_all(EXAMPLE.read_text())
-        await self.node.client.create(RESOURCE_CLAIM_TEMPLATES, template, namespace=NAMESPACE)
-        await self.node.client.create(PODS, pod, namespace=NAMESPACE)
-
-    async def wait_running(self, pod: str) -> None:
-        """Until its containers run."""
-        with anyio.fail_after(DEADLINE):
-            while PodRunning(pod=f"{NAMESPACE}/{pod}") not in self._steps:  # noqa: ASYNC110 - in other processes
-                await anyio.sleep(0.02)
+        await self.apply(template, pod)
 
     async def hold(self, name: str, device_class: str, count: int, *, root: str) -> None:
         """Give all these devices of a PCIe root to another pod."""
         domain, _, attribute = ROOT.partition("/")
         expression = f"device.attributes['{domain}'].?{attribute}.orValue('') == '{root}'"
         exactly = {"deviceClassName": device_class, "count": count, "selectors": [{"cel": {"expression": expression}}]}
-        spec = {"devices": {"requests": [{"name": "all", "exactly": exactly}]}}
-        await self.node.client.create(RESOURCE_CLAIMS, {"metadata": {"name": name}, "spec": spec}, namespace=NAMESPACE)
-        container = {"name": "main", "image": "busybox", "resources": {"claims": [{"name": "all"}]}}
-        uses = [{"name": "all", "resourceClaimName": name}]
-        pod = {"metadata": {"name": name}, "spec": {"containers": [container], "resourceClaims": uses}}
-        await self.node.client.create(PODS, pod, namespace=NAMESPACE)
+        await self.create_both(name, {"name": "all", "exactly": exactly})
         await self.wait_running(name)
 
     async def list_claims(self) -> list[dict[str, Any]]:
@@ -94,17 +78,15 @@ def _list(attribute: dict[str, Any]) -> list[str]:
 async def serve() -> AsyncIterator[Near]:
     steps: list[Step] = []
     async with run_node(steps.append, version="v1.37.0", gates={"DRAListTypeAttributes": True}) as node:
-        for backend in (pydra_cpu, pydra_net):
-            for name, spec in backend.DEVICE_CLASSES.items():
-                await node.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
+        found = Near(node, steps)
         ours = {"selectors": [{"cel": {"expression": f"device.driver == '{ACCELERATOR}'"}}]}
-        await node.client.create(DEVICE_CLASSES, {"metadata": {"name": ACCELERATOR}, "spec": ours})
+        await found.create_classes({**pydra_cpu.DEVICE_CLASSES, **pydra_net.DEVICE_CLASSES, ACCELERATOR: ours})
         flags = [flag for backend in ("cpu", "sim", "net") for flag in ("--backend", backend)]
         environ = {f"PYDRA_{name}_SCENARIO": "server" for name in ("CPU", "NET")}
         environ |= {f"PYDRA_{name}_STATE": f"{node.root}/{name}" for name in ("CPU", "NET")}
         async with run_agent(node, *flags, environ=environ, forked=True) as agent:
             await agent.wait_ready()
-            yield Near(node, steps)
+            yield found
 
 
 async def test_three_drivers_give_a_claim_devices_below_one_pcie_root_or_its_author_reads_why_not() -> None:

@@ -8,34 +8,32 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 import yaml
 
-from pydra.kube.api_resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
+from pydra.kube.api_resources import PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
 from pydra_cpu import DEVICE_CLASSES as CLASSES
 from pydra_cpu import DRIVER
 from pydra_cpu.devices import CAPACITY
 from pydra_cpu.simulation.machine import Machine
-from pydra_dev.kubelet.observations import ContainerCreated, PodRunning, Step
+from pydra_dev.kubelet.observations import ContainerCreated, Step
 from pydra_dev.node import EmbeddedNode, run_node
 from pydra_nri import Container, PodSandbox
 from pydra_nri.simulation.runtime import FakeRuntime, OperationFailed
-from tests.integration.agent.process import DEADLINE, Agent, run_agent
+from tests.integration.agent.node_user import NAMESPACE, NodeUser
+from tests.integration.agent.process import Agent, run_agent
 
-NAMESPACE = "default"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pinned.yaml"
 POD = PodSandbox(id="sandbox", name="pinned", uid="uid", namespace=NAMESPACE)
 
 
-class Node:
+class Node(NodeUser):
     """An embedded node, whose containers a fake runtime creates, too."""
 
     def __init__(self, node: EmbeddedNode, root: Path, steps: list[Step]) -> None:
+        super().__init__(node, steps)
         self.runtime = FakeRuntime(request_timeout=100.0)
-        self.node = node
         self._root = root
-        self._steps = steps
 
     @asynccontextmanager
     async def run_agent(self, name: str, **settings: str) -> AsyncIterator[Agent]:
@@ -64,12 +62,9 @@ class Node:
     async def run_pod(self, pod: dict[str, Any]) -> dict[str, tuple[str, ...]]:
         """The environment of each container of a new pod, once it runs."""
         await self.node.client.create(PODS, pod, namespace=NAMESPACE)
-        with anyio.fail_after(DEADLINE):
-            running = PodRunning(pod=f"{NAMESPACE}/{pod['metadata']['name']}")
-            while running not in self._steps:  # noqa: ASYNC110 - in other processes
-                await anyio.sleep(0.02)
+        await self.wait_running(pod["metadata"]["name"])
         names = {one["name"] for one in pod["spec"]["containers"]}
-        created = [one for one in self._steps if isinstance(one, ContainerCreated) and one.container in names]
+        created = [one for one in self.steps if isinstance(one, ContainerCreated) and one.container in names]
         return {one.container: tuple(one.after.env) for one in created}
 
     async def create(self, name: str, env: tuple[str, ...]) -> str:
@@ -84,9 +79,8 @@ async def serve(*, cores: int = 4, **options: Any) -> AsyncIterator[Node]:
     with tempfile.TemporaryDirectory(prefix="cpu") as root:
         Machine(cores=cores).write(Path(root))
         async with run_node(steps.append, **options) as embedded:
-            for name, spec in CLASSES.items():
-                await embedded.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
             found = Node(embedded, Path(root), steps)
+            await found.create_classes(CLASSES)
             async with found.runtime.serve(f"{root}/nri.sock"):
                 await found.runtime.run_pod(POD)
                 yield found

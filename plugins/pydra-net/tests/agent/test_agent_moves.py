@@ -6,36 +6,33 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import anyio
 import pytest
 import yaml
 
 from namespaces import TestNode, find_problem, make_node
 from net_agent import build_sandbox
-from pydra.kube.api_resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIM_TEMPLATES
-from pydra_dev.kubelet.observations import PodRunning, Step
+from pydra_dev.kubelet.observations import Step
 from pydra_dev.node import EmbeddedNode, run_node
 from pydra_net import DEVICE_CLASSES as CLASSES
 from pydra_net import DRIVER
 from pydra_nri import PodSandbox
 from pydra_nri.simulation.runtime import FakeRuntime
-from tests.integration.agent.process import DEADLINE, Agent, run_agent
+from tests.integration.agent.node_user import NodeUser
+from tests.integration.agent.process import Agent, run_agent
 
 _PROBLEM = find_problem()
 pytestmark = pytest.mark.skipif(bool(_PROBLEM), reason=_PROBLEM)
 
-NAMESPACE = "default"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "interface.yaml"
 
 
-class Node:
+class Node(NodeUser):
     """An embedded node with network namespaces, and a fake runtime for its pods."""
 
     def __init__(self, embedded: EmbeddedNode, network: TestNode, steps: list[Step]) -> None:
+        super().__init__(embedded, steps)
         self.runtime = FakeRuntime(request_timeout=100.0)
-        self.embedded = embedded
         self.network = network
-        self._steps = steps
 
     @asynccontextmanager
     async def run_agent(self, name: str) -> AsyncIterator[Agent]:
@@ -47,7 +44,7 @@ class Node:
             "PYDRA_NET_EXCLUDE_TYPES": "",
         }
         known = self.runtime.log.count(f"registered {DRIVER}")
-        async with run_agent(self.embedded, "--backend", "net", environ=environ, name=name, forked=True) as agent:
+        async with run_agent(self.node, "--backend", "net", environ=environ, name=name, forked=True) as agent:
             await agent.wait_ready()
             await self.runtime.wait_logged(f"registered {DRIVER}", times=known + 1)
             yield agent
@@ -55,19 +52,11 @@ class Node:
     async def begin_pod(self) -> PodSandbox:
         """The example's pod, from its claim to its sandbox."""
         template, pod = yaml.safe_load_all(EXAMPLE.read_text())
-        await self.embedded.client.create(RESOURCE_CLAIM_TEMPLATES, template, namespace=NAMESPACE)
-        created = await self.embedded.client.create(PODS, pod, namespace=NAMESPACE)
-        with anyio.fail_after(DEADLINE):
-            while PodRunning(pod=f"{NAMESPACE}/trainer") not in self._steps:  # noqa: ASYNC110 - in other processes
-                await anyio.sleep(0.02)
+        created = await self.apply(template, pod)
+        await self.wait_running("trainer")
         sandbox = build_sandbox("trainer", self.network.begin_pod("trainer").path, uid=created["metadata"]["uid"])
         await self.runtime.run_pod(sandbox)
         return sandbox
-
-    async def wait_back(self) -> None:
-        with anyio.fail_after(DEADLINE):
-            while "nic0" not in self.network.host.links():  # noqa: ASYNC110 - in other processes
-                await anyio.sleep(0.02)
 
 
 @asynccontextmanager
@@ -75,9 +64,8 @@ async def serve() -> AsyncIterator[Node]:
     steps: list[Step] = []
     with make_node() as network:
         async with run_node(steps.append) as embedded:
-            for name, spec in CLASSES.items():
-                await embedded.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
             found = Node(embedded, network, steps)
+            await found.create_classes(CLASSES)
             async with found.runtime.serve(f"{network.pods.parent}/nri.sock"):
                 yield found
 
@@ -90,8 +78,6 @@ async def test_a_pods_interface_comes_back_as_it_was_also_after_the_agent_was_ki
             assert node.network.host.links() == ["up0"]
         assert node.network.host.links() == ["up0"], "the pod keeps it while no agent runs"
         async with node.run_agent("second"):
-            await node.embedded.client.delete(PODS, "trainer", namespace=NAMESPACE)
-            await node.wait_back()
-            with anyio.fail_after(DEADLINE):
-                while node.network.host.describe("nic0") != before:  # noqa: ASYNC110 - one thing after the other
-                    await anyio.sleep(0.02)
+            await node.delete_pod("trainer")
+            await node.until(lambda: "nic0" in node.network.host.links(), "the interface is back")
+            await node.until(lambda: node.network.host.describe("nic0") == before, "it is as it was")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,28 +19,22 @@ from node_thread import NodeThread
 from pydra.checkpoint.record_files import RECORD, UNDO
 from pydra.errors import NotFound
 from pydra.kube.api_resources import (
-    DEVICE_CLASSES,
-    EVENTS,
     NAMESPACES,
     PODS,
     RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
-    RESOURCE_SLICES,
     JsonObject,
     Resource,
 )
-from pydra_dev.container_runtime.cdi_injection import OciSpec
-from pydra_dev.kubelet.observations import Called, ContainerCreated, PodRunning, Step
+from pydra_dev.kubelet.observations import Step
 from pydra_dev.node import EmbeddedNode, run_node
 from pydra_nvidia import DEVICE_CLASSES as CLASSES
 from pydra_nvidia import DRIVER
 from pydra_nvidia.claim_config import GROUP_VERSION
 from pydra_nvidia.simulation.machine_state import GpuState
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
+from tests.integration.agent.node_user import NAMESPACE, NodeUser
 from tests.integration.agent.process import Agent, run_agent
-
-DEADLINE = 60.0
-NAMESPACE = "default"
 
 
 class State(NamedTuple):
@@ -50,72 +44,23 @@ class State(NamedTuple):
     devices: frozenset[str]
 
 
-class Scene:
+class Scene(NodeUser):
     """The node, its agent, and the machine below it."""
 
     def __init__(self, node: EmbeddedNode, agent: Agent, simulation: Simulation, steps: list[Step]) -> None:
-        self.node = node
+        super().__init__(node, steps)
         self.agent = agent
         self.inject = simulation.inject
         self.machine = simulation.machine
-        self.steps = steps
-        self._uids: dict[str, str] = {}
         self.first = State({}, frozenset())
 
     # What users do
 
-    async def claim(self, name: str, *requests: JsonObject, template: bool = False, **devices: Any) -> JsonObject:
-        """A ResourceClaim, or a template; `devices` are further fields of `spec.devices`."""
-        spec = {"devices": {"requests": list(requests), **devices}}
-        if template:
-            body = {"metadata": {"name": name}, "spec": {"spec": spec}}
-            return await self.node.client.create(RESOURCE_CLAIM_TEMPLATES, body, namespace=NAMESPACE)
-        body = {"metadata": {"name": name}, "spec": spec}
-        made = await self.node.client.create(RESOURCE_CLAIMS, body, namespace=NAMESPACE)
-        self._uids[name] = made["metadata"]["uid"]
-        return made
-
-    async def pod(
-        self,
-        name: str,
-        claim: str = "",
-        *,
-        template: str = "",
-        containers: Mapping[str, Sequence[JsonObject]] | None = None,
-    ) -> None:
-        """A pod with one claim, the one of its name by default, for its container `main`."""
-        source = {"resourceClaimTemplateName": template} if template else {"resourceClaimName": claim or name}
-        uses = {"main": [{"name": "it"}]} if containers is None else containers
-        spec = {
-            "restartPolicy": "Never",
-            "resourceClaims": [{"name": "it", **source}],
-            "containers": [
-                {"name": key, "image": "busybox", "command": ["sleep", "infinity"], "resources": {"claims": list(used)}}
-                for key, used in uses.items()
-            ],
-        }
-        await self.node.client.create(PODS, {"metadata": {"name": name}, "spec": spec}, namespace=NAMESPACE)
-
-    async def ask(self, name: str, *requests: JsonObject, **devices: Any) -> None:
-        """A claim and a pod with it."""
-        await self.claim(name, *requests, **devices)
-        await self.pod(name)
-
     async def run(self, name: str, *requests: JsonObject, **devices: Any) -> list[str]:
         """The devices that the claim of a pod that runs has."""
-        await self.ask(name, *requests, **devices)
-        await self.running(name)
-        return await self.given(name)
-
-    async def leave(self, *names: str) -> None:
-        """Pods and the claims of the same names are deleted, and gone."""
-        await self.drop(*names)
-        for name in names:
-            await self.node.client.delete(RESOURCE_CLAIMS, name, namespace=NAMESPACE)
-
-    async def delete(self, pod: str) -> None:
-        """The pod is to go; whether it can is another matter."""
-        await self.node.client.delete(PODS, pod, namespace=NAMESPACE)
+        await self.create_both(name, *requests, **devices)
+        await self.wait_running(name)
+        return await self.allocated(name)
 
     async def allocate(self, claim: str, device: str) -> None:
         """What a scheduler decided that knew less: the claim has this device."""
@@ -125,29 +70,7 @@ class Scene:
         found["status"] = {"allocation": {"devices": {"results": [result]}}}
         await self.node.client.replace(RESOURCE_CLAIMS, claim, found, namespace=NAMESPACE, subresource="status")
 
-    async def drop(self, *pods: str) -> None:
-        """Pods are deleted, and gone; the claims of their templates go with them."""
-        for pod in pods:
-            await self.delete(pod)
-        for pod in pods:
-            await self.until(lambda pod=pod: self._is_gone(pod), f"pod {pod} is gone")
-
     # What they see
-
-    async def given(self, claim: str) -> list[str]:
-        """The devices of a claim."""
-        return [one["device"] for one in await self.results(claim)]
-
-    async def results(self, claim: str) -> list[JsonObject]:
-        """The results of its allocation."""
-        found = await self.node.client.get(RESOURCE_CLAIMS, claim, namespace=NAMESPACE)
-        results: list[JsonObject] = found["status"]["allocation"]["devices"]["results"]
-        return results
-
-    async def devices(self) -> dict[str, JsonObject]:
-        """All that is published, by name."""
-        slices = (await self.node.client.list(RESOURCE_SLICES)).items
-        return {device["name"]: device for one in slices for device in one["spec"].get("devices") or ()}
 
     async def published(self, *devices: str, gone: bool = False) -> None:
         """These devices are published, or none of them."""
@@ -181,40 +104,16 @@ class Scene:
 
         await self.until(look, f"{device} is known to be lost")
 
-    async def running(self, *pods: str) -> None:
-        """These pods run."""
-        for pod in pods:
-            await self.until(
-                _ready(lambda pod=pod: self.runs(pod)), lambda pod=pod: f"{pod} runs: {self.errors(pod)[-1:]}"
-            )
-
-    def runs(self, pod: str) -> bool:
-        """Whether the pod runs or has run."""
-        return PodRunning(pod=f"{NAMESPACE}/{pod}") in self.steps
-
     async def until_one_runs(self, *pods: str) -> None:
         """At least one of these pods runs."""
-        await self.until(_ready(lambda: any(map(self.runs, pods))), f"one of {pods} runs")
+        await self.until(lambda: any(map(self.runs, pods)), f"one of {pods} runs")
 
-    async def pending(self, pod: str) -> str:
-        """Why the scheduler leaves the pod alone."""
-        said: list[str] = []
-
-        async def look() -> bool:
-            found = await self.node.client.get(PODS, pod, namespace=NAMESPACE)
-            conditions = found["status"].get("conditions") or ()
-            said[:] = [
-                one["message"] for one in conditions if one["type"] == "PodScheduled" and one["status"] != "True"
-            ]
-            return bool(said)
-
-        await self.until(look, f"{pod} is pending")
-        return said[0]
-
-    def container(self, pod: str, name: str = "main") -> OciSpec:
-        """What the runtime made the container with."""
-        created = [step for step in self.steps if isinstance(step, ContainerCreated)]
-        return next(one.after for one in created if one.pod == f"{NAMESPACE}/{pod}" and one.container == name)
+    async def wait_event(self, claim: str, reason: str, pattern: str) -> str:
+        """The Event on the claim that says so; whatever it says, it is not a traceback."""
+        note = await super().wait_event(claim, reason, pattern)
+        text = "\n".join((note, *self.errors(claim)))
+        assert not re.search(r"Traceback|File \"|\.py\b|Error\(|object at 0x", text), text
+        return note
 
     def metadata(self, pod: str) -> dict[str, JsonObject]:
         """The attributes in the metadata files of the pod's container, by request; each has one device."""
@@ -228,30 +127,10 @@ class Scene:
                 ]
         return found
 
-    def nodes(self, pod: str, name: str = "main") -> list[str]:
+    def nodes(self, pod: str, name: str = "") -> list[str]:
         """The GPUs whose device nodes the container has."""
         found = (device.path for device in self.container(pod, name).devices)
         return sorted(path for path in found if re.fullmatch(r"/dev/nvidia\d+", path))
-
-    def errors(self, claim: str) -> list[str]:
-        """What the kubelet got for it."""
-        calls = [step for step in self.steps if isinstance(step, Called)]
-        return [one.error for one in calls if one.error and f"{NAMESPACE}/{claim}" in one.claims]
-
-    async def event(self, claim: str, reason: str, pattern: str) -> str:
-        """The Event on the claim that says so; whatever it says, it is not a traceback."""
-        notes: list[str] = []
-
-        async def look() -> bool:
-            found = (await self.node.client.list(EVENTS, namespace=NAMESPACE)).items
-            about = [one for one in found if (one.get("regarding") or {}).get("uid") == self._uids[claim]]
-            notes[:] = [f"{one['reason']}: {one.get('note')}" for one in about]
-            return any(re.match(rf"({reason}): .*({pattern})", note, re.DOTALL) for note in notes)
-
-        await self.until(look, lambda: f"{reason} on {claim} says {pattern}: {notes}, {self.errors(claim)[-1:]}")
-        text = "\n".join((*notes, *self.errors(claim)))
-        assert not re.search(r"Traceback|File \"|\.py\b|Error\(|object at 0x", text), text
-        return next(note for note in notes if re.match(rf"({reason}): .*({pattern})", note, re.DOTALL))
 
     # The machine
 
@@ -319,31 +198,13 @@ class Scene:
         """Everything is as at first, or as it was then."""
         wanted = since or self.first.traces
         await self.until(
-            _ready(lambda: self.traces() == wanted),
+            lambda: self.traces() == wanted,
             lambda: "\n".join(
                 f"{name}: {value} instead of {wanted[name]}"
                 for name, value in self.traces().items()
                 if value != wanted[name]
             ),
         )
-
-    async def until(self, holds: Callable[[], Awaitable[bool]], what: str | Callable[[], str]) -> None:
-        """It holds before the deadline; else `what` does not."""
-        with anyio.move_on_after(DEADLINE):
-            while not await holds():  # noqa: ASYNC110 - what it waits for is in files and in other processes
-                await anyio.sleep(0.05)  # to ask the API server costs a tenth of that
-            return
-        pytest.fail(f"not in time: {what if isinstance(what, str) else what()}")
-
-    async def _is_gone(self, pod: str) -> bool:
-        return all(one["metadata"]["name"] != pod for one in (await self.node.client.list(PODS)).items)
-
-
-def _ready(look: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
-    async def holds() -> bool:
-        return look()
-
-    return holds
 
 
 def request(
@@ -391,8 +252,7 @@ class _Stage:
             environ = {"PYDRA_NVIDIA_SCENARIO": location, "PYDRA_NVIDIA_STATE": f"{node.root}/hardware"}
             environ |= {"PYDRA_NVIDIA_POLL_PERIOD": "0.05", "PYDRA_MEASURE_PERIOD": "0.5", "PYDRA_HEALTHY_AFTER": "0.3"}
             environ |= {f"PYDRA_{name.upper()}": str(value).lower() for name, value in self._settings.items()}
-            for name, spec in CLASSES.items():
-                await node.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
+            await NodeUser(node, self.steps).create_classes(CLASSES)
             labels = {"resource.kubernetes.io/admin-access": "true"}
             await node.client.patch(NAMESPACES, NAMESPACE, {"metadata": {"labels": labels}})
             async with run_agent(node, "--backend", "nvidia", environ=environ, forked=True) as agent:

@@ -30,16 +30,16 @@ async def test_a_whole_gpu_and_two_more_of_one_claim_until_none_is_left(stage: S
         (one,) = await scene.run("one", ask_for("gpu"))
         two = await scene.run("two", ask_for("gpu", count=2))
         assert len({one, *two}) == 3
-        await scene.ask("too-many", ask_for("gpu", count=2))
+        await scene.create_both("too-many", ask_for("gpu", count=2))
         await scene.pending("too-many")
         for pod, devices in (("one", [one]), ("two", two)):
             assert scene.nodes(pod) == sorted(f"/dev/nvidia{name.removeprefix('gpu-')}" for name in devices)
             paths = {device.path for device in scene.container(pod).devices}
             assert {"/dev/nvidiactl", "/dev/nvidia-uvm"} <= paths
             assert "NVIDIA_VISIBLE_DEVICES=void" in scene.container(pod).env
-        await scene.leave("one")
-        await scene.running("too-many")
-        await scene.leave("two", "too-many")
+        await scene.end("one")
+        await scene.wait_running("too-many")
+        await scene.end("two", "too-many")
         await scene.undone()
 
 
@@ -47,14 +47,14 @@ async def test_gpus_of_one_claim_are_near_each_other(stage: Stage, ask_for: Ask)
     near = [{"matchAttribute": "resource.kubernetes.io/pcieRoot"}]
     async with stage(FOUR_T4) as scene:
         assert sorted(await scene.run("pair", ask_for("gpu", count=2), constraints=near)) == ["gpu-0", "gpu-2"]
-        await scene.ask("more", ask_for("gpu", count=2), constraints=near)
+        await scene.create_both("more", ask_for("gpu", count=2), constraints=near)
         await scene.pending("more")
 
 
 async def test_gpus_that_nvlink_connects_are_had_by_one_constraint(stage: Stage, ask_for: Ask) -> None:
     island = [{"matchAttribute": "gpu.nvidia.com/nvlinkIsland"}]
     async with stage(OF_TWO_MODELS) as scene:
-        await scene.ask("three", ask_for("gpu", count=3), constraints=island)
+        await scene.create_both("three", ask_for("gpu", count=3), constraints=island)
         await scene.pending("three")
         pair = [ask_for("gpu", name="left"), ask_for("gpu", name="right")]
         assert sorted(await scene.run("pair", *pair, constraints=island)) == ["gpu-0", "gpu-2"]
@@ -67,15 +67,15 @@ async def test_containers_get_the_devices_of_the_requests_that_they_name(stage: 
     requests = [ask_for("gpu", "device.attributes['gpu.nvidia.com'].architecture == 'Turing'", name="small")]
     requests += [ask_for("gpu", "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('40Gi')) > 0", name="big")]
     async with stage(OF_TWO_MODELS) as scene:
-        await scene.claim("pair", *requests)
+        await scene.create_claim("pair", *requests)
         uses = {
             "small": [{"name": "it", "request": "small"}],
             "big": [{"name": "it", "request": "big"}],
             "both": [{"name": "it"}],
             "none": [],
         }
-        await scene.pod("app", "pair", containers=uses)
-        await scene.running("app")
+        await scene.create_pod("app", "pair", containers=uses)
+        await scene.wait_running("app")
         assert scene.nodes("app", "small") == ["/dev/nvidia1"]
         assert scene.nodes("app", "big") == ["/dev/nvidia0"]
         assert scene.nodes("app", "both") == ["/dev/nvidia0", "/dev/nvidia1"]
@@ -98,6 +98,6 @@ async def test_with_admin_access_a_monitor_sees_what_others_have_and_changes_not
         assert scene.traces()["gpus"] == before["gpus"]
         assert scene.traces()["daemons"] == []
         await scene.run("late", ask_for("gpu"))
-        await scene.leave("look")
-        await scene.leave("whole", "part", "late")
+        await scene.end("look")
+        await scene.end("whole", "part", "late")
         await scene.undone()

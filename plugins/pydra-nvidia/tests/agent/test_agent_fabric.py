@@ -44,7 +44,7 @@ async def test_a_restarted_fabric_manager_gets_the_list_of_partitions_that_claim
         assert len(active(scene)) == 2
         assert set(before) < set(active(scene))
         scene.inject.restart_fabric_manager()
-        await scene.leave("pods", "guests")
+        await scene.end("pods", "guests")
         await scene.undone()
 
 
@@ -61,27 +61,27 @@ async def test_a_partition_that_a_restart_deactivated_is_reported_until_the_clai
         await scene.tainted(*given)
         (key,) = {taint["key"] for one in (await scene.devices()).values() for taint in one.get("taints", ())}
         assert key == "gpu.nvidia.com/partition-gone"
-        await scene.leave("pods")
+        await scene.end("pods")
         await scene.tainted()
         await scene.run("again", ask_for("gpu", count=2), constraints=PAIR)
         assert len(active(scene)) == 1
-        await scene.leave("again")
+        await scene.end("again")
 
 
 async def test_ending_a_claim_leaves_a_partition_alone_that_has_its_id_by_now(stage: Stage, ask_for: Ask) -> None:
     async with stage(GPUS, scenario=shared(), fabric_partitions=True) as scene:
         await scene.run("one", ask_for("gpu", count=2), constraints=PAIR)
         last = await scene.run("two", ask_for("gpu", count=2), constraints=PAIR)
-        await scene.leave("one")
+        await scene.end("one")
         rewrite(scene, shared(1))
         scene.inject.restart_fabric_manager(cold=True)
         await scene.tainted(*last)
         await scene.run("three", ask_for("gpu", count=2), constraints=PAIR)
         before = active(scene)
         assert len(before) == 1
-        await scene.leave("two")
+        await scene.end("two")
         await scene.tainted()
         assert active(scene) == before
-        await scene.leave("three")
+        await scene.end("three")
         assert active(scene) == []
         rewrite(scene, shared())

@@ -23,15 +23,15 @@ async def test_a_gpu_that_processes_use_is_reported_with_them_and_prepared_when_
     async with stage(TWO, dynamic_mig=True, rescan=1.0) as scene:
         scene.inject.start_process(0, pid=4711, name="/usr/bin/dcgm")
         first = FIRST.format(scene.uuid(0))
-        await scene.ask("part", ask_for("mig", first, profile="1g.10gb"))
+        await scene.create_both("part", ask_for("mig", first, profile="1g.10gb"))
         await scene.run("other", ask_for("mig", FIRST.format(scene.uuid(1)), profile="1g.10gb"))
         since = scene.traces()
         words = r"nvmlDeviceSetMigMode for GPU-\S+ failed with NVML_ERROR_IN_USE \(19\): .*stop them.*dcgm \(pid 4711\)"
-        await scene.event("part", "GpuBusy", words)
+        await scene.wait_event("part", "GpuBusy", words)
         await scene.undone(since)
         scene.inject.end_process(0, 4711)
-        await scene.running("part")
-        await scene.leave("part", "other")
+        await scene.wait_running("part")
+        await scene.end("part", "other")
         await scene.undone()
 
 
@@ -40,8 +40,8 @@ async def test_a_gpu_that_falls_off_the_bus_in_mid_prepare_is_reported_and_costs
 ) -> None:
     fault = {"op": "nvmlGpuInstanceCreateComputeInstance", "do": "lost", "device": 0, "count": 1}
     async with stage(TWO, scenario={"faults": [fault]}, dynamic_mig=True, rescan=1.0) as scene:
-        await scene.ask("victim", ask_for("mig", FIRST.format(scene.uuid(0)), profile="1g.10gb"))
-        await scene.event(
+        await scene.create_both("victim", ask_for("mig", FIRST.format(scene.uuid(0)), profile="1g.10gb"))
+        await scene.wait_event(
             "victim",
             "NvmlError|ClaimFailed|UnknownDevice|LeftBehind|DeviceInUse",
             r"NVML_ERROR_GPU_IS_LOST \(15\).*reset it or reboot",
@@ -52,8 +52,8 @@ async def test_a_gpu_that_falls_off_the_bus_in_mid_prepare_is_reported_and_costs
         await scene.tainted(*(name for name in await scene.devices() if name.startswith("gpu-0")))
         await scene.lost("gpu-0")
         scene.inject.reset(0, force=True)
-        await scene.running("victim")
-        await scene.leave("victim", "other")
+        await scene.wait_running("victim")
+        await scene.end("victim", "other")
         await scene.undone()
 
 
@@ -61,12 +61,12 @@ async def test_a_gpu_in_use_is_not_passed_through(stage: Stage, ask_for: Ask) ->
     async with stage([{"model": "t4", "minors": [0]}], vfio=True, vfio_idle_deadline=0.3) as scene:
         scene.inject.start_process(0, pid=4711, name="python3")
         since = scene.traces()
-        await scene.ask("guest", ask_for("vfio"))
-        await scene.event("guest", "DeviceBusy", r"python3.*4711.*PYDRA_NVIDIA_VFIO_IDLE_DEADLINE")
+        await scene.create_both("guest", ask_for("vfio"))
+        await scene.wait_event("guest", "DeviceBusy", r"python3.*4711.*PYDRA_NVIDIA_VFIO_IDLE_DEADLINE")
         await scene.undone(since)
         scene.inject.end_process(0, 4711)
-        await scene.running("guest")
-        await scene.leave("guest")
+        await scene.wait_running("guest")
+        await scene.end("guest")
         await scene.undone()
 
 

@@ -36,7 +36,7 @@ async def test_numbers_of_every_gpu_and_partition_are_served(stage: Stage, ask_f
     machine = [{"model": "h100-80gb", "minors": [0]}, {"model": "t4", "minors": [1]}]
     async with stage(machine, dynamic_mig=True) as scene:
         await scene.run("part", ask_for("mig", profile="3g.40gb"))
-        (part,) = await scene.given("part")
+        (part,) = await scene.allocated("part")
         scene.inject.measure(1, temperature=61, power=45_500)
         scene.inject.count(1, ecc_corrected_volatile=7)
         found: dict[str, float] = {}

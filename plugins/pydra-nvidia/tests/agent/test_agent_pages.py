@@ -53,8 +53,8 @@ async def test_the_pod_of_the_readme_runs(stage: Stage) -> None:
     async with stage("hgx-h100") as scene:
         for one in wanted:
             await scene.node.client.create(kinds[one["kind"]], one, namespace="default")
-        await scene.running("train")
-        await scene.drop("train")
+        await scene.wait_running("train")
+        await scene.end_pods("train")
         await scene.undone()
 
 
@@ -65,8 +65,8 @@ async def test_the_claims_of_the_pages_are_prepared_and_undone(stage: Stage, whe
     async with stage(machine, **dict(settings)) as scene:
         for name in names:
             devices = dict(CLAIMS[name])
-            await scene.claim(name, *devices.pop("requests"), **devices)
-            await scene.pod(name)
-        await scene.running(*names)
-        await scene.leave(*names)
+            await scene.create_claim(name, *devices.pop("requests"), **devices)
+            await scene.create_pod(name)
+        await scene.wait_running(*names)
+        await scene.end(*names)
         await scene.undone()

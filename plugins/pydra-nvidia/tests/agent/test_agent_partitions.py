@@ -25,21 +25,21 @@ def h100(count: int = 1) -> list[dict[str, Any]]:
 
 async def test_as_many_small_partitions_as_the_gpus_hold_and_the_rest_waits(stage: Stage, ask_for: Ask) -> None:
     async with stage(h100(2), dynamic_mig=True, rescan=RESCAN) as scene:
-        await scene.claim("small", ask_for("mig", profile="1g.10gb"), template=True)
+        await scene.create_claim("small", ask_for("mig", profile="1g.10gb"), template=True)
         pods = [f"pod-{number}" for number in range(14)]
         for pod in pods:
-            await scene.pod(pod, template="small")
-        await scene.running(*pods)
+            await scene.create_pod(pod, template="small")
+        await scene.wait_running(*pods)
         for minor in (0, 1):
             assert scene.partitions(minor) == [(SMALL, start) for start in range(7)]
             assert scene.gpus()[minor].mig
-        await scene.pod("last", template="small")
+        await scene.create_pod("last", template="small")
         await scene.pending("last")
         nodes = [device.path for pod in pods for device in scene.container(pod).devices if "/nvidia-cap" in device.path]
         assert len(nodes) == len(set(nodes)) == 28
-        await scene.drop("pod-3")
-        await scene.running("last")
-        await scene.drop(*(pod for pod in pods if pod != "pod-3"), "last")
+        await scene.end_pods("pod-3")
+        await scene.wait_running("last")
+        await scene.end_pods(*(pod for pod in pods if pod != "pod-3"), "last")
         await scene.undone()
 
 
@@ -63,17 +63,17 @@ async def test_partitions_of_several_sizes_fit_together_and_a_whole_gpu_waits_fo
         devices = await scene.run("parts", *parts)
         assert [name.rpartition("-mig-")[2].split("-")[0] for name in devices] == ["1g10gb"] * 3 + ["4g40gb"]
         assert [profile for profile, _ in scene.partitions(0)] == [BIG, SMALL, SMALL, SMALL]
-        await scene.ask("whole", ask_for("gpu"))
+        await scene.create_both("whole", ask_for("gpu"))
         await scene.pending("whole")
-        await scene.leave("parts")
-        await scene.running("whole")
+        await scene.end("parts")
+        await scene.wait_running("whole")
         assert not scene.gpus()[0].mig
-        await scene.ask("part", ask_for("mig", profile="1g.10gb"))
+        await scene.create_both("part", ask_for("mig", profile="1g.10gb"))
         await scene.pending("part")
-        await scene.leave("whole")
-        await scene.running("part")
+        await scene.end("whole")
+        await scene.wait_running("part")
         assert scene.gpus()[0].mig
-        await scene.leave("part")
+        await scene.end("part")
         await scene.undone()
 
 
@@ -92,7 +92,7 @@ async def test_a_partition_made_by_somebody_else_is_published_given_and_left_alo
         )
         assert len(await scene.run("ours", ask_for("mig", profile="3g.40gb"))) == 1
         assert scene.partitions(0) == [(HALF, 0), (HALF, 4)]
-        await scene.leave("theirs", "ours")
+        await scene.end("theirs", "ours")
         assert scene.partitions(0) == [(HALF, 4)]
         scene.inject.destroy_mig(0, 4)
         await scene.published("gpu-0", "gpu-0-mig-7g80gb-0-0")
@@ -110,11 +110,11 @@ async def test_partitions_that_exist_are_given_and_stay(stage: Stage, ask_for: A
         assert half == "gpu-4-mig-3g20gb-9-0"
         smalls = await scene.run("smalls", ask_for("mig", profile="1g.5gb", count=8))
         assert len(set(smalls)) == 8
-        await scene.ask("more", ask_for("mig", profile="1g.5gb"))
+        await scene.create_both("more", ask_for("mig", profile="1g.5gb"))
         await scene.pending("more")
         uuid = devices["gpu-4-mig-2g10gb-14-4"]["attributes"]["uuid"]["string"]
         named = f"device.attributes['gpu.nvidia.com'].uuid == '{uuid}'"
         assert await scene.run("named", ask_for("mig", named)) == ["gpu-4-mig-2g10gb-14-4"]
-        await scene.leave("half", "smalls", "named", "more")
+        await scene.end("half", "smalls", "named", "more")
         assert (scene.partitions(4), scene.partitions(5)) == before
         await scene.undone()

@@ -34,10 +34,10 @@ async def test_a_gpu_is_bound_for_the_claim_and_is_a_gpu_again_when_it_leaves(st
         assert "NVIDIA_VISIBLE_DEVICES=void" in container.env
         assert container.mounts == ()
         assert await scene.run("whole", ask_for("gpu")) == [f"gpu-{1 - minor}"]
-        await scene.leave("guest")
+        await scene.end("guest")
         await scene.published(f"gpu-{minor}")
         assert await scene.run("again", ask_for("gpu")) == [f"gpu-{minor}"]
-        await scene.leave("again", "whole")
+        await scene.end("again", "whole")
         await scene.undone()
 
 
@@ -47,7 +47,7 @@ async def test_a_guests_monitor_gets_the_interface_that_it_asks_for(stage: Stage
         await scene.run("guest", ask_for("vfio"), config=[config])
         (device,) = paths(scene, "guest") - {"/dev/iommu"}
         assert device.startswith("/dev/vfio/devices/")
-        await scene.leave("guest")
+        await scene.end("guest")
         await scene.undone()
 
 
@@ -56,14 +56,14 @@ async def test_metadata_has_the_address_of_a_function_and_the_uuid_of_a_partitio
 ) -> None:
     async with stage([T4, HOPPER], vfio=True, dynamic_mig=True, metadata=True) as scene:
         address = ask_for("vfio", "device.attributes['gpu.nvidia.com'].deviceID == '0x1eb8'")
-        await scene.claim("both", address, ask_for("mig", profile="1g.10gb", name="part"), template=True)
-        await scene.pod("guest", template="both")
-        await scene.running("guest")
+        await scene.create_claim("both", address, ask_for("mig", profile="1g.10gb", name="part"), template=True)
+        await scene.create_pod("guest", template="both")
+        await scene.wait_running("guest")
         found = scene.metadata("guest")
         assert found["it"]["resource.kubernetes.io/pciBusID"] == {"string": scene.address(0)}
         assert found["part"]["uuid"]["string"].startswith("MIG-")
         assert found["part"]["profile"] == {"string": "1g.10gb"}
-        await scene.drop("guest")
+        await scene.end_pods("guest")
         await scene.undone()
 
 
@@ -72,15 +72,15 @@ async def test_a_gpu_is_either_whole_or_partitioned_or_passed_through(stage: Sta
     async with stage(ONE, dynamic_mig=True, vfio=True) as scene:
         await scene.run("whole", kinds["whole"])
         for name in ("part", "guest"):
-            await scene.ask(name, kinds[name])
+            await scene.create_both(name, kinds[name])
             await scene.pending(name)
-        await scene.leave("whole")
+        await scene.end("whole")
         await scene.until_one_runs("part", "guest")
         first, second = ("part", "guest") if scene.runs("part") else ("guest", "part")
         await scene.pending(second)
-        await scene.leave(first)
-        await scene.running(second)
-        await scene.leave(second)
+        await scene.end(first)
+        await scene.wait_running(second)
+        await scene.end(second)
         await scene.undone()
 
 
@@ -96,8 +96,8 @@ async def test_gpus_of_one_partition_of_fabric_manager_are_connected_for_a_claim
             (partition,) = {one["partition2"]["int"] for one in attributes}
             assert partition in scene.machine.read().state.fabric
         assert len(scene.machine.read().state.fabric) == 2
-        await scene.leave("guests", "pods")
-        await scene.ask("torn", ask_for("gpu", count=3))
-        await scene.event("torn", "ClaimFailedTerminally", r"not a partition of Fabric Manager.*partition3")
-        await scene.leave("torn")
+        await scene.end("guests", "pods")
+        await scene.create_both("torn", ask_for("gpu", count=3))
+        await scene.wait_event("torn", "ClaimFailedTerminally", r"not a partition of Fabric Manager.*partition3")
+        await scene.end("torn")
         await scene.undone()

@@ -47,27 +47,29 @@ async def test_a_config_that_is_wrong_is_reported_with_its_fields_and_nothing_is
     async with stage(TWO, dynamic_mig=True) as scene:
         for number, (kind, fields, told) in enumerate(WRONG_CONFIGS):
             name = f"wrong-{number}"
-            await scene.ask(name, ask_for("gpu"), config=[configure(kind, "it", **fields)])
+            await scene.create_both(name, ask_for("gpu"), config=[configure(kind, "it", **fields)])
             for words in told:
-                await scene.event(name, "InvalidConfig", words)
+                await scene.wait_event(name, "InvalidConfig", words)
             await scene.undone()
-            await scene.leave(name)
+            await scene.end(name)
         right = {"sharing": mps(defaultActiveThreadPercentage=50)}
         await scene.run("right", ask_for("gpu"), config=[configure("GpuConfig", "it", **right)])
-        await scene.leave("right")
+        await scene.end("right")
         await scene.undone()
 
 
 async def test_a_profile_that_no_gpu_has_waits_and_one_that_it_lost_is_reported(stage: Stage, ask_for: Ask) -> None:
     async with stage([H100], dynamic_mig=True, vfio=True) as scene:
-        await scene.ask("never", ask_for("mig", profile="1g.5gb"))
+        await scene.create_both("never", ask_for("mig", profile="1g.5gb"))
         await scene.pending("never")
-        await scene.claim("before", ask_for("mig", profile="1g.12gb"))
+        await scene.create_claim("before", ask_for("mig", profile="1g.12gb"))
         await scene.allocate("before", "gpu-0-mig-1g12gb-19-0")
-        await scene.pod("before")
-        await scene.event("before", "UnknownDevice", "gpu-0-mig-1g12gb-19-0 of pool .* is not published by this node")
+        await scene.create_pod("before")
+        await scene.wait_event(
+            "before", "UnknownDevice", "gpu-0-mig-1g12gb-19-0 of pool .* is not published by this node"
+        )
         await scene.run("other", ask_for("mig", profile="1g.10gb"))
-        await scene.leave("other", "before", "never")
+        await scene.end("other", "before", "never")
         await scene.undone()
 
 
@@ -75,28 +77,28 @@ async def test_a_place_that_somebody_else_took_is_reported_with_who_can_free_it_
     stage: Stage, ask_for: Ask
 ) -> None:
     async with stage([H100], dynamic_mig=True, vfio=True) as scene:
-        await scene.claim("late", ask_for("mig", profile="3g.40gb"))
-        await scene.claim("whole", ask_for("gpu"))
+        await scene.create_claim("late", ask_for("mig", profile="3g.40gb"))
+        await scene.create_claim("whole", ask_for("gpu"))
         scene.inject.set_mig_mode(0, enabled=True, force=True)
         scene.inject.create_mig(0, "1g.10gb", 1)
         since = scene.traces()
         await scene.allocate("late", "gpu-0-mig-3g40gb-9-0")
-        await scene.pod("late")
+        await scene.create_pod("late")
         # Who notices first, the agent when it discovers or the backend when it prepares, is a matter of time.
         words = (
             r"is not published by this node|needs memory slices 0-3, where there is 1g.10gb .* at memory slice 1, "
             r"GPU instance \d+: it was made outside .*nvidia-smi mig -i GPU-"
         )
-        await scene.event("late", "UnknownDevice|ClaimFailed", words)
+        await scene.wait_event("late", "UnknownDevice|ClaimFailed", words)
         await scene.allocate("whole", "gpu-0")
-        await scene.pod("whole")
-        await scene.event("whole", "UnknownDevice|ClaimFailed", "is not published by this node|is partitioned")
+        await scene.create_pod("whole")
+        await scene.wait_event("whole", "UnknownDevice|ClaimFailed", "is not published by this node|is partitioned")
         await scene.undone(since)
-        await scene.leave("whole")
+        await scene.end("whole")
         await scene.run("beside", ask_for("mig", profile="1g.10gb"))
         scene.inject.destroy_mig(0, 1)
-        await scene.running("late")
-        await scene.leave("late", "beside")
+        await scene.wait_running("late")
+        await scene.end("late", "beside")
         await scene.undone()
 
 
@@ -108,12 +110,12 @@ async def test_devices_that_the_scheduler_gave_twice_are_had_by_one_claim(stage:
             ("whole", "gpu", "gpu-0"),
             ("guest", "vfio", "gpu-vfio-0"),
         ):
-            await scene.claim(name, ask_for(kind))
+            await scene.create_claim(name, ask_for(kind))
             await scene.allocate(name, device)
         since = scene.traces()
         for name in ("part", "whole", "guest"):
-            await scene.pod(name)
-            await scene.event(name, "DeviceInUse", "is still prepared for claim")
+            await scene.create_pod(name)
+            await scene.wait_event(name, "DeviceInUse", "is still prepared for claim")
         await scene.undone(since)
-        await scene.leave("part", "whole", "guest", "first")
+        await scene.end("part", "whole", "guest", "first")
         await scene.undone()

@@ -53,7 +53,7 @@ async def test_a_time_slice_is_set_for_the_claim_and_the_default_comes_back(
         assert [scene.gpus()[minor].time_slice for minor in minors] == [3, 0]
         await scene.run("short", ask_for("gpu"), config=[slicing(timeSlicingConfig={"interval": "Short"})])
         assert sorted(gpu.time_slice for gpu in scene.gpus()) == [0, 0, 1, 3]
-        await scene.leave("two", "short")
+        await scene.end("two", "short")
         await scene.undone()
 
 
@@ -79,9 +79,9 @@ async def test_an_mps_daemon_serves_the_gpus_of_a_claim_while_it_lasts(
         assert "control" in os.listdir(f"{place}/pipe")
         await scene.run("other", ask_for("gpu"))
         assert "CUDA_MPS_PIPE_DIRECTORY" not in " ".join(scene.container("other").env)
-        await scene.leave("clients")
+        await scene.end("clients")
         assert daemons(scene) == []
-        await scene.leave("other")
+        await scene.end("other")
         await scene.undone()
 
 
@@ -98,9 +98,9 @@ async def test_each_partition_has_an_mps_daemon_of_its_own(stage: Stage, ask_for
             if mount.container_path == "/tmp/nvidia-mps"
         }
         assert pipes == {f"{place}/pipe" for place in daemons(scene)}
-        await scene.leave("one")
+        await scene.end("one")
         assert len(daemons(scene)) == 1
-        await scene.leave("two")
+        await scene.end("two")
         await scene.undone()
 
 
@@ -112,15 +112,15 @@ async def test_claims_that_share_a_gpu_have_one_time_slice(stage: Stage, ask_for
     async with stage(SHARED, consumable_shares="unlimited") as scene:
         await scene.run("first", ask_for("gpu"), config=[slicing("Long")])
         await scene.run("same", ask_for("gpu"), config=[slicing("Long")])
-        await scene.ask("other", ask_for("gpu"), config=[slicing("Short")])
+        await scene.create_both("other", ask_for("gpu"), config=[slicing("Short")])
         said = r'timeSlicingConfig.interval is "Short" here and "Long" there'
-        await scene.event("other", "SharesDiffer", said)
-        await scene.leave("first")
+        await scene.wait_event("other", "SharesDiffer", said)
+        await scene.end("first")
         assert scene.gpus()[0].time_slice == 3
-        await scene.leave("same")
-        await scene.running("other")
+        await scene.end("same")
+        await scene.wait_running("other")
         assert scene.gpus()[0].time_slice == 1
-        await scene.leave("other")
+        await scene.end("other")
         await scene.undone()
 
 
@@ -143,10 +143,10 @@ async def test_claims_have_shares_of_one_gpu(
         assert len({one["shareID"] for one in results}) == pods
         assert [one["consumedCapacity"] for one in results] == [consumed] * pods
         assert all(scene.nodes(name) == ["/dev/nvidia0"] for name in names)
-        await scene.ask("one-more", ask_for("gpu", **asked))
+        await scene.create_both("one-more", ask_for("gpu", **asked))
         await scene.pending("one-more")
-        await scene.leave(names[0])
-        await scene.running("one-more")
+        await scene.end(names[0])
+        await scene.wait_running("one-more")
         names[0] = "one-more"
-        await scene.leave(*names)
+        await scene.end(*names)
         await scene.undone()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
 import shutil
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ import pytest
 
 from claim_requests import request_for
 from node_thread import NodeThread
-from pydra.kube.api_resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
-from pydra_dev.kubelet.observations import Called, HealthChanged, PodEnded, PodRunning, Step
+from pydra.kube.api_resources import RESOURCE_CLAIMS, JsonObject
+from pydra_dev.kubelet.observations import HealthChanged, Step
 from pydra_dev.node import EmbeddedNode, run_node
 from pydra_nvidia import DEVICE_CLASSES as CLASSES
 from pydra_nvidia import DRIVER
@@ -30,21 +29,18 @@ from pydra_nvidia.sharing.mps_processes import MARK, find_marked
 from pydra_nvidia.simulation.inject import Injector
 from pydra_nvidia.simulation.machine_state import GpuState
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
+from tests.integration.agent.node_user import NodeUser
 from tests.integration.agent.process import Agent, list_records, run_agent
 
-DEADLINE = 60.0
-LOOK_PERIOD = 0.05
-"""Seconds between two questions to the API server, each of which costs a tenth of that."""
 TWO_H100 = ({"model": "h100-80gb", "count": 2},)
 POLL = {"PYDRA_NVIDIA_POLL_PERIOD": "0.1"}
 
 
-class Scene:
+class Scene(NodeUser):
     """A node with a simulated machine; `path` is the machine's directory, `steps` what the kubelet did."""
 
     def __init__(self, node: EmbeddedNode, scenario: Mapping[str, Any], steps: list[Step]) -> None:
-        self.node = node
-        self.steps = steps
+        super().__init__(node, steps)
         self.path = Path(node.root, "hardware")
         self._scenario = scenario
         self._agents = 0
@@ -110,10 +106,7 @@ class Scene:
 
     async def wait_clean(self) -> None:
         """Nothing of any claim is left anywhere."""
-        with anyio.move_on_after(DEADLINE) as scope:
-            while self.leftovers():  # noqa: ASYNC110 - it is in other processes
-                await anyio.sleep(0.02)
-        assert not scope.cancelled_caught, self.leftovers()
+        await self.until(lambda: not self.leftovers(), lambda: f"nothing is left: {self.leftovers()}")
 
     # The agent
 
@@ -147,7 +140,7 @@ class Scene:
         for pid in (agent.process.pid, *backend):
             os.kill(pid, signal.SIGKILL)
         await agent.process.wait()
-        await self.wait(lambda: not any(map(_is_there, backend)))
+        await self.until(lambda: not any(map(_is_there, backend)), "its processes are gone")
 
     def backend_pids(self, agent: Agent) -> list[int]:
         """The processes of its backend."""
@@ -159,65 +152,21 @@ class Scene:
 
     # The cluster
 
-    async def create_claim(
+    async def create_configured(
         self, name: str, *requests: Mapping[str, Any], config: Mapping[str, Any] | None = None
     ) -> JsonObject:
-        devices: dict[str, Any] = {"requests": list(requests)}
-        if config is not None:
-            parameters = {"apiVersion": GROUP_VERSION, **config}
-            devices["config"] = [{"opaque": {"driver": DRIVER, "parameters": parameters}}]
-        claim = {"metadata": {"name": name}, "spec": {"devices": devices}}
-        return await self.node.client.create(RESOURCE_CLAIMS, claim, namespace="default")
-
-    async def create_pod(self, name: str, *, request: str = "gpu") -> JsonObject:
-        """A pod with the claim of the same name."""
-        container = {
-            "name": "main",
-            "image": "busybox",
-            "command": ["sleep", "infinity"],
-            "resources": {"claims": [{"name": "gpu", "request": request}]},
-        }
-        spec = {
-            "restartPolicy": "Never",
-            "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
-            "containers": [container],
-        }
-        pod = {"metadata": {"name": name}, "spec": spec}
-        return await self.node.client.create(PODS, pod, namespace="default")
+        """A claim with a configuration of all its devices, or none."""
+        opaque = {"driver": DRIVER, "parameters": {"apiVersion": GROUP_VERSION, **(config or {})}}
+        devices = {"config": [{"opaque": opaque}]} if config is not None else {}
+        return await self.create_claim(name, *requests, **devices)
 
     async def start(
         self, name: str, device: str, *, config: Mapping[str, Any] | None = None, profile: str = ""
     ) -> JsonObject:
         """A pod with a claim for one device: `gpu`, `mig`, `vfio`, or a device's name."""
-        claim = await self.create_claim(name, request_for(device, profile), config=config)
+        claim = await self.create_configured(name, request_for(device, profile), config=config)
         await self.create_pod(name)
         return claim
-
-    async def remove(self, *names: str) -> None:
-        """Delete pods, then their claims; both are gone."""
-        for name in names:
-            with suppress(Exception):
-                await self.node.client.delete(PODS, name, namespace="default")
-        for name in names:
-            await self.until(lambda name=name: self._pod_is_gone(name))
-            await self.node.client.delete(RESOURCE_CLAIMS, name, namespace="default")
-
-    async def _pod_is_gone(self, name: str) -> bool:
-        pods = await self.node.client.list(PODS, namespace="default")
-        return all(pod["metadata"]["name"] != name for pod in pods.items)
-
-    async def pod(self, name: str) -> JsonObject:
-        return await self.node.client.get(PODS, name, namespace="default")
-
-    async def allocated(self, name: str) -> list[str]:
-        """The devices of a claim."""
-        claim = await self.node.client.get(RESOURCE_CLAIMS, name, namespace="default")
-        return [one["device"] for one in claim["status"]["allocation"]["devices"]["results"]]
-
-    async def devices(self) -> dict[str, JsonObject]:
-        """What is published, by name."""
-        slices = (await self.node.client.list(RESOURCE_SLICES)).items
-        return {device["name"]: device for one in slices for device in one["spec"].get("devices", ())}
 
     async def taints(self) -> dict[str, dict[str, tuple[str, str]]]:
         """Value and effect, by device and key."""
@@ -227,65 +176,27 @@ class Scene:
             if device.get("taints")
         }
 
-    async def events(self, reason: str) -> list[str]:
-        """The notes of all Events with this reason."""
-        found = await self.node.client.list(EVENTS)
-        return [event["note"] for event in found.items if event["reason"] == reason]
-
-    def errors(self, name: str) -> list[str]:
-        """What the kubelet got for this claim."""
-        calls = [step for step in self.steps if isinstance(step, Called)]
-        return [one.error for one in calls if one.error and any(name in claim for claim in one.claims)]
-
     def health(self) -> dict[str, str]:
         """What the kubelet knows of the devices' health."""
         told = [step for step in self.steps if isinstance(step, HealthChanged)]
         return {device: health for step in told for _, device, health in step.devices}
 
-    # Waiting
-
-    async def wait(self, holds: Callable[[], bool]) -> None:
-        with anyio.fail_after(DEADLINE):
-            while not holds():  # noqa: ASYNC110 - it is in other processes
-                await anyio.sleep(0.02)
-
-    async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
-        with anyio.fail_after(DEADLINE):
-            while not await holds():  # noqa: ASYNC110 - it is in other processes
-                await anyio.sleep(LOOK_PERIOD)
-
-    async def wait_running(self, *names: str) -> None:
-        pods = {f"default/{name}" for name in names}
-        await self.wait(lambda: pods <= {step.pod for step in self.steps if isinstance(step, PodRunning)})
-
-    async def wait_ended(self, *names: str) -> None:
-        pods = {f"default/{name}" for name in names}
-        await self.wait(lambda: pods <= {step.pod for step in self.steps if isinstance(step, PodEnded)})
-
-    async def wait_error(self, name: str, pattern: str) -> None:
-        await self.wait(lambda: any(re.search(pattern, error) for error in self.errors(name)))
-
-    async def wait_event(self, reason: str, pattern: str) -> None:
-        async def told() -> bool:
-            return any(re.search(pattern, note) for note in await self.events(reason))
-
-        await self.until(told)
-
     async def wait_taints(self, wanted: Mapping[str, Mapping[str, tuple[str, str]]]) -> None:
         """Exactly these taints, of all devices."""
-        with anyio.move_on_after(DEADLINE) as scope:
-            while await self.taints() != wanted:  # noqa: ASYNC110 - it is in other processes
-                await anyio.sleep(LOOK_PERIOD)
-        if scope.cancelled_caught:
-            assert await self.taints() == wanted
+
+        async def have() -> bool:
+            return await self.taints() == wanted
+
+        await self.until(have, f"the taints are {wanted}")
 
     async def wait_devices(self, names: Iterable[str]) -> None:
+        """Exactly these devices."""
         wanted = set(names)
-        with anyio.move_on_after(DEADLINE) as scope:
-            while set(await self.devices()) != wanted:  # noqa: ASYNC110 - it is in other processes
-                await anyio.sleep(LOOK_PERIOD)
-        if scope.cancelled_caught:
-            assert set(await self.devices()) == wanted
+
+        async def are() -> bool:
+            return set(await self.devices()) == wanted
+
+        await self.until(are, f"the devices are {wanted}")
 
 
 def _is_there(pid: int) -> bool:
@@ -304,8 +215,7 @@ async def run_scene(*gpus: Mapping[str, Any], **scenario: Any) -> AsyncIterator[
     steps: list[Step] = []
     async with run_node(steps.append) as node:
         scene = Scene(node, {"gpus": gpus or TWO_H100, **scenario}, steps)
-        for name, spec in CLASSES.items():
-            await node.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": spec})
+        await scene.create_classes(CLASSES)
         yield scene
 
 

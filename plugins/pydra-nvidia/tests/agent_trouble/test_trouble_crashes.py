@@ -43,11 +43,11 @@ async def test_a_call_that_ends_the_process_in_a_prepare_costs_that_try(make_sce
         # Not before that: of two calls in flight at the end none would be blamed.
         await scene.wait_error(VICTIM, DIED)
         await scene.start(OTHER, "mig", profile="2g.20gb")
-        await scene.wait_event("BackendDied", DIED)
+        await scene.wait_event("", "BackendDied", DIED)
         await scene.wait_running(VICTIM, OTHER)
         assert scene.errors(OTHER) == []
         assert sum(len(gpu.instances) for gpu in scene.gpus()) == 2
-        await scene.remove(VICTIM, OTHER)
+        await scene.end(VICTIM, OTHER)
         await scene.wait_clean()
         await agent.wait_ready()
 
@@ -57,9 +57,9 @@ async def test_a_call_that_ends_the_process_in_an_unprepare_is_made_good_by_the_
         await scene.start(VICTIM, "mig", profile="1g.10gb")
         await scene.wait_running(VICTIM)
         scene.fault({"op": "nvmlComputeInstanceDestroy", "do": "drop-reply", "count": 1})
-        await scene.remove(VICTIM)
+        await scene.end(VICTIM)
         assert any(DIED in error for error in scene.errors(VICTIM))
-        await scene.wait_event("BackendDied", DIED)
+        await scene.wait_event("", "BackendDied", DIED)
         await scene.wait_clean()
 
 
@@ -72,5 +72,5 @@ async def test_a_call_that_ends_the_process_in_a_discover_delays_what_is_publish
             await scene.wait_running(OTHER)
             assert scene.errors(OTHER) == []
             await agent.wait_metric(r'^pydra_backend_restarts_total\{backend="nvidia"\} 1.0$')
-            await scene.remove(OTHER)
+            await scene.end(OTHER)
             await scene.wait_clean()

@@ -42,7 +42,7 @@ async def test_a_driver_that_comes_late_has_its_devices_within_seconds_and_no_em
         await scene.wait_running("early")
         scene.inject.xid(0, 79)
         await scene.wait_taints({"gpu-0": {"gpu.nvidia.com/xid": ("79", "NoSchedule")}})
-        await scene.remove("early")
+        await scene.end("early")
         await scene.wait_clean()
 
 
@@ -51,12 +51,12 @@ async def test_a_driver_that_goes_takes_no_device_away_and_claims_wait_for_it(se
         scene.inject.unload_driver(force=True)
         await agent.wait_log(lambda text: "devices cannot be discovered" in text)
         assert set(await scene.devices()) == BOTH
-        await scene.wait(lambda: set(scene.health().values()) == {"Unknown"})
+        await scene.until(lambda: set(scene.health().values()) == {"Unknown"})
         scene.inject.load_driver(force=True)
-        await scene.wait(lambda: set(scene.health().values()) == {"Healthy"})
+        await scene.until(lambda: set(scene.health().values()) == {"Healthy"})
         await scene.start("pod", "gpu")
         await scene.wait_running("pod")
-        await scene.remove("pod")
+        await scene.end("pod")
         await scene.wait_clean()
 
 
@@ -76,7 +76,7 @@ async def test_a_driver_that_was_replaced_is_published_and_given_to_containers(m
         created = [step for step in scene.steps if isinstance(step, ContainerCreated)]
         assert "libcuda.so.590.44.01" in str(created[-1].after)
         assert "580.105.08" not in str(created[-1].after)
-        await scene.remove("before", "after")
+        await scene.end("before", "after")
         await scene.wait_clean()
 
 
@@ -89,20 +89,20 @@ async def test_an_admin_replaces_the_driver_under_a_running_agent_that_lets_go_o
             scene.inject.load_driver("590.44.01")
         assert await scene.command("maintenance", "--for", "10m") == 0
         assert scene.simulation.machine.clients() == {}
-        await scene.wait(lambda: set(scene.health().values()) == {"Unknown"})
+        await scene.until(lambda: set(scene.health().values()) == {"Unknown"})
         await scene.wait_taints({name: {"gpu.nvidia.com/maintenance": ("", "NoSchedule")} for name in free})
         await scene.create_claim("waits", {"name": "gpu", **tolerating("gpu.nvidia.com")})
         await scene.create_pod("waits")
         await scene.wait_error("waits", "has requested maintenance of its GPUs until")
-        await scene.remove("before")
+        await scene.end("before")
         scene.inject.load_driver("590.44.01")
         assert scene.simulation.machine.clients() == {}
         assert await scene.command("resume") == 0
         await scene.wait_running("waits")
-        await scene.wait(lambda: set(scene.health().values()) == {"Healthy"})
+        await scene.until(lambda: set(scene.health().values()) == {"Healthy"})
         assert await versions(scene) == {"590.44.1"}
         await scene.wait_taints({})
-        await scene.remove("waits")
+        await scene.end("waits")
         await scene.wait_clean()
 
 
@@ -128,7 +128,7 @@ async def test_gpus_that_are_plugged_in_and_out_come_and_go(make_scene: MakeScen
         assert await scene.allocated("pod") == ["gpu-0"]
         scene.inject.unplug(0)
         await scene.wait_devices({"gpu-1"})
-        await scene.remove("pod")
+        await scene.end("pod")
         scene.inject.plug(0)
         await scene.wait_devices(BOTH)
         await scene.wait_clean()

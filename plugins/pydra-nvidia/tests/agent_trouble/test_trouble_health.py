@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
+from pydra.kube.api_resources import PODS
 from pydra_dev.kubelet.observations import PodEnded
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ GPU_0 = {"gpu-0": {XID: ("79", "NoSchedule")}}
 
 async def status_of(scene: Scene, name: str) -> dict[str, str]:
     """What the pod's status says of its devices' health."""
-    pod = await scene.pod(name)
+    pod = await scene.node.client.get(PODS, name, namespace="default")
     resources = [
         resource
         for container in pod["status"].get("containerStatuses", ())
@@ -46,7 +47,7 @@ async def test_an_xid_is_a_taint_within_seconds_and_in_the_pods_status_and_survi
             assert await scene.allocated("pod") == ["gpu-0"]
             scene.inject.xid(0, 79)
             await scene.wait_taints(GPU_0)
-            await scene.wait(lambda: scene.health() == {"gpu-0": "Unhealthy", "gpu-1": "Healthy"})
+            await scene.until(lambda: scene.health() == {"gpu-0": "Unhealthy", "gpu-1": "Healthy"})
 
             async def is_told() -> bool:
                 return set((await status_of(scene, "pod")).values()) == {"Unhealthy"}
@@ -66,7 +67,7 @@ async def test_an_xid_is_a_taint_within_seconds_and_in_the_pods_status_and_survi
             await scene.start("second", "gpu")
             await scene.wait_running("second")
             assert await scene.allocated("second") == ["gpu-1"]
-            await scene.remove("pod", "second")
+            await scene.end("pod", "second")
             await scene.wait_clean()
 
 
@@ -81,18 +82,18 @@ async def test_a_lost_gpu_stays_published_and_claimed_and_comes_back_with_a_rese
         assert {name: device["attributes"] for name, device in after.items()} == {
             name: device["attributes"] for name, device in before.items()
         }
-        await scene.wait(lambda: scene.health() == {"gpu-0": "Unhealthy", "gpu-1": "Healthy"})
+        await scene.until(lambda: scene.health() == {"gpu-0": "Unhealthy", "gpu-1": "Healthy"})
         await scene.start("late", "gpu")
         await scene.wait_running("late")
         assert await scene.allocated("late") == ["gpu-1"]
-        await scene.remove("pod")
+        await scene.end("pod")
         scene.inject.reset(0, force=True)
         await scene.wait_taints({})
-        await scene.wait(lambda: scene.health() == {"gpu-0": "Healthy", "gpu-1": "Healthy"})
+        await scene.until(lambda: scene.health() == {"gpu-0": "Healthy", "gpu-1": "Healthy"})
         await scene.start("again", "gpu")
         await scene.wait_running("again")
         assert await scene.allocated("again") == ["gpu-0"]
-        await scene.remove("late", "again")
+        await scene.end("late", "again")
         await scene.wait_clean()
 
 
@@ -100,7 +101,7 @@ async def test_a_gpu_that_was_lost_before_the_start_is_named_to_everybody(make_s
     well, lost = {"model": "h100-80gb"}, {"model": "h100-80gb", "minors": [1], "condition": {"lost": True}}
     async with make_scene(well, lost) as scene, scene.agent(*SOON) as agent:
         named = r"the GPU at 0000:[0-9a-f:.]+ is not published: .* NVML_ERROR_GPU_IS_LOST \(15\)"
-        await scene.wait_event("HardwareUnreadable", named)
+        await scene.wait_event("", "HardwareUnreadable", named)
         await agent.wait_log(lambda text: re.search(f"hardware cannot be read: {named}", text) is not None)
         await agent.wait_metric(r'^pydra_hardware_unreadable\{driver="gpu.nvidia.com"\} 1.0$')
         assert set(await scene.devices()) == {"gpu-0"}
@@ -134,10 +135,10 @@ async def test_a_partition_that_vanishes_under_a_pod_is_reported_until_the_pod_i
         scene.inject.destroy_mig(0, instance.start)
         await scene.wait_taints({device: {GONE: ("", "NoSchedule")}})
         await scene.wait_event(
-            "DeviceUnhealthy", f"{device}: claim default/pod has this partition, and somebody removed"
+            "", "DeviceUnhealthy", f"{device}: claim default/pod has this partition, and somebody removed"
         )
-        await scene.wait(lambda: scene.health()[device] == "Unhealthy")
-        await scene.remove("pod")
+        await scene.until(lambda: scene.health()[device] == "Unhealthy")
+        await scene.end("pod")
         await scene.wait_taints({})
         await scene.wait_clean()
 
@@ -152,7 +153,7 @@ async def test_a_partition_made_for_a_claim_is_known_at_once_by_its_instance(mak
         scene.inject.xid(0, 94, gi=instance.id, ci=0)
         await scene.until(lambda: _is_tainted(scene, device))
         assert "gpu-0-mig-1g10gb-19-0" not in await scene.taints()
-        await scene.remove("pod")
+        await scene.end("pod")
         await scene.wait_clean()
 
 
@@ -168,8 +169,8 @@ async def test_an_admin_can_have_pods_evicted(make_scene: MakeScene) -> None:
         scene.inject.count(0, ecc_uncorrected_volatile=1)
         scene.inject.xid(0, 48)
         await scene.wait_taints({"gpu-0": {XID: ("48", "NoExecute")}})
-        await scene.wait(lambda: any(isinstance(one, PodEnded) and "pod" in one.pod for one in scene.steps))
-        await scene.remove("pod")
+        await scene.until(lambda: any(isinstance(one, PodEnded) and "pod" in one.pod for one in scene.steps))
+        await scene.end("pod")
         await scene.wait_clean()
 
 
@@ -182,7 +183,7 @@ async def test_a_gpu_is_watched_again_when_it_was_passed_through(make_scene: Mak
         scene.inject.xid(1 - index, 48)
         taints = {f"gpu-{1 - index}": {XID: ("48", "NoSchedule")}}
         await scene.until(lambda: _has(scene, taints))
-        await scene.remove("guest")
+        await scene.end("guest")
         await scene.wait_clean()
         await scene.until(lambda: _is_published(scene, f"gpu-{index}"))
         scene.inject.xid(index, 62)

@@ -102,7 +102,7 @@ async def test_claims_go_on_with_the_next_agent_when_the_last_was_killed(make_sc
             await agent.process.wait()
             assert scene.leftovers() != []
             agent = await start()
-            await scene.remove(kind)
+            await scene.end(kind)
             await scene.wait_clean()
 
 
@@ -120,7 +120,7 @@ async def test_a_gpu_on_its_way_out_of_mig_mode_to_a_guest_goes_on_when_the_agen
             await scene.wait_running("guest")
             (gpu,) = scene.gpus()
             assert (gpu.driver, gpu.mig) == ("vfio-pci", False)
-            await scene.remove("guest")
+            await scene.end("guest")
             await scene.wait_clean()
 
 
@@ -140,8 +140,8 @@ async def test_a_partition_that_somebody_makes_where_a_killed_agent_was_about_to
         theirs = scene.inject.create_mig(0, "1g.10gb", start)
         async with scene.agent(*reaper.flags, environ=reaper.environ):
             await scene.wait_running("claim")
-            await scene.remove("claim")
-            await scene.wait(lambda: not [text for text in scene.leftovers() if text.startswith(("cdi", "record"))])
+            await scene.end("claim")
+            await scene.until(lambda: not [text for text in scene.leftovers() if text.startswith(("cdi", "record"))])
             assert [one.uuid for part in scene.gpus()[0].instances for one in part.compute] == [theirs]
 
 
@@ -167,6 +167,6 @@ async def test_a_reboot_leaves_nothing_to_undo_and_what_was_begun_is_prepared_ag
             await scene.wait_running("begun")
             (instance,) = (one for gpu in scene.gpus() for one in gpu.instances)
             assert instance.compute
-            await scene.remove(*names, "begun")
+            await scene.end(*names, "begun")
             await scene.wait_clean()
             assert [scene.errors(name) for name in names] == [[], [], [], []]

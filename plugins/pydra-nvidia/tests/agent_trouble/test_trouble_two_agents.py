@@ -34,7 +34,7 @@ async def test_a_share_that_the_old_instance_prepares_keeps_the_time_slice(make_
         second = await _copy_claim(scene)
         async with scene.agent("--pod-uid", "new"):  # which has begun, and does not know of the second claim
             await _prepare(socket, second)
-            await scene.remove(FIRST)
+            await scene.end(FIRST)
             assert [gpu.time_slice for gpu in scene.gpus()] == [3]
             await scene.node.client.delete(RESOURCE_CLAIMS, SECOND, namespace="default")
 

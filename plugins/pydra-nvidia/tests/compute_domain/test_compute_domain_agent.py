@@ -8,44 +8,38 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from pydra.kube.api_resources import (
-    DEVICE_CLASSES,
-    EVENTS,
     PODS,
     RESOURCE_CLAIMS,
-    RESOURCE_SLICES,
     JsonObject,
 )
 from pydra_dev.container_runtime.cdi_injection import OciSpec
-from pydra_dev.kubelet.observations import ContainerCreated, PodFailed, PodRunning, Step
+from pydra_dev.kubelet.observations import PodFailed, Step
 from pydra_dev.node import EmbeddedNode, run_node
 from pydra_nvidia.compute_domain import DEVICE_CLASSES as CLASSES
 from pydra_nvidia.compute_domain import DRIVER
-from tests.integration.agent.process import DEADLINE, run_agent
+from tests.integration.agent.node_user import NAMESPACE, NodeUser
+from tests.integration.agent.process import run_agent
 
-NAMESPACE = "default"
 CLIQUE = "5a4f3c1e-9d27-4b86-a0c5-7e1f2b3d4c5a.2"
 CHANNEL, DAEMON = "compute-domain-default-channel.nvidia.com", "compute-domain-daemon.nvidia.com"
 SOCKET = "etc/nvidia-imex/imex_ctrl.sock"
 
 
-class Scene:
+class Scene(NodeUser):
     """The node, and what happened on it; `state` is the simulated machine's directory."""
 
     def __init__(self, node: EmbeddedNode, steps: list[Step], state: Path) -> None:
-        self.node = node
-        self.steps = steps
+        super().__init__(node, steps)
         self.state = state
         self.domains = state / "run" / "domains"
-        self.uids: dict[str, str] = {}
 
     async def start(self, name: str, device_class: str, *configs: JsonObject, driver: str = DRIVER) -> None:
         """A claim as a template of the controller has it, and a pod with it."""
@@ -56,71 +50,25 @@ class Scene:
             }
             for one in configs
         ]
-        requests = [{"name": "it", "exactly": {"deviceClassName": device_class}}]
-        claim = {"metadata": {"name": name}, "spec": {"devices": {"requests": requests, "config": opaque}}}
-        made = await self.node.client.create(RESOURCE_CLAIMS, claim, namespace=NAMESPACE)
-        self.uids[name] = made["metadata"]["uid"]
-        container = {"name": "main", "image": "busybox", "command": ["sleep", "infinity"]}
-        container["resources"] = {"claims": [{"name": "it"}]}
-        spec = {"containers": [container], "resourceClaims": [{"name": "it", "resourceClaimName": name}]}
-        await self.node.client.create(PODS, {"metadata": {"name": name}, "spec": spec}, namespace=NAMESPACE)
+        await self.create_both(name, {"name": "it", "exactly": {"deviceClassName": device_class}}, config=opaque)
 
     async def running(self, name: str) -> OciSpec:
         """The container of a pod, once it runs."""
-        await self.until(lambda: _is(PodRunning(pod=f"{NAMESPACE}/{name}") in self.steps), f"{name} runs")
-        created = (one for one in self.steps if isinstance(one, ContainerCreated) and one.pod == f"{NAMESPACE}/{name}")
-        return next(created).after
+        await self.wait_running(name)
+        return self.container(name)
 
-    async def told(self, name: str, reason: str, pattern: str) -> None:
-        """An Event on the claim says so."""
-        notes: list[str] = []
-
-        async def look() -> bool:
-            found = (await self.node.client.list(EVENTS, namespace=NAMESPACE)).items
-            about = [one for one in found if (one.get("regarding") or {}).get("uid") == self.uids[name]]
-            notes[:] = [f"{one['reason']}: {one.get('note')}" for one in about]
-            return any(re.match(rf"{reason}: .*{pattern}", note, re.DOTALL) for note in notes)
-
-        await self.until(look, lambda: f"{reason} on {name} says {pattern}: {notes}")
-
-    async def end(self, *names: str) -> None:
+    async def end_all(self, *names: str) -> None:
         """Pods and their claims are deleted, and gone; nothing is left on the node."""
-        for name in names:
-            await self.node.client.delete(PODS, name, namespace=NAMESPACE)
-        for name in names:
-
-            async def is_gone(name: str = name) -> bool:
-                pods = (await self.node.client.list(PODS)).items
-                return all(one["metadata"]["name"] != name for one in pods)
-
-            await self.until(is_gone, f"{name} is gone")
-            await self.node.client.delete(RESOURCE_CLAIMS, name, namespace=NAMESPACE)
+        await self.end(*names)
         places = (self.domains, Path(self.node.cdi_directory), Path(self.node.root, "run", DRIVER, "claims"))
         left = [path for place in places if place.exists() for path in place.iterdir()]
         assert left == []
-
-    async def devices(self) -> dict[str, JsonObject]:
-        """All that is published, by name."""
-        slices = (await self.node.client.list(RESOURCE_SLICES)).items
-        return {device["name"]: device for one in slices for device in one["spec"].get("devices") or ()}
 
     def imex_says(self, words: str) -> None:
         """What nvidia-imex-ctl prints from now on."""
         place = self.state / "tree" / "run" / "nvidia-imex" / "status"
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(f"{words}\n")
-
-    async def until(self, holds: Callable[[], Awaitable[bool]], what: str | Callable[[], str]) -> None:
-        """It holds before the deadline."""
-        with anyio.move_on_after(DEADLINE):
-            while not await holds():  # noqa: ASYNC110 - what it waits for happens in other processes
-                await anyio.sleep(0.02)
-            return
-        raise AssertionError(f"not in time: {what if isinstance(what, str) else what()}")
-
-
-async def _is(answer: bool) -> bool:
-    return answer
 
 
 def channel(domain: str, **fields: Any) -> JsonObject:
@@ -143,16 +91,11 @@ async def scene(state: Path, **settings: str) -> AsyncIterator[Scene]:
     async with run_node(steps.append) as node:
         given = {"scenario": "gb200", "state": str(state), "ready_deadline": "0.1", **settings}
         environ = {f"PYDRA_NVIDIA_COMPUTE_DOMAIN_{name.upper()}": value for name, value in given.items()}
-        for name, spec in CLASSES.items():
-            await node.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
+        found = Scene(node, steps, state)
+        await found.create_classes(CLASSES)
         async with run_agent(node, "--backend", "nvidia-compute-domain", environ=environ, forked=True) as agent:
             await agent.wait_ready()
-            found = Scene(node, steps, state)
-
-            async def is_published() -> bool:
-                return bool(await found.devices())
-
-            await found.until(is_published, "devices are published")
+            await found.wait_published()
             yield found
             assert await agent.stop() == 0
 
@@ -166,7 +109,7 @@ async def test_a_workload_waits_for_the_imex_daemon_of_its_domain_and_gets_its_c
             for kind in ("channel", "daemon")
         }
         await node.start("workload", CHANNEL, channel(domain))
-        await node.told("workload", "ComputeDomainNotReady", f"label resource.nvidia.com/computeDomain={domain}")
+        await node.wait_event("workload", "ComputeDomainNotReady", f"label resource.nvidia.com/computeDomain={domain}")
         await node.start("imex", DAEMON, daemon(domain))
         container = await node.running("imex")
         variables = dict(one.split("=", 1) for one in container.env)
@@ -183,17 +126,19 @@ async def test_a_workload_waits_for_the_imex_daemon_of_its_domain_and_gets_its_c
 
         template = (node.domains / domain / "imexd.cfg.tmpl").read_text()
         assert set(re.findall(r"{{ \.(\w+) }}", template)) == {"IMEXCmdBindInterfaceIP", "IMEXDaemonNodesConfigPath"}
-        await node.told("workload", "ComputeDomainNotReady", "its pod is starting")
+        await node.wait_event("workload", "ComputeDomainNotReady", "its pod is starting")
         node.imex_says("NOT_READY")
         (node.domains / domain / "imexd.cfg").write_text("IMEX_CMD_PORT=50005\n")
-        await node.told("workload", "ComputeDomainNotReady", 'is not ready yet: nvidia-imex-ctl says "NOT_READY"')
+        await node.wait_event("workload", "ComputeDomainNotReady", 'is not ready yet: nvidia-imex-ctl says "NOT_READY"')
         whose = node.domains / domain / "domain.json"
         whose.write_text('{"name": "cd", "namespace": "elsewhere"}')
-        await node.told("workload", "ComputeDomainOfOtherNamespace", "elsewhere/cd is for claims of its own namespace")
+        await node.wait_event(
+            "workload", "ComputeDomainOfOtherNamespace", "elsewhere/cd is for claims of its own namespace"
+        )
         whose.write_text(f'{{"name": "cd", "namespace": "{NAMESPACE}"}}')
         node.imex_says("READY")
         assert channels(await node.running("workload")) == [("/dev/nvidia-caps-imex-channels/channel0", 236, 0)]
-        await node.end("workload", "imex")
+        await node.end_all("workload", "imex")
 
         # The next domain, whose workload asks for all channels, and a wrong one beside it.
         other = str(uuid.uuid4())
@@ -201,34 +146,38 @@ async def test_a_workload_waits_for_the_imex_daemon_of_its_domain_and_gets_its_c
         await node.running("imex-2")
         (node.domains / other / "imexd.cfg").write_text("IMEX_CMD_PORT=50005\n")
         await node.start("stranger", CHANNEL, channel(domain))
-        await node.told("stranger", "ComputeDomainNotReady", f"the node is one of ComputeDomain {other}, and can be")
+        await node.wait_event(
+            "stranger", "ComputeDomainNotReady", f"the node is one of ComputeDomain {other}, and can be"
+        )
         (node.domains / other / "domain.json").write_text(f'{{"name": "cd-2", "namespace": "{NAMESPACE}"}}')
-        await node.told("stranger", "ComputeDomainNotReady", rf"one of ComputeDomain {NAMESPACE}/cd-2 \({other}\)")
+        await node.wait_event(
+            "stranger", "ComputeDomainNotReady", rf"one of ComputeDomain {NAMESPACE}/cd-2 \({other}\)"
+        )
         await node.node.client.delete(PODS, "stranger", namespace=NAMESPACE)
         await node.start("all", CHANNEL, channel(other, allocationMode="All"))
         found = channels(await node.running("all"))
         assert len(found) == 2048
         assert found[2047] == ("/dev/nvidia-caps-imex-channels/channel2047", 236, 2047)
         await node.node.client.delete(RESOURCE_CLAIMS, "stranger", namespace=NAMESPACE)
-        await node.end("all", "imex-2")
+        await node.end_all("all", "imex-2")
 
         for number, (device_class, configs, words) in enumerate(WRONG):
             await node.start(f"wrong-{number}", device_class, *configs)
-            await node.told(f"wrong-{number}", "InvalidConfig", words)
-            await node.end(f"wrong-{number}")
+            await node.wait_event(f"wrong-{number}", "InvalidConfig", words)
+            await node.end_all(f"wrong-{number}")
 
 
 async def test_a_channel_that_waits_holds_up_nobody_and_needs_one_call(tmp_path: Path) -> None:
     async with scene(tmp_path, ready_deadline="20") as node:
         await node.start("workload", CHANNEL, channel(ID))
         records = Path(node.node.root, "run", DRIVER, "claims")
-        await node.until(lambda: _is(records.exists() and any(records.iterdir())), "the channel is being prepared")
+        await node.until(lambda: records.exists() and any(records.iterdir()), "the channel is being prepared")
         await node.start("imex", DAEMON, daemon(ID))
         await node.running("imex")
         (node.domains / ID / "imexd.cfg").write_text("IMEX_CMD_PORT=50005\n")
         await node.running("workload")
         assert not [one for one in node.steps if isinstance(one, PodFailed)]
-        await node.end("workload", "imex")
+        await node.end_all("workload", "imex")
 
 
 ID = "0f4a1c5e-7d0b-4f38-9d3a-5a0c4f7e2b11"
@@ -243,17 +192,17 @@ async def test_with_a_daemon_of_the_host_there_is_only_a_channel_and_it_waits_fo
     async with scene(tmp_path, imex="hostManaged") as node:
         assert list(await node.devices()) == ["channel-0"]
         await node.start("workload", CHANNEL, channel(ID, allocationMode="All"))
-        await node.told(
+        await node.wait_event(
             "workload", "ComputeDomainNotReady", "the host's IMEX daemon at /etc/nvidia-imex/imex_ctrl.sock"
         )
         socket = tmp_path / "tree" / SOCKET
         socket.parent.mkdir(parents=True)
         node.imex_says("NOT_READY")
         socket.touch()
-        await node.told("workload", "ComputeDomainNotReady", 'nvidia-imex-ctl says "NOT_READY"')
+        await node.wait_event("workload", "ComputeDomainNotReady", 'nvidia-imex-ctl says "NOT_READY"')
         node.imex_says("READY")
         assert channels(await node.running("workload")) == [("/dev/nvidia-caps-imex-channels/channel0", 236, 0)]
-        await node.end("workload")
+        await node.end_all("workload")
 
 
 pytestmark = pytest.mark.timeout(120)

@@ -3,87 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import anyio
 import yaml
 
-from pydra.kube.api_resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES, JsonObject
-from pydra_dev.kubelet.observations import ContainerCreated, PodEnded, PodRunning, Step
-from pydra_dev.node import EmbeddedNode, run_node
+from pydra.kube.api_resources import JsonObject
+from pydra_dev.kubelet.observations import Step
+from pydra_dev.node import run_node
 from pydra_tpu import DEVICE_CLASSES as CLASSES
 from pydra_tpu import DRIVER
-from tests.integration.agent.process import DEADLINE, run_agent
+from tests.integration.agent.node_user import NodeUser
+from tests.integration.agent.process import run_agent
 
-NAMESPACE = "default"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "four-pods.yaml"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "jax.md"
 
 
-class Scene:
-    """The node, and what happened on it."""
-
-    def __init__(self, node: EmbeddedNode) -> None:
-        self.node = node
-        self.steps: list[Step] = []
+class Scene(NodeUser):
+    """Pods with TPUs."""
 
     async def run(self, name: str, device_class: str, count: int = 1) -> None:
         """A pod that asks for devices of a class, by a template of its own."""
         exactly: JsonObject = {"deviceClassName": device_class, "count": count}
-        devices = {"requests": [{"name": "tpus", "exactly": exactly}]}
-        template = {"metadata": {"name": name}, "spec": {"spec": {"devices": devices}}}
-        container = {"name": "main", "image": "busybox", "resources": {"claims": [{"name": "it"}]}}
-        claims = [{"name": "it", "resourceClaimTemplateName": name}]
-        pod = {"metadata": {"name": name}, "spec": {"containers": [container], "resourceClaims": claims}}
-        await self.apply(template, pod)
-
-    async def apply(self, template: JsonObject, pod: JsonObject) -> None:
-        """Create both."""
-        await self.node.client.create(RESOURCE_CLAIM_TEMPLATES, template, namespace=NAMESPACE)
-        await self.node.client.create(PODS, pod, namespace=NAMESPACE)
-
-    async def end(self, name: str) -> None:
-        """Delete a pod, and wait until its claim is undone."""
-        await self.node.client.delete(PODS, name, namespace=NAMESPACE)
-        await self.until(lambda: _ready(PodEnded(pod=f"{NAMESPACE}/{name}") in self.steps), f"{name} ended")
+        await self.create_claim(name, {"name": "tpus", "exactly": exactly}, template=True)
+        await self.create_pod(name, template=name)
 
     async def environment(self, name: str, container: str = "") -> dict[str, str]:
         """Of the container of a pod, or of the one of a name, once it runs."""
-        await self.until(lambda: _ready(PodRunning(pod=f"{NAMESPACE}/{name}") in self.steps), f"{name} runs")
-        created = (one for one in self.steps if isinstance(one, ContainerCreated) and one.pod == f"{NAMESPACE}/{name}")
-        wanted = next(one for one in created if container in ("", one.container))
-        return dict(line.split("=", 1) for line in wanted.after.env)
-
-    async def pending(self, name: str) -> str:
-        """Why the scheduler leaves the pod alone."""
-        said: list[str] = []
-
-        async def look() -> bool:
-            status = (await self.node.client.get(PODS, name, namespace=NAMESPACE))["status"]
-            said[:] = [one["message"] for one in status.get("conditions") or () if one["status"] != "True"]
-            return bool(said)
-
-        await self.until(look, f"{name} is pending")
-        return said[0]
-
-    async def is_published(self) -> bool:
-        """Whether any device is."""
-        slices = (await self.node.client.list(RESOURCE_SLICES)).items
-        return any(one["spec"].get("devices") for one in slices)
-
-    async def until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
-        """It holds before the deadline."""
-        with anyio.move_on_after(DEADLINE):
-            while not await holds():  # noqa: ASYNC110 - what it waits for happens in other processes
-                await anyio.sleep(0.02)
-            return
-        raise AssertionError(f"not in time: {what}")
-
-
-async def _ready(answer: bool) -> bool:
-    return answer
+        await self.wait_running(name)
+        return dict(line.split("=", 1) for line in self.container(name, container).env)
 
 
 @asynccontextmanager
@@ -95,13 +45,11 @@ async def scene(tmp_path: Path, **settings: str) -> AsyncIterator[Scene]:
             "PYDRA_TPU_STATE": str(tmp_path),
             **{f"PYDRA_TPU_{name.upper()}": value for name, value in settings.items()},
         }
-        for name, spec in CLASSES.items():
-            await node.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
+        found = Scene(node, steps)
+        await found.create_classes(CLASSES)
         async with run_agent(node, "--backend", "tpu", environ=environ, forked=True) as agent:
             await agent.wait_ready()
-            found = Scene(node)
-            found.steps = steps
-            await found.until(found.is_published, "devices are published")
+            await found.wait_published()
             yield found
             assert await agent.stop() == 0
 
@@ -114,7 +62,7 @@ async def test_the_scheduler_cuts_the_mesh_and_pods_that_do_not_fit_get_the_reas
             found[name] = await node.environment(name)
         await node.run("host", f"host.{DRIVER}")
         assert "cannot allocate all claims" in await node.pending("host")
-        await node.end("right")
+        await node.end_pods("right")
         await node.run("chips", DRIVER, count=2)
         pair = await node.environment("chips")
         await node.run("chip", DRIVER)
@@ -148,7 +96,7 @@ async def test_the_pod_of_the_page_has_what_the_page_says(tmp_path: Path) -> Non
             environment = await node.environment(pod, container)
             assert told.items() <= environment.items()
             assert environment["TPU_VISIBLE_CHIPS"] == "0,1,2,3"
-            await node.end(pod)
+            await node.end_pods(pod)
 
 
 async def test_claims_for_all_chips_of_googles_class_get_the_whole_host(tmp_path: Path) -> None:

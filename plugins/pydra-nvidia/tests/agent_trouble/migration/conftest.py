@@ -33,7 +33,7 @@ class Vendor:
     async def allocate(self, name: str, *devices: str, config: Mapping[str, Any] | None = None) -> str:
         """A claim that the scheduler gave these devices; its uid."""
         requests = [{**request_for(device), "name": f"r{number}"} for number, device in enumerate(devices)]
-        claim = await self._scene.create_claim(name, *requests, config=config)
+        claim = await self._scene.create_configured(name, *requests, config=config)
         pool = self._scene.node.settings.node_name
         results = [
             {"request": f"r{number}", "driver": DRIVER, "pool": pool, "device": device}

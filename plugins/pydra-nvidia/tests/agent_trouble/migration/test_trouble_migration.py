@@ -74,7 +74,7 @@ async def test_claims_are_kept_answered_again_and_ended_as_that_driver_would(
             assert "delete the Deployment mps-control-daemon-id-74a32" in agent.messages()
             assert scene.gpus() == before, "nothing of it was touched"
             for kind in KINDS:
-                await scene.create_pod(kind, request="r0")
+                await scene.create_pod(kind)
             await scene.wait_running(*KINDS)
             assert [scene.errors(kind) for kind in KINDS] == [[]] * len(KINDS)
             assert scene.gpus() == before
@@ -82,7 +82,7 @@ async def test_claims_are_kept_answered_again_and_ended_as_that_driver_would(
             wanted = {"vfio": "/dev/vfio/", "mps": f"{vendor.directory}/mps/id-74a32/pipe"}
             for kind in KINDS:
                 assert wanted.get(kind, "/dev/nvidiactl") in specs[f"default/{kind}"]
-            await scene.remove(*KINDS)
+            await scene.end(*KINDS)
             await scene.wait_clean()
 
 
@@ -99,11 +99,11 @@ async def test_what_one_driver_prepared_survives_a_second_start(make_scene: Make
             await scene.start("other", "mig", profile="1g.10gb")
             await scene.wait_running("other")
             assert await scene.allocated("other") != [MIG]
-            await scene.remove("other")
+            await scene.end("other")
             assert len(scene.gpus()[0].instances) == 1
-            await scene.create_pod("claim", request="r0")
+            await scene.create_pod("claim")
             await scene.wait_running("claim")
-            await scene.remove("claim")
+            await scene.end("claim")
             await scene.wait_clean()
 
 
@@ -124,10 +124,10 @@ async def test_static_partitions_stay_and_a_time_slice_that_an_old_release_did_n
             assert scene.gpus() == before
             assert vendor.file.with_name("checkpoint.json.inherited").exists()
             for name in ("part", "slice"):
-                await scene.create_pod(name, request="r0")
+                await scene.create_pod(name)
             await scene.wait_running("part", "slice")
-            await scene.remove("part", "slice")
-            await scene.wait(lambda: scene.leftovers() == ["gpu-0 instances [(19, 2), (19, 4)]", "gpu-0 mig True"])
+            await scene.end("part", "slice")
+            await scene.until(lambda: scene.leftovers() == ["gpu-0 instances [(19, 2), (19, 4)]", "gpu-0 mig True"])
 
 
 async def test_what_that_driver_was_stopped_in_is_undone_and_prepared_by_this_one(
@@ -151,10 +151,10 @@ async def test_what_that_driver_was_stopped_in_is_undone_and_prepared_by_this_on
             assert [gpu.driver for gpu in scene.gpus()] == ["nvidia"] * 3
             assert (scene.records / f"{kept}.json").exists()
             for name in ("begun", "kept", "vfio"):
-                await scene.create_pod(name, request="r0")
+                await scene.create_pod(name)
             await scene.wait_running("begun", "kept", "vfio")
             assert sorted(one.start for one in scene.gpus()[0].instances) == [2, 4]
-            await scene.remove("begun", "kept", "vfio")
+            await scene.end("begun", "kept", "vfio")
             await scene.wait_clean()
 
 
@@ -170,7 +170,7 @@ async def test_beside_the_living_driver_nothing_is_served(make_scene: MakeScene,
                 told = "NVIDIA's own DRA driver still serves on this node"
                 await agent.wait_log(lambda text: told in text)
                 assert told in await agent.wait_ready(503)
-                await scene.wait_event("DriverNotServed", told)
+                await scene.wait_event("", "DriverNotServed", told)
                 assert os.listdir(scene.node.settings.registry) == []
                 assert await scene.devices() == {}
                 assert vendor.file.exists()
@@ -193,10 +193,10 @@ async def test_a_checkpoint_that_says_nothing_of_now_is_put_aside_and_claims_are
             assert "is of another boot, its 1 claims are void" in agent.messages()
             assert "took over" not in agent.messages()
             assert vendor.file.with_name("checkpoint.json.inherited").exists()
-            await scene.create_pod("claim", request="r0")
+            await scene.create_pod("claim")
             await scene.wait_running("claim")
             assert len(scene.gpus()[0].instances) == 1
-            await scene.remove("claim")
+            await scene.end("claim")
             await scene.wait_clean()
 
 
@@ -215,10 +215,10 @@ async def test_claims_on_hardware_that_is_gone_are_void_and_harm_nobody(
         async with scene.agent() as agent:
             for uid, device in ((gone, "gpu-1"), (lost, MIG)):
                 assert f"claim {uid}: device {device} is no longer there" in agent.messages()
-            await scene.create_pod("lost", request="r0")
+            await scene.create_pod("lost")
             await scene.wait_running("lost")
             assert len(scene.gpus()[0].instances) == 1, "prepared again"
-            await scene.create_pod("gone", request="r0")
+            await scene.create_pod("gone")
             await scene.wait_error("gone", "device gpu-1 of pool .* is not published by this node")
-            await scene.remove("gone", "lost")
-            await scene.wait(lambda: [one for one in scene.leftovers() if "driver none" not in one] == [])
+            await scene.end("gone", "lost")
+            await scene.until(lambda: [one for one in scene.leftovers() if "driver none" not in one] == [])
