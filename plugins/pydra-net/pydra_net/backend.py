@@ -9,17 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pydra import (
-    AllocatedDevice,
-    Claim,
-    ClaimError,
-    ContainerEdits,
-    Device,
-    HeldClaim,
-    Inventory,
-    Plan,
-    PreparedDevice,
-)
+from pydra import AllocatedDevice, Claim, ClaimError, ContainerEdits, Device, HeldClaim, Inventory, Plan, PreparedDevice
 from pydra_net.cdi import edits
 from pydra_net.claim_plan import check_offered, list_with_ethtool, list_with_functions, plan_claim
 from pydra_net.claim_records import list_gives, list_of_device

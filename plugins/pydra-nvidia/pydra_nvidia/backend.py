@@ -26,7 +26,7 @@ from pydra import (
 from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.claim_plan import plan_claim
 from pydra_nvidia.claim_records import Entry, build_data, count_devices, read_entries
-from pydra_nvidia.deadlines import Busy, call_time, in_thread
+from pydra_nvidia.deadlines import call_time
 from pydra_nvidia.devices import GpuName, MigName, VfioName, describe_prepared, find_targets, identify, parse_name
 from pydra_nvidia.fabric.plan_fabric import explain_disconnected
 from pydra_nvidia.hardware_reader import HardwareReader
@@ -36,16 +36,17 @@ from pydra_nvidia.health.monitor import HealthMonitor
 from pydra_nvidia.inventory.build import build_inventory
 from pydra_nvidia.mig.reconcile_partitions import reconcile
 from pydra_nvidia.mig.vanished_partitions import explain_vanished, find_owned, find_vanished
+from pydra_nvidia.nvml.hung_queries import SuspendedQueries
 from pydra_nvidia.nvml.maintenance_gate import Gate, InMaintenance, Request
 from pydra_nvidia.nvml.samples import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.nvml.suspended_queries import SuspendedQueries
 from pydra_nvidia.prior_state import PriorState
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps_watch import MpsWatch
 from pydra_nvidia.step_appliers import StepAppliers
 from pydra_nvidia.steps import Step
 from pydra_nvidia.takeover.takeover import VendorTakeover
+from pydra_nvidia.threads_and_locks import Busy, in_thread
 from pydra_pci import run_beside
 
 _MEASURE_PATIENCE = 1.0

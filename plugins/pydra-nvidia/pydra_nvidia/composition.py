@@ -13,10 +13,10 @@ from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
 from pydra_nvidia.claim_records import read_entries
+from pydra_nvidia.fabric.active_partitions import ActivePartitions
 from pydra_nvidia.fabric.apply_fabric import ActivateFabricApplier
-from pydra_nvidia.fabric.restart_recovery import ActivePartitions
 from pydra_nvidia.hardware_reader import HardwareReader
-from pydra_nvidia.health.incidents import FILE, IncidentStore
+from pydra_nvidia.health.incident_store import FILE, IncidentStore
 from pydra_nvidia.health.monitor import HealthMonitor
 from pydra_nvidia.host.baseboard_positions import FILE as BASEBOARD_FILE
 from pydra_nvidia.host.baseboard_positions import Baseboard
@@ -25,10 +25,10 @@ from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.machine_access import MachineAccess
 from pydra_nvidia.mig.apply_partitions import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.nvfm import FabricManager
+from pydra_nvidia.nvml.hung_queries import FILE as QUERIES_FILE
+from pydra_nvidia.nvml.hung_queries import SuspendedQueries
 from pydra_nvidia.nvml.persistence import PersistenceMode
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.nvml.suspended_queries import FILE as QUERIES_FILE
-from pydra_nvidia.nvml.suspended_queries import SuspendedQueries
 from pydra_nvidia.prior_state import PriorState
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.apply_mps import StartMpsApplier
@@ -100,10 +100,7 @@ async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
         ),
     )
     try:
-        work = {
-            "maintenance": backend.follow_maintenance(),
-            "MPS daemons": backend.supervise(),
-        }
+        work = {"maintenance": backend.follow_maintenance(), "MPS daemons": backend.supervise()}
         async with run_beside(work):
             yield backend
     finally:

@@ -14,16 +14,16 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pydra_nvidia.deadlines import in_thread, turn
 from pydra_nvidia.devices import gpu_name
+from pydra_nvidia.fabric.active_partitions import ActivePartitions, RecordsUnread
 from pydra_nvidia.fabric.plan_fabric import match_members
-from pydra_nvidia.fabric.restart_recovery import ActivePartitions, RecordsUnread
 from pydra_nvidia.hardware_types import Driver, Gpu, LostGpu, Mig, Reading, SharedFabric
 from pydra_nvidia.health.lost_gpus import find_lost
 from pydra_nvidia.host.baseboard_positions import Baseboard
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
-from pydra_nvidia.host.kernel_driver import has_switches, is_excluded, list_bridges, list_instances, read_module_version
-from pydra_nvidia.host.pci import DRIVER, PciIds, find_gpus
+from pydra_nvidia.host.kernel_driver import is_excluded, list_instances, read_module_version
+from pydra_nvidia.host.pci import DRIVER, find_gpus, has_switches, list_bridges
+from pydra_nvidia.host.product_names import PciIds
 from pydra_nvidia.nvfm import FabricManagerError
 from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
 from pydra_nvidia.nvml.gpus import read_condition, read_driver, read_facts, read_monitored, read_persistence
@@ -41,6 +41,7 @@ from pydra_nvidia.nvml.nvlink import Ends, links_of, links_up, read_ends, read_f
 from pydra_nvidia.nvml.pynvml_library import Nvml, address_of
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
+from pydra_nvidia.threads_and_locks import in_thread, turn
 from pydra_pci import PciFunction, Tree, VfioDrivers, is_vfio, read_vfio_host
 
 GONE = LOST | {Code.GPU_NOT_FOUND}

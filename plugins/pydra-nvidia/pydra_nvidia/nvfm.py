@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from pydra import ClaimError
-from pydra_nvidia.deadlines import turn
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_library
+from pydra_nvidia.threads_and_locks import turn
 
 LIBRARY = "libnvfm.so"
 MOST_PARTITIONS, MOST_GPUS, LONGEST_ADDRESS = 64, 16, 256

@@ -19,7 +19,7 @@ from pydra_nvidia.cdi.hooks import PLACES
 from pydra_nvidia.compute_domain.settings import Settings as ComputeDomainSettings
 from pydra_nvidia.devices import DRIVER
 from pydra_nvidia.health.diagnosis import DEFAULT_REACTIONS
-from pydra_nvidia.health.incidents import APPLICATION_XIDS
+from pydra_nvidia.health.xid_catalogue import APPLICATION_XIDS
 from pydra_nvidia.host.driver_root import ROOTS
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.settings import Settings, Signal

@@ -12,7 +12,7 @@ from gpu_values import gpu as h100
 from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.hardware_types import Condition, Gpu, LostGpu, Placement, Reading
 from pydra_nvidia.health.diagnosis import WELL, combine, diagnose
-from pydra_nvidia.health.incidents import Incident
+from pydra_nvidia.health.incident_store import Incident
 from pydra_nvidia.settings import Settings, Signal
 from pydra_pci import Assessment, Reaction
 

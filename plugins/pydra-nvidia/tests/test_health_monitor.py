@@ -12,10 +12,10 @@ from pydra import HealthStatus
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Placement
 from pydra_nvidia.health.diagnosis import Diagnosis
-from pydra_nvidia.health.incidents import IncidentStore
+from pydra_nvidia.health.incident_store import IncidentStore
 from pydra_nvidia.health.monitor import HealthMonitor
+from pydra_nvidia.nvml.hung_queries import SuspendedQueries
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.nvml.suspended_queries import SuspendedQueries
 from pydra_nvidia.settings import parse_settings
 from pydra_nvidia.simulation.simulation import open_simulation
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root, find_library
-from pydra_nvidia.host.filesystem import resolve
 from pydra_nvidia.host.linker_cache import find_cached
+from pydra_nvidia.host.rooted_paths import resolve
 from pydra_nvidia.settings import Settings
 from pydra_pci import Roots, Tree
 

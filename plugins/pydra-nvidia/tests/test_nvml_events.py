@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from pydra_nvidia.nvml.events import Event, EventWatcher, Heard, retry_pause
+from pydra_nvidia.nvml.hung_queries import SuspendedQueries
 from pydra_nvidia.nvml.mig_control import set_mig_mode
 from pydra_nvidia.nvml.pynvml_library import Nvml
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.nvml.suspended_queries import SuspendedQueries
 from pydra_nvidia.simulation.simulation import open_simulation
 
 DOUBLE_BIT = 0x2

@@ -11,10 +11,7 @@ import pynvml
 import pytest
 
 from nvml_libraries import answer, nvml
-from pydra_nvidia.hardware_types import (
-    Fabric,
-    NvLinks,
-)
+from pydra_nvidia.hardware_types import Fabric, NvLinks
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.nvml.nvlink import Ends, links_of, links_up, read_ends, read_fabric, read_link_states
 from pydra_nvidia.nvml.pynvml_library import Nvml, use_library

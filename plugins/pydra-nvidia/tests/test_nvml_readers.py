@@ -11,13 +11,7 @@ import pytest
 
 from gpu_values import gpu
 from nvml_libraries import answer, nvml
-from pydra_nvidia.hardware_types import (
-    Architecture,
-    Condition,
-    Gpu,
-    NvLinks,
-    Placement,
-)
+from pydra_nvidia.hardware_types import Architecture, Condition, Gpu, NvLinks, Placement
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.gpus import parse_bus_id, read_condition, read_driver, read_facts, read_monitored
 from pydra_nvidia.nvml.mig_state import Offer, derive_name, read_mode, read_offer, read_resetless

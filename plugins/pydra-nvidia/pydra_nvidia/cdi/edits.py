@@ -22,8 +22,8 @@ from pydra_nvidia.cdi.libraries import DriverIncomplete
 from pydra_nvidia.claim_config import Iommu, VfioDeviceConfig
 from pydra_nvidia.devices import Partition, Passthrough, Target, WholeGpu
 from pydra_nvidia.hardware_types import Gpu, Reading
+from pydra_nvidia.host.device_nodes import COMMON, CONTROL, CapabilityNode, DevRoots, Node, find_partition_nodes
 from pydra_nvidia.host.driver_root import DriverRoot
-from pydra_nvidia.host.kernel_driver import COMMON, CONTROL, CapabilityNode, DevRoots, Node, find_partition_nodes
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps_directory import find_directory
 from pydra_nvidia.steps import StartMps, Step

@@ -15,7 +15,8 @@ import msgspec
 from pydra import ClaimError, Hook
 from pydra_nvidia.cdi.driver_files import DriverFiles
 from pydra_nvidia.cdi.libraries import Library
-from pydra_nvidia.host.filesystem import below, is_program, resolve
+from pydra_nvidia.host.file_search import is_program
+from pydra_nvidia.host.rooted_paths import below, resolve
 from pydra_nvidia.settings import Settings
 from pydra_pci import Tree
 

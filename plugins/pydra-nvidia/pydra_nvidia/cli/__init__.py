@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from pydra import PydraError, SettingsError
-from pydra_nvidia.cli import forget_errors, maintenance, record, show, simulate
+from pydra_nvidia.cli import forget_errors, maintenance, record_bug_report, show, simulate
 
-COMMANDS = (show, record, simulate, forget_errors, maintenance)
+COMMANDS = (show, record_bug_report, simulate, forget_errors, maintenance)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -12,7 +12,8 @@ from pydra import PydraError
 from pydra_nvidia.cli.arguments import add_node_arguments, machine_of, minor
 from pydra_nvidia.devices import gpu_name
 from pydra_nvidia.hardware_reader import HardwareReader
-from pydra_nvidia.health.incidents import FILE, IncidentStore, explain
+from pydra_nvidia.health.incident_store import FILE, IncidentStore
+from pydra_nvidia.health.xid_catalogue import explain
 from pydra_nvidia.machine_access import MachineAccess
 from pydra_nvidia.nvml.session import NvmlSession
 
@@ -50,7 +51,7 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if said:
         raise ErrorsKept(said[0])
     for one in forgotten:
-        print(f"forgot {one.count} x {explain(one)} of {one.gpu}")
+        print(f"forgot {one.count} x {explain(one.xid)} of {one.gpu}")
     if not forgotten:
         print(f"no errors are remembered of {uuid or 'any GPU'}")
     return 0

@@ -20,7 +20,8 @@ from pydra_nvidia.devices import gpu_name, mig_name
 from pydra_nvidia.hardware_reader import HardwareReader, read_without_driver
 from pydra_nvidia.hardware_types import Gpu, Mig, NvLinks, Reading
 from pydra_nvidia.health.diagnosis import WELL, Diagnosis, diagnose
-from pydra_nvidia.health.incidents import FILE, Incident, IncidentStore, explain
+from pydra_nvidia.health.incident_store import FILE, Incident, IncidentStore
+from pydra_nvidia.health.xid_catalogue import explain
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_driver_root
 from pydra_nvidia.host.kernel_driver import read_module_version
 from pydra_nvidia.host.pci import DRIVER
@@ -123,7 +124,7 @@ def describe(look: Look) -> Iterator[str]:
     if look.incidents:
         yield ""
         yield "Errors remembered (forgotten with pydra-nvidia forget-errors):"
-        yield from (f"  {one.gpu}: {one.count} x {explain(one)}" for one in look.incidents)
+        yield from (f"  {one.gpu}: {one.count} x {explain(one.xid)}" for one in look.incidents)
     if look.problems:
         yield ""
         yield "Problems:"

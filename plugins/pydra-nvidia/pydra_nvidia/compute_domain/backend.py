@@ -39,16 +39,16 @@ from pydra_nvidia.compute_domain.imex_control import ImexControl
 from pydra_nvidia.compute_domain.settings import Imex, Settings
 from pydra_nvidia.compute_domain.steps import CHANNEL, DAEMON, MakeDomainDirectory
 from pydra_nvidia.compute_domain.takeover import convert_claims
-from pydra_nvidia.deadlines import call_time, in_thread, left
-from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
-from pydra_nvidia.host.kernel_driver import (
+from pydra_nvidia.deadlines import call_time, left
+from pydra_nvidia.host.device_nodes import (
     CapabilityMissing,
     count_imex_channels,
     find_imex_channels,
     find_imex_management,
     read_majors,
-    read_module_version,
 )
+from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
+from pydra_nvidia.host.kernel_driver import read_module_version
 from pydra_nvidia.host.pci import DRIVER as KERNEL_DRIVER
 from pydra_nvidia.host.pci import find_gpus
 from pydra_nvidia.machine_access import MachineAccess
@@ -57,6 +57,7 @@ from pydra_nvidia.nvml.nvlink import NodeFabric, find_fabric, read_fabrics
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.takeover.takeover import read_left
 from pydra_nvidia.takeover.vendor_checkpoint import FILE
+from pydra_nvidia.threads_and_locks import in_thread
 from pydra_pci import is_vfio
 
 CONFIG_PLACE = "/imexd"

@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Collection
 
 from pydra import ClaimError, TerminalError, UndoLater
+from pydra_nvidia.atomic_files import replace_file
 
 TEMPLATE = """\
 # Go's text/template, filled in by the pod of the IMEX daemon. What is not here has the value that nvidia-imex gives it.
@@ -64,9 +65,7 @@ class DomainDirectories:
         template = os.path.join(path, "imexd.cfg.tmpl")
         try:
             os.makedirs(path, mode=0o755, exist_ok=True)
-            with open(f"{template}.draft", "w", encoding="ascii") as file:
-                file.write(TEMPLATE)
-            os.replace(f"{template}.draft", template)
+            replace_file(template, TEMPLATE.encode())
         except OSError as error:
             raise ClaimError(f"the directory of the IMEX daemon, {path}, cannot be made: {error.strerror}") from error
         return path

@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 from pydra import Claim, ClaimError, UndoLater
-from pydra_nvidia.deadlines import in_thread
+from pydra_nvidia.fabric.active_partitions import ActivePartitions, RecordsUnread
 from pydra_nvidia.fabric.plan_fabric import find_group
-from pydra_nvidia.fabric.restart_recovery import ActivePartitions, RecordsUnread
 from pydra_nvidia.nvfm import AWAY, FabricManagerError, Group
 from pydra_nvidia.nvml.persistence import PersistenceMode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.steps import ActivateFabric
+from pydra_nvidia.threads_and_locks import in_thread
 
 
 class FabricChanged(ClaimError):

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.devices import DRIVER
 from pydra_nvidia.hardware_types import Gpu, LostGpu, Placement, Reading
-from pydra_nvidia.health.incidents import Incident, explain, is_ignored, is_over
+from pydra_nvidia.health.incident_store import Incident
+from pydra_nvidia.health.xid_catalogue import APPLICATION_XIDS, PASSING_XIDS, explain
 from pydra_nvidia.settings import Settings, Signal
 from pydra_pci import DEFAULT_EFFECT, EFFECTS, Assessment, Reaction
 
@@ -157,15 +158,22 @@ def add_vanished(diagnosis: Diagnosis, vanished: Mapping[str, str], *, settings:
 
 
 def is_settled(incident: Incident, reading: Reading, *, settings: Settings, now: float) -> bool:
-    """Whether the incident no longer counts, as far as its GPU can tell."""
+    """Whether the incident no longer counts, as far as its GPU can tell.
+
+    Quiet is needed in any case. Beyond that the driver's word is taken: no recovery action is wanted. A driver too
+    old to say so is believed for what passes by itself only; anything else lasts until the GPU is known to be reset.
+    """
     gpu = reading.gpu(incident.gpu)
-    return gpu is not None and is_over(
-        incident,
-        now=now,
-        quiet_period=settings.quiet_period,
-        recovery=gpu.condition.recovery,
-        ignored=is_ignored(incident.xid, ignored=settings.xids_ignored, fatal=settings.xids_fatal),
-    )
+    if gpu is None or now - incident.last < settings.quiet_period:
+        return False
+    recovery = gpu.condition.recovery
+    passes = recovery is None and incident.xid in PASSING_XIDS
+    return recovery == 0 or passes or _is_ignored(incident.xid, settings)
+
+
+def _is_ignored(xid: int, settings: Settings) -> bool:
+    """Whether the code says nothing about the GPU's health."""
+    return xid not in settings.xids_fatal and (xid in APPLICATION_XIDS or xid in settings.xids_ignored)
 
 
 def _condition(gpu: Gpu) -> Iterator[_Finding]:
@@ -193,8 +201,8 @@ def _condition(gpu: Gpu) -> Iterator[_Finding]:
 def _xids(incidents: Iterable[Incident], settings: Settings) -> Iterator[_Finding]:
     """The latest first: it is the one that is reported."""
     for one in sorted(incidents, key=lambda one: (-one.last, one.xid)):
-        ignored = is_ignored(one.xid, ignored=settings.xids_ignored, fatal=settings.xids_fatal)
-        yield _Finding(Signal.IGNORED_XID if ignored else Signal.XID, str(one.xid), explain(one))
+        signal = Signal.IGNORED_XID if _is_ignored(one.xid, settings) else Signal.XID
+        yield _Finding(signal, str(one.xid), explain(one.xid))
 
 
 def _lost(lost: LostGpu) -> _Finding:

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from pydra import Sample, SampleKind
-from pydra_nvidia.deadlines import in_thread, turn
 from pydra_nvidia.devices import gpu_name
 from pydra_nvidia.hardware_types import Gpu, GpuInstance, Placement, Reading
 from pydra_nvidia.health.diagnosis import Diagnosis, diagnose, is_settled, suspend
-from pydra_nvidia.health.incidents import IncidentStore
+from pydra_nvidia.health.incident_store import IncidentStore
 from pydra_nvidia.nvml.events import Event, EventWatcher, Heard
+from pydra_nvidia.nvml.hung_queries import EVENTS, SuspendedQueries
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.nvml.suspended_queries import EVENTS, SuspendedQueries
 from pydra_nvidia.settings import Settings
+from pydra_nvidia.threads_and_locks import in_thread, turn
 
 _PERIOD = 1.0
 """Seconds between two questions for events."""

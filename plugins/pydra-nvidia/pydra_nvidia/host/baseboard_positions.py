@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from pydra_nvidia.atomic_files import replace_file
 from pydra_nvidia.hardware_types import Gpu
-from pydra_nvidia.host.filesystem import replace_file
 
 FILE = "baseboard.json"
 """In the state directory."""

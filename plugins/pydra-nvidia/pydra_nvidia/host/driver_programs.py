@@ -16,7 +16,7 @@ import msgspec
 
 from pydra import ClaimError
 from pydra_nvidia.host.driver_root import PROGRAM_DIRS, DriverRoot
-from pydra_nvidia.host.filesystem import is_program
+from pydra_nvidia.host.file_search import is_program
 
 SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 

@@ -12,9 +12,9 @@ import re
 import msgspec
 
 from pydra import PydraError
-from pydra_nvidia.host.filesystem import below, resolve
 from pydra_nvidia.host.kernel_driver import read_module_version
 from pydra_nvidia.host.linker_cache import find_cached, read_linker_cache
+from pydra_nvidia.host.rooted_paths import below, resolve
 from pydra_nvidia.settings import Settings
 from pydra_pci import Tree
 

@@ -1,4 +1,4 @@
-"""Searches folders of the driver for files, and notices when they change."""
+"""Searches folders of the driver for files, programs and sockets, and notices when they change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from pydra_nvidia.host.driver_root import DriverRoot
-from pydra_nvidia.host.filesystem import Links, is_program, is_socket, read_mode, resolve
+from pydra_nvidia.host.rooted_paths import Links, resolve
 
 FolderStamp: TypeAlias = tuple[int, int, int] | None
 """Which folder it is, and when its entries last changed, in nanoseconds since 1970; None where there is none."""
@@ -94,3 +94,22 @@ def read_stamp(root: DriverRoot, folder: str, links: Links) -> FolderStamp:
 def is_settled(changed: int, now: float) -> bool:
     """Whether what changed then, in nanoseconds since 1970, surely has another stamp after its next change."""
     return now - changed / 1e9 >= SETTLED_SECONDS
+
+
+def is_program(path: str) -> bool:
+    """Whether a file is there that may be run, by its mode: this process may see files where nothing can be run."""
+    mode = read_mode(path)
+    return stat.S_ISREG(mode) and bool(mode & 0o111)
+
+
+def is_socket(path: str) -> bool:
+    """Whether a socket is there."""
+    return stat.S_ISSOCK(read_mode(path))
+
+
+def read_mode(path: str) -> int:
+    """The mode of what is there, a link's own if it is one; 0 if nothing can be seen."""
+    try:
+        return os.lstat(path).st_mode
+    except OSError:
+        return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from pydra_nvidia.host.filesystem import below, resolve
+from pydra_nvidia.host.rooted_paths import below, resolve
 
 LINKER_CACHE = "/etc/ld.so.cache"
 NEW = b"glibc-ld.so.cache1.1"

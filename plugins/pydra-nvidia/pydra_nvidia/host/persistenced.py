@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator
 
 from pydra import ClaimError
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot
-from pydra_nvidia.host.filesystem import below, is_socket, resolve
+from pydra_nvidia.host.file_search import is_socket
+from pydra_nvidia.host.rooted_paths import below, resolve
 from pydra_pci import Tree
 
 SOCKET = "nvidia-persistenced/socket"

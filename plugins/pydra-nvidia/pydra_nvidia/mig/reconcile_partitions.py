@@ -69,11 +69,7 @@ def plan_cleanup(
         stays = len(gpu.mig.instances) - len(orphans if removes else ())
         if certain and can_change_mode(gpu) and not stays and not _is_held((gpu.uuid, gpu.pci), entries):
             empty.append(gpu)
-    return Cleanup(
-        remove=tuple(remove),
-        leave=tuple(leave),
-        empty=tuple(empty),
-    )
+    return Cleanup(remove=tuple(remove), leave=tuple(leave), empty=tuple(empty))
 
 
 async def reconcile(

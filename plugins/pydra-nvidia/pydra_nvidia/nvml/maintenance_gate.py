@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from pydra import ClaimError, PydraError
-from pydra_nvidia.host.filesystem import replace_file
+from pydra_nvidia.atomic_files import replace_file
 
 REQUEST = "maintenance"
 LOCK = "nvml"

@@ -12,9 +12,9 @@ from pydra import Sample, SampleKind
 from pydra_nvidia.devices import gpu_name, mig_name
 from pydra_nvidia.hardware_types import Gpu, Reading
 from pydra_nvidia.nvml.errors import STALE, NvmlError
+from pydra_nvidia.nvml.hung_queries import SuspendedQueries
 from pydra_nvidia.nvml.nvlink import read_link_errors
 from pydra_nvidia.nvml.pynvml_library import Looks, Nvml, read_fields
-from pydra_nvidia.nvml.suspended_queries import SuspendedQueries
 
 _ERRORS = {"corrected": 0, "uncorrected": 1}
 _RETIREMENTS = {"multiple_single_bit": 0, "double_bit": 1}

@@ -15,7 +15,7 @@ from io import FileIO
 import msgspec
 
 from pydra import ClaimError, TerminalError
-from pydra_nvidia.host.filesystem import replace_file
+from pydra_nvidia.atomic_files import replace_file
 from pydra_nvidia.settings import Settings
 
 LONGEST_SOCKET = 107

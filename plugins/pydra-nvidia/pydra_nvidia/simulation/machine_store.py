@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
+from pydra_nvidia.atomic_files import replace_file
 from pydra_nvidia.simulation.faults import FaultPlan
 from pydra_nvidia.simulation.machine_state import ComputeState, Counters, Event, GpuState, InstanceState, State
 from pydra_nvidia.simulation.scenario import Scenario
@@ -145,10 +146,7 @@ class Machine:
         """So that `noted_scenario` finds it."""
         path = os.path.abspath(self.scenario.path)
         if noted_scenario(self.path) != path:
-            draft = f"{self.path}/{_NOTE}.{os.getpid()}"
-            with open(draft, "w", encoding="utf-8") as file:
-                file.write(path)
-            os.replace(draft, f"{self.path}/{_NOTE}")
+            replace_file(f"{self.path}/{_NOTE}", path.encode())
 
     def empty_run(self) -> None:
         """As a reboot does with /run."""

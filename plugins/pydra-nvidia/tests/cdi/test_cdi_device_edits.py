@@ -16,10 +16,8 @@ from pydra.cdi.spec import build_spec
 from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.cdi.hooks import find_hook
 from pydra_nvidia.cdi.libraries import DriverIncomplete
-from pydra_nvidia.hardware_types import (
-    Reading,
-)
-from pydra_nvidia.host.kernel_driver import CapabilityMissing
+from pydra_nvidia.hardware_types import Reading
+from pydra_nvidia.host.device_nodes import CapabilityMissing
 from pydra_nvidia.settings import Settings
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pydra_nvidia.host.kernel_driver import DevRoots, Node, find_group
+from pydra_nvidia.host.device_nodes import DevRoots, Node, find_group
 from pydra_pci import Roots, Tree
 
 

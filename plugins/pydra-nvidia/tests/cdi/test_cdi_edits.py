@@ -9,7 +9,7 @@ from pydra_nvidia.cdi.driver_files import DriverFile, DriverFiles
 from pydra_nvidia.cdi.edits import driver_edits, gpu_edits, merge
 from pydra_nvidia.cdi.hooks import find_links
 from pydra_nvidia.cdi.libraries import Library
-from pydra_nvidia.host.kernel_driver import Node
+from pydra_nvidia.host.device_nodes import Node
 
 V = "580.105.08"
 LIB = "/usr/lib64"

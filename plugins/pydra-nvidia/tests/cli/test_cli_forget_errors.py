@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pydra_nvidia.health.incidents import FILE, IncidentStore
+from pydra_nvidia.health.incident_store import FILE, IncidentStore
 from pydra_nvidia.simulation.simulation import open_simulation
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

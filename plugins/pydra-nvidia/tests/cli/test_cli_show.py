@@ -16,7 +16,7 @@ from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.cli.show import Look, describe, table
 from pydra_nvidia.hardware_types import Driver, LostGpu, Mig, NvLinks, Reading
 from pydra_nvidia.health.diagnosis import Diagnosis
-from pydra_nvidia.health.incidents import FILE, Incident, IncidentStore
+from pydra_nvidia.health.incident_store import FILE, Incident, IncidentStore
 from pydra_nvidia.settings import Settings
 from pydra_pci import Assessment, PciFunction, VfioHost
 

@@ -15,11 +15,7 @@ from typing import Any
 
 import pytest
 
-from pydra.kube.api_resources import (
-    PODS,
-    RESOURCE_CLAIMS,
-    JsonObject,
-)
+from pydra.kube.api_resources import PODS, RESOURCE_CLAIMS, JsonObject
 from pydra_dev.container_runtime.cdi_injection import OciSpec
 from pydra_dev.kubelet.observations import PodFailed, Step
 from pydra_dev.node import EmbeddedNode, run_node

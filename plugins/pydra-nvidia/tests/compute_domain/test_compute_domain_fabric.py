@@ -26,11 +26,7 @@ from pydra.backends.claim_config import find_config_problems
 from pydra.testing import check_backend
 from pydra_nvidia import compute_domain
 from pydra_nvidia.compute_domain.backend import ComputeDomainBackend
-from pydra_nvidia.compute_domain.claim_config import (
-    CONFIG_TYPES,
-    ComputeDomainChannelConfig,
-    ComputeDomainDaemonConfig,
-)
+from pydra_nvidia.compute_domain.claim_config import CONFIG_TYPES, ComputeDomainChannelConfig, ComputeDomainDaemonConfig
 from pydra_nvidia.compute_domain.settings import Settings
 from pydra_nvidia.compute_domain.steps import MakeDomainDirectory
 from pydra_nvidia.nvml.maintenance_gate import Gate

@@ -12,10 +12,10 @@ import pytest
 from pydra import Sample
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Reading
+from pydra_nvidia.nvml.hung_queries import SuspendedQueries
 from pydra_nvidia.nvml.pynvml_library import use_library
 from pydra_nvidia.nvml.samples import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.nvml.suspended_queries import SuspendedQueries
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 

@@ -12,8 +12,8 @@ import pytest
 
 from pydra import SampleKind
 from pydra_nvidia.hardware_types import Architecture, Driver, Placement
+from pydra_nvidia.host.device_nodes import find_partition_nodes
 from pydra_nvidia.host.driver_root import find_driver_root
-from pydra_nvidia.host.kernel_driver import find_partition_nodes
 from pydra_pci import VfioHost
 
 Open = Callable[[str], Any]

@@ -14,9 +14,10 @@ import pytest
 
 import pydra_nvidia
 from pydra_nvidia.cdi.driver_files import DriverFiles, find_driver_files
+from pydra_nvidia.host.device_nodes import read_majors
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
 from pydra_nvidia.host.file_search import FileSearch
-from pydra_nvidia.host.kernel_driver import read_majors, read_module_version
+from pydra_nvidia.host.kernel_driver import read_module_version
 from pydra_nvidia.host.pci import find_gpus
 from pydra_nvidia.settings import Settings, parse_settings
 from pydra_nvidia.simulation.machine_store import Machine

@@ -12,7 +12,8 @@ from pydra import AllocatedDevice
 from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.devices import find_targets
 from pydra_nvidia.hardware_types import Reading
-from pydra_nvidia.host.kernel_driver import CapabilityMissing, find_partition_nodes, list_instances
+from pydra_nvidia.host.device_nodes import CapabilityMissing, find_partition_nodes
+from pydra_nvidia.host.kernel_driver import list_instances
 from pydra_nvidia.host.pci import find_gpus
 from pydra_nvidia.settings import parse_settings
 from pydra_nvidia.simulation.inject import Injector

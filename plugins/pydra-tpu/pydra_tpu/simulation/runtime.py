@@ -12,15 +12,7 @@ from grpclib.exceptions import GRPCError
 from grpclib.server import Server, Stream
 
 from pydra_tpu.runtime_metrics.client import DUTY_CYCLE, MEMORY_TOTAL, MEMORY_USED
-from pydra_tpu.runtime_metrics.pb import (
-    Attribute,
-    AttrValue,
-    Gauge,
-    Metric,
-    MetricRequest,
-    MetricResponse,
-    TpuMetric,
-)
+from pydra_tpu.runtime_metrics.pb import Attribute, AttrValue, Gauge, Metric, MetricRequest, MetricResponse, TpuMetric
 
 GIB = 2**30
 

@@ -33,11 +33,7 @@ from pydra.controllers import (
     Resource,
     object_key,
 )
-from pydra_nvidia.compute_domain.controller.decisions import (
-    decide,
-    list_unknown_domain_events,
-    plan_garbage,
-)
+from pydra_nvidia.compute_domain.controller.decisions import decide, list_unknown_domain_events, plan_garbage
 from pydra_nvidia.compute_domain.controller.domain_view import View, build_view
 from pydra_nvidia.compute_domain.controller.metrics import ControllerMetrics
 from pydra_nvidia.compute_domain.controller.object_fields import (

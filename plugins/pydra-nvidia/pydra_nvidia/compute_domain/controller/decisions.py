@@ -10,14 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from pydra.controllers import (
-    RESOURCE_CLAIM_TEMPLATES,
-    EventRequest,
-    JsonObject,
-    Resource,
-    Subject,
-    object_key,
-)
+from pydra.controllers import RESOURCE_CLAIM_TEMPLATES, EventRequest, JsonObject, Resource, Subject, object_key
 from pydra_nvidia.compute_domain.controller.cliques import find_members, plan_cliques
 from pydra_nvidia.compute_domain.controller.domain_view import View
 from pydra_nvidia.compute_domain.controller.object_fields import (

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from pathlib import Path
 import anyio
 
 from pydra.controllers import PODS, Informer, KubeClient, KubeError, Resource
+from pydra_nvidia.atomic_files import replace_file
 from pydra_nvidia.compute_domain.daemon.configuration import (
     KEY_FILES,
     find_own,
@@ -94,18 +94,18 @@ class Daemon:
 
     def _write_domain(self) -> None:
         domain = {"name": self._settings.domain_name, "namespace": self._settings.domain_namespace}
-        _write(self._directory / DOMAIN_FILE, json.dumps(domain) + "\n")
+        replace_file(self._directory / DOMAIN_FILE, json.dumps(domain).encode() + b"\n")
 
     def _write_configuration(self) -> None:
         nodes = self._directory / "nodes.cfg"
-        _write(nodes, render_nodes(self._settings.max_nodes))
+        replace_file(nodes, render_nodes(self._settings.max_nodes).encode())
         text = render_configuration(
             (self._directory / "imexd.cfg.tmpl").read_text(),
             address=self._settings.address,
             nodes_file=str(nodes),
             tls_directory=self._settings.tls_directory,
         )
-        _write(self._directory / "imexd.cfg", text)
+        replace_file(self._directory / "imexd.cfg", text.encode())
 
     def _write_hosts(self) -> None:
         """In place: the kubelet has mounted the file, so it cannot be replaced."""
@@ -286,10 +286,3 @@ class Daemon:
             return False
         self._reported = ready, text
         return True
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a file at once: the node's driver and nvidia-imex never see half of it."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text)
-    os.replace(part, path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydra_nvidia.host.pci import PciIds
+from pydra_nvidia.host.product_names import PciIds
 from pydra_pci import Roots, Tree
 
 

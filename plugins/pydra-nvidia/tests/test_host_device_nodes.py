@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from pydra_nvidia.host.kernel_driver import (
+from pydra_nvidia.host.device_nodes import (
     CapabilityMissing,
     CapabilityNode,
     count_imex_channels,
     find_imex_channels,
     find_imex_management,
     find_partition_nodes,
-    list_instances,
     read_majors,
-    read_module_version,
 )
+from pydra_nvidia.host.kernel_driver import list_instances, read_module_version
 from pydra_pci import Roots, Tree
 
 DEVICES = (

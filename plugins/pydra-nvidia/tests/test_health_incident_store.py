@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pydra_nvidia.hardware_types import Placement
-from pydra_nvidia.health.incidents import IncidentStore
+from pydra_nvidia.health.incident_store import IncidentStore
 
 
 def test_an_incident_is_remembered_by_the_next_process_and_counted_together(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tells a restarted Fabric Manager which partitions claims have, by the agent's records.
+"""Fabric Manager's partitions, which claims activate, and which a restarted one is told to be active, by the records.
 
 Started with `FABRIC_MODE_RESTART=1` it answers everything with NOT_CONFIGURED until it has the list of active
 partitions, then lets only those use NVLink, and ends without the list after a minute. Started without, it has none.
@@ -14,7 +14,6 @@ from itertools import chain, combinations, islice
 
 from pydra import ClaimError
 from pydra_nvidia.claim_records import Entry
-from pydra_nvidia.deadlines import turn
 from pydra_nvidia.fabric.plan_fabric import find_group
 from pydra_nvidia.nvfm import (
     AWAY,
@@ -26,6 +25,7 @@ from pydra_nvidia.nvfm import (
     Group,
 )
 from pydra_nvidia.steps import ActivateFabric
+from pydra_nvidia.threads_and_locks import turn
 
 _log = logging.getLogger(__name__)
 _MOST_LISTS = 256

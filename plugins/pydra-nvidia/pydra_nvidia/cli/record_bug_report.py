@@ -1,4 +1,4 @@
-"""`pydra-nvidia record`: what this node's hardware reports, for a defect report."""
+"""`pydra-nvidia record`: what this node's hardware reports, for a bug report."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
+from pydra_nvidia.atomic_files import replace_file
+from pydra_nvidia.bug_report import record
 from pydra_nvidia.cli.arguments import add_node_arguments, machine_of
-from pydra_nvidia.hardware_report import record
-from pydra_nvidia.host.filesystem import replace_file
 
 _SALT_BYTES = 32
 
@@ -23,7 +23,7 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "record",
         help="write what this node's hardware reports as JSON, without changing it and without its names",
-        description="Read the node's hardware and write what it reports as JSON, to attach to a defect report. Nothing "
+        description="Read the node's hardware and write what it reports as JSON, to attach to a bug report. Nothing "
         "of the node is changed. UUIDs, serial numbers and fabric clusters are replaced; the node's name is not read.",
     )
     add_node_arguments(parser)

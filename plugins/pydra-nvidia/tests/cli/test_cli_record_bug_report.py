@@ -1,4 +1,4 @@
-"""`record` writes what a machine reports, for a defect report: without changing it, and without its names."""
+"""`record` writes what a machine reports, for a bug report: without changing it, and without its names."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_values import find_profile, gpu, make_instance
-from pydra_nvidia.hardware_report import CallLog, NotReadOnly, ReadOnlyLibrary, rename
+from pydra_nvidia.bug_report import rename
 from pydra_nvidia.hardware_types import Fabric, LostGpu, Mig, Reading
+from pydra_nvidia.nvml.read_only_library import CallLog, NotReadOnly, ReadOnlyLibrary
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 CLUSTER = "0e1d2c3b-4a59-4687-9706-152433425160"

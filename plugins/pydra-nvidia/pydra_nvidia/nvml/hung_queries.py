@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from pydra import Sample, time_left
+from pydra_nvidia.atomic_files import replace_file
 from pydra_nvidia.devices import gpu_name
 from pydra_nvidia.hardware_types import Reading
-from pydra_nvidia.host.filesystem import replace_file
 from pydra_nvidia.nvml.pynvml_library import Nvml
 
 FILE = "telemetry.json"

@@ -1,4 +1,4 @@
-"""Paths inside another root directory, what kind of file is there, and files that are replaced at once.
+"""Paths inside another root directory.
 
 Links inside a root are followed inside it, as they would be after a chroot: a driver that is installed below
 /run/nvidia/driver has links to `/usr/lib/...` that mean its own files; followed blindly they end in this process's file
@@ -10,14 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
-import stat
-from contextlib import suppress
 from typing import TypeAlias
 
 MOST_LINKS = 40
 """As the kernel follows before it says ELOOP."""
-
-
 Links: TypeAlias = dict[str, str | None]
 """Paths inside a root, and where they lead: empty for what is not a link, None if nothing is there."""
 
@@ -66,35 +62,3 @@ def resolve(root: str, path: str, known: Links | None = None) -> str | None:
 def below(root: str, path: str) -> str:
     """`path`, which is absolute inside `root`, as a path outside it."""
     return posixpath.join(root, path.lstrip("/"))
-
-
-def is_program(path: str) -> bool:
-    """Whether a file is there that may be run, by its mode: this process may see files where nothing can be run."""
-    mode = read_mode(path)
-    return stat.S_ISREG(mode) and bool(mode & 0o111)
-
-
-def is_socket(path: str) -> bool:
-    """Whether a socket is there."""
-    return stat.S_ISSOCK(read_mode(path))
-
-
-def read_mode(path: str) -> int:
-    """The mode of what is there, a link's own if it is one; 0 if nothing can be seen."""
-    try:
-        return os.lstat(path).st_mode
-    except OSError:
-        return 0
-
-
-def replace_file(path: str, data: bytes) -> None:
-    """Write all of it or nothing. Raises OSError."""
-    draft = f"{path}.{os.getpid()}"
-    try:
-        with open(draft, "wb") as file:
-            file.write(data)
-        os.replace(draft, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(draft)
-        raise

@@ -9,7 +9,7 @@ from pydra.backends.call_context import call_deadline
 from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.composition import open_backend
 from pydra_nvidia.machine_access import find_machine
-from pydra_nvidia.nvml.suspended_queries import FILE, Query, SuspendedQueries
+from pydra_nvidia.nvml.hung_queries import FILE, Query, SuspendedQueries
 from pydra_nvidia.simulation.simulation import open_simulation
 
 TEMPERATURE = "nvmlDeviceGetTemperature"

@@ -1,8 +1,7 @@
-"""XIDs: what they mean, what ends them, and those so far, in a file, so that a restart does not make a GPU healthy.
+"""The XIDs of GPUs so far, in a file, so that a restart does not make a GPU healthy.
 
 A reboot empties the file's directory. It may be changed by another process, an admin's or an overlapping agent's: it is
 read again then, and each change is made by one process at a time.
-Sources: NVIDIA's XID catalogue; the skip list of NVIDIA's device plugin and DRA driver.
 """
 
 from __future__ import annotations
@@ -12,49 +11,14 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
 from msgspec.structs import replace
 
+from pydra_nvidia.atomic_files import replace_file
 from pydra_nvidia.hardware_types import Placement
-from pydra_nvidia.host.filesystem import replace_file
-
-APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""Errors of applications: the GPU is as good as before. NVIDIA's drivers skip the same."""
-
-PASSING_XIDS = frozenset({63, 92, 94})
-"""The driver has dealt with them: a row remapped, corrected errors, an error contained to one application."""
-
-MEANINGS = {
-    13: "graphics engine exception",
-    31: "GPU memory page fault",
-    43: "a channel was reset after an application's error",
-    45: "an application's channels were cleaned up",
-    48: "an uncorrectable memory error",
-    61: "an internal microcontroller breakpoint",
-    62: "an internal microcontroller halt",
-    63: "a memory row was remapped",
-    64: "remapping a memory row failed",
-    68: "a video processor exception",
-    69: "a graphics engine class error",
-    74: "an NVLink error",
-    79: "the GPU has fallen off the bus",
-    92: "a high rate of corrected memory errors",
-    94: "a memory error, contained to one application",
-    95: "a memory error that was not contained",
-    109: "a context switch timed out",
-    119: "the GPU's system processor did not answer",
-    120: "an error of the GPU's system processor",
-    121: "an error of the chip-to-chip link",
-    123: "an error of the power management unit",
-    136: "training an NVLink failed",
-    140: "an unrecovered memory error",
-    143: "the GPU could not be initialised",
-    149: "an NVLink error",
-    154: "the GPU asks for a recovery action",
-}
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,28 +32,6 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1
 
 
-def is_ignored(xid: int, *, ignored: Collection[int], fatal: Collection[int]) -> bool:
-    """Whether the code says nothing about the GPU's health."""
-    return xid not in fatal and (xid in APPLICATION_XIDS or xid in ignored)
-
-
-def is_over(incident: Incident, *, now: float, quiet_period: float, recovery: int | None, ignored: bool) -> bool:
-    """Whether the incident no longer counts.
-
-    Quiet is needed in any case. Beyond that the driver's word is taken: no recovery action is wanted. A driver too
-    old to say so is believed for what passes by itself only; anything else lasts until the GPU is known to be reset.
-    """
-    if now - incident.last < quiet_period:
-        return False
-    return ignored or recovery == 0 or (recovery is None and incident.xid in PASSING_XIDS)
-
-
-def explain(incident: Incident) -> str:
-    """`XID 79: the GPU has fallen off the bus`."""
-    meaning = MEANINGS.get(incident.xid)
-    return f"XID {incident.xid}" + (f": {meaning}" if meaning else "")
-
-
 FILE = "health.json"
 """In the state directory."""
 
@@ -97,12 +39,8 @@ _Key = tuple[str, int, Placement | None]
 
 _FLOOD_SECONDS = 1.0
 """How often repetitions of what is known are written, at most."""
-
-
 _PATIENCE = 1.0
 """Seconds to wait for a process that changes the file; one that hangs costs no more."""
-
-
 _log = logging.getLogger(__name__)
 
 
