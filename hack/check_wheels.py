@@ -63,7 +63,6 @@ def try_out(programs: Path, scratch: Path) -> None:
     assert "sim" in run(programs / "pydra", "backends", cwd=scratch)
     run(programs / "pydra", "dev", "--once", cwd=scratch)
     assert "NVIDIA H100" in run(programs / "pydra-nvidia", "show", "--scenario", "hgx-h100", cwd=scratch)
-    run(programs / "pydra", "dev", "--backend", "amd", "--scenario", "mi300x-8", "--once", cwd=scratch)
     run(programs / "pydra", "dev", "--backend", "tpu", "--scenario", "v5e-8", "--once", cwd=scratch)
     run(programs / "pydra", "dev", "--backend", "cpu", "--scenario", "this-machine", "--once", cwd=scratch)
 
