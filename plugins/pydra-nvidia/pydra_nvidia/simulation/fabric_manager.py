@@ -22,7 +22,8 @@ from pydra_nvidia.nvfm import (
     VERSION_MISMATCH,
 )
 from pydra_nvidia.simulation.library.arguments import number, pointed
-from pydra_nvidia.simulation.machine_store import Machine, View
+from pydra_nvidia.simulation.machine_state import View
+from pydra_nvidia.simulation.machine_store import Machine
 from pydra_nvidia.simulation.scenario_gpus import Board
 
 BAD_PARAMETER = -1

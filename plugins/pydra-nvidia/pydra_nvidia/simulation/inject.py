@@ -17,10 +17,9 @@ from typing import Any
 import msgspec
 
 from pydra import PydraError
-from pydra_nvidia.simulation.machine_state import ComputeState, Counters, Gauges, GpuState, InstanceState, Process
-from pydra_nvidia.simulation.machine_store import (
-    Machine,
-    View,
+from pydra_nvidia.simulation.machine_state import ComputeState, Counters, Gauges, GpuState, InstanceState, Process, View
+from pydra_nvidia.simulation.machine_store import Machine
+from pydra_nvidia.simulation.machine_transitions import (
     lowest_instance_id,
     reboot,
     release_gpu,

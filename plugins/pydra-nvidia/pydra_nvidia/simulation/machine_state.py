@@ -1,13 +1,18 @@
-"""What changes in the simulated machine, as the file in the state directory has it. Values; `machine_store` keeps them.
+"""What changes in the simulated machine, as its file has it, and a view of it all. Values; `machine_store` keeps them.
 
 They may be changed within `Machine.change` only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
+
+from pydra_nvidia.simulation.call_faults import FaultPlan
+from pydra_nvidia.simulation.scenario import Scenario
+from pydra_nvidia.simulation.scenario_gpus import Board
 
 ProcessKind: TypeAlias = Literal["compute", "graphics", "mps"]
 
@@ -80,7 +85,7 @@ class GpuState(msgspec.Struct, kw_only=True):
     `override` is what its driver_override says. `epoch` counts the changes of its MIG mode: handles and registrations
     for events from before one are of no use. `time_slice` 0 default, 1 short, 2 medium, 3 long; `compute_mode` and
     `recovery` as NVML has them. `links_down` are the NVLinks that are inactive, whatever the scenario says.
-    `has_unhealthy_file`: it was lost by one (`unhealthy_files`).
+    `has_unhealthy_file`: it was lost by one (`unhealthy_device_markers`).
     """
 
     plugged: bool = True
@@ -133,3 +138,28 @@ class State(msgspec.Struct, kw_only=True):
     fabric: list[int] = []
     fabric_starts: int = 0
     fabric_phase: Literal["normal", "waiting", "resumed"] = "normal"
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine at one moment. `boards` are all of the scenario's GPUs, by UUID in the order of their PCI addresses.
+
+    A GPU is there for NVML when it is plugged and bound to `nvidia`: `attached`.
+    """
+
+    scenario: Scenario
+    boards: Mapping[str, Board]
+    faults: FaultPlan
+    state: State
+
+    def attached(self) -> tuple[str, ...]:
+        """The UUIDs of the GPUs that the NVIDIA driver has, in NVML's order."""
+        gpus = self.state.gpus
+        return tuple(uuid for uuid in self.boards if gpus[uuid].plugged and gpus[uuid].driver == "nvidia")
+
+    def is_lost(self, uuid: str) -> bool:
+        """Whether the GPU has fallen off the bus."""
+        return self.state.gpus[uuid].lost
+
+    def driver_version(self) -> str:
+        """Of the kernel module."""
+        return self.state.version or self.scenario.driver.version

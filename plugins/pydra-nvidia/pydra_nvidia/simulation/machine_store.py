@@ -14,45 +14,21 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import msgspec
 
 from pydra_nvidia.atomic_files import replace_file
-from pydra_nvidia.simulation.faults import FaultPlan
-from pydra_nvidia.simulation.machine_state import ComputeState, Counters, Event, GpuState, InstanceState, State
+from pydra_nvidia.simulation.call_faults import FaultPlan
+from pydra_nvidia.simulation.machine_state import Event, State, View
+from pydra_nvidia.simulation.machine_transitions import new_gpu
 from pydra_nvidia.simulation.scenario import Scenario
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
-from pydra_nvidia.simulation.scenario_gpus import Board, derive_mig_uuid, find_boards
+from pydra_nvidia.simulation.scenario_gpus import find_boards
 
 EVENTS_KEPT = 1024
 _NOTE = "scenario"
-
-
-class View(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine at one moment. `boards` are all of the scenario's GPUs, by UUID in the order of their PCI addresses.
-
-    A GPU is there for NVML when it is plugged and bound to `nvidia`: `attached`.
-    """
-
-    scenario: Scenario
-    boards: Mapping[str, Board]
-    faults: FaultPlan
-    state: State
-
-    def attached(self) -> tuple[str, ...]:
-        """The UUIDs of the GPUs that the NVIDIA driver has, in NVML's order."""
-        gpus = self.state.gpus
-        return tuple(uuid for uuid in self.boards if gpus[uuid].plugged and gpus[uuid].driver == "nvidia")
-
-    def is_lost(self, uuid: str) -> bool:
-        """Whether the GPU has fallen off the bus."""
-        return self.state.gpus[uuid].lost
-
-    def driver_version(self) -> str:
-        """Of the kernel module."""
-        return self.state.version or self.scenario.driver.version
 
 
 class Machine:
@@ -207,66 +183,6 @@ def noted_scenario(state: str) -> str:
         return ""
 
 
-def new_gpu(board: Board) -> GpuState:
-    """A GPU as the scenario says that a new machine has it."""
-    condition = board.condition
-    return GpuState(
-        plugged=board.plugged,
-        driver=board.driver if board.plugged else "",
-        mig=board.mig,
-        mig_pending=board.mig_pending,
-        instances=_new_instances(board),
-        persistence=board.persistence,
-        lost=condition.lost,
-        recovery=condition.recovery,
-        counters=msgspec.convert(condition, Counters, from_attributes=True),
-    )
-
-
-def _new_instances(board: Board) -> list[InstanceState]:
-    instances: list[InstanceState] = []
-    given = {preset.id for preset in board.instances}
-    for number, preset in enumerate(board.instances):
-        assert board.model.mig is not None  # the scenario was checked
-        profile = board.model.mig.named(preset.profile)
-        assert profile is not None
-        whole = profile.size == board.model.mig.memory_slices
-        id_ = lowest_instance_id(instances, whole=whole, taken=given) if preset.id is None else preset.id
-        compute: list[ComputeState] = []
-        start = 0
-        for position, part in enumerate(preset.compute_parts(profile.slices)):
-            kind = next(one for one in profile.compute_profiles() if one.slices == part.slices)
-            start = start if part.start is None else part.start
-            compute_id = position if part.id is None else part.id
-            compute.append(
-                ComputeState(
-                    id=compute_id,
-                    profile=kind.id,
-                    start=start,
-                    slices=part.slices,
-                    uuid=part.uuid or derive_mig_uuid(board.uuid, id_, compute_id),
-                )
-            )
-            start += part.slices
-        instances.append(
-            InstanceState(
-                id=id_,
-                profile=profile.id,
-                start=preset.start,
-                size=profile.size,
-                serial=-1 - number,
-                compute=compute,
-            )
-        )
-    return instances
-
-
-def lowest_instance_id(instances: Collection[InstanceState], *, whole: bool, taken: Collection[int | None] = ()) -> int:
-    """The id that a new GPU instance gets: 0 for one that has the whole GPU, else the lowest free from 1 on."""
-    used = {one.id for one in instances} | set(taken)
-    return 0 if whole else next(number for number in range(1, 64) if number not in used)
-
-
 def _started(pid: int) -> str:
     """When the process started, in clock ticks; a pid alone may be another's by now.
 
@@ -278,52 +194,3 @@ def _started(pid: int) -> str:
     except OSError:
         return ""
     return "" if fields[0] in "ZX" else fields[19]
-
-
-def switch_mode(gpu: GpuState, enabled: bool) -> None:
-    """The MIG mode comes into effect, where it is another: the driver makes the GPU again."""
-    if gpu.mig != enabled:
-        gpu.mig = enabled
-        gpu.epoch += 1
-
-
-def reset_gpu(gpu: GpuState) -> None:
-    """A reset: the pending MIG mode comes into effect; instances, processes and what was to be done by it are gone."""
-    gpu.lost = False
-    switch_mode(gpu, gpu.mig_pending)
-    gpu.instances.clear()
-    gpu.processes.clear()
-    gpu.compute_mode = gpu.time_slice = gpu.recovery = 0
-    counters = gpu.counters
-    counters.ecc_corrected_volatile = counters.ecc_uncorrected_volatile = 0
-    counters.remap_pending = counters.retirement_pending = False
-
-
-def release_gpu(board: Board, gpu: GpuState) -> None:
-    """The NVIDIA driver lets go of it: the MIG mode is kept only where the GPU itself keeps it. It stays lost."""
-    model, lost = board.model.mig, gpu.lost
-    gpu.mig_pending = gpu.mig_pending and model is not None and model.persistent
-    reset_gpu(gpu)
-    gpu.lost = lost
-
-
-def reload_driver(view: View) -> None:
-    """The NVIDIA driver is unloaded, or reloaded: sessions end, all that it managed is forgotten."""
-    view.state.loaded += 1
-    view.state.events.clear()
-    for uuid in view.attached():
-        release_gpu(view.boards[uuid], view.state.gpus[uuid])
-
-
-def reboot(view: View) -> None:
-    """The machine restarts: every GPU that is plugged is back with the NVIDIA driver."""
-    reload_driver(view)
-    view.state.boot += 1
-    view.state.fabric.clear()
-    view.state.fabric_phase = "normal"
-    for uuid, board in view.boards.items():
-        gpu = view.state.gpus[uuid]
-        gpu.lost = False
-        release_gpu(board, gpu)
-        gpu.persistence = board.persistence  # nvidia-persistenced sets it at each start
-        gpu.driver, gpu.override = "nvidia" if gpu.plugged else "", ""

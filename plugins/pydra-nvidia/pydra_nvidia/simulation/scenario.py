@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from pydra import PydraError
-from pydra_nvidia.simulation.faults import Fault
+from pydra_nvidia.simulation.call_faults import Fault
 from pydra_nvidia.simulation.gpu_model import FabricModel, Model
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pydra_nvidia.nvml.errors import Code
-from pydra_nvidia.simulation.faults import NO_INSTANCE
+from pydra_nvidia.simulation.call_faults import NO_INSTANCE
 
 Simulate = Callable[..., Any]
 TWO = {"gpus": [{"model": "h100-80gb", "count": 2, "minors": [1, 0]}]}

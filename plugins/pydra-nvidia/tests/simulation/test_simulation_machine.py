@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from pydra_nvidia.simulation.inject import InjectionError, InUse
-from pydra_nvidia.simulation.machine_store import Machine, View
+from pydra_nvidia.simulation.machine_state import View
+from pydra_nvidia.simulation.machine_store import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 
 Simulate = Callable[..., Any]

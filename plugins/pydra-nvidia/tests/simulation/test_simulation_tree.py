@@ -242,7 +242,7 @@ def test_two_processes_may_make_it_at_once(tmp_path: Path, open_tree: OpenTree) 
 )
 def test_who_may_not_make_device_nodes_makes_files_that_stand_for_them() -> None:
     code = f"{BUILD}os.setuid(65534)\nsync = build_tree(sys.argv[1] + '/tree', machine)\n" + (
-        "from pydra_nvidia.host.kernel_driver import DevRoots\n"
+        "from pydra_nvidia.host.device_nodes import DevRoots\n"
         "dev = DevRoots(sync.tree, (sync.root,))\n"
         "for path in ('/dev/nvidiactl', '/dev/nvidia3', '/dev/dri/card2', '/dev/vfio/vfio'):\n"
         "    print(os.path.isfile(sync.root + path), dev.find(path).numbers)\n"

@@ -1,4 +1,4 @@
-"""Sessions, enumeration and what a GPU is: names, numbers, PCI, modes."""
+"""Enumeration and what a GPU is: names, numbers, PCI, modes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from pydra_nvidia.nvml.errors import Code
-from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, put, put_handle, put_text, text
-from pydra_nvidia.simulation.library.symbols import Call, Target, function, gpu_target, numbers, require, texts
-from pydra_nvidia.simulation.machine_store import View
+from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, put, put_handle, text
+from pydra_nvidia.simulation.library.function_registry import (
+    Call,
+    Target,
+    function,
+    gpu_target,
+    numbers,
+    require,
+    texts,
+)
+from pydra_nvidia.simulation.machine_state import View
 from pydra_nvidia.simulation.scenario_gpus import Board
 
 if TYPE_CHECKING:
@@ -17,30 +25,6 @@ if TYPE_CHECKING:
 ADDRESSING_VERSION = 0x1000008
 _ADDRESS = re.compile(r"(?:([0-9A-Fa-f]{1,8}):)?([0-9A-Fa-f]{1,2}):([0-9A-Fa-f]{1,2})(?:\.[0-7])?")
 EXCLUSIVE_THREAD, MOST_COMPUTE_MODE = 1, 3
-
-
-@function("system", "nvmlInitWithFlags", session=False)
-def _init_with_flags(call: Call, flags: Any) -> None:
-    call.library.open(call.view, number(flags))
-
-
-@function("system", "nvmlShutdown", session=False)
-def _shutdown(call: Call) -> None:
-    call.library.close()
-
-
-@function("system", "nvmlSystemGetCudaDriverVersion", session=False)
-def _cuda_version(call: Call, reference: Any) -> None:
-    put(reference, call.view.scenario.driver.cuda)
-
-
-@function("system", "nvmlSystemGetProcessName")
-def _process_name(call: Call, pid: Any, buffer: Any, size: Any) -> None:
-    for state in call.view.state.gpus.values():
-        for process in state.processes:
-            if process.pid == number(pid):
-                return put_text(buffer, size, process.name)
-    raise Refusal(Code.NOT_FOUND)
 
 
 def _by_index(library: Library, view: View, arguments: tuple[Any, ...]) -> str | None:
@@ -96,7 +80,6 @@ def _give(call: Call, uuid: str | None, reference: Any) -> None:
     put_handle(reference, call.library.address(gpu_target(call.view, uuid)))
 
 
-texts("system", {"nvmlSystemGetDriverVersion": lambda call: call.view.driver_version()})
 texts(
     "device",
     {

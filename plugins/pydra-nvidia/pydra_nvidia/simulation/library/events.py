@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 
 from pydra_nvidia.nvml.errors import Code
-from pydra_nvidia.simulation.faults import NO_INSTANCE
+from pydra_nvidia.simulation.call_faults import NO_INSTANCE
 from pydra_nvidia.simulation.library.arguments import Refusal, handle, number, pointed, put_handle
-from pydra_nvidia.simulation.library.symbols import Call, Target, function, gpu_target
-from pydra_nvidia.simulation.machine_state import Event
-from pydra_nvidia.simulation.machine_store import View
+from pydra_nvidia.simulation.library.function_registry import Call, Target, function, gpu_target
+from pydra_nvidia.simulation.machine_state import Event, View
 
 LONGEST_NAP = 0.02
 """Seconds between two looks at the machine while nothing happens."""

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, number, pointed
-from pydra_nvidia.simulation.library.symbols import Call, function, require
+from pydra_nvidia.simulation.library.function_registry import Call, function, require
 
 UNSIGNED_INT, UNSIGNED_LONG_LONG = 1, 3
 Reader: TypeAlias = Callable[[Call, int], int]

@@ -7,10 +7,10 @@ from typing import Any
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.gpu_model import ComputeProfile, GpuProfile, MigModel
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put_handle, put_handles
+from pydra_nvidia.simulation.library.function_registry import Call, Target, function, gpu_target
 from pydra_nvidia.simulation.library.mig import mig_model, profile_of
-from pydra_nvidia.simulation.library.symbols import Call, Target, function, gpu_target
 from pydra_nvidia.simulation.machine_state import ComputeState, GpuState, InstanceState
-from pydra_nvidia.simulation.machine_store import lowest_instance_id
+from pydra_nvidia.simulation.machine_transitions import lowest_instance_id
 from pydra_nvidia.simulation.scenario_gpus import derive_mig_uuid
 
 COMPUTE_INFO_V2 = 0x02000088

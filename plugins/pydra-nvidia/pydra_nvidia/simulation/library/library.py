@@ -1,4 +1,4 @@
-"""The library object: its sessions and handles, and how a call goes through faults and checks to its function."""
+"""The library object: sessions, versions, handles, and how a call goes through faults and checks to its function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from pydra_nvidia.nvml.errors import Code, code_name
-from pydra_nvidia.simulation.faults import Fault, act
+from pydra_nvidia.simulation.call_faults import Fault, act
 from pydra_nvidia.simulation.library import (
     devices,
     events,
@@ -23,10 +23,11 @@ from pydra_nvidia.simulation.library import (
     nvlink,
     sensors,
 )
-from pydra_nvidia.simulation.library.arguments import Refusal, handle, number
-from pydra_nvidia.simulation.library.symbols import SYMBOLS, Call, Kind, Symbol, Target
-from pydra_nvidia.simulation.machine_store import Machine, View
-from pydra_nvidia.simulation.unhealthy_files import UnhealthyFiles
+from pydra_nvidia.simulation.library.arguments import Refusal, handle, number, put
+from pydra_nvidia.simulation.library.function_registry import SYMBOLS, Call, Kind, Symbol, Target, function, texts
+from pydra_nvidia.simulation.machine_state import View
+from pydra_nvidia.simulation.machine_store import Machine
+from pydra_nvidia.simulation.unhealthy_device_markers import UnhealthyFiles
 
 TOPICS = (devices, events, fields, instances, memory_and_processes, memory_errors, mig, nvlink, sensors)
 """Their functions are in SYMBOLS once they are imported."""
@@ -210,3 +211,21 @@ def _error_string_function() -> Callable[[Any], bytes]:
 
 def _not_supported(_call: Call, *_arguments: Any) -> None:
     raise Refusal(Code.NOT_SUPPORTED)
+
+
+@function("system", "nvmlInitWithFlags", session=False)
+def _init_with_flags(call: Call, flags: Any) -> None:
+    call.library.open(call.view, number(flags))
+
+
+@function("system", "nvmlShutdown", session=False)
+def _shutdown(call: Call) -> None:
+    call.library.close()
+
+
+@function("system", "nvmlSystemGetCudaDriverVersion", session=False)
+def _cuda_version(call: Call, reference: Any) -> None:
+    put(reference, call.view.scenario.driver.cuda)
+
+
+texts("system", {"nvmlSystemGetDriverVersion": lambda call: call.view.driver_version()})

@@ -1,4 +1,4 @@
-"""Memory, and the processes that have it."""
+"""Memory, and the processes that have it, with their names."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 from pydra_nvidia.nvml.errors import Code
-from pydra_nvidia.simulation.faults import NO_INSTANCE
-from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put
-from pydra_nvidia.simulation.library.symbols import Call, function
+from pydra_nvidia.simulation.call_faults import NO_INSTANCE
+from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put, put_text
+from pydra_nvidia.simulation.library.function_registry import Call, function
 from pydra_nvidia.simulation.machine_state import Process
 
 MIB = 1 << 20
@@ -56,3 +56,12 @@ def _list(kind: str, call: Call, count: Any, array: Any) -> None:
 
 for name, process_kind in (("Compute", "compute"), ("Graphics", "graphics"), ("MPSCompute", "mps")):
     function("device", f"nvmlDeviceGet{name}RunningProcesses_v3")(partial(_list, process_kind))
+
+
+@function("system", "nvmlSystemGetProcessName")
+def _process_name(call: Call, pid: Any, buffer: Any, size: Any) -> None:
+    for state in call.view.state.gpus.values():
+        for process in state.processes:
+            if process.pid == number(pid):
+                return put_text(buffer, size, process.name)
+    raise Refusal(Code.NOT_FOUND)

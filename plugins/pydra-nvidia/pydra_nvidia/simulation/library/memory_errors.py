@@ -6,7 +6,7 @@ from typing import Any
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, number, pointed, put
-from pydra_nvidia.simulation.library.symbols import Call, function, numbers, require
+from pydra_nvidia.simulation.library.function_registry import Call, function, numbers, require
 
 UNCORRECTED, AGGREGATE = 1, 1
 

@@ -7,8 +7,8 @@ from typing import Any
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.gpu_model import GpuProfile, MigModel
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put
-from pydra_nvidia.simulation.library.symbols import Call, function, require
-from pydra_nvidia.simulation.machine_store import switch_mode
+from pydra_nvidia.simulation.library.function_registry import Call, function, require
+from pydra_nvidia.simulation.machine_transitions import switch_mode
 
 PROFILE_INFO_V2 = 0x02000098
 PROFILE_COUNT = 0x12

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put
-from pydra_nvidia.simulation.library.symbols import Call, function
+from pydra_nvidia.simulation.library.function_registry import Call, function
 from pydra_nvidia.simulation.scenario import LinkPart
 
 MOST_LINKS = 36

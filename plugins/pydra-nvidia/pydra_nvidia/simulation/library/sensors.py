@@ -6,7 +6,7 @@ from typing import Any
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, put
-from pydra_nvidia.simulation.library.symbols import Call, function, numbers
+from pydra_nvidia.simulation.library.function_registry import Call, function, numbers
 
 CLOCKS = ("graphics", "sm", "memory", "video")
 

@@ -243,7 +243,7 @@ def _strike(op: str, facts: Mapping[str, Any]) -> None:
     """Let the faults of the scenario happen; raises Refused."""
     if not facts["faults"]:
         return
-    from pydra_nvidia.simulation.faults import act  # noqa: PLC0415 - only a machine with faults pays for it
+    from pydra_nvidia.simulation.call_faults import act  # noqa: PLC0415 - only a machine with faults pays for it
     from pydra_nvidia.simulation.machine_store import Machine  # noqa: PLC0415
     from pydra_nvidia.simulation.scenario_file import ScenarioFile  # noqa: PLC0415
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from pydra_nvidia.nvml.errors import Code
-from pydra_nvidia.simulation.faults import act
+from pydra_nvidia.simulation.call_faults import act
 from pydra_nvidia.simulation.library.library import Library
 from pydra_nvidia.simulation.machine_store import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from pydra_nvidia.host.pci import DRIVER
-from pydra_nvidia.simulation.machine_state import GpuState, Process
-from pydra_nvidia.simulation.machine_store import View
+from pydra_nvidia.simulation.machine_state import GpuState, Process, View
 from pydra_nvidia.simulation.scenario_gpus import Board
 from pydra_nvidia.simulation.tree.gpu_files import GpuPlace, gpu_files
 from pydra_nvidia.simulation.tree.host_files import extra_files, host_files, self_link

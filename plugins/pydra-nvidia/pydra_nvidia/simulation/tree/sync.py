@@ -18,7 +18,9 @@ from uuid import uuid4
 import msgspec
 
 from pydra_nvidia.host.pci import DRIVER
-from pydra_nvidia.simulation.machine_store import Machine, View, release_gpu
+from pydra_nvidia.simulation.machine_state import View
+from pydra_nvidia.simulation.machine_store import Machine
+from pydra_nvidia.simulation.machine_transitions import release_gpu
 from pydra_nvidia.simulation.tree.elf_libraries import CONTENTS
 from pydra_nvidia.simulation.tree.host_files import BOOT_ID, boot_entry
 from pydra_nvidia.simulation.tree.installation import hook_path

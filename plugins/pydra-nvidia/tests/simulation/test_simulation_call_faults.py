@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra_nvidia.nvml.errors import Code
-from pydra_nvidia.simulation.faults import Fault
+from pydra_nvidia.simulation.call_faults import Fault
 
 Simulate = Callable[..., Any]
 GET_MINOR = "nvmlDeviceGetMinorNumber"

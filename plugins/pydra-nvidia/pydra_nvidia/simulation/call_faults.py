@@ -1,4 +1,4 @@
-"""Faults on demand: what NVML does to a process, when the scenario says so.
+"""Faults of calls, on demand: what NVML does to a process, when the scenario says so.
 
     faults:
     - {op: nvmlDeviceCreateGpuInstanceWithPlacement, do: drop-reply, count: 1}

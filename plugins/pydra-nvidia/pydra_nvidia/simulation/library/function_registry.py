@@ -1,4 +1,4 @@
-"""The table of C symbols: which function answers each, and whose handle is its first argument.
+"""The registry of C functions: which function answers each, and whose handle is its first argument.
 
     @function("gpu", "nvmlDeviceGetMigMode")
     def get_mode(call: Call, current: Any, pending: Any) -> None: ...
@@ -17,8 +17,7 @@ import msgspec
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, put, put_text
-from pydra_nvidia.simulation.machine_state import ComputeState, GpuState, InstanceState
-from pydra_nvidia.simulation.machine_store import View
+from pydra_nvidia.simulation.machine_state import ComputeState, GpuState, InstanceState, View
 from pydra_nvidia.simulation.scenario_gpus import Board
 
 if TYPE_CHECKING:

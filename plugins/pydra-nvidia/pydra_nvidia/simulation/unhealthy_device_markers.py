@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 
 from pydra_nvidia.simulation.inject import lose_gpu
-from pydra_nvidia.simulation.machine_store import Machine, reset_gpu
+from pydra_nvidia.simulation.machine_store import Machine
+from pydra_nvidia.simulation.machine_transitions import reset_gpu
 
 _DEVICE = re.compile(r"gpu-(\d+)(-mig-.+)?")
 
