@@ -27,7 +27,7 @@ from pydra.backends.discovery import ENTRY_POINT_GROUP, find_backend
 from pydra.cli.options import HEALTH, KUBERNETES, OBSERVE, OPTIONS, TIMES, key_of
 from pydra.settings import KUBELET_CALL_DEADLINE, KUBELET_HEALTH_LEASE, Settings
 from pydra_nvidia.compute_domain import names as compute_domains
-from pydra_nvidia.compute_domain.controller.command import NAME as COMPUTE_DOMAIN_LEASE
+from pydra_nvidia.compute_domain.controller.settings import CONTROLLER as COMPUTE_DOMAIN_LEASE
 from pydra_nvidia.compute_domain.custom_resource_definitions import DEFINITIONS
 
 ROOT = Path(__file__).resolve().parent.parent

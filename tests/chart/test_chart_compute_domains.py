@@ -23,9 +23,10 @@ from pydra_dev.api import kinds
 from pydra_dev.apiserver.faults import Fault
 from pydra_dev.apiserver.request_log import Call
 from pydra_dev.apiserver.server import ApiServer, serve_api
-from pydra_nvidia.compute_domain.controller.command import add_arguments, parse_settings
+from pydra_nvidia.compute_domain.command import CONTROLLER_FLAGS, add_arguments
 from pydra_nvidia.compute_domain.controller.object_fields import COMPUTE_DOMAINS, DAEMON_SETS
 from pydra_nvidia.compute_domain.controller.objects import build_daemon_set
+from pydra_nvidia.compute_domain.controller.settings import parse_controller_settings
 from pydra_nvidia.compute_domain.custom_resource_definitions import DEFINITIONS
 from pydra_nvidia.compute_domain.domain_directories import TEMPLATE
 from pydra_nvidia.compute_domain.names import IMEX_CONDITION
@@ -322,8 +323,9 @@ def test_on_openshift_the_daemons_account_may_use_the_constraints_that_the_daemo
     assert "runAsUser" not in pod["securityContext"], "the namespace's range decides"
     arguments = [one for one in pod["containers"][0]["args"] if not one.startswith("--http-address=")]
     parser = argparse.ArgumentParser()
-    add_arguments(parser, {})
-    daemon = build_daemon_set(DOMAIN, parse_settings(parser.parse_args(arguments)))["spec"]["template"]["spec"]
+    add_arguments(parser, CONTROLLER_FLAGS, {})
+    settings, _ = parse_controller_settings(parser.parse_args(arguments))
+    daemon = build_daemon_set(DOMAIN, settings)["spec"]["template"]["spec"]
     (container,) = daemon["containers"]
     assert container["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
     assert container["securityContext"]["allowPrivilegeEscalation"] is constraints["allowPrivilegeEscalation"] is False

@@ -1,4 +1,4 @@
 """The controller of ComputeDomains, one Deployment for each cluster: docs/compute-domain-controller.md.
 
-`command` starts it; `controller` reads, decides and writes; `decisions` and what it imports are pure.
+The command starts it; `controller` reads, decides and writes; `decisions` and what it imports are pure.
 """
