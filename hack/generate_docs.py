@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -49,11 +49,25 @@ def pages() -> dict[Path, str]:
         DOCS / "conformance.md": conformance_page(),
         DOCS / "settings.md": settings_page(),
         DOCS / "metrics.md": metrics_page(),
-        AMD_DOCS / "settings.md": amd_settings_page(),
-        NVIDIA_DOCS / "settings.md": nvidia_settings_page(),
-        CPU_DOCS / "settings.md": cpu_settings_page(),
-        NET_DOCS / "settings.md": net_settings_page(),
-        TPU_DOCS / "settings.md": tpu_settings_page(),
+        AMD_DOCS / "settings.md": backend_settings_page(
+            "amd",
+            "partitioning: compute",
+            amd,
+            "partitioning",
+            signals=signals_tables(amd, amd_diagnosis.DEFAULT_REACTIONS),
+        ),
+        NVIDIA_DOCS / "settings.md": backend_settings_page(
+            "nvidia",
+            "dynamicMig: true",
+            nvidia,
+            signals=(*signals_tables(nvidia, nvidia_diagnosis.DEFAULT_REACTIONS), *compute_domain_settings()),
+            more=", and the scenario may have other defaults.",
+        ),
+        CPU_DOCS / "settings.md": backend_settings_page(
+            "cpu", "groupBy: socket", cpu, "group_by", signals=signals_tables(cpu, cpu_health.DEFAULT_REACTIONS, "CPUs")
+        ),
+        NET_DOCS / "settings.md": backend_settings_page("net", "exclude: docker*", net),
+        TPU_DOCS / "settings.md": backend_settings_page("tpu", "offer: chips", tpu, "offer"),
     }
 
 
@@ -214,24 +228,35 @@ def series_table(metrics: object) -> Iterator[str]:
             yield f"| `{metric._name}{suffix}` | {metric._type} | {labels} | {metric._documentation} |"
 
 
-def nvidia_settings_page() -> str:
+def backend_settings_page(
+    name: str, example: str, settings: Any, choice: str = "", *, signals: Iterable[str] = (), more: str = "."
+) -> str:
+    """The page of a backend's settings; `settings` is their module, which has the values of `choice` as an Enum."""
+    values = getattr(settings, choice.title().replace("_", ""), None)
     lines = [
-        "# Settings of pydra-nvidia",
+        f"# Settings of pydra-{name}",
         "",
-        "Variables of the agent's process, or `backendSettings: {nvidia: {dynamicMig: true}}` in its settings file;",
+        f"Variables of the agent's process, or `backendSettings: {{{name}: {{{example}}}}}` in its settings file;",
         "variables take precedence. If one is invalid or unknown, the backend does not start, and all errors are",
-        "reported at once, in the log, on `/readyz` and in an Event on the Node (`BackendSettings`). To see each",
-        "setting with its value and its source, run `pydra check nvidia`. The agent has",
+        "reported at once, in the log, on `/readyz` and in an Event on the Node (`BackendSettings`)."
+        " To see each setting",
+        f"with its value and its source, run `pydra check {name}`. The agent has",
         "[its own settings](../../../docs/settings.md).",
         "",
-        "With `PYDRA_NVIDIA_SCENARIO`, `PYDRA_NVIDIA_STATE` is the simulated machine's directory, and the scenario may",
-        "have other defaults. The simulation comes with the distribution pydra-nvidia; images for nodes leave it out.",
+        f"With `{settings.PREFIX}SCENARIO`, `{settings.PREFIX}STATE` is the simulated machine's directory{more}",
+        f"The simulation comes with the distribution pydra-{name}; images for nodes leave it out.",
         "",
-        *backend_settings_table(nvidia.Settings, nvidia.PREFIX),
-        *signals_tables(nvidia, nvidia_diagnosis.DEFAULT_REACTIONS),
-        *compute_domain_settings(),
+        *backend_settings_table(settings.Settings, settings.PREFIX),
+        *(choices_table(choice, values) if values else ()),
+        *signals,
     ]
     return "\n".join(lines) + "\n"
+
+
+def choices_table(name: str, choices: type[Enum]) -> Iterator[str]:
+    """What the values of a setting mean."""
+    told = texts_below(choices)
+    yield from ("", f"| {name} | |", "|---|---|", *(f"| `{one.value}` | {told[one.name]} |" for one in choices))
 
 
 def signals_tables(settings: Any, defaults: Mapping[Any, Any], of: str = "a GPU") -> Iterator[str]:
@@ -256,7 +281,6 @@ def signals_tables(settings: Any, defaults: Mapping[Any, Any], of: str = "a GPU"
 
 def compute_domain_settings() -> Iterator[str]:
     """The part of the page about the distribution's other backend."""
-    told = texts_below(compute_domain.Imex)
     yield from (
         "",
         "## Settings of `nvidia-compute-domain`",
@@ -264,77 +288,7 @@ def compute_domain_settings() -> Iterator[str]:
         "`backendSettings: {nvidia-compute-domain: {imex: hostManaged}}` in the file.",
         "",
         *backend_settings_table(compute_domain.Settings, compute_domain.PREFIX),
-        "",
-        "| imex | |",
-        "|---|---|",
-        *(f"| `{one.value}` | {told[one.name]} |" for one in compute_domain.Imex),
-    )
-
-
-def amd_settings_page() -> str:
-    told = texts_below(amd.Partitioning)
-    lines = [
-        *backend_settings_head("amd", "partitioning: compute", amd.PREFIX),
-        *backend_settings_table(amd.Settings, amd.PREFIX),
-        "",
-        "| partitioning | |",
-        "|---|---|",
-        *(f"| `{one.value}` | {told[one.name]} |" for one in amd.Partitioning),
-        *signals_tables(amd, amd_diagnosis.DEFAULT_REACTIONS),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def net_settings_page() -> str:
-    lines = [
-        *backend_settings_head("net", "exclude: docker*", net.PREFIX),
-        *backend_settings_table(net.Settings, net.PREFIX),
-    ]
-    return "\n".join(lines)
-
-
-def cpu_settings_page() -> str:
-    told = texts_below(cpu.GroupBy)
-    lines = [
-        *backend_settings_head("cpu", "groupBy: socket", cpu.PREFIX),
-        *backend_settings_table(cpu.Settings, cpu.PREFIX),
-        "",
-        "| group_by | |",
-        "|---|---|",
-        *(f"| `{one.value}` | {told[one.name]} |" for one in cpu.GroupBy),
-        *signals_tables(cpu, cpu_health.DEFAULT_REACTIONS, "CPUs"),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def tpu_settings_page() -> str:
-    told = texts_below(tpu.Offer)
-    lines = [
-        *backend_settings_head("tpu", "offer: chips", tpu.PREFIX),
-        *backend_settings_table(tpu.Settings, tpu.PREFIX),
-        "",
-        "| offer | |",
-        "|---|---|",
-        *(f"| `{one.value}` | {told[one.name]} |" for one in tpu.Offer),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def backend_settings_head(name: str, example: str, prefix: str) -> Iterator[str]:
-    """What is the same on the page of each backend that has a simulation and nothing else to say first."""
-    yield from (
-        f"# Settings of pydra-{name}",
-        "",
-        f"Variables of the agent's process, or `backendSettings: {{{name}: {{{example}}}}}` in its settings file;",
-        "variables take precedence. If one is invalid or unknown, the backend does not start, and all errors are",
-        "reported at once, in the log, on `/readyz` and in an Event on the Node (`BackendSettings`)."
-        " To see each setting",
-        f"with its value and its source, run `pydra check {name}`. The agent has",
-        "[its own settings](../../../docs/settings.md).",
-        "",
-        f"With `{prefix}SCENARIO`, `{prefix}STATE` is the simulated machine's directory. The simulation comes with",
-        f"the distribution pydra-{name}; images for nodes leave it out.",
-        "",
+        *choices_table("imex", compute_domain.Imex),
     )
 
 
