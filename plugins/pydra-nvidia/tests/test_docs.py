@@ -25,6 +25,7 @@ from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.settings import Settings, Signal
 from pydra_nvidia.simulation.scenario_file import bundled_models, bundled_scenarios, parse_scenario
 from pydra_pci import Reaction
+from tests.house.pages import ROOT, find_code, find_rows
 
 HERE = Path(__file__).resolve().parents[1]
 CODE = Path(pydra_nvidia.__file__).parent
@@ -36,22 +37,7 @@ def blocks(page: Path) -> list[str]:
 
 
 def rows(page: str, header: str) -> list[list[str]]:
-    """The cells of all tables whose first column is called so."""
-    found: list[list[str]] = []
-    inside = False
-    for line in (HERE / page).read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if not line.strip().startswith("|"):
-            inside = False
-        elif cells[0] == header:
-            inside = True
-        elif inside and not set(line) <= set("|- "):
-            found.append(cells)
-    return found
-
-
-def code(text: str) -> list[str]:
-    return re.findall(r"`([^`]+)`", text)
+    return find_rows(str((HERE / page).relative_to(ROOT)), header)
 
 
 def test_the_classes_in_the_readme_are_those_of_the_backend() -> None:
@@ -61,7 +47,7 @@ def test_the_classes_in_the_readme_are_those_of_the_backend() -> None:
 
 
 def test_the_readme_knows_all_scenarios_and_models() -> None:
-    told = [name for cells in rows("README.md", "scenario") for name in code(cells[0])]
+    told = [name for cells in rows("README.md", "scenario") for name in find_code(cells[0])]
     assert sorted(told) == sorted(bundled_scenarios())
     text = (HERE / "README.md").read_text()
     assert [name for name in bundled_models() if f"`{name}`" not in text] == []
@@ -81,7 +67,7 @@ def test_variables_in_the_pages_are_settings(page: Path) -> None:
 
 def test_the_page_of_health_has_every_signal_with_what_follows() -> None:
     told = {
-        code(taint)[0].removeprefix(f"{DRIVER}/"): device == "Unhealthy"
+        find_code(taint)[0].removeprefix(f"{DRIVER}/"): device == "Unhealthy"
         for what, _, device, taint in rows("docs/health.md", "signal")
         if "ignored" not in what
     }
@@ -95,7 +81,7 @@ def test_the_page_of_health_has_every_signal_with_what_follows() -> None:
 @pytest.mark.parametrize(("before", "places"), [("this order:", PLACES), ("that has NVML:", ROOTS)])
 def test_the_page_of_containers_lists_the_places_in_the_order_of_looking(before: str, places: tuple[str, ...]) -> None:
     told = (HERE / "docs/containers.md").read_text().partition(before)[2].lstrip().partition("\n\n")[0]
-    assert tuple(code(line)[0] for line in told.splitlines()) == places
+    assert tuple(find_code(line)[0] for line in told.splitlines()) == places
 
 
 def templates() -> Iterator[str]:
@@ -115,7 +101,7 @@ def test_messages_in_the_page_of_troubles_are_in_the_code() -> None:
     cells_of_messages = [cells[0] for cells in rows("docs/troubleshooting.md", "message")]
     cells_of_messages += [cells[0].partition(":")[2] for cells in rows("docs/compute-domains.md", "Event on the claim")]
     for cell in cells_of_messages:
-        for message in code(cell):
+        for message in find_code(cell):
             if message.startswith("NVML_ERROR_"):
                 assert message.removeprefix("NVML_ERROR_") in Code.__members__
                 continue
