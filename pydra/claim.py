@@ -7,7 +7,7 @@ What a backend gets for a ResourceClaim and returns for it, and how the kubelet 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -197,6 +197,24 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The steps of its `Plan`, with what `apply` has returned so far."""
     pod: PodRef | None = None
     """The pod that uses it, for a backend with `ONE_POD`; None for others."""
+
+
+def answers_exactly(claim: Claim, prepared: Sequence[PreparedDevice]) -> bool:
+    """Return whether each of the claim's devices has one entry, in order, without state, attributes and status."""
+    if len(claim.devices) != len(prepared):
+        return False
+    for wanted, given in zip(claim.devices, prepared, strict=True):
+        if (
+            wanted.device != given.device
+            or wanted.request != given.request
+            or wanted.pool != given.pool
+            or wanted.share_id != given.share_id
+            or given.state is not None
+            or given.attributes
+            or given.status is not None
+        ):
+            return False
+    return True
 
 
 def restore_configs(claim: Claim) -> Claim:

@@ -325,24 +325,6 @@ def find_value_violations(body: msgspec.Raw, wanted: Any) -> tuple[str, ...]:
     return tuple(one if not more else f"{one} (and {len(more)} more like this)" for one, *more in alike.values())
 
 
-def answers_exactly(claim: Claim, prepared: Sequence[PreparedDevice]) -> bool:
-    """Return whether each of the claim's devices has one entry, in order, without state, attributes and status."""
-    if len(claim.devices) != len(prepared):
-        return False
-    for wanted, given in zip(claim.devices, prepared, strict=True):
-        if (
-            wanted.device != given.device
-            or wanted.request != given.request
-            or wanted.pool != given.pool
-            or wanted.share_id != given.share_id
-            or given.state is not None
-            or given.attributes
-            or given.status is not None
-        ):
-            return False
-    return True
-
-
 def sort_prepared(claim: Claim, prepared: Sequence[PreparedDevice]) -> tuple[PreparedDevice, ...]:
     """Return the entries, which have no violations, in the order of the claim's devices."""
     order = {_identity(device): place for place, device in enumerate(claim.devices)}

@@ -19,7 +19,6 @@ import msgspec
 
 from pydra.backends.contract import Inheritance
 from pydra.backends.contract_validation import (
-    answers_exactly,
     find_inheritance_violations,
     find_json_violations,
     find_prepared_violations,
@@ -56,7 +55,7 @@ from pydra.backends.supervisor_events import (
 )
 from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
 from pydra.backends.wire import Call, Failure, Hello, Method, Refusal, Reply
-from pydra.claim import Claim, HeldClaim, PreparedDevice
+from pydra.claim import Claim, HeldClaim, PreparedDevice, answers_exactly
 from pydra.devices import Inventory
 from pydra.errors import (
     BackendDied,
