@@ -198,7 +198,7 @@ def _dev(parsed: argparse.Namespace) -> int:
         from pydra_dev.command.backend_in_process import run as run_in_process  # noqa: PLC0415
         from pydra_dev.command.dev_command import run  # noqa: PLC0415
         from pydra_dev.command.options import Options  # noqa: PLC0415
-        from pydra_dev.command.several_nodes import MOST_NODES, NodesRun  # noqa: PLC0415
+        from pydra_dev.command.several_nodes import MOST_NODES  # noqa: PLC0415
     except ModuleNotFoundError as error:
         return _needs_dev("dev", error)
     config = read_config(parsed.config, os.environ)
@@ -229,7 +229,7 @@ def _dev(parsed: argparse.Namespace) -> int:
         raise SettingsError(["--nodes shows several nodes once: leave out --web, --watch, --run and --in-process"])
     if parsed.in_process:
         return run_in_process(options, config)
-    return run(options, NodesRun if options.nodes > 1 else None)
+    return run(options)
 
 
 def _complete(parsed: argparse.Namespace) -> int:

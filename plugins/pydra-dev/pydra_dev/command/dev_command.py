@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 import anyio
 
@@ -17,6 +16,7 @@ from pydra.errors import SettingsError
 from pydra_dev.apiserver.discovery import FIRST_DRA_MINOR, LAST_KNOWN_MINOR, parse_release
 from pydra_dev.command.options import Options
 from pydra_dev.command.real_containers import find_runtime
+from pydra_dev.command.several_nodes import NodesRun
 from pydra_dev.command.signals import INTERRUPTED, run_with_signals
 from pydra_dev.command.single_node import SingleNodeRun
 from pydra_dev.manifests import read_manifests
@@ -26,26 +26,7 @@ from pydra_dev.output.terminal import Output, Printer
 from pydra_dev.page.server import Page, parse_address, serve_page
 
 
-class Run(Protocol):
-    """One run on new nodes: of a single one, or of several. `changed` is the file whose change has ended it."""
-
-    changed: str
-
-    def stop(self) -> None:
-        """Clean up now."""
-
-    async def run(self, root: str, port: int) -> int | None:
-        """The exit code; None when it was stopped, or a watched file has changed."""
-
-
-class RunMaker(Protocol):
-    """Makes a run."""
-
-    def __call__(self, options: Options, printer: Printer, page: Page, /, *, explain: bool) -> Run:
-        """A run that has not begun."""
-
-
-def run(options: Options, make_run: RunMaker | None = None) -> int:
+def run(options: Options) -> int:
     """Run the command on standard output; the exit code. Without `once` it runs until a signal.
 
     Raises SettingsError for what is wrong before anything starts, BrokenPipeError when nobody reads the output.
@@ -57,7 +38,7 @@ def run(options: Options, make_run: RunMaker | None = None) -> int:
         find_runtime(options.run)
     if options.manifests and options.nodes == 1:
         read_manifests(options.manifests)
-    return anyio.run(_run_on_output, options, make_run)
+    return anyio.run(_run_on_output, options)
 
 
 def _check_release(text: str) -> None:
@@ -71,9 +52,9 @@ def _check_release(text: str) -> None:
         raise SettingsError([f"--kubernetes: {text} is a release that pydra-dev does not know, allowed: {allowed}"])
 
 
-async def _run_on_output(options: Options, make_run: RunMaker | None) -> int:
+async def _run_on_output(options: Options) -> int:
     output = Output()
-    command = DevCommand(options, write=output.write, make_run=make_run)
+    command = DevCommand(options, write=output.write)
     output.when_closed = command.stop
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(output.watch, name="reader of the output")
@@ -95,20 +76,13 @@ class DevCommand:
     Raises SettingsError for an address of the page that cannot be one.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        *,
-        write: Callable[[str], None],
-        make_run: RunMaker | None = None,
-    ) -> None:
+    def __init__(self, options: Options, *, write: Callable[[str], None]) -> None:
         self._options = options
-        self._make_run = make_run or SingleNodeRun
         self._page = Page()
         self._address = parse_address(options.web) if options.web is not None else None
         self._printer = Printer(write, time.monotonic, self._page.tell, quiet=options.quiet)
         self._scope = anyio.CancelScope()
-        self._run: Run | None = None
+        self._run: SingleNodeRun | NodesRun | None = None
         self._stopped = False
         self._interrupted = False
 
@@ -143,9 +117,9 @@ class DevCommand:
                 self._printer.say(Paragraph(headline=f"changed: {changed}; everything starts again"))
                 for entry in os.scandir(root):
                     shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
-            run = self._run = self._make_run(
-                self._options, self._printer, self._page, explain=not (changed or self._options.quiet)
-            )
+            kind = NodesRun if self._options.nodes > 1 else SingleNodeRun
+            explain = not (changed or self._options.quiet)
+            run = self._run = kind(self._options, self._printer, self._page, explain=explain)
             code = await run.run(root, port)
             if code is not None:
                 return code

@@ -28,3 +28,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool = False
     """Of what goes well, print only the headlines."""
     nodes: int = 1
+
+    @property
+    def agent_flags(self) -> tuple[str, ...]:
+        """Those of each node's agent.
+
+        Nobody waits here for what might end by itself; and the interfaces that pods get are in the claims only.
+        """
+        quick = ("--stale-after", "0", "--healthy-after", "0", "--drain-grace", "0.5", "--device-status", "true")
+        return (*quick, *(("--config", self.config) if self.config else ()))

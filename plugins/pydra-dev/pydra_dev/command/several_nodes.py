@@ -42,7 +42,6 @@ from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.command.backend_declarations import read_declarations
 from pydra_dev.command.options import Options
 from pydra_dev.command.run_error import RunError, describe_failure
-from pydra_dev.command.single_node import AGENT_FLAGS
 from pydra_dev.command.wait_until import wait_until
 from pydra_dev.kubelet.claim_info_cache import ClaimCache
 from pydra_dev.kubelet.observations import Called, ContainerCreated, HealthChanged, PodFailed, PodRunning, Step
@@ -295,8 +294,7 @@ class NodesRun:
         try:
             async with nullcontext(self._first) if number == 1 else joined as node:
                 environment = scenario_environment(options.backend, options.scenario, node.root)
-                flags = (*AGENT_FLAGS, *(("--config", options.config) if options.config else ()))
-                async with run_agent(node, options.backend, environment, flags) as agent:
+                async with run_agent(node, options.backend, environment, options.agent_flags) as agent:
                     member = Member(node, agent, left)
                     task_status.started(member)
                     await member.leaves.wait()

@@ -64,8 +64,6 @@ FATAL = frozenset(
     | {"ClusterUnsupported", "DevicesStale", "RegistrationRefused"}
 )
 """The reasons of Events on the node after which nothing will be prepared before the backend changes."""
-AGENT_FLAGS = ("--stale-after", "0", "--healthy-after", "0", "--drain-grace", "0.5", "--device-status", "true")
-"""Nobody waits here for what might end by itself; and the interfaces that pods get are in the claims only."""
 QUICK_DEATH = 5.0
 CONTAINER_SECONDS = 3.0
 """How long real containers may run with `once`."""
@@ -128,9 +126,8 @@ class SingleNodeRun:
             # With asyncio's debug mode the backend's process logs what blocks its event loop.
             debug = {"PYTHONASYNCIODEBUG": "1"}
             environment = {**scenario_environment(options.backend, options.scenario, node.root), **debug}
-            flags = (*AGENT_FLAGS, *(("--config", options.config) if options.config else ()))
             async with (
-                run_agent(node, options.backend, environment, flags) as agent,
+                run_agent(node, options.backend, environment, options.agent_flags) as agent,
                 anyio.create_task_group() as tasks,
             ):
                 self._agent = agent
