@@ -59,10 +59,13 @@ async def connect(authority: Authority | None = None, *, limit: int = 100) -> As
 
 
 async def review(session: aiohttp.ClientSession, url: str, *arguments: Any, **options: Any) -> dict[str, Any]:
-    """The response to a review with these configs."""
+    """The response to a review with these configs, which is sent again if it did not arrive in time."""
     body = encode(build_body(*arguments, **options))
-    async with session.post(f"{url}{PATH}", data=io.BytesIO(body), headers=JSON) as response:
-        assert response.status == 200, await response.text()
-        assert response.content_type == "application/json"
-        answer: dict[str, Any] = (await response.json())["response"]
-        return answer
+    while True:
+        async with session.post(f"{url}{PATH}", data=io.BytesIO(body), headers=JSON) as response:
+            if response.status == 408:
+                continue
+            assert response.status == 200, await response.text()
+            assert response.content_type == "application/json"
+            answer: dict[str, Any] = (await response.json())["response"]
+            return answer
