@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
-import shutil
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,7 @@ import anyio.to_thread
 import pytest
 
 from claim_requests import request_for
-from node_thread import NodeThread
-from pydra.kube.api_resources import RESOURCE_CLAIMS, JsonObject
+from pydra.kube.api_resources import JsonObject
 from pydra_dev.kubelet.observations import HealthChanged, Step
 from pydra_dev.node import EmbeddedNode, run_node
 from pydra_nvidia import DEVICE_CLASSES as CLASSES
@@ -207,7 +204,6 @@ def _is_there(pid: int) -> bool:
 
 
 MakeScene = Callable[..., AbstractAsyncContextManager[Scene]]
-Serve = Callable[..., AbstractAsyncContextManager[tuple[Scene, Agent]]]
 
 
 @asynccontextmanager
@@ -223,77 +219,3 @@ async def run_scene(*gpus: Mapping[str, Any], **scenario: Any) -> AsyncIterator[
 def make_scene() -> MakeScene:
     """A node over a machine with these groups of GPUs; the rest of the scenario by name."""
     return run_scene
-
-
-class _Served:
-    """A scene with one agent, for tests that leave it alive and the machine as it was."""
-
-    def __init__(
-        self, wanted: str, gpus: Iterable[Mapping[str, Any]], flags: Iterable[str], environ: Any, scenario: Any
-    ) -> None:
-        self.wanted = wanted
-        self._thread = NodeThread()
-        try:
-            scene = self._thread.enter(run_scene(*gpus, **scenario))
-            self._agent = self._thread.enter(scene.agent(*flags, environ=environ))
-        except BaseException:
-            self._thread.close()
-            raise
-        self._scene = copy.copy(scene)
-        self._scene.node = self._thread.seen_from_outside(scene.node)
-        self._devices: set[str] = set()
-
-    @asynccontextmanager
-    async def test(self) -> AsyncIterator[tuple[Scene, Agent]]:
-        scene = self._scene
-        self._devices = self._devices or set(await scene.devices())
-        shutil.rmtree(scene.path / "faults", ignore_errors=True)
-        # What the kubelet knows of health is the sum of what was reported to it.
-        scene.steps[:] = [step for step in scene.steps if isinstance(step, HealthChanged)]
-        yield scene, self._agent
-        scene.fault()
-        assert self._agent.process.returncode is None
-        await scene.wait_clean()
-        await scene.wait_taints({})
-        await scene.wait_devices(self._devices)
-        assert (await scene.node.client.list(RESOURCE_CLAIMS)).items == ()
-
-    def close(self) -> None:
-        """The agent ends in good order."""
-        self._thread.close()
-
-
-@pytest.fixture(scope="module")
-def _kept() -> Iterator[list[_Served]]:
-    kept: list[_Served] = []
-    yield kept
-    for one in kept:
-        one.close()
-
-
-@pytest.fixture
-def serve(_kept: list[_Served]) -> Serve:
-    """A scene with an agent that has these flags and variables.
-
-    Tests of a module that ask for the same one after another share both. At the end of each the agent is alive, and
-    the machine, the devices and the API server are as at first.
-    """
-
-    @asynccontextmanager
-    async def make(
-        *gpus: Mapping[str, Any], flags: Iterable[str] = (), environ: Mapping[str, str] = {}, **scenario: Any
-    ) -> AsyncIterator[tuple[Scene, Agent]]:
-        wanted = json.dumps([gpus, list(flags), environ, scenario])
-        if _kept and _kept[0].wanted != wanted:
-            await anyio.to_thread.run_sync(_kept.pop().close)
-        if not _kept:
-            _kept.append(await anyio.to_thread.run_sync(_Served, wanted, gpus, flags, environ, scenario))
-        try:
-            async with _kept[0].test() as found:
-                yield found
-        except BaseException:
-            with suppress(Exception):  # its own failure is not what the test fails with
-                _kept.pop().close()
-            raise
-
-    return make

@@ -14,10 +14,8 @@ from pydra_nvidia.simulation.inject import InUse
 
 if TYPE_CHECKING:
     from conftest import Scene
-    from tests.integration.agent.process import Agent
 
     MakeScene = Callable[..., AbstractAsyncContextManager[Scene]]
-    Serve = Callable[..., AbstractAsyncContextManager[tuple[Scene, Agent]]]
 
 BOTH = {"gpu-0", "gpu-1"}
 HEALTHY_SOON = ("--healthy-after", "0.2")
@@ -46,8 +44,8 @@ async def test_a_driver_that_comes_late_has_its_devices_within_seconds_and_no_em
         await scene.wait_clean()
 
 
-async def test_a_driver_that_goes_takes_no_device_away_and_claims_wait_for_it(serve: Serve) -> None:
-    async with serve(flags=HEALTHY_SOON) as (scene, agent):
+async def test_a_driver_that_goes_takes_no_device_away_and_claims_wait_for_it(make_scene: MakeScene) -> None:
+    async with make_scene() as scene, scene.agent(*HEALTHY_SOON) as agent:
         scene.inject.unload_driver(force=True)
         await agent.wait_log(lambda text: "devices cannot be discovered" in text)
         assert set(await scene.devices()) == BOTH
@@ -58,6 +56,8 @@ async def test_a_driver_that_goes_takes_no_device_away_and_claims_wait_for_it(se
         await scene.wait_running("pod")
         await scene.end("pod")
         await scene.wait_clean()
+        await scene.wait_taints({})
+        assert set(await scene.devices()) == BOTH
 
 
 async def test_a_driver_that_was_replaced_is_published_and_given_to_containers(make_scene: MakeScene) -> None:

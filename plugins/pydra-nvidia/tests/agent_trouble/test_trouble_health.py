@@ -12,10 +12,8 @@ from pydra_dev.kubelet.observations import PodEnded
 
 if TYPE_CHECKING:
     from conftest import Scene
-    from tests.integration.agent.process import Agent
 
     MakeScene = Callable[..., AbstractAsyncContextManager[Scene]]
-    Serve = Callable[..., AbstractAsyncContextManager[tuple[Scene, Agent]]]
 
 XID, LOST, ACTION = "gpu.nvidia.com/xid", "gpu.nvidia.com/gpu-lost", "gpu.nvidia.com/recovery-action"
 GONE = "gpu.nvidia.com/partition-gone"
@@ -71,8 +69,8 @@ async def test_an_xid_is_a_taint_within_seconds_and_in_the_pods_status_and_survi
             await scene.wait_clean()
 
 
-async def test_a_lost_gpu_stays_published_and_claimed_and_comes_back_with_a_reset(serve: Serve) -> None:
-    async with serve(flags=SOON, environ=LONG) as (scene, _):
+async def test_a_lost_gpu_stays_published_and_claimed_and_comes_back_with_a_reset(make_scene: MakeScene) -> None:
+    async with make_scene() as scene, scene.agent(*SOON, environ=LONG):
         await scene.start("pod", "gpu")
         await scene.wait_running("pod")
         before = await scene.devices()
