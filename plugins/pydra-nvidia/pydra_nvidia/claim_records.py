@@ -1,4 +1,4 @@
-"""Encodes the data of a plan, and decodes from the records of held claims what they have. Pure."""
+"""What a claim holds: encoded as the data of its plan, decoded from its record, and counted. Pure."""
 
 from __future__ import annotations
 

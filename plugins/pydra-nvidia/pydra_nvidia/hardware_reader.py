@@ -26,7 +26,7 @@ from pydra_nvidia.host.pci import DRIVER, find_gpus, has_switches, list_bridges
 from pydra_nvidia.host.product_names import PciIds
 from pydra_nvidia.nvfm import FabricManagerError
 from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
-from pydra_nvidia.nvml.gpus import read_condition, read_driver, read_facts, read_monitored, read_persistence
+from pydra_nvidia.nvml.gpus import read_condition, read_driver, read_facts, read_monitored
 from pydra_nvidia.nvml.mig_state import (
     Kind,
     Offer,
@@ -38,6 +38,7 @@ from pydra_nvidia.nvml.mig_state import (
     read_resetless,
 )
 from pydra_nvidia.nvml.nvlink import Ends, links_of, links_up, read_ends, read_fabric, read_link_states
+from pydra_nvidia.nvml.persistence import read_persistence
 from pydra_nvidia.nvml.pynvml_library import Nvml, address_of
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings

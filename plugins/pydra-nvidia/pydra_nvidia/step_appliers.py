@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from pydra import Claim, UndoLater
 from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
 from pydra_nvidia.nvml.maintenance_gate import InMaintenance
-from pydra_nvidia.steps import Step, StepApplier
+from pydra_nvidia.steps import Step
+
+
+class StepApplier(Protocol):
+    """Does and undoes one kind of step; both may be repeated.
+
+    `apply` is all or nothing: when it raises a ClaimError, the hardware is as it was, unless it is a `LeftBehind`.
+    `undo` succeeds when there is nothing to undo, and touches nothing that somebody else made.
+    """
+
+    async def apply(self, step: Any, result: Any, claim: Claim, /) -> Any:
+        """Apply the step; `result` is that of another claim with the same step, else None."""
+        ...
+
+    async def undo(self, step: Any, result: Any, claim: Claim, /) -> None:
+        """Undo the step; without `result`, it may or may not have been done."""
+        ...
 
 
 class StepAppliers:

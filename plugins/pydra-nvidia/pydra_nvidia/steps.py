@@ -8,12 +8,11 @@ steps have the same key have one change in common. `holds` are names of devices 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 import pydra_pci
-from pydra import Claim
 from pydra_nvidia.hardware_types import Placement
 
 
@@ -158,19 +157,3 @@ class BindVfio(pydra_pci.BindVfio, frozen=True, kw_only=True, tag="bind-vfio"):
 
 Step: TypeAlias = MigModeOn | MigModeOff | CreateMig | ActivateFabric | SetTimeSlice | StartMps | BindVfio
 STEP_TYPES: Sequence[type] = (MigModeOn, MigModeOff, CreateMig, ActivateFabric, SetTimeSlice, StartMps, BindVfio)
-
-
-class StepApplier(Protocol):
-    """Does and undoes one kind of step; both may be repeated.
-
-    `apply` is all or nothing: when it raises a ClaimError, the hardware is as it was, unless it is a `LeftBehind`.
-    `undo` succeeds when there is nothing to undo, and touches nothing that somebody else made.
-    """
-
-    async def apply(self, step: Any, result: Any, claim: Claim, /) -> Any:
-        """Apply the step; `result` is that of another claim with the same step, else None."""
-        ...
-
-    async def undo(self, step: Any, result: Any, claim: Claim, /) -> None:
-        """Undo the step; without `result`, it may or may not have been done."""
-        ...

@@ -1,4 +1,4 @@
-"""One GPU: facts that do not change while the driver has it, its condition now, its modes, and who uses it."""
+"""One GPU: facts that do not change while the driver has it, its condition now, and its handle."""
 
 from __future__ import annotations
 
@@ -50,12 +50,6 @@ def read_facts(nvml: Nvml, handle: Any, *, index: int, uuid: str) -> Gpu:
     )
 
 
-def read_persistence(nvml: Nvml, handle: Any, *, subject: str) -> bool | None:
-    """Whether the driver keeps the GPU ready while nobody uses it."""
-    mode = nvml.look("nvmlDeviceGetPersistenceMode", handle, subject=subject)
-    return None if mode is None else mode == 1
-
-
 def parse_bus_id(bus_id: bytes | str) -> str:
     """The address as sysfs has it: `0000:53:00.0` for NVML's `00000000:53:00.0`; a domain has 4 digits, or its own."""
     text = bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else bus_id
@@ -88,16 +82,6 @@ def read_monitored(nvml: Nvml, handle: Any, *, subject: str) -> bool:
 
 
 _UNSEEN = frozenset({Code.NOT_FOUND, Code.INVALID_ARGUMENT, Code.GPU_NOT_FOUND})
-
-
-def set_persistence(nvml: Nvml, address: str, *, on: bool) -> None:
-    """Let the driver keep the GPU ready while nobody uses it, or not; nothing for a GPU that NVML does not know.
-
-    Raises NvmlError.
-    """
-    handle = find_handle(nvml, address)
-    if handle is not None:
-        nvml.ask("nvmlDeviceSetPersistenceMode", handle, int(on), subject=address)
 
 
 def find_handle(nvml: Nvml, address: str) -> Any:

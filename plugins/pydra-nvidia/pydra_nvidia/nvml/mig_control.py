@@ -1,4 +1,4 @@
-"""Changes the MIG state of a GPU. Functions in one thread, over `Nvml`; what there is, is read by `partitions`.
+"""Changes the MIG state of a GPU. Functions in one thread, over `Nvml`; what there is, is read by `mig_state`.
 
 Everything is enumerated again each time, and handles of instances are not kept between pieces of work: NVML gives
 those and ids to others again. A partition is known by its GPU's UUID, its profile and its first memory slice; by its

@@ -1,17 +1,35 @@
-"""The persistence mode of a GPU, by nvidia-persistenced where one runs, else by NVML: let go of, and restored."""
+"""The persistence mode of a GPU: read, let go of, and restored; by nvidia-persistenced where one runs, else by NVML."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 from pydra_nvidia.host.persistenced import Persistenced, PersistenceFailed
 from pydra_nvidia.nvml.errors import STALE, NvmlError
 from pydra_nvidia.nvml.gpu_use import Use, read_use
-from pydra_nvidia.nvml.gpus import set_persistence
+from pydra_nvidia.nvml.gpus import find_handle
+from pydra_nvidia.nvml.pynvml_library import Nvml
 from pydra_nvidia.nvml.session import NvmlSession
 
 _log = logging.getLogger(__name__)
+
+
+def read_persistence(nvml: Nvml, handle: Any, *, subject: str) -> bool | None:
+    """Whether the driver keeps the GPU ready while nobody uses it."""
+    mode = nvml.look("nvmlDeviceGetPersistenceMode", handle, subject=subject)
+    return None if mode is None else mode == 1
+
+
+def set_persistence(nvml: Nvml, address: str, *, on: bool) -> None:
+    """Let the driver keep the GPU ready while nobody uses it, or not; nothing for a GPU that NVML does not know.
+
+    Raises NvmlError.
+    """
+    handle = find_handle(nvml, address)
+    if handle is not None:
+        nvml.ask("nvmlDeviceSetPersistenceMode", handle, int(on), subject=address)
 
 
 class PersistenceMode:

@@ -38,8 +38,7 @@ from pydra_nvidia.nvfm import (
     Member,
     PartitionStruct,
 )
-from pydra_nvidia.nvml.gpus import set_persistence
-from pydra_nvidia.nvml.persistence import PersistenceMode
+from pydra_nvidia.nvml.persistence import PersistenceMode, set_persistence
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import parse_settings
 from pydra_nvidia.simulation.simulation import open_simulation

@@ -17,8 +17,8 @@ from pydra.backends.child.claim_values import BackendTypes
 from pydra_nvidia.mig.apply_partitions import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.simulation import open_simulation
-from pydra_nvidia.step_appliers import StepAppliers
-from pydra_nvidia.steps import STEP_TYPES, CreateMig, MigModeOff, MigModeOn, StepApplier
+from pydra_nvidia.step_appliers import StepApplier, StepAppliers
+from pydra_nvidia.steps import STEP_TYPES, CreateMig, MigModeOff, MigModeOn
 from step_agent import StepAgent
 
 
