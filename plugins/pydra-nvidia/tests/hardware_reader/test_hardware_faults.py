@@ -151,6 +151,6 @@ async def test_no_partition_is_offered_that_the_driver_has_no_function_to_make(
 ) -> None:
     machine = node(scenario(WHOLE, dynamic=True, driver=f"{{missing: [{symbol}]}}"))
     assert list(of_gpu(0, published(machine, await machine.hardware.read()))) == ["gpu-0"]
-    (said,) = caplog.messages
+    (said,) = [one.getMessage() for one in caplog.records if one.name.startswith("pydra_nvidia")]
     assert said.startswith("no partitions are made for claims on gpu-0")
     assert f"{symbol} failed with NVML_ERROR_FUNCTION_NOT_FOUND (13): the installed driver is too old" in said
