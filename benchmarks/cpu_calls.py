@@ -10,14 +10,12 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from benchmarks.report import Report
-from benchmarks.stats import Timing
+from benchmarks.stats import time_call
 from benchmarks.world import MEMORY
 from pydra import AllocatedDevice, Claim, HeldClaim
 from pydra.backends.child.calls import CallThreads
@@ -73,7 +71,7 @@ async def _report(
     timings: dict[str, list[float]] = {name: [] for name in ("discover", "claim", "create", "stop", "round")}
     changed: set[tuple[int, int]] = set()
     for _ in range(rounds):
-        timings["discover"].append(await _time(backend.discover()))
+        timings["discover"].append(await time_call(backend.discover()))
         begin = time.perf_counter()
         env = await _hold(backend, held, "one-more")
         timings["claim"].append(time.perf_counter() - begin)
@@ -90,15 +88,11 @@ async def _report(
         timings["round"].append(time.perf_counter() - begin)
         await runtime.stop_container(answered)
         del held["one-more"]
-    for name, key, aim in (
-        (f"discover {CPUS} CPUs", "discover", ""),
-        (f"plan and prepare with {CLAIMS} claims held", "claim", "2 ms"),
-        (f"CreateContainer with {CLAIMS + SHARED} containers", "create", "5 ms"),
-        ("the same with the runtime's part, over its socket", "round", ""),
-        ("StopContainer, after which the pool grows", "stop", "5 ms"),
-    ):
-        timing = Timing(name=name, seconds=timings[key])
-        report.figure(name, timing.p50 * 1000, f"ms (p95 {timing.p95 * 1000:.2f})", aim)
+    report.median(f"discover {CPUS} CPUs", timings["discover"])
+    report.median(f"plan and prepare with {CLAIMS} claims held", timings["claim"], "2 ms")
+    report.median(f"CreateContainer with {CLAIMS + SHARED} containers", timings["create"], "5 ms")
+    report.median("the same with the runtime's part, over its socket", timings["round"])
+    report.median("StopContainer, after which the pool grows", timings["stop"], "5 ms")
     (counts,) = changed
     for name, count in zip(("shrinks", "grows"), counts, strict=True):
         report.figure(f"updates when the pool of {SHARED} containers {name}", count, "", str(SHARED))
@@ -119,9 +113,3 @@ async def _hold(backend: CpuBackend, held: dict[str, HeldClaim], uid: str) -> li
     held[uid] = HeldClaim(claim=claim, completed=True)
     (prepared,) = await backend.prepare(claim)
     return [f"{key}={value}" for key, value in prepared.edits.env.items()]
-
-
-async def _time(call: Awaitable[Any]) -> float:
-    begin = time.perf_counter()
-    await call
-    return time.perf_counter() - begin

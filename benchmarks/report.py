@@ -41,6 +41,11 @@ class Report:
         self.figures[name] = value
         self._line(name, f"{value:8.2f} {unit}", aim)
 
+    def median(self, name: str, seconds: Sequence[float], aim: str = "") -> None:
+        """Durations of one kind of call, in milliseconds."""
+        timing = Timing(name=name, seconds=seconds)
+        self.figure(name, timing.p50 * 1000, f"ms (p95 {timing.p95 * 1000:.2f})", aim)
+
     def note(self, text: str) -> None:
         """What a figure is made of."""
         print(f"    {text}", flush=True)

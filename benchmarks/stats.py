@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -35,6 +36,13 @@ class Timing:
 
     def _quantile(self, parts: int) -> float:
         return quantiles(self.seconds, n=parts, method="inclusive")[-1] if len(self.seconds) > 1 else self.seconds[0]
+
+
+async def time_call(call: Awaitable[object]) -> float:
+    """Seconds that a call takes."""
+    begin = time.perf_counter()
+    await call
+    return time.perf_counter() - begin
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-import time
-from collections.abc import Awaitable
-from typing import Any
 
 from benchmarks.report import Report
-from benchmarks.stats import Timing
+from benchmarks.stats import time_call
 from benchmarks.world import MEMORY
 from pydra import AllocatedDevice, Claim
 from pydra.backends.child.calls import CallThreads
@@ -39,29 +36,19 @@ async def _measure(report: Report, state: str, rounds: int) -> None:
     claims: list[float] = []
     metrics: list[float] = []
     async with open_backend(Settings(scenario=SCENARIO, state=state)) as backend:
-        first = await _time(backend.discover())
+        first = await time_call(backend.discover())
         assert len((await backend.discover()).devices) == DEVICES
         for number in range(rounds):
-            discover.append(await _time(backend.discover()))
-            claims.append(await _time(_hold(backend, number)))
-            metrics.append(await _time(backend.measure()))
+            discover.append(await time_call(backend.discover()))
+            claims.append(await time_call(_hold(backend, number)))
+            metrics.append(await time_call(backend.measure()))
     report.figure("first discover of 8 TPUs", first * 1000, "ms")
-    for name, seconds, aim in (
-        ("discover 8 TPUs, metadata server silent", discover, "50 ms"),
-        ("prepare and unprepare a 2x2", claims, "2 ms"),
-        ("measure, no workload", metrics, ""),
-    ):
-        timing = Timing(name=name, seconds=seconds)
-        report.figure(name, timing.p50 * 1000, f"ms (p95 {timing.p95 * 1000:.2f})", aim)
+    report.median("discover 8 TPUs, metadata server silent", discover, "50 ms")
+    report.median("prepare and unprepare a 2x2", claims, "2 ms")
+    report.median("measure, no workload", metrics)
 
 
 async def _hold(backend: TpuBackend, number: int) -> None:
     device = AllocatedDevice(request="tpus", pool="node", device="2x2-4")
     claim = Claim(uid=f"uid-{number}", namespace="default", name="mine", devices=(device,))
     await backend.unprepare(claim, await backend.prepare(claim))
-
-
-async def _time(call: Awaitable[Any]) -> float:
-    begin = time.perf_counter()
-    await call
-    return time.perf_counter() - begin
