@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import anyio
 
-from pydra.kube.api_resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pydra.kube.api_resources import EVENTS
 from pydra_dev.node import EmbeddedNode, run_node
+from tests.integration.agent.node_user import NodeUser
 from tests.integration.agent.process import run_agent
 
 DEADLINE = 90.0
@@ -13,19 +14,11 @@ DRIVER = "worded.example.com"
 BACKEND = ("--backend", "worded:")
 
 
-async def ask_for(node: EmbeddedNode, device: str) -> None:
+async def ask_for(user: NodeUser, device: str) -> None:
     """A claim of this name for the device of this name, and a pod that needs it."""
     expression = f"device.attributes['{DRIVER}'].name == '{device}'"
-    request = {
-        "name": "board",
-        "exactly": {"deviceClassName": "worded", "selectors": [{"cel": {"expression": expression}}]},
-    }
-    claim = {"metadata": {"name": device}, "spec": {"devices": {"requests": [request]}}}
-    await node.client.create(RESOURCE_CLAIMS, claim, namespace="default")
-    resources = {"claims": [{"name": "board"}]}
-    container = {"name": "main", "image": "busybox", "command": ["sleep", "infinity"], "resources": resources}
-    spec = {"resourceClaims": [{"name": "board", "resourceClaimName": device}], "containers": [container]}
-    await node.client.create(PODS, {"metadata": {"name": device}, "spec": spec}, namespace="default")
+    exactly = {"deviceClassName": "worded", "selectors": [{"cel": {"expression": expression}}]}
+    await user.create_both(device, {"name": "board", "exactly": exactly})
 
 
 async def wait_event(node: EmbeddedNode, kind: str, name: str, reason: str = "") -> tuple[str, str]:
@@ -50,9 +43,10 @@ async def test_the_reason_of_a_refusal_is_the_backends_own_word() -> None:
     async with run_node(lambda step: None) as node, run_agent(node, *BACKEND) as agent:
         await agent.wait_ready()
         selector = {"cel": {"expression": f"device.driver == '{DRIVER}'"}}
-        await node.client.create(DEVICE_CLASSES, {"metadata": {"name": "worded"}, "spec": {"selectors": [selector]}})
+        user = NodeUser(node, [])
+        await user.create_classes({"worded": {"selectors": [selector]}})
         for device in WORDS:
-            await ask_for(node, device)
+            await ask_for(user, device)
         for device, (reason, note) in WORDS.items():
             assert await wait_event(node, "ResourceClaim", device) == (reason, note)
             await agent.wait_metric(rf'operation="prepare",result="{reason}"')
@@ -81,9 +75,7 @@ async def test_partitions_of_a_cluster_without_their_gate_are_not_published_and_
             assert reason == "FieldsDropped"
             assert "DRAPartitionableDevices" in note
             assert "on by default from Kubernetes 1.36" in note
-            slices = (await node.client.list(RESOURCE_SLICES)).items
-            devices = [device for one in slices for device in one["spec"].get("devices", ())]
-            assert [device["name"] for device in devices] == [f"gpu-{number}" for number in range(8)]
+            assert list(await NodeUser(node, []).devices()) == [f"gpu-{number}" for number in range(8)]
             await agent.wait_metric(r'^pydra_devices_withheld\{driver="gpu.nvidia.com"\} 200.0$')
             assert await agent.stop() == 0
 
