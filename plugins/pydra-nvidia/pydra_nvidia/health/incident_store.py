@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import msgspec
 from msgspec.structs import replace
 
-from pydra_nvidia.atomic_files import replace_file
+from pydra_nvidia.atomic_files import StateFile
 from pydra_nvidia.hardware_types import Placement
 
 
@@ -49,7 +49,7 @@ class IncidentStore:
 
     def __init__(self, path: str, say: Callable[[str], object] = _log.warning) -> None:
         self._path = path
-        self._say = say
+        self._file = StateFile(path, tuple[Incident, ...], "earlier GPU errors", say)
         self._seen: object = None
         self._incidents: dict[_Key, Incident] = {}
         self._counts: Counter[tuple[str, int]] = Counter()
@@ -118,7 +118,7 @@ class IncidentStore:
         sign = self._sign()
         if sign != self._seen:
             self._seen = sign
-            self._incidents = self._read()
+            self._incidents = {(one.gpu, one.xid, one.place): one for one in self._file.read() or ()}
 
     def _sign(self) -> object:
         try:
@@ -127,24 +127,9 @@ class IncidentStore:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_size
 
-    def _read(self) -> dict[_Key, Incident]:
-        try:
-            with open(self._path, "rb") as file:
-                found = msgspec.json.decode(file.read(), type=tuple[Incident, ...])
-        except FileNotFoundError:
-            return {}
-        except (OSError, msgspec.DecodeError) as error:
-            self._say(f"what is known of earlier GPU errors cannot be read from {self._path}: {error}")
-            return {}
-        return {(one.gpu, one.xid, one.place): one for one in found}
-
     def _write(self) -> None:
-        try:
-            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
-            replace_file(self._path, msgspec.json.encode(self._sorted()))
+        if self._file.write(self._sorted()):
             self._seen = self._sign()
-        except OSError as error:
-            self._say(f"GPU errors cannot be remembered in {self._path}: {error}")
 
 
 def _try_lock(descriptor: int) -> bool:

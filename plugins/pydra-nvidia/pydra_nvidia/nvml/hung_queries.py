@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import msgspec
 
 from pydra import Sample, time_left
-from pydra_nvidia.atomic_files import replace_file
+from pydra_nvidia.atomic_files import StateFile
 from pydra_nvidia.devices import gpu_name
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.nvml.pynvml_library import Nvml
@@ -58,7 +57,7 @@ class SuspendedQueries:
     """The queries that are suspended, in the file at `path`, and the one that runs now."""
 
     def __init__(self, path: str, say: Callable[[str], object] = _log.warning) -> None:
-        self._path = path
+        self._file = StateFile(path, tuple[Query, ...], "queries that hung", say)
         self._say = say
         self._running: tuple[Query, float] | None = None
         self._suspended = self._read()
@@ -114,22 +113,11 @@ class SuspendedQueries:
         )
 
     def _read(self) -> frozenset[Query]:
-        try:
-            with open(self._path, "rb") as file:
-                return msgspec.json.decode(file.read(), type=frozenset[Query])
-        except FileNotFoundError:
-            return frozenset()
-        except (OSError, msgspec.DecodeError) as error:
-            self._say(f"which queries hung earlier cannot be read from {self._path}: {error}")
-            return frozenset()
+        return frozenset(self._file.read() or ())
 
     def _write(self, suspended: frozenset[Query]) -> None:
         self._suspended = suspended
-        try:
-            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
-            replace_file(self._path, msgspec.json.encode(sorted(suspended)))
-        except OSError as error:
-            self._say(f"queries that hung cannot be remembered in {self._path}: {error}")
+        self._file.write(tuple(sorted(suspended)))
 
 
 class GpuQueries:
