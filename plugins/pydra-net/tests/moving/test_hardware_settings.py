@@ -144,6 +144,7 @@ async def test_ebpf_programs_are_told_and_detached_in_the_pod(node: TestNode, ca
     try:
         links = host.run(lambda: attach_programs(index))
     except OSError as error:
+        host.close()
         pytest.skip(f"this kernel has no tcx: {error}")
     pod = node.begin_pod("trainer")
     async with serve(node) as agent:
