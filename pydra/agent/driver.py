@@ -33,12 +33,12 @@ from pydra.backends.supervisor_events import BackendFacts
 from pydra.backends.wire import Method
 from pydra.cdi.device_metadata_files import MetadataPaths, MetadataStore
 from pydra.cdi.store import CdiStore
-from pydra.checkpoint.instance_lock import InstanceLock
+from pydra.checkpoint.locks_between_instances import InstanceLocks
 from pydra.checkpoint.record import Stage
 from pydra.checkpoint.store import RecordStore, UnreadableRecord
 from pydra.claim import HeldClaim
-from pydra.claims.device_index import PublishedPool
 from pydra.claims.device_status import DeviceStatusWriter, find_warnings
+from pydra.claims.device_use import PublishedPool
 from pydra.claims.gc import GarbageCollector
 from pydra.claims.preparer import ClaimPreparer, Deadlines
 from pydra.claims.preparer_events import ClaimEvent, Operation, OperationEnded
@@ -201,7 +201,7 @@ class DriverService:
         )
         self._plugin_directory = settings.plugin_directory(driver)
         self._records_directory = settings.records_directory(driver)
-        self._lock = InstanceLock(f"{self._records_directory}/lock")
+        self._lock = InstanceLocks(f"{self._records_directory}/lock")
         self._cdi = CdiStore(settings.cdi_dir, driver)
         self._metadata = MetadataStore(
             MetadataPaths(driver=driver, plugin_directory=self._plugin_directory, cdi_directory=settings.cdi_dir)

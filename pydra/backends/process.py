@@ -21,7 +21,8 @@ from typing import Any, TypeAlias
 import anyio
 import msgspec
 
-from pydra.backends.crash_attribution import CallInFlight, Cause, Ending, Involvement, find_wait
+from pydra.backends.crash_attribution import Involvement
+from pydra.backends.crash_diagnosis import CallInFlight, Cause, Ending, find_wait
 from pydra.backends.discovery import BackendSource, variable_prefix
 from pydra.backends.error_codec import FaultKind
 from pydra.backends.process_command import prepare_command

@@ -26,21 +26,14 @@ from pydra.backends.contract_validation import (
     find_value_violations,
     sort_prepared,
 )
-from pydra.backends.crash_attribution import (
-    CallInFlight,
-    CrashAttribution,
-    Diagnosis,
-    Ending,
-    Involvement,
-    Quarantined,
-    build_failure,
-    diagnose,
-)
+from pydra.backends.crash_attribution import CrashAttribution, Involvement, Quarantined, build_failure
+from pydra.backends.crash_diagnosis import CallInFlight, Diagnosis, Ending, diagnose
 from pydra.backends.discovery import BackendSource, refresh_source
 from pydra.backends.error_codec import FaultKind, parse_fault
 from pydra.backends.held_claims_sync import HeldClaimsSync
 from pydra.backends.process import BackendProcess, Outcome
 from pydra.backends.process_command import CHILD
+from pydra.backends.restart_policy import RestartPolicy
 from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,
@@ -53,7 +46,7 @@ from pydra.backends.supervisor_events import (
     BackendTrouble,
     Trouble,
 )
-from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
+from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts
 from pydra.backends.wire import Call, Failure, Hello, Method, Refusal, Reply
 from pydra.claim import Claim, HeldClaim, PreparedDevice, answers_exactly
 from pydra.devices import Inventory

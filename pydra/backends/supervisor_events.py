@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pydra.backends.crash_attribution import CallInFlight, Diagnosis
+from pydra.backends.crash_diagnosis import CallInFlight, Diagnosis
 from pydra.backends.wire import BackendDescription, Method
 from pydra.claim import Claim
 

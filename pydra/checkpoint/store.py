@@ -35,7 +35,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from pydra import atomic_files
-from pydra.checkpoint.instance_lock import INDEX, InstanceLock
+from pydra.checkpoint.locks_between_instances import INDEX, InstanceLocks
 from pydra.checkpoint.record import (
     NewerSchemaError,
     Record,
@@ -103,7 +103,7 @@ class RecordStore:
     def __init__(
         self,
         path: str,
-        lock: InstanceLock,
+        lock: InstanceLocks,
         *,
         durable: bool,
         boot_id: str,

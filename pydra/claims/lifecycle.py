@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from pydra.checkpoint.record import Metadata, Record, Stage
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import AllocatedDevice, Claim
-from pydra.claims.device_index import DeviceIndex, Published, adopt_capacity_names, find_published
+from pydra.claims.device_use import DeviceIndex, Published, adopt_capacity_names, find_published
 from pydra.errors import CheckpointError, KubeError, NotFound, PydraError, UnknownDevice
 
 

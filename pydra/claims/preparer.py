@@ -24,12 +24,11 @@ from pydra.cdi.device_metadata_files import MetadataStore
 from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import ClaimSpec, build_spec
 from pydra.cdi.store import CdiStore
-from pydra.checkpoint.instance_lock import CLAIMS, PLAN, find_offset
+from pydra.checkpoint.locks_between_instances import CLAIMS, PLAN, find_offset
 from pydra.checkpoint.record import Metadata, Record, Stage
 from pydra.checkpoint.store import RecordStore
 from pydra.claim import Claim, ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
 from pydra.claims.allocation import base_request, parse_allocation
-from pydra.claims.device_index import DeviceIndex, Published, find_consumption, may_meet
 from pydra.claims.device_metadata import (
     add_metadata_ids,
     begin_again,
@@ -39,6 +38,7 @@ from pydra.claims.device_metadata import (
     renew_metadata,
 )
 from pydra.claims.device_status import StatusIndex, index_statuses
+from pydra.claims.device_use import DeviceIndex, Published, find_consumption, may_meet
 from pydra.claims.lifecycle import (
     Begin,
     PrepareAgain,

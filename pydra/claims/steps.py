@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
-from pydra.checkpoint.instance_lock import STEPS, find_offset
+from pydra.checkpoint.locks_between_instances import STEPS, find_offset
 from pydra.checkpoint.record import Record
 from pydra.checkpoint.record_files import find_claim_uid
 from pydra.checkpoint.store import RecordStore

@@ -8,7 +8,7 @@ from functools import partial
 from pydra import atomic_files
 from pydra.agent.driver import read_boot_id
 from pydra.cdi.store import CdiStore
-from pydra.checkpoint.instance_lock import InstanceLock
+from pydra.checkpoint.locks_between_instances import InstanceLocks
 from pydra.checkpoint.store import RecordStore
 from pydra.claims.gc import read_kubelet_claims
 from pydra.diagnosis.checkpoint_records import find_directories
@@ -31,7 +31,7 @@ async def repair_records(settings: Settings, *, driver: str = "", discard: str =
     findings: list[Finding] = []
     discarded = False
     for name, path, durable in find_directories(settings, driver):
-        lock = InstanceLock(f"{settings.records_directory(name)}/lock")
+        lock = InstanceLocks(f"{settings.records_directory(name)}/lock")
         atomic_files.make_directory(settings.records_directory(name), 0o700)
         cdi = CdiStore(settings.cdi_dir, name)
         known = partial(cdi.read_devices, pool=settings.node_name)

@@ -30,9 +30,9 @@ from pydra.kube.api_resources import (
     WatchEventType,
     parse_resource_version,
 )
+from pydra.slices.accepted_pool import AcceptedPool
 from pydra.slices.build import GENERATED_BASE, WantedPool
 from pydra.slices.diff import Create, Delete, Owner, Plan, Update, plan_slices, share_devices
-from pydra.slices.publish_target import Target
 from pydra.slices.reconciler_events import (
     FieldsDropped,
     FieldsKept,
@@ -122,8 +122,8 @@ class SliceReconciler:
         self._report = report
         self._started = datetime.fromtimestamp(started, UTC).isoformat(timespec="microseconds")
         self._schedule = WriteSchedule(timing)
-        self._target: Target | None = None  # until there is one, the slices of an earlier instance are left alone
-        self._achieved: Target | None = None
+        self._target: AcceptedPool | None = None  # until there is one, the slices of an earlier instance are left alone
+        self._achieved: AcceptedPool | None = None
         self._is_published = False
         self._must_ask = False  # whether a dry run comes first, though there may be nothing to write
         self._modifications: dict[int, ServerModification] = {}
@@ -141,7 +141,7 @@ class SliceReconciler:
         """Set the wanted pool. Returns at once; an equal pool changes nothing."""
         former = self._target
         if former is None:
-            self._target = Target(driver=self._driver, node=self._node, pool=pool)
+            self._target = AcceptedPool(driver=self._driver, node=self._node, pool=pool)
             self._schedule.ask_server_now()
         elif former.pool == pool:
             return
@@ -200,14 +200,14 @@ class SliceReconciler:
             self._report_published(target, plan)
         self._report_dropped(target)
 
-    def _report_published(self, target: Target, plan: Plan) -> None:
+    def _report_published(self, target: AcceptedPool, plan: Plan) -> None:
         self._achieved, self._is_published = target, True
         pool, written = target.wanted.name, target.wanted.slices
         slices, devices = len(written), sum(len(one.get("devices") or ()) for one in written)
         log.info("pool %s is published: %d slices, %d devices, %d writes", pool, slices, devices, len(plan))
         self._report(PoolPublished(pool=pool, generation=plan.generation, slices=slices, devices=devices))
 
-    async def _check_dry_run(self, target: Target) -> bool:
+    async def _check_dry_run(self, target: AcceptedPool) -> bool:
         """Check in a dry run whether the server keeps the fields that need feature gates.
 
         When the answer to a real write shows it, a partition without its counters may already be allocated twice. And
@@ -225,7 +225,7 @@ class SliceReconciler:
         self._must_ask = False
         return True
 
-    async def _apply(self, plan: Plan, target: Target) -> bool:
+    async def _apply(self, plan: Plan, target: AcceptedPool) -> bool:
         """Write in the plan's order; return False if the target changed meanwhile. An error ends the round."""
         for delete in plan.deletes:
             await self._delete(delete)
@@ -244,7 +244,7 @@ class SliceReconciler:
             self._note_modification(target.wanted, write, answer)
         return target is self._target
 
-    async def _write(self, write: Update | Create, target: Target, *, dry_run: bool = False) -> JsonObject | None:
+    async def _write(self, write: Update | Create, target: AcceptedPool, *, dry_run: bool = False) -> JsonObject | None:
         """Return the API server's answer; None if it refused the slice and the next reconciliation wants less."""
         metadata = write.body["metadata"]
         annotations = {**(metadata.get("annotations") or {}), STARTED: self._started}
@@ -268,18 +268,18 @@ class SliceReconciler:
         self._pending.note_delete(delete.uid)
         self._report(SliceWritten(pool=delete.pool, name=delete.name, kind=WriteKind.DELETE))
 
-    def _find_gates(self, target: Target, write: Update | Create, answer: JsonObject) -> bool:
+    def _find_gates(self, target: AcceptedPool, write: Update | Create, answer: JsonObject) -> bool:
         """Return whether the server dropped fields of gates that were not known to be off; they are left out next."""
         return self._reduce(target, frozenset(name_gates(write.body["spec"], answer["spec"])))
 
-    def _leave_out(self, target: Target, refusal: str, spec: JsonObject) -> bool:
+    def _leave_out(self, target: AcceptedPool, refusal: str, spec: JsonObject) -> bool:
         """Return whether a refused slice can be published without something that was not known to be refused."""
         if target is not self._target:
             return False
         gates = name_refused(refusal, spec)
         return self._reduce(target, gates, {} if gates - target.gates_off else find_refused(refusal, spec))
 
-    def _reduce(self, target: Target, gates: frozenset[str], refused: Mapping[str, str] = {}) -> bool:
+    def _reduce(self, target: AcceptedPool, gates: frozenset[str], refused: Mapping[str, str] = {}) -> bool:
         """Want less from now on: without what these gates allow, and without these devices. Whether that is news."""
         devices = {device.name: device for device in target.pool.devices if device.name in refused}
         news = {
@@ -302,7 +302,7 @@ class SliceReconciler:
             log.warning("%s", dropped := FieldsDropped(pool=wanted.name, gates=()))
             self._report(dropped)
 
-    def _report_dropped(self, target: Target) -> None:
+    def _report_dropped(self, target: AcceptedPool) -> None:
         """Report which fields the server drops, and when it keeps them again: once each, when the pool is published."""
         dropped = target.describe_lack()
         if dropped == self._last_dropped:

@@ -22,9 +22,10 @@ from pydra.backends.child.conformance_main import VARIABLE
 from pydra.backends.claim_config import build_header
 from pydra.backends.discovery import BackendSource, choose_backend, extend_module_path, find_backend, variable_prefix
 from pydra.backends.error_codec import MAX_REASON, is_reason
+from pydra.backends.restart_policy import RestartPolicy
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendEnded, BackendEvent, BackendFacts, BackendTrouble, Trouble
-from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
+from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts
 from pydra.backends.wire import Method
 from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec

@@ -11,7 +11,7 @@ import pytest
 
 from pydra.agent.takeover import Names, take_over_claims
 from pydra.backends.contract import Inheritance, InheritedClaim
-from pydra.checkpoint.instance_lock import InstanceLock
+from pydra.checkpoint.locks_between_instances import InstanceLocks
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore
 from pydra.claim import AllocatedDevice, Claim
@@ -74,7 +74,7 @@ async def told(node: EmbeddedNode) -> list[str]:
 
 def open_store(root: Path) -> RecordStore:
     (root / "run").mkdir()
-    lock = InstanceLock(str(root / "run" / "lock"))
+    lock = InstanceLocks(str(root / "run" / "lock"))
     store = RecordStore(str(root / "records"), lock, durable=False, boot_id="b")
     store.open()
     return store

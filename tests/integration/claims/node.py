@@ -23,10 +23,10 @@ from pydra import Claim, ClaimStep, ContainerEdits, Device, HeldClaim, PreparedD
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.cdi.device_metadata_files import MetadataPaths, MetadataStore
 from pydra.cdi.store import CdiStore
-from pydra.checkpoint.instance_lock import InstanceLock
+from pydra.checkpoint.locks_between_instances import InstanceLocks
 from pydra.checkpoint.store import RecordStore, UnreadableRecord
 from pydra.claim import ClaimRef
-from pydra.claims.device_index import PublishedPool
+from pydra.claims.device_use import PublishedPool
 from pydra.claims.gc import GarbageCollected, GarbageCollector
 from pydra.claims.preparer import ClaimPreparer, Deadlines
 from pydra.claims.preparer_events import ClaimEvent
@@ -307,7 +307,7 @@ class Node:
         collected: Callable[[GarbageCollected], None] = lambda _: None,
     ) -> AsyncIterator[Instance]:
         """An instance that ends, with whatever it has in work, at the end of the block."""
-        lock = InstanceLock(str(self.root / "run" / "lock"))
+        lock = InstanceLocks(str(self.root / "run" / "lock"))
         cdi = CdiStore(str(self.root / "cdi"), DRIVER)
         store = RecordStore(
             str(self.root / "records"),

@@ -27,7 +27,7 @@ from pydra import (
     UnknownDevice,
 )
 from pydra.checkpoint.store import UnreadableRecord
-from pydra.claims.device_index import PublishedPool
+from pydra.claims.device_use import PublishedPool
 from pydra.claims.preparer_events import OperationEnded
 from pydra.errors import (
     BackendTimeout,

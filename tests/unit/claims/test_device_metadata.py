@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from pydra import AllocatedDevice, AttributeValue, Claim, Device, DeviceStatus, NetworkData, Version
 from pydra.cdi.device_metadata_files import MetadataPaths
 from pydra.checkpoint.record import Record, Stage, build_record, parse_record
-from pydra.claims.device_index import PublishedPool
 from pydra.claims.device_metadata import begin_again, build_metadata, build_metadata_files, renew_metadata
+from pydra.claims.device_use import PublishedPool
 from pydra.errors import ContractError
 
 

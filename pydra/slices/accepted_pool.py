@@ -1,4 +1,4 @@
-"""What is to be published of a pool, on a server that may not accept all of it: the target, as slices."""
+"""What the API server accepts of a pool: the slices to publish, and what to report as left out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pydra.slices.server_limitations import (
 )
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class AcceptedPool(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What is to be published of `pool`, as far as it is known what the server lacks.
 
     `gates_off` are the feature gates whose fields it drops, `refused` the devices that it refuses, by name.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pydra import AllocatedDevice, Capacity, Claim, CounterConsumption, CounterSet, Device, DeviceInUse, TerminalError
-from pydra.claims.device_index import (
+from pydra.claims.device_use import (
     DeviceIndex,
     Published,
     PublishedPool,

@@ -1,4 +1,4 @@
-"""The lock file of an agent instance, which keeps two of them from working on the same claims.
+"""Locks between instances of the agent, which overlap in an upgrade: two never work on the same claim.
 
 Byte ranges of one file, locked by the kernel. Open file description locks (`F_OFD_SETLK`, fcntl(2)) end with their
 process, however it ends, and hold across containers. One file has a range for each thing that only one instance may do
@@ -44,8 +44,8 @@ _POLL_SECONDS = 0.005
 _MODE = 0o600
 
 
-class InstanceLock:
-    """The lock file at `path`; its directory must exist when `open` is called."""
+class InstanceLocks:
+    """The locks in the file at `path`; its directory must exist when `open` is called."""
 
     def __init__(self, path: str) -> None:
         self.path = path
