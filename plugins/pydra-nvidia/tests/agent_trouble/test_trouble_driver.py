@@ -21,9 +21,14 @@ BOTH = {"gpu-0", "gpu-1"}
 HEALTHY_SOON = ("--healthy-after", "0.2")
 
 
-async def versions(scene: Scene) -> set[str]:
+async def wait_version(scene: Scene, wanted: str) -> None:
     """The driver's, of all published devices."""
-    return {device["attributes"]["driverVersion"]["version"] for device in (await scene.devices()).values()}
+
+    async def is_it() -> bool:
+        devices = (await scene.devices()).values()
+        return {device["attributes"]["driverVersion"]["version"] for device in devices} == {wanted}
+
+    await scene.until(is_it, f"the version is {wanted}")
 
 
 async def test_a_driver_that_comes_late_has_its_devices_within_seconds_and_no_empty_slice_before(
@@ -64,13 +69,9 @@ async def test_a_driver_that_was_replaced_is_published_and_given_to_containers(m
     async with make_scene(settings={"dynamic_mig": True}) as scene, scene.agent():
         await scene.start("before", "mig", profile="1g.10gb")
         await scene.wait_running("before")
-        assert await versions(scene) == {"580.105.8"}
+        await wait_version(scene, "580.105.8")
         scene.inject.load_driver("590.44.01", force=True)
-
-        async def is_new() -> bool:
-            return await versions(scene) == {"590.44.1"}
-
-        await scene.until(is_new)
+        await wait_version(scene, "590.44.1")
         await scene.start("after", "gpu")
         await scene.wait_running("after")
         created = [step for step in scene.steps if isinstance(step, ContainerCreated)]
@@ -100,7 +101,7 @@ async def test_an_admin_replaces_the_driver_under_a_running_agent_that_lets_go_o
         assert await scene.command("resume") == 0
         await scene.wait_running("waits")
         await scene.until(lambda: set(scene.health().values()) == {"Healthy"})
-        assert await versions(scene) == {"590.44.1"}
+        await wait_version(scene, "590.44.1")
         await scene.wait_taints({})
         await scene.end("waits")
         await scene.wait_clean()
