@@ -13,7 +13,7 @@ import anyio.to_thread
 import pytest
 
 from pydra.kube.api_resources import RESOURCE_CLAIMS, JsonObject
-from pydra_net.devices import DRIVER
+from pydra_net.device_names import DRIVER
 from tests.e2e.cluster import STAY, Cluster, open_cluster
 from tests.e2e.release import IMAGE, PRIVILEGED, Release, open_release
 

@@ -15,7 +15,7 @@ from anyio import to_thread
 
 from pydra.kube.api_resources import RESOURCE_CLAIMS
 from pydra_nvidia import DRIVER
-from pydra_nvidia.devices import MigName, parse_name
+from pydra_nvidia.device_names import MigName, parse_name
 from tests.e2e.agent import run_agent
 from tests.e2e.cluster import KUBELET_ROOT, STAY, cdi_files, records
 from tests.e2e.nvidia import (

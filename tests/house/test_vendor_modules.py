@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 VENDORS = ("amd", "nvidia", "tpu")
 REQUIRED = {
-    *("backend", "cdi", "claim_config", "composition", "devices", "hardware_reader", "hardware_types", "health"),
+    *("backend", "cdi", "claim_config", "composition", "hardware_reader", "hardware_types", "health"),
     *("host", "inventory", "settings", "simulation"),
 }
 PARTS = {"cdi": ("edits",), "simulation": ("simulation",), "vfio": ("apply_passthrough", "plan_passthrough")}

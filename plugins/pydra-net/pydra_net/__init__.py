@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from pydra_net.claim_config import CONFIG_TYPES
-from pydra_net.devices import DRIVER
+from pydra_net.device_names import DRIVER
 from pydra_net.settings import Settings
 from pydra_net.steps import STEP_TYPES
 

@@ -13,8 +13,8 @@ from pydra import AllocatedDevice, Claim, ClaimError, ContainerEdits, Device, He
 from pydra_net.cdi import edits
 from pydra_net.claim_plan import check_offered, list_with_ethtool, list_with_functions, plan_claim
 from pydra_net.claim_records import list_gives, list_of_device
+from pydra_net.device_names import DRIVER
 from pydra_net.device_status import PodState, build_status, build_statuses
-from pydra_net.devices import DRIVER
 from pydra_net.hardware_reader import HardwareReader
 from pydra_net.hardware_types import Node
 from pydra_net.health import CarrierHistory, find_lost

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from pydra import HeldClaim, held_claims
 from pydra_net.backend import NetBackend
-from pydra_net.devices import DRIVER
+from pydra_net.device_names import DRIVER
 from pydra_net.hardware_reader import HardwareReader
 from pydra_net.kernel import Kernel
 from pydra_net.nri_handlers import PodHandlers

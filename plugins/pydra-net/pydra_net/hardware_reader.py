@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from pydra_net.devices import name_device
+from pydra_net.device_names import name_device
 from pydra_net.hardware_types import ConfiguredFunction, Hardware, Node, OfferedRdma
 from pydra_net.kernel import Kernel, Namespace
 from pydra_net.network_types import Link, Reading

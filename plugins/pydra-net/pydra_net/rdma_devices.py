@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from pydra_net.devices import name_function
+from pydra_net.device_names import name_function
 from pydra_net.hardware_types import OfferedRdma
 from pydra_net.network_types import Link, Reading
 from pydra_pci import Tree, function_path, read_attribute

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from pydra_nvidia.claim_config import CONFIG_TYPES, check_config
-from pydra_nvidia.devices import DRIVER
+from pydra_nvidia.device_names import DRIVER
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import STEP_TYPES
 

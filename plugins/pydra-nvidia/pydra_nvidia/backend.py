@@ -26,8 +26,9 @@ from pydra import (
 from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.claim_plan import plan_claim
 from pydra_nvidia.claim_records import Entry, build_data, count_devices, read_entries
+from pydra_nvidia.claim_targets import describe_prepared, find_targets, identify
 from pydra_nvidia.deadlines import call_time
-from pydra_nvidia.devices import GpuName, MigName, VfioName, describe_prepared, find_targets, identify, parse_name
+from pydra_nvidia.device_names import GpuName, MigName, VfioName, parse_name
 from pydra_nvidia.fabric.plan_fabric import explain_disconnected
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Reading

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from pydra import Claim, ClaimError, DeviceInUse, InvalidConfig, TerminalError
 from pydra_nvidia.claim_config import GpuConfig, MigDeviceConfig, VfioDeviceConfig
 from pydra_nvidia.claim_records import Entry, Hold
-from pydra_nvidia.devices import Partition, Passthrough, Target, VfioName, WholeGpu, parse_name
+from pydra_nvidia.claim_targets import Partition, Passthrough, Target, WholeGpu
+from pydra_nvidia.device_names import VfioName, parse_name
 from pydra_nvidia.fabric.plan_fabric import plan_fabric
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.mig.plan_partitions import plan_partitions

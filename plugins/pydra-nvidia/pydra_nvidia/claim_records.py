@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from pydra import Claim, HeldClaim, Sample, StepStage
-from pydra_nvidia.devices import GpuName, MigName, VfioName, parse_name
+from pydra_nvidia.device_names import GpuName, MigName, VfioName, parse_name
 from pydra_nvidia.hardware_types import Placement
 from pydra_nvidia.steps import STEP_TYPES, Step
 

@@ -11,7 +11,7 @@ from pydra import AllocatedDevice, Claim, InvalidConfig
 from pydra_nvidia.claim_config import GpuConfig, MigDeviceConfig, VfioDeviceConfig
 from pydra_nvidia.claim_plan import plan_claim
 from pydra_nvidia.claim_records import Entry
-from pydra_nvidia.devices import find_targets
+from pydra_nvidia.claim_targets import find_targets
 from pydra_nvidia.hardware_types import ComputeInstance, GpuInstance, Mig, Placement, Reading
 from pydra_nvidia.mig.vanished_partitions import find_owned
 from pydra_nvidia.settings import Settings

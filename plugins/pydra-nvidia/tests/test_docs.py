@@ -17,7 +17,7 @@ import pydra_pci
 from pydra_nvidia import DEVICE_CLASSES
 from pydra_nvidia.cdi.hooks import PLACES
 from pydra_nvidia.compute_domain.settings import Settings as ComputeDomainSettings
-from pydra_nvidia.devices import DRIVER
+from pydra_nvidia.device_names import DRIVER
 from pydra_nvidia.health.diagnosis import DEFAULT_REACTIONS
 from pydra_nvidia.health.xid_catalogue import APPLICATION_XIDS
 from pydra_nvidia.host.driver_root import ROOTS

@@ -1,4 +1,4 @@
-"""The devices of a host: their names, the sub-slice that each stands for, and the chips of those of a claim. Pure.
+"""The devices of a host: their names, and the sub-slice that each stands for. Pure.
 
 chip-3    one chip, by its place on the host
 2x2-4     a sub-slice, or the whole host: its shape, and its first chip
@@ -6,23 +6,16 @@ chip-3    one chip, by its place on the host
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from pydra import AllocatedDevice, ClaimError, DeviceStatus, UnknownDevice
 from pydra_tpu.generations import Generation
-from pydra_tpu.geometry import SubSlice, find_sub_slice, list_sub_slices
-from pydra_tpu.hardware_types import Chip, Host
+from pydra_tpu.geometry import SubSlice, list_sub_slices
+from pydra_tpu.hardware_types import Host
 from pydra_tpu.settings import Offer
 
 DRIVER = "tpu.google.com"
-
-
-class NotAMesh(ClaimError):
-    """The chips of a claim cannot form a mesh."""
-
-    reason = "NotAMesh"
 
 
 def list_offered(host: Host, offer: Offer) -> Mapping[str, SubSlice]:
@@ -45,32 +38,10 @@ def name_device(sub_slice: SubSlice, generation: Generation) -> str:
     return f"chip-{first}" if len(sub_slice.chips) == 1 else f"{generation.topology(sub_slice.bounds)}-{first}"
 
 
-def find_chips(
-    devices: Sequence[AllocatedDevice], offered: Mapping[str, SubSlice], count: int, *, admin: bool
-) -> tuple[int, ...]:
-    """The chips of the devices with, or without, admin access. Raises UnknownDevice, NotAMesh."""
-    wanted = [one.device for one in devices if one.admin_access is admin]
-    if unknown := [name for name in wanted if name not in offered]:
-        raise UnknownDevice(f"this machine has no device {unknown[0]}; it has {', '.join(offered) or 'none'}")
-    chips = tuple(sorted({index for name in wanted for index in offered[name].chips}))
-    if chips and find_sub_slice(chips, count) is None:
-        raise NotAMesh(
-            f"chips {', '.join(map(str, chips))} of this host do not form a mesh together; "
-            "ask for one device of the shape that is needed, such as 2x2, or for all chips of a host"
-        )
-    return chips
-
-
 def _splits_group(sub_slice: SubSlice, host: Host) -> bool:
     """Whether a chip of it shares an IOMMU group, which only one process can open, with a chip outside of it."""
     groups = {group for index in sub_slice.chips for group in host.chips[index].groups}
     return any(groups & chip.groups for chip in host.chips if chip.index not in sub_slice.chips)
-
-
-def identify(chips: Sequence[Chip]) -> DeviceStatus:
-    """What the claim's status says of these chips: which hardware they are, also when they are published no more."""
-    addresses = [function.address for chip in chips for function in chip.functions]
-    return DeviceStatus(data={"chips": [chip.index for chip in chips], "pciBusIDs": addresses})
 
 
 def find_mesh_problems(host: Host) -> list[str]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pydra import Device, HealthStatus
 from pydra_net.cel_filter import DeviceFilter
-from pydra_net.devices import DRIVER, name_device
+from pydra_net.device_names import DRIVER, name_device
 from pydra_net.hardware_reader import HardwareReader
 from pydra_net.inventory import build_inventory
 from pydra_net.network_types import Address, Link, Reading

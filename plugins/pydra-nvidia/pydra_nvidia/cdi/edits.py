@@ -20,7 +20,7 @@ from pydra_nvidia.cdi.driver_files import DriverFileCache, DriverFiles
 from pydra_nvidia.cdi.hooks import driver_hooks, find_hook, find_links, link_hooks
 from pydra_nvidia.cdi.libraries import DriverIncomplete
 from pydra_nvidia.claim_config import Iommu, VfioDeviceConfig
-from pydra_nvidia.devices import Partition, Passthrough, Target, WholeGpu
+from pydra_nvidia.claim_targets import Partition, Passthrough, Target, WholeGpu
 from pydra_nvidia.hardware_types import Gpu, Reading
 from pydra_nvidia.host.device_nodes import COMMON, CONTROL, CapabilityNode, DevRoots, Node, find_partition_nodes
 from pydra_nvidia.host.driver_root import DriverRoot

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydra import PydraError
 from pydra_nvidia.cli.arguments import add_node_arguments, machine_of, minor
-from pydra_nvidia.devices import gpu_name
+from pydra_nvidia.device_names import gpu_name
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.health.incident_store import FILE, IncidentStore
 from pydra_nvidia.health.xid_catalogue import explain

@@ -16,7 +16,7 @@ import msgspec
 from pydra import HealthStatus, PydraError
 from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
 from pydra_nvidia.cli.arguments import add_node_arguments, machine_of
-from pydra_nvidia.devices import gpu_name, mig_name
+from pydra_nvidia.device_names import gpu_name, mig_name
 from pydra_nvidia.hardware_reader import HardwareReader, read_without_driver
 from pydra_nvidia.hardware_types import Gpu, Mig, NvLinks, Reading
 from pydra_nvidia.health.diagnosis import WELL, Diagnosis, diagnose

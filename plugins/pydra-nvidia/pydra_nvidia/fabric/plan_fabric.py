@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pydra import ClaimError, TerminalError
 from pydra_nvidia.claim_records import Entry
-from pydra_nvidia.devices import Passthrough, Target, WholeGpu
+from pydra_nvidia.claim_targets import Passthrough, Target, WholeGpu
 from pydra_nvidia.hardware_types import FabricPartition, Gpu, Reading
 from pydra_nvidia.nvfm import Group, Member
 from pydra_nvidia.nvml.gpus import parse_bus_id

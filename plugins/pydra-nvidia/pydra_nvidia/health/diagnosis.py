@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra import Health, HealthStatus, Taint, TaintEffect
-from pydra_nvidia.devices import DRIVER
+from pydra_nvidia.device_names import DRIVER
 from pydra_nvidia.hardware_types import Gpu, LostGpu, Placement, Reading
 from pydra_nvidia.health.incident_store import Incident
 from pydra_nvidia.health.xid_catalogue import APPLICATION_XIDS, PASSING_XIDS, explain

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from pydra import Sample, SampleKind
-from pydra_nvidia.devices import gpu_name
+from pydra_nvidia.device_names import gpu_name
 from pydra_nvidia.hardware_types import Gpu, GpuInstance, Placement, Reading
 from pydra_nvidia.health.diagnosis import Diagnosis, diagnose, is_settled, suspend
 from pydra_nvidia.health.incident_store import IncidentStore

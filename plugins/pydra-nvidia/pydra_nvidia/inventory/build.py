@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pydra import AttributeValue, Capacity, CounterConsumption, CounterSet, Device, Inventory
-from pydra_nvidia.devices import counter_set_name, gpu_name, mig_name, passthrough_candidates, vfio_name
+from pydra_nvidia.device_names import counter_set_name, gpu_name, mig_name, passthrough_candidates, vfio_name
 from pydra_nvidia.hardware_types import Gpu, LostGpu, Placement, Profile, Reading, SharedFabric
 from pydra_nvidia.health.diagnosis import WELL, Diagnosis, join_assessments
 from pydra_nvidia.inventory.attributes import (

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from pydra import ClaimError
-from pydra_nvidia.devices import Partition, Passthrough, Target, WholeGpu
+from pydra_nvidia.claim_targets import Partition, Passthrough, Target, WholeGpu
 from pydra_nvidia.hardware_types import VGPU_GUEST, Gpu, GpuInstance, Placement, Profile, Reading
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import CreateMig, MigModeOff, MigModeOn, Step

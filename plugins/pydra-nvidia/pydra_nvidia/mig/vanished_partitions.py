@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from pydra_nvidia.claim_records import Entry
-from pydra_nvidia.devices import MigName, parse_name
+from pydra_nvidia.device_names import MigName, parse_name
 from pydra_nvidia.hardware_types import Gpu, Placement, Reading
 from pydra_nvidia.steps import CreateMig
 

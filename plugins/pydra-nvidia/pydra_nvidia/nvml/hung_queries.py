@@ -17,7 +17,7 @@ import msgspec
 
 from pydra import Sample, time_left
 from pydra_nvidia.atomic_files import StateFile
-from pydra_nvidia.devices import gpu_name
+from pydra_nvidia.device_names import gpu_name
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.nvml.pynvml_library import Nvml
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pydra import Sample, SampleKind
-from pydra_nvidia.devices import gpu_name, mig_name
+from pydra_nvidia.device_names import gpu_name, mig_name
 from pydra_nvidia.hardware_types import Gpu, Reading
 from pydra_nvidia.nvml.errors import STALE, NvmlError
 from pydra_nvidia.nvml.hung_queries import SuspendedQueries

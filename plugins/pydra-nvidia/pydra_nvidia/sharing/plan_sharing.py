@@ -26,7 +26,7 @@ from pydra_nvidia.claim_config import (
     parse_index,
     parse_limit,
 )
-from pydra_nvidia.devices import Partition, Target, WholeGpu
+from pydra_nvidia.claim_targets import Partition, Target, WholeGpu
 from pydra_nvidia.hardware_types import Gpu
 from pydra_nvidia.settings import Settings, Shares
 from pydra_nvidia.steps import SetTimeSlice, StartMps, Step

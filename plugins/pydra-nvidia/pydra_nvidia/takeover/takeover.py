@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from pydra import ClaimError, ContainerEdits, Inheritance, InheritedClaim, PreparedDevice, StepStage, describe_step
 from pydra_nvidia.cdi.edits import DeviceEdits, merge, mps_client_edits
 from pydra_nvidia.claim_records import build_data
-from pydra_nvidia.devices import Partition, Target, identify
+from pydra_nvidia.claim_targets import Partition, Target, identify
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.settings import Settings

@@ -10,7 +10,7 @@ import msgspec
 from pydra import AllocatedDevice, Claim, ClaimError
 from pydra_nvidia.claim_plan import find_holds, name_devices
 from pydra_nvidia.claim_records import Hold
-from pydra_nvidia.devices import Partition, Passthrough, Target, WholeGpu, find_targets
+from pydra_nvidia.claim_targets import Partition, Passthrough, Target, WholeGpu, find_targets
 from pydra_nvidia.fabric.plan_fabric import find_activated
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.host.pci import DRIVER

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pydra import ClaimError, TerminalError
-from pydra_nvidia.devices import Partition, Passthrough, Target, WholeGpu
+from pydra_nvidia.claim_targets import Partition, Passthrough, Target, WholeGpu
 from pydra_nvidia.hardware_types import Gpu, Reading
 from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.mig.plan_partitions import can_change_mode, leaves_mode

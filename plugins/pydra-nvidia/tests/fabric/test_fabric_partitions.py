@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gpu_values import gpu
 from pydra import AllocatedDevice, ClaimError, TerminalError, UndoLater
 from pydra_nvidia.claim_records import Entry, Hold
-from pydra_nvidia.devices import Passthrough, WholeGpu
+from pydra_nvidia.claim_targets import Passthrough, WholeGpu
 from pydra_nvidia.fabric.active_partitions import ActivePartitions, RecordsUnread
 from pydra_nvidia.fabric.apply_fabric import ActivateFabricApplier, FabricChanged
 from pydra_nvidia.fabric.plan_fabric import explain_disconnected, match_members, plan_fabric

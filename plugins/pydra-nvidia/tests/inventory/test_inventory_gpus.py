@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pydra import Capacity, Health, HealthStatus, Taint, TaintEffect, Version
 from pydra.slices.build import build_wanted
-from pydra_nvidia.devices import mig_name
+from pydra_nvidia.device_names import mig_name
 from pydra_nvidia.hardware_types import Gpu, LostGpu, Placement
 from pydra_nvidia.health.diagnosis import Diagnosis
 from pydra_pci import Assessment

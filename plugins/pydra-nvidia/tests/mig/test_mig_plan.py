@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from gpu_values import find_kind, find_profiles, make_instance
 from gpu_values import gpu as gpu_of
 from pydra import AllocatedDevice, ClaimError, TerminalError
-from pydra_nvidia.devices import Passthrough, find_targets, mig_name
+from pydra_nvidia.claim_targets import Passthrough, find_targets
+from pydra_nvidia.device_names import mig_name
 from pydra_nvidia.hardware_types import VGPU_GUEST, Gpu, Mig, Placement, Profile, Reading
 from pydra_nvidia.mig.plan_partitions import plan_partitions
 from pydra_nvidia.settings import Settings

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gpu_values import find_profile, gpu, make_instance
 from mps_claims import make_applier
 from pydra import AllocatedDevice, Claim, StepStage
-from pydra_nvidia.devices import Target, find_targets
+from pydra_nvidia.claim_targets import Target, find_targets
 from pydra_nvidia.hardware_types import Gpu, Mig, Profile, Reading
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.nvml.session import NvmlSession

@@ -10,7 +10,7 @@ import pytest
 
 from pydra import AllocatedDevice
 from pydra_nvidia.cdi.edits import DeviceEdits
-from pydra_nvidia.devices import find_targets
+from pydra_nvidia.claim_targets import find_targets
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.host.device_nodes import CapabilityMissing, find_partition_nodes
 from pydra_nvidia.host.kernel_driver import list_instances

@@ -10,7 +10,7 @@ from gpu_values import find_profile, make_instance
 from gpu_values import gpu as h100
 from pydra import AllocatedDevice, ContainerEdits
 from pydra_nvidia.cdi.edits import DeviceEdits
-from pydra_nvidia.devices import Target, find_targets
+from pydra_nvidia.claim_targets import Target, find_targets
 from pydra_nvidia.hardware_types import Driver, Gpu, Mig, Reading
 from pydra_nvidia.steps import Step
 from pydra_pci import PciFunction, VfioHost

@@ -9,7 +9,7 @@ import pytest
 from pydra import AllocatedDevice, Claim
 from pydra_nvidia.claim_plan import plan_claim
 from pydra_nvidia.claim_records import read_entries
-from pydra_nvidia.devices import find_targets
+from pydra_nvidia.claim_targets import find_targets
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings

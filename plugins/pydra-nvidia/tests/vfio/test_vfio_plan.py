@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpu_values import gpu
 from pydra import AllocatedDevice, ClaimError, TerminalError
-from pydra_nvidia.devices import Passthrough, WholeGpu
+from pydra_nvidia.claim_targets import Passthrough, WholeGpu
 from pydra_nvidia.hardware_types import VGPU_GUEST, Gpu, GpuInstance, LostGpu, Mig, Placement, Reading
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import BindVfio

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pydra import AllocatedDevice, Claim, ClaimError, ContainerEdits, DeviceNode, Mount, PreparedDevice
 from pydra_tpu.cdi.environment import build_environment
 from pydra_tpu.cdi.mesh_processes import find_processes
+from pydra_tpu.claim_chips import find_chips, identify
 from pydra_tpu.claim_config import TpuConfig
-from pydra_tpu.devices import find_chips, identify
 from pydra_tpu.geometry import SubSlice
 from pydra_tpu.hardware_types import VFIO_CONTROL, Host, host_node
 from pydra_tpu.settings import Settings

@@ -12,8 +12,9 @@ from pydra_tpu import DRIVER
 from pydra_tpu.cdi.edits import ChipUnusable, prepare_claim
 from pydra_tpu.cdi.environment import NoIciResiliency, build_environment
 from pydra_tpu.cdi.mesh_processes import NotProcesses
+from pydra_tpu.claim_chips import NotAMesh, find_chips
 from pydra_tpu.claim_config import LoggingConfig, Processes, TpuConfig
-from pydra_tpu.devices import NotAMesh, find_chips, list_offered
+from pydra_tpu.devices import list_offered
 from pydra_tpu.geometry import Bounds, list_sub_slices, parse_topology
 from pydra_tpu.hardware_types import Host, SliceFacts
 from pydra_tpu.settings import Offer, Settings

@@ -1,4 +1,4 @@
-"""From device names to hardware."""
+"""From the devices of a claim to hardware."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpu_values import find_profile, make_instance
 from gpu_values import gpu as h100
 from pydra import AllocatedDevice, PydraError, TerminalError, UnknownDevice
-from pydra_nvidia.devices import Partition, Passthrough, WholeGpu, find_targets
+from pydra_nvidia.claim_targets import Partition, Passthrough, WholeGpu, find_targets
 from pydra_nvidia.hardware_types import Gpu, LostGpu, Mig, Placement, Reading
 from pydra_pci import PciFunction
 
