@@ -18,10 +18,10 @@ from pydra import AllocatedDevice
 from pydra_net.apply_interface import Mover
 from pydra_net.apply_share import Sharer
 from pydra_net.claim_config import NetworkConfig
-from pydra_net.interface_state import find_state_in_pod
 from pydra_net.netlink.kernel import NetlinkKernel
 from pydra_net.network_types import Interface
 from pydra_net.plan_share import plan_share
+from pydra_net.state_in_pod import find_state_in_pod
 from pydra_net.steps import GiveInterface
 
 MAC = "02:00:00:00:00:55"

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from pydra import AllocatedDevice, Claim, ClaimError, ContainerEdits, Device, HeldClaim, Inventory, Plan, PreparedDevice
 from pydra_net.cdi import edits
 from pydra_net.claim_plan import check_offered, list_with_ethtool, list_with_functions, plan_claim
-from pydra_net.claim_records import list_gives, list_of_device
 from pydra_net.device_names import DRIVER
 from pydra_net.device_status import PodState, build_status, build_statuses
 from pydra_net.hardware_reader import HardwareReader
 from pydra_net.hardware_types import Node
 from pydra_net.health import CarrierHistory, find_lost
+from pydra_net.held_steps import list_gives, list_of_device
 from pydra_net.inventory import build_inventory
 from pydra_net.kernel import Events
 from pydra_net.pod_interfaces import PodInterfaces

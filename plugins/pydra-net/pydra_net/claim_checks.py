@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from pydra import Claim, ClaimError, HeldClaim, TerminalError
 from pydra_net.claim_config import NetworkConfig, get_field_name
-from pydra_net.claim_records import list_holders
+from pydra_net.held_steps import list_holders
 from pydra_net.interface_state import InterfaceState
 from pydra_net.network_types import Link, Reading
 from pydra_net.steps import InterfaceStep, ShareInterface

@@ -9,14 +9,15 @@ from msgspec.structs import replace
 from pydra import AllocatedDevice, Claim, ClaimError, HeldClaim, Plan, TerminalError, UnknownDevice
 from pydra_net.claim_checks import check_addresses, check_gateways, check_parameters, check_pod, check_share
 from pydra_net.claim_config import NetworkConfig
-from pydra_net.claim_records import list_holders
 from pydra_net.ethtool_names import list_present, resolve_ethtool
 from pydra_net.hardware_types import Node
-from pydra_net.interface_state import find_state_in_pod, read_interface
+from pydra_net.held_steps import list_holders
+from pydra_net.interface_state import read_interface
 from pydra_net.network_types import Ethtool, Link, Programs
 from pydra_net.plan_rdma import is_alone, plan_rdma
 from pydra_net.plan_share import is_virtual, plan_share
 from pydra_net.plan_virtual_function import plan_function
+from pydra_net.state_in_pod import find_state_in_pod
 from pydra_net.steps import ConfigureFunction, GiveInterface, GiveRdma, InterfaceStep, ShareInterface, Step
 
 

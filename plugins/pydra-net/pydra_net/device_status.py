@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from pydra import AllocatedDevice, Claim, ClaimDeviceStatus, Condition, DeviceStatus, HeldClaim, NetworkData
-from pydra_net.claim_records import list_of_device
 from pydra_net.dhcp.messages import Lease
+from pydra_net.held_steps import list_of_device
 from pydra_net.interface_state import InterfaceState
 from pydra_net.steps import ConfigureFunction, GiveRdma
 

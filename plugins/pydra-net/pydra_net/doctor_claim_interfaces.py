@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 
 from pydra import HeldClaim
-from pydra_net.claim_records import list_interfaces
 from pydra_net.composition import open_kernel
 from pydra_net.find_interface import find
+from pydra_net.held_steps import list_interfaces
 from pydra_net.interface_diff import plan_changes
 from pydra_net.interface_state import find_state_before
 from pydra_net.kernel import Kernel, Namespace, NamespaceGone

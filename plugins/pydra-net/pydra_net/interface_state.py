@@ -1,4 +1,4 @@
-"""How an interface is configured on the node, and how it should be in a pod, by the claim, or back there. No I/O."""
+"""How an interface is configured: on the node, and so to be put back there. No I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from pydra_net.claim_config import EthtoolConfig, InterfaceConfig, NetworkConfig, RouteConfig, RuleConfig
 from pydra_net.network_types import (
     BY_ADVERTISEMENT,
     BY_KERNEL,
@@ -17,18 +16,15 @@ from pydra_net.network_types import (
     Configuration,
     Interface,
     Link,
-    Neighbour,
     Reading,
     Route,
-    Rule,
 )
 
 _LOCAL_TABLE = 255
 _UNICAST = 1
-_STATIC = 4
 _KEPT_FLAGS = 0xF12
 """Of addresses, those that somebody chose: no duplicate detection (2), home, temporary ones, no prefix route, ..."""
-_NO_DETECTION, _NO_PREFIX_ROUTE = 0x2, 0x200
+_NO_PREFIX_ROUTE = 0x200
 
 
 class InterfaceState(Configuration, frozen=True, kw_only=True, omit_defaults=True):
@@ -121,80 +117,4 @@ def find_state_before(interface: Interface) -> InterfaceState:
         sysctls=interface.sysctls,
         features=interface.features,
         private_flags=interface.private_flags,
-    )
-
-
-def find_state_in_pod(
-    interface: Interface, config: NetworkConfig, ethtool: EthtoolConfig | None = None
-) -> InterfaceState:
-    """How it is in the pod: as it is on the node, with what the claim configures; `ethtool` has the kernel's names.
-
-    Addresses, or DHCP, replace those of the node, and with these the routes, which may need them.
-    """
-    wanted = config.interface
-    keeps = not (wanted.addresses or wanted.uses_dhcp or wanted.addressing == "SLAAC")
-    table = wanted.vrf.number if wanted.vrf else 0
-    addresses = interface.addresses if keeps else tuple(map(_build_address, wanted.addresses))
-    routes = (*(interface.routes if keeps else ()), *map(_build_route, config.routes))
-    if table:
-        routes = tuple(replace(one, table=table) for one in routes)
-    return InterfaceState(
-        name=wanted.name or interface.link.name,
-        mtu=wanted.mtu or interface.link.mtu,
-        mac=(wanted.hardware_addr or interface.link.mac).lower(),
-        alias=interface.link.alias,
-        parameters=wanted.list_parameters(),
-        addresses=tuple(map(_without_detection, addresses)),
-        routes=tuple(sorted(routes, key=by_dependency)),
-        neighbours=(
-            *interface.neighbours,
-            *(Neighbour(destination=one.destination, mac=one.hardware_addr.lower()) for one in config.neighbors),
-        ),
-        rules=(*(interface.rules if keeps and not table else ()), *map(_build_rule, config.rules)),
-        features=ethtool.features if ethtool else {},
-        private_flags=ethtool.private_flags if ethtool else {},
-        vrf=wanted.vrf.name if wanted.vrf else "",
-        vrf_table=table,
-        without_programs=bool(wanted.disable_ebpf_programs),
-        dhcp=wanted.uses_dhcp,
-        slaac=wanted.addressing == "SLAAC",
-        sysctls=_list_sysctls(wanted, addresses),
-    )
-
-
-def _list_sysctls(wanted: InterfaceConfig, addresses: Sequence[Address]) -> dict[str, int]:
-    """Those of IPv6. To forward is set for a link that uses IPv6, since the kernel may have none."""
-    found = wanted.list_sysctls()
-    if wanted.forwarding is not None and (found or any(one.family == 6 for one in addresses)):
-        found["forwarding"] = int(wanted.forwarding)
-    return {f"ipv6/conf/{name}": value for name, value in found.items()}
-
-
-def _without_detection(address: Address) -> Address:
-    """Without the detection of duplicates, for which an address of IPv6 could not be used for a second."""
-    return replace(address, label="", flags=address.flags | _NO_DETECTION if address.family == 6 else address.flags)
-
-
-def _build_address(text: str) -> Address:
-    return Address(address=str(ipaddress.ip_interface(text)))
-
-
-def _build_route(config: RouteConfig) -> Route:
-    return Route(
-        destination=str(ipaddress.ip_network(config.destination)),
-        gateway=config.gateway or "",
-        source=config.source or "",
-        scope=config.scope,
-        table=config.table or MAIN_TABLE,
-        protocol=_STATIC,
-    )
-
-
-def _build_rule(config: RuleConfig) -> Rule:
-    return Rule(
-        family=ipaddress.ip_network(config.source or config.destination or "").version,
-        table=config.table,
-        priority=config.priority,
-        source=config.source or "",
-        destination=config.destination or "",
     )

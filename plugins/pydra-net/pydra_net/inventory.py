@@ -21,9 +21,9 @@ from pydra import (
     Inventory,
     RequestPolicy,
 )
-from pydra_net.claim_records import list_gives, list_rdma
 from pydra_net.hardware_types import Hardware, Node
 from pydra_net.health import diagnose, diagnose_lost, diagnose_rdma
+from pydra_net.held_steps import list_gives, list_rdma
 from pydra_net.interface_state import read_interface
 from pydra_net.network_types import Interface, Link, Programs
 

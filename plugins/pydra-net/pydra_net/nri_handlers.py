@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from pydra import HeldClaim
 from pydra_net.apply_interface import AttachFailed
-from pydra_net.claim_records import list_of_pod
+from pydra_net.held_steps import list_of_pod
 from pydra_net.kernel import NamespaceGone
 from pydra_net.pod_interfaces import PodInterfaces
 from pydra_net.sandboxes import Sandbox

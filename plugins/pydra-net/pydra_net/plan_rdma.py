@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pydra import AllocatedDevice, HeldClaim, TerminalError
 from pydra_net.claim_checks import InterfaceBusy
 from pydra_net.claim_config import NetworkConfig
-from pydra_net.claim_records import list_rdma
 from pydra_net.hardware_types import Node
+from pydra_net.held_steps import list_rdma
 from pydra_net.steps import GiveRdma, ShareInterface, Step
 
 

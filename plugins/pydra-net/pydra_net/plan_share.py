@@ -6,8 +6,8 @@ import hashlib
 
 from pydra import AllocatedDevice, TerminalError
 from pydra_net.claim_config import InterfaceConfig, MacvlanConfig, NetworkConfig
-from pydra_net.interface_state import find_state_in_pod
 from pydra_net.network_types import Interface, Link
+from pydra_net.state_in_pod import find_state_in_pod
 from pydra_net.steps import ShareInterface
 
 

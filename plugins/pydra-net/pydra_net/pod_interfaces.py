@@ -14,8 +14,8 @@ from typing import Any
 
 from pydra import Claim, ClaimError, HeldClaim
 from pydra_net.apply_interface import AttachFailed
-from pydra_net.claim_records import list_of_pod
 from pydra_net.device_status import PodState
+from pydra_net.held_steps import list_of_pod
 from pydra_net.kernel import Kernel
 from pydra_net.leases import Leases
 from pydra_net.network_types import Link

@@ -10,7 +10,8 @@ from typing import TypeVar
 import msgspec
 
 from pydra import PydraError
-from pydra_nri.answers import build_answer, carries_updates, find_empty_result, merge
+from pydra_nri.adjustments import ContainerUpdate
+from pydra_nri.build_answer import build_answer, carries_updates, find_empty_result, merge
 from pydra_nri.channel import CallFailed, Channel, Code
 from pydra_nri.event_handlers import Event, Handlers, Updates, choose_events, read_event
 from pydra_nri.messages import (
@@ -26,7 +27,6 @@ from pydra_nri.messages import (
     UpdatesResponse,
 )
 from pydra_nri.protobuf import Malformed, decode, encode
-from pydra_nri.values import ContainerUpdate
 from pydra_nri.versions import UPDATES_FIXED, NriVersion, read_nri_version
 
 REQUEST_TIMEOUT = 2.0

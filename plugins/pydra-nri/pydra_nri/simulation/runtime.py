@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from pydra_nri.adjustments import ContainerUpdate, CreateContainerResponse
 from pydra_nri.messages import (
     ConfigureRequest,
     ConfigureResponse,
@@ -28,7 +29,7 @@ from pydra_nri.messages import (
 from pydra_nri.messages import Status as Error
 from pydra_nri.protobuf import Value, decode
 from pydra_nri.simulation.connection import PluginClosed, PluginConnection, PluginRefused
-from pydra_nri.values import Container, ContainerUpdate, CreateContainerResponse, LinuxCPU, LinuxResources, PodSandbox
+from pydra_nri.values import Container, LinuxCPU, LinuxResources, PodSandbox
 
 _UNKNOWN, _UNIMPLEMENTED = 2, 12
 _EVENTS = {

@@ -1,4 +1,4 @@
-"""What the plans of held claims say. No I/O."""
+"""The steps of held claims: by kind, by device and by pod. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the answer to an event carries. No I/O."""
+"""Builds the answer to an event, with the updates that wait for one. No I/O."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from pydra_nri.adjustments import ContainerAdjustment, ContainerUpdate, CreateContainerResponse
 from pydra_nri.event_handlers import Event, Updates
 from pydra_nri.messages import UpdatesResponse
 from pydra_nri.protobuf import encode
-from pydra_nri.values import Container, ContainerAdjustment, ContainerUpdate, CreateContainerResponse, LinuxCPU
+from pydra_nri.values import Container, LinuxCPU
 
 T = TypeVar("T")
 _CARRIERS = ("CreateContainer", "UpdateContainer", "StopContainer")
