@@ -97,12 +97,10 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 _WAIT_CHANGED = re.compile(r' *File "[^"\n]*/pydra/backends/child/calls\.py", line \d+ in _wait_changed')
 
-
 _FRAME = re.compile(r'^ *File "(?P<file>[^"\n]*)", line (?P<line>\d+),? in (?P<function>.+)$', re.MULTILINE)
 
 
 _STATUS = re.compile(r"status: (?P<text>.*)\n")
-
 
 _CURRENT = re.compile(r"^Current thread [^\n]*\(most recent call first\):\n", re.MULTILINE)
 
@@ -189,7 +187,6 @@ def _spell(frame: re.Match[str]) -> str:
 
 
 _HOW = dict.fromkeys((Cause.STUCK_CALL, Cause.STUCK_LOOP, Cause.LATE), "hang") | {Cause.OVER_MEMORY: "memory"}
-
 
 _KILLED = {
     Cause.STUCK_CALL: "was killed because a call timed out, and did not end when cancelled",

@@ -10,7 +10,7 @@ adminAccess and shareID; KEP-4815 (counters); KEP-5075 (capacity); KEP-5963 (com
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import TypeAlias
 
@@ -248,14 +248,10 @@ def _counters_of(device: AllocatedDevice, consumption: Consumption) -> set[_Coun
 
 def _sum_counters(consumption: Consumption) -> Mapping[_Counter, Fraction]:
     found: dict[_Counter, Fraction] = {}
-    for counter, amount in _list_counters(consumption):
-        found[counter] = found.get(counter, Fraction()) + amount
-    return found
-
-
-def _list_counters(consumption: Consumption) -> Iterator[tuple[_Counter, Fraction]]:
     for key, consumed in consumption.items():
         pool = key.rpartition("/")[0]
         for one in consumed:
             for name, amount in one.counters.items():
-                yield (pool, one.counter_set, name), parse_quantity(amount)
+                counter = pool, one.counter_set, name
+                found[counter] = found.get(counter, Fraction()) + parse_quantity(amount)
+    return found

@@ -46,10 +46,8 @@ from pydra.slices.server_limitations import (
 _SKEW_SECONDS = 5.0
 """Clocks farther apart make ages of Events and taints wrong; minutes make tokens and certificates invalid."""
 
-
 _EXTENDED_RESOURCES = (1, 36)
 """The first release whose gate DRAExtendedResource is on by default, in the API server and in the kubelet."""
-
 
 _GATE_ADVICE = "enable it on API servers and schedulers if a backend needs it: docs/install.md, feature gates"
 
@@ -57,12 +55,10 @@ _GATE_ADVICE = "enable it on API servers and schedulers if a backend needs it: d
 _PROBE = "doctor.pydra.example"
 """The driver in a slice that the API server is only asked about (dryRun)."""
 
-
 _TAINT = Taint(key=f"{_PROBE}/probe", effect=TaintEffect.NO_SCHEDULE)
 
 
 _PARTITION = CounterConsumption(counter_set="c", counters={"slots": "1"})
-
 
 _COUNTERS = (CounterSet(name="c", counters={"slots": "1"}),)
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Sequence
+from ipaddress import ip_interface, ip_network
 
 from msgspec.structs import replace
 
 from pydra_net.claim_config import EthtoolConfig, InterfaceConfig, NetworkConfig, RouteConfig, RuleConfig
 from pydra_net.interface_state import InterfaceState, by_dependency
-from pydra_net.network_types import (
-    MAIN_TABLE,
-    Address,
-    Interface,
-    Neighbour,
-    Route,
-    Rule,
-)
+from pydra_net.network_types import MAIN_TABLE, Address, Interface, Neighbour, Route, Rule
 
 _STATIC = 4
 _NO_DETECTION = 0x2
@@ -32,7 +25,9 @@ def find_state_in_pod(
     wanted = config.interface
     keeps = not (wanted.addresses or wanted.uses_dhcp or wanted.addressing == "SLAAC")
     table = wanted.vrf.number if wanted.vrf else 0
-    addresses = interface.addresses if keeps else tuple(map(_build_address, wanted.addresses))
+    addresses = (
+        interface.addresses if keeps else tuple(Address(address=str(ip_interface(one))) for one in wanted.addresses)
+    )
     routes = (*(interface.routes if keeps else ()), *map(_build_route, config.routes))
     if table:
         routes = tuple(replace(one, table=table) for one in routes)
@@ -73,13 +68,9 @@ def _without_detection(address: Address) -> Address:
     return replace(address, label="", flags=address.flags | _NO_DETECTION if address.family == 6 else address.flags)
 
 
-def _build_address(text: str) -> Address:
-    return Address(address=str(ipaddress.ip_interface(text)))
-
-
 def _build_route(config: RouteConfig) -> Route:
     return Route(
-        destination=str(ipaddress.ip_network(config.destination)),
+        destination=str(ip_network(config.destination)),
         gateway=config.gateway or "",
         source=config.source or "",
         scope=config.scope,
@@ -90,7 +81,7 @@ def _build_route(config: RouteConfig) -> Route:
 
 def _build_rule(config: RuleConfig) -> Rule:
     return Rule(
-        family=ipaddress.ip_network(config.source or config.destination or "").version,
+        family=ip_network(config.source or config.destination or "").version,
         table=config.table,
         priority=config.priority,
         source=config.source or "",

@@ -68,7 +68,6 @@ _MAINTENANCE_PATIENCE = 4.0
 _LONGEST = 60.0
 """Seconds that a call without a deadline is waited for."""
 
-
 _log = logging.getLogger(__name__)
 
 
