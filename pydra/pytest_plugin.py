@@ -37,7 +37,7 @@ class BackendRules(pytest.Collector):
     def report(self) -> Report:
         """The report of all checks, which are made now. Raises SettingsError."""
         from pydra.backends.discovery import locate_file  # noqa: PLC0415
-        from pydra.testing.conformance import check_backend  # noqa: PLC0415
+        from pydra.testing.run import check_backend  # noqa: PLC0415
 
         target, directory = locate_file(self.name)
         if directory:

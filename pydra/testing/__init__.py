@@ -9,7 +9,7 @@ wrong at once. It needs no test framework:
         assert report.ok, report.text
 """
 
-from pydra.testing.conformance import check_backend, run_checks
 from pydra.testing.report import Check, Report
+from pydra.testing.run import check_backend, run_checks
 
 __all__ = ["Check", "Report", "check_backend", "run_checks"]

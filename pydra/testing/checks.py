@@ -1,31 +1,19 @@
-"""Runs the conformance checks against a backend, crashes included.
-
-The backend runs in a process and is called as the agent would. Public: uses no test framework, and never raises for
-what a backend does.
-"""
+"""The conformance checks, each of which returns the problems that it found."""
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
-import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from glob import iglob
-from types import ModuleType
 from typing import Any
 
 import anyio
 
-from pydra.backends.child.conformance_main import VARIABLE
 from pydra.backends.claim_config import build_header
-from pydra.backends.discovery import BackendSource, choose_backend, extend_module_path, find_backend, variable_prefix
+from pydra.backends.discovery import BackendSource
 from pydra.backends.error_codec import MAX_REASON, is_reason
-from pydra.backends.restart_policy import RestartPolicy
-from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendEnded, BackendEvent, BackendFacts, BackendTrouble, Trouble
-from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts
+from pydra.backends.timeouts import ProcessTimeouts
 from pydra.backends.wire import Method
 from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec
@@ -42,11 +30,11 @@ from pydra.errors import (
     SettingsError,
 )
 from pydra.inventory.api_rules import validate_inventory
-from pydra.settings import CLAIM_DEADLINE, CONNECT_DEADLINE, DISCOVER_DEADLINE, Settings, parse_settings
+from pydra.settings import Settings, parse_settings
 from pydra.testing.compare_answers import find_changes, find_plan_changes
 from pydra.testing.interruptions import cancel_everywhere, crash_in_prepare, crash_in_restore, crash_in_unprepare
 from pydra.testing.leaks import Leaks
-from pydra.testing.report import Check, Report, fold_alike
+from pydra.testing.report import Check, fold_alike
 from pydra.testing.rules import Rule
 from pydra.testing.session import ABSENT, Session
 from pydra.testing.usable_devices import find_pair, find_unaffordable, list_usable
@@ -61,84 +49,12 @@ Progress = Callable[[str, Check | None], None]
 """Called with the title of each check twice: before it is made, with None, and after it, with the Check."""
 
 
-def check_backend(
-    target: str | object,
-    *,
-    prepare: bool = True,
-    config: Mapping[str, Any] = {},
-    parameters: Sequence[Mapping[str, Any]] = (),
-    progress: Progress = lambda _title, _check: None,
-) -> Report:
-    """Check an installed backend by name, `module:attribute`, or an importable module or object.
-
-    Prepares and unprepares its first healthy device that is not held; with `prepare` false the hardware is only read.
-    The backend's process can import what this process can. Simulated hardware keeps its state in a temporary directory,
-    unless PYDRA_<NAME>_STATE names one. `config` is the agent's settings file: `backendSettings` has the backend's own
-    settings; `drivers` and the directories say where an agent has records. `parameters` is the opaque configuration of
-    the claims that it prepares, for devices that need one: each with its `apiVersion` and `kind`. `progress` is called
-    with each check's title and None before the check, and with the title and the Check after it. Raises SettingsError
-    if there is no such backend.
-    """
-    source = find_backend(target) if isinstance(target, str) else _locate(target)
-    logging.getLogger("pydra").addHandler(logging.NullHandler())  # crashes are intended, and the report has the rest
-    # Direct targets only: an installed backend is found without the caller's path, as on a node.
-    places = () if source.distribution else (*sys.path, "")
-    with tempfile.TemporaryDirectory(prefix="pydra-check-") as state:
-        environ = {f"{variable_prefix(source.name)}_STATE": state, **os.environ}
-        environ = extend_module_path(environ, places)
-        return anyio.run(
-            lambda: run_checks(
-                source, prepare=prepare, environ=environ, config=config, parameters=parameters, progress=progress
-            )
-        )
-
-
-async def run_checks(
-    source: BackendSource,
-    *,
-    prepare: bool = True,
-    deadlines: CallDeadlines = CallDeadlines(connect=CONNECT_DEADLINE, discover=DISCOVER_DEADLINE),  # noqa: B008 - frozen
-    timeouts: ProcessTimeouts = ProcessTimeouts(),  # noqa: B008 - frozen
-    environ: Mapping[str, str] | None = None,
-    config: Mapping[str, Any] = {},
-    parameters: Sequence[Mapping[str, Any]] = (),
-    progress: Progress = lambda _title, _check: None,
-) -> Report:
-    """Do what `check_backend` does, inside an event loop."""
-    run = _Run(source, os.environ if environ is None else environ, config, progress, timeouts)
-    with tempfile.TemporaryDirectory(prefix="pydra-observed-") as directory:
-        supervisor = BackendSupervisor(
-            source,
-            deadlines=deadlines,
-            timeouts=timeouts,
-            restarts=RestartPolicy(first=0.05, cap=0.05),
-            environ={**(os.environ if environ is None else environ), VARIABLE: directory},
-            settings=config.get("backendSettings", {}).get(source.configured_name, {}),
-            program="pydra.backends.child.conformance_main",
-            report=run.hear,
-        )
-        configs = tuple(
-            OpaqueConfig(source="FromClaim", position=f"parameters[{place}]", parameters=one)
-            for place, one in enumerate(parameters)
-        )
-        session = Session(supervisor, configs, directory=directory, connect_limit=deadlines.connect)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(supervisor.run)
-            try:
-                checks = await run.run(session, connect=deadlines.connect, prepare=prepare)
-            finally:
-                with anyio.move_on_after(CLAIM_DEADLINE, shield=True):
-                    await run.undo(session)
-            tasks.cancel_scope.cancel()
-    return Report(backend=source.name, checks=checks)
-
-
 class _Skipped(Exception):
     """The check cannot be made; the message says why."""
 
 
-class _Run:
-    """One conformance run: the checks, each of which returns the problems that it found."""
+class Checks:
+    """The checks of one run, and what they have found so far."""
 
     _session: Session
 
@@ -172,6 +88,7 @@ class _Run:
         self._late: list[str] = []
 
     async def run(self, session: Session, *, connect: float, prepare: bool) -> tuple[Check, ...]:
+        """Make the checks, in order; `connect` is the limit of a start in seconds."""
         self._session, self._connect_limit = session, connect
         await self._probe(Rule.CONNECT, self._connect)
         facts = session.facts
@@ -679,14 +596,3 @@ def _find_agent_settings(backend: str, environ: Mapping[str, str], config: Mappi
     given = {key: environ.get(variable) or config.get(key) for key, variable in keys.items()}
     places = {key: path for key, path in given.items() if path}
     return parse_settings({"backends": [backend], "nodeName": "unknown", **places})
-
-
-def _locate(backend: object) -> BackendSource:
-    """Find from where another process can import the object. Raises SettingsError."""
-    if isinstance(backend, ModuleType):
-        return choose_backend(f"{backend.__name__}:", ())
-    module = sys.modules.get(type(backend).__module__)
-    for name, value in vars(module).items() if module is not None else ():
-        if value is backend:
-            return choose_backend(f"{type(backend).__module__}:{name}", ())
-    raise SettingsError([f"{backend!r} is not a module, and no variable of its class's module: give module:attribute"])
