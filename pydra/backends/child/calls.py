@@ -233,7 +233,7 @@ class CallServer:
                 return await coroutine()
 
     async def _wait_changed(self) -> Any:
-        """Call it from a function of its own, by which `crash_attribution` finds it in a stack."""
+        """Call it from a function of its own, by which `crash_diagnosis` finds it in a stack."""
         return await self._backend.wait_changed()
 
     def _decode(self, claim: Claim) -> Claim:
