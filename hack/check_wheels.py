@@ -77,7 +77,7 @@ def run_tests(environment: Path, tree: Path, arguments: list[str]) -> None:
     ):
         copy(part, tree / part.relative_to(ROOT))
     command = [str(environment / "bin" / "python"), "-m", "pytest", "-q", "--ignore=tests/house", *arguments]
-    side_by_side = ("-n", "6", "--dist", "worksteal")  # two thirds of them wait for a process most of the time
+    side_by_side = ("-n", "4", "--dist", "worksteal")  # keeps two processors busy; each more collects all tests first
     # The tests start hundreds of processes, and each would compile all that it imports.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     # Helm in the chart's tests would spend a third of its time on collecting garbage of a few megabytes. The runtime of
@@ -85,7 +85,7 @@ def run_tests(environment: Path, tree: Path, arguments: list[str]) -> None:
     environ["GOGC"] = "400"
     environ["TEST_REPOSITORY"] = str(ROOT)
     environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    # Each of the four would compile all tests, which takes longer than to import them.
+    # Each worker would compile all tests, which takes longer than to import them.
     subprocess.run([*command, "--collect-only"], cwd=tree, env=environ, check=False, timeout=300, capture_output=True)
     done = subprocess.run([*command, *side_by_side], cwd=tree, env=environ, check=False, timeout=1500)
     if done.returncode:
