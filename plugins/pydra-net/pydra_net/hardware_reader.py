@@ -76,7 +76,7 @@ class HardwareReader:
             sysctls={
                 name: self._kernel.read_changed_sysctls(self._host, devices[name])
                 for name in with_sysctls
-                if name in devices
+                if name in devices and devices[name].index not in shared  # which is not moved
             },
             rdma=dict(self._find_rdma(reading, devices)),
             functions=dict(
