@@ -12,7 +12,7 @@ import msgspec
 _REPRESENTOR = re.compile(r"(c\d+)?pf\d+(vf|sf)\d+")
 
 BY_KERNEL, BY_ADVERTISEMENT = 2, 9
-"""Protocols of routes: whoever made them. RTPROT_KERNEL, _RA."""
+"""Protocols of routes that the kernel adds: RTPROT_KERNEL, RTPROT_RA."""
 LINK_SCOPE, MAIN_TABLE = 253, 254
 FOREVER = 0xFFFFFFFF
 """The lifetime of an address that does not end."""

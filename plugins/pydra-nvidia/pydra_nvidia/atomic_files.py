@@ -26,7 +26,7 @@ def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 class StateFile(Generic[T]):
-    """Remembers `what` at `path`, as JSON of a type. A failure is told to `say`, and costs no more than the memory."""
+    """Keeps `what` in the file at `path`, as JSON of a type. `say` gets a message when it cannot be read or written."""
 
     def __init__(self, path: str, kind: type[T], what: str, say: Callable[[str], object]) -> None:
         self.path = path

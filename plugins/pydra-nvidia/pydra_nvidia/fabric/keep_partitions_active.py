@@ -1,4 +1,4 @@
-"""Fabric Manager's partitions, which claims activate, and which a restarted one is told to be active, by the records.
+"""Activates Fabric Manager's partitions for claims, and gives a restarted Fabric Manager the list of them.
 
 Started with `FABRIC_MODE_RESTART=1` it answers everything with NOT_CONFIGURED until it has the list of active
 partitions, then lets only those use NVLink, and ends without the list after a minute. Started without, it has none.
