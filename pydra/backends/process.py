@@ -13,10 +13,10 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import anyio
 import msgspec
@@ -70,6 +70,46 @@ _EXIT_SECONDS = 0.5
 _QUIET_SECONDS = 0.05
 
 
+class ChildProcess(Protocol):
+    """A process that was started, as an `asyncio.subprocess.Process`."""
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+
+    @property
+    def returncode(self) -> int | None:
+        """How it ended; None until it has been reaped."""
+
+    async def wait(self) -> int:
+        """Wait for its end."""
+
+    def send_signal(self, signal: int) -> None:
+        """Send it a signal. Raises ProcessLookupError."""
+
+
+Descriptors: TypeAlias = tuple[int, int, int]
+"""Of a process's connection, output and errors."""
+Spawn: TypeAlias = Callable[[Sequence[str], Descriptors, Mapping[str, str] | None], Awaitable[ChildProcess]]
+"""Starts a process with these arguments, descriptors and variables, in a session of its own. Raises OSError."""
+
+
+async def spawn_program(
+    arguments: Sequence[str], descriptors: Descriptors, environ: Mapping[str, str] | None
+) -> ChildProcess:
+    """Start the program that the arguments name."""
+    connection, output, errors = descriptors
+    return await asyncio.create_subprocess_exec(
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        pass_fds=[connection],
+        env=environ,
+        start_new_session=True,  # so Ctrl-C reaches the agent only, and `kill` all that the process has started
+    )
+
+
 class _Pending(msgspec.Struct, kw_only=True, eq=False):
     """A call in flight."""
 
@@ -97,6 +137,7 @@ class BackendProcess:
         settings: Mapping[str, Any],
         program: str,
         rights: ProcessRights,
+        spawn: Spawn,
         on_change: Callable[[], None],
         on_ready: Callable[[BackendProcess, Hello], None],
         on_unsolicited: Callable[[int], None],
@@ -108,6 +149,7 @@ class BackendProcess:
         self._settings = settings
         self._program = program
         self._rights = rights
+        self._spawn_process = spawn
         self._on_change = on_change
         self._on_ready = on_ready
         self._on_unsolicited = on_unsolicited
@@ -121,7 +163,7 @@ class BackendProcess:
         self._transports: list[asyncio.BaseTransport] = []
         self._written = asyncio.Event()
         self._channel: Channel[ToAgent] = Channel(parse_to_agent, self._receive, self._disconnected)
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProcess | None = None
         self._cgroup: Path | None = None
         self._pending: dict[int, _Pending] = {}
         self._abandoned: dict[int, float] = {}
@@ -322,15 +364,8 @@ class BackendProcess:
                 reader, writer = os.pipe()
                 writers.append(writer)
                 self._transports.append(await connect_pipe(reader, pipe))
-            self._process = await asyncio.create_subprocess_exec(
-                *command.arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=writers[0],
-                stderr=writers[1],
-                pass_fds=[theirs.fileno()],
-                env=self._environ,
-                start_new_session=True,  # so Ctrl-C reaches the agent only, and `kill` all that the process has started
-            )
+            files = (theirs.fileno(), writers[0], writers[1])
+            self._process = await self._spawn_process(command.arguments, files, self._environ)
             await self._channel.open(ours)
             first = Start(
                 backend=self._source.configured_name,

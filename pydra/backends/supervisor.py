@@ -31,7 +31,7 @@ from pydra.backends.crash_diagnosis import CallInFlight, Diagnosis, Ending, diag
 from pydra.backends.discovery import BackendSource, refresh_source
 from pydra.backends.error_codec import FaultKind, parse_fault
 from pydra.backends.held_claims_sync import HeldClaimsSync
-from pydra.backends.process import BackendProcess, Outcome
+from pydra.backends.process import BackendProcess, Outcome, Spawn, spawn_program
 from pydra.backends.process_command import CHILD
 from pydra.backends.restart_policy import RestartPolicy
 from pydra.backends.supervisor_events import (
@@ -108,6 +108,7 @@ class BackendSupervisor:
         settings: Mapping[str, Any] = {},
         program: str = CHILD,
         rights: ProcessRights = ProcessRights(),  # noqa: B008 - frozen
+        spawn: Spawn = spawn_program,
         refresh: Callable[[BackendSource], BackendSource] = refresh_source,
         report: Callable[[BackendEvent], None] = ignore_event,
     ) -> None:
@@ -119,7 +120,7 @@ class BackendSupervisor:
         self._restarts = restarts
         self._environ = environ
         self._settings = settings
-        self._program, self._rights = program, rights
+        self._program, self._rights, self._spawn = program, rights, spawn
         self._refresh = refresh
         self._report = report
         self._attribution = CrashAttribution(restarts.crashes)
@@ -463,6 +464,7 @@ class BackendSupervisor:
             settings=self._settings,
             program=self._program,
             rights=self._rights,
+            spawn=self._spawn,
             on_change=self._note_change,
             on_ready=self._handle_hello,
             on_unsolicited=self._reject_unsolicited,

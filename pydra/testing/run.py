@@ -25,6 +25,7 @@ from pydra.claim import OpaqueConfig
 from pydra.errors import SettingsError
 from pydra.settings import CLAIM_DEADLINE, CONNECT_DEADLINE, DISCOVER_DEADLINE
 from pydra.testing.checks import Checks, Progress
+from pydra.testing.forked_processes import ForkedProcesses
 from pydra.testing.report import Report
 from pydra.testing.session import Session
 
@@ -74,15 +75,17 @@ async def run_checks(
 ) -> Report:
     """Do what `check_backend` does, inside an event loop."""
     run = Checks(source, os.environ if environ is None else environ, config, progress, timeouts)
+    processes = ForkedProcesses()
     with tempfile.TemporaryDirectory(prefix="pydra-observed-") as directory:
         supervisor = BackendSupervisor(
             source,
             deadlines=deadlines,
             timeouts=timeouts,
-            restarts=RestartPolicy(first=0.05, cap=0.05),
+            restarts=RestartPolicy(first=0.0, cap=0.0),
             environ={**(os.environ if environ is None else environ), VARIABLE: directory},
             settings=config.get("backendSettings", {}).get(source.configured_name, {}),
             program="pydra.backends.child.conformance_main",
+            spawn=processes.spawn,
             report=run.hear,
         )
         configs = tuple(
@@ -98,6 +101,7 @@ async def run_checks(
                 with anyio.move_on_after(CLAIM_DEADLINE, shield=True):
                     await run.undo(session)
             tasks.cancel_scope.cancel()
+        await processes.close()
     return Report(backend=source.name, checks=checks)
 
 

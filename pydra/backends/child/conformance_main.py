@@ -392,6 +392,11 @@ def _try_config_type(kind: str, config_type: type[Any], check: ConfigCheck | Non
     return Observation(failing_rules=tuple(failing), untyped=tuple(untyped))
 
 
-if __name__ == "__main__":
+def serve_observed(arguments: list[str]) -> None:
+    """Serve as `main` does, observed. Never returns."""
     sys.addaudithook(_note_change)
-    main(sys.argv[1:], ObservedCalls)
+    main(arguments, ObservedCalls)
+
+
+if __name__ == "__main__":
+    serve_observed(sys.argv[1:])

@@ -65,7 +65,7 @@ class _StartupError(Exception):
 def main(arguments: list[str], calls: type[CallServer] = CallServer) -> None:
     """Serve until the agent closes the connection. Never returns, so threads that hang cannot delay the exit."""
     fd, parent, target = arguments
-    _set_parent_death_signal(int(parent))
+    set_parent_death_signal(int(parent))
     _raise_oom_score()
     _prepare_for_crashes()
     sock = socket.socket(fileno=int(fd))
@@ -78,7 +78,7 @@ def main(arguments: list[str], calls: type[CallServer] = CallServer) -> None:
         os._exit(0)
 
 
-def _set_parent_death_signal(parent: int) -> None:
+def set_parent_death_signal(parent: int) -> None:
     """Ask the kernel for SIGKILL when the agent dies; end now if it died before that took effect."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
