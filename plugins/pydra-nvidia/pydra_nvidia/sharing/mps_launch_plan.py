@@ -70,7 +70,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     def command(self) -> tuple[str, ...]:
         """The program to run, with its arguments."""
-        return (sys.executable, "-I", mps_launcher.__file__, msgspec.json.encode(self).decode())
+        return (sys.executable, "-IS", mps_launcher.__file__, msgspec.json.encode(self).decode())
 
 
 def plan_mount(place: MpsDirectory, size: str, where: LaunchContext) -> Launch:

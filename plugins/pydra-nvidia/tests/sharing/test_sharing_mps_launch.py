@@ -154,7 +154,7 @@ def test_what_is_mounted_of_a_place_is_found_the_latest_first(tmp_path: Path) ->
 
 def test_a_plan_goes_to_a_program_that_needs_nothing_of_the_package() -> None:
     python, isolated, path, text = Launch(argv=("/bin/true",), environment={"A": "b"}).command()
-    assert (python, isolated, path) == (sys.executable, "-I", mps_launcher.__file__)
+    assert (python, isolated, path) == (sys.executable, "-IS", mps_launcher.__file__)
     assert json.loads(text)["argv"] == ["/bin/true"]
     assert json.loads(text)["environment"] == {"A": "b"}
 

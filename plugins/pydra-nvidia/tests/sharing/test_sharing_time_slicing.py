@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -68,8 +67,7 @@ async def test_the_program_gets_the_drivers_libraries_and_nothing_of_this_proces
     monkeypatch.setenv("PYDRA_NVIDIA_STATE", "/elsewhere")
     monkeypatch.setenv("LD_PRELOAD", "")
     await applier.apply(STEP, None, kit.entry("u1", STEP))
-    lines = (bench.root_path / "usr/bin/smi.log").read_text().splitlines()
-    environment = json.loads(lines[0])["env"]
+    environment = bench.smi_runs()[0]["env"]
     assert environment["LD_PRELOAD"] == f"{bench.root_path}/usr/lib64/libnvidia-ml.so.1"
     assert environment["LD_LIBRARY_PATH"] == f"{bench.root_path}/usr/lib64"
     assert environment["PATH"].split(":")[0] == f"{bench.root_path}/usr/bin"
@@ -81,8 +79,7 @@ async def test_libraries_beside_a_c_library_are_not_put_before_this_systems(
 ) -> None:
     (bench.root_path / "usr/lib64/libc.so.6").touch()
     await applier.apply(STEP, None, kit.entry("u1", STEP))
-    lines = (bench.root_path / "usr/bin/smi.log").read_text().splitlines()
-    assert "LD_LIBRARY_PATH" not in json.loads(lines[0])["env"]
+    assert "LD_LIBRARY_PATH" not in bench.smi_runs()[0]["env"]
 
 
 async def test_the_output_of_the_program_is_in_the_error(bench: Any, kit: Any, applier: SetTimeSliceApplier) -> None:
