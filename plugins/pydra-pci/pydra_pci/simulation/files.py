@@ -74,15 +74,21 @@ def change_files(
     for path in sorted(gone, key=lambda one: before[one][0] != "l"):
         _remove(root, path)
     _prune(root, gone, keep=after)
-    made: set[str] = set()
+    made = {""}
+    os.makedirs(root, exist_ok=True)
     come = [path for path, entry in after.items() if before.get(path) != entry]
     for path in sorted(come, key=lambda one: after[one][0] == "l"):
-        full = os.path.join(root, path)
-        parent = os.path.dirname(full)
-        if parent not in made:
-            os.makedirs(parent, exist_ok=True)
-            made.add(parent)
-        _make(full, after[path], contents)
+        _make_folder(root, path.rpartition("/")[0], made)
+        _make(f"{root}/{path}", after[path], contents)
+
+
+def _make_folder(root: str, path: str, made: set[str]) -> None:
+    """`made` has what is there already, so that the kernel is asked for each directory once."""
+    if path not in made:
+        _make_folder(root, path.rpartition("/")[0], made)
+        with suppress(FileExistsError):
+            os.mkdir(f"{root}/{path}")
+        made.add(path)
 
 
 def _is_in_the_way(before: str, after: str | None) -> bool:
