@@ -18,7 +18,8 @@ import anyio
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
     [
-        *("pytest", "pydra.agent.assembly", "pydra.agent.entry", "pydra.cli.agent"),
+        *("pytest", "anyio._backends._asyncio", "uvloop"),
+        *("pydra.agent.assembly", "pydra.agent.entry", "pydra.cli.agent"),
         *(
             f"pydra_nvidia.{name}"
             for name in ("mig.apply_partitions", "nvml.session", "simulation.simulation", "prior_state")
