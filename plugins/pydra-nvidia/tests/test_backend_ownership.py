@@ -21,7 +21,11 @@ from small_agent import SmallAgent
 from step_agent import as_kept, list_steps
 
 STARTED = Path(__file__).parent / "data" / "vendor-checkpoints" / "started.json"
-MACHINE = {"settings": {"dynamic_mig": True}, "gpus": [{"model": "h100-80gb", "count": 3, "minors": [2, 0, 1]}]}
+MACHINE = {
+    "settings": {"dynamic_mig": True},
+    "host": {"onlyGpus": True},
+    "gpus": [{"model": "h100-80gb", "count": 3, "minors": [2, 0, 1]}],
+}
 PART = "gpu-0-mig-1g10gb-19-0"
 
 

@@ -24,7 +24,9 @@ STATIC = {"model": "h100-80gb", "mig": True, "instances": [{"profile": "1g.10gb"
 class Node:
     def __init__(self, path: Path, gpu: dict[str, Any], *, dynamic: bool, **settings: bool) -> None:
         scenario = path / "scenario.json"
-        scenario.write_text(json.dumps({"gpus": [gpu], "settings": {"dynamic_mig": dynamic, **settings}}))
+        scenario.write_text(
+            json.dumps({"host": {"onlyGpus": True}, "gpus": [gpu], "settings": {"dynamic_mig": dynamic, **settings}})
+        )
         self._place = {"PYDRA_NVIDIA_SCENARIO": str(scenario), "PYDRA_NVIDIA_STATE": str(path / "machine")}
         self.inject = open_simulation(str(scenario), str(path / "machine")).inject
 

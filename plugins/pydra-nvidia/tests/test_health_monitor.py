@@ -33,7 +33,8 @@ class Ward:
 
     def __init__(self, path: Path, *gpus: dict[str, Any], **settings: str) -> None:
         scenario = path / "scenario.json"
-        scenario.write_text(json.dumps({"gpus": gpus or [{"model": "h100-80gb", "count": 2}]}))
+        machine = {"host": {"onlyGpus": True}, "gpus": gpus or [{"model": "h100-80gb", "count": 2}]}
+        scenario.write_text(json.dumps(machine))
         self.simulation = open_simulation(str(scenario), str(path / "machine"))
         self.inject = self.simulation.inject
         variables = {f"PYDRA_NVIDIA_{name.upper()}": value for name, value in settings.items()}

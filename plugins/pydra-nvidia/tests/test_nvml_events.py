@@ -25,7 +25,8 @@ class Watch:
 
     def __init__(self, path: Path, **scenario: Any) -> None:
         self._file = path / "scenario.json"
-        self._scenario = {"gpus": [{"model": "h100-80gb", "count": 2}], **scenario}
+        machine = {"host": {"onlyGpus": True}, "gpus": [{"model": "h100-80gb", "count": 2}]}
+        self._scenario = {**machine, **scenario}
         self.fault()
         self.simulation = open_simulation(str(self._file), str(path / "machine"))
         self.inject = self.simulation.inject

@@ -25,7 +25,7 @@ ADDRESS = "0000:65:00.0"
 def make_machine(path: Path, driver: str) -> tuple[Simulation, dict[str, str]]:
     scenario = path / "scenario.json"
     group = {"model": "h100-80gb", "addresses": [ADDRESS], "driver": driver}
-    scenario.write_text(json.dumps({"gpus": [group], "settings": {"vfio": True}}))
+    scenario.write_text(json.dumps({"host": {"onlyGpus": True}, "gpus": [group], "settings": {"vfio": True}}))
     environ = {"PYDRA_NVIDIA_SCENARIO": str(scenario), "PYDRA_NVIDIA_STATE": str(path / "machine")}
     return open_simulation(str(scenario), environ["PYDRA_NVIDIA_STATE"]), environ
 

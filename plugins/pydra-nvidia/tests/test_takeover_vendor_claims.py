@@ -57,7 +57,7 @@ class Node(Reading, frozen=True, kw_only=True):
 @pytest.fixture
 async def node(tmp_path: Path) -> Reading:
     path = tmp_path / "scenario.json"
-    path.write_text(json.dumps({"gpus": GROUPS, "settings": {"vfio": True}}))
+    path.write_text(json.dumps({"host": {"onlyGpus": True}, "gpus": GROUPS, "settings": {"vfio": True}}))
     simulation: Simulation = open_simulation(str(path), str(tmp_path / "machine"))
     session = NvmlSession(simulation.load)
     reading = await HardwareReader(session, simulation.tree, settings=STATIC).read()

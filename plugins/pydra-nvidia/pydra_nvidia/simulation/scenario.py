@@ -67,7 +67,8 @@ class HostPart(_Part, frozen=True, kw_only=True):
 
     `driver_root` is where the driver's files are on the host: `/`, or that of a containerised driver. `cdi_hook` is
     the path of nvidia-cdi-hook on the host, empty for none. `vfio_variants` maps modaliases (`*` allowed) to variant
-    drivers of vfio-pci. `files` are further files of the host, by path, with their text.
+    drivers of vfio-pci. `only_gpus`: the PCI bus has no bridges, switches, network cards or disks besides, of which no
+    device of ours is made. `files` are further files of the host, by path, with their text.
     """
 
     iommu: bool = True
@@ -79,6 +80,7 @@ class HostPart(_Part, frozen=True, kw_only=True):
     memory: Annotated[int, msgspec.Meta(ge=1)] = msgspec.field(name="memoryMiB", default=1 << 20)
     imex_channels: Natural = 0
     kernel: str = "6.8.0"
+    only_gpus: bool = False
     files: Mapping[str, str] = {}
 
 

@@ -286,7 +286,7 @@ class _Stage:
     def _write(self, location: str | Path, scenario: JsonObject) -> None:
         if not isinstance(self._gpus, str):
             draft = Path(f"{location}.draft")
-            draft.write_text(json.dumps({"gpus": self._gpus, **scenario}))
+            draft.write_text(json.dumps({"host": {"onlyGpus": True}, "gpus": self._gpus, **scenario}))
             draft.replace(location)
 
     def close(self) -> None:

@@ -210,7 +210,7 @@ MakeScene = Callable[..., AbstractAsyncContextManager[Scene]]
 async def run_scene(*gpus: Mapping[str, Any], **scenario: Any) -> AsyncIterator[Scene]:
     steps: list[Step] = []
     async with run_node(steps.append) as node:
-        scene = Scene(node, {"gpus": gpus or TWO_H100, **scenario}, steps)
+        scene = Scene(node, {"host": {"onlyGpus": True}, "gpus": gpus or TWO_H100, **scenario}, steps)
         await scene.create_classes(CLASSES)
         yield scene
 

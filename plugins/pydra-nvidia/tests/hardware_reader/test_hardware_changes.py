@@ -17,8 +17,8 @@ from pydra_nvidia.nvml.errors import Code, NvmlError
 
 Open = Callable[[str], Any]
 
-ONE = "gpus: [{model: h100-80gb}]\n"
-TWO = "gpus: [{model: h100-80gb, count: 2, minors: [1, 0]}]\n"
+ONE = "host: {onlyGpus: true}\ngpus: [{model: h100-80gb}]\n"
+TWO = "host: {onlyGpus: true}\ngpus: [{model: h100-80gb, count: 2, minors: [1, 0]}]\n"
 
 
 async def test_a_lost_gpu_costs_the_others_nothing_and_is_remembered(node: Open) -> None:
@@ -88,7 +88,7 @@ async def test_a_node_without_nvidia_hardware_needs_no_driver(node: Open) -> Non
 async def test_the_position_of_a_gpu_that_is_bound_for_a_guest_is_known_after_a_restart(
     node: Open, tmp_path: Path
 ) -> None:
-    machine = node(f"settings: {{vfio: true}}\nhost: {{iommu: true}}\n{TWO}")
+    machine = node(f"settings: {{vfio: true}}\n{TWO}")
 
     async def read() -> Reading:
         baseboard = Baseboard(str(tmp_path / "baseboard.json"))
@@ -241,7 +241,7 @@ async def test_a_gpu_that_does_not_answer_for_a_while_is_not_lost(node: Open) ->
 async def test_a_node_for_passthrough_waits_for_a_driver_only_if_one_is_installed(
     node: Open, state: str, awaited: bool
 ) -> None:
-    machine = node(f"settings: {{vfio: true}}\nhost: {{iommu: true}}\ndriver: {{state: {state}}}\n{ONE}")
+    machine = node(f"settings: {{vfio: true}}\ndriver: {{state: {state}}}\n{ONE}")
     if awaited:
         with pytest.raises(DriverMissing):
             await machine.hardware.read()

@@ -25,6 +25,7 @@ ASKED = ("nvmlDeviceGet", "nvmlGpuInstanceGet", "nvmlComputeInstanceGet")
 def scenario(group: str, *faults: str, dynamic: bool = False, driver: str = "{}") -> str:
     return (
         f"settings: {{dynamic_mig: {str(dynamic).lower()}}}\ndriver: {driver}\nfaults: [{', '.join(faults)}]\n"
+        "host: {onlyGpus: true}\n"
         f"gpus:\n- {group}, minors: [0]}}\n- {PARTITIONED}, minors: [1]}}\n"
     )
 

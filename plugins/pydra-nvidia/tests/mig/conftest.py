@@ -47,7 +47,8 @@ class Node:
 
     def fault(self, *faults: Mapping[str, Any]) -> None:
         """From now on these faults, and no others."""
-        text = {"gpus": self._gpus, "faults": faults, "driver": self._driver}
+        host = {"onlyGpus": True}
+        text = {"host": host, "gpus": self._gpus, "faults": faults, "driver": self._driver}
         self.scenario.write_text(json.dumps(text))
 
     def read(self) -> Reading:

@@ -76,7 +76,8 @@ def _node_sections(root: str, view: View) -> Iterator[Section]:
         (scenario, boot),
         lambda: self_link(root) | host_files(host, seed=scenario.seed, boot=boot, numa_nodes=max(numa, 1)),
     )
-    yield "bus", (scenario, loaded), lambda: neighbour_files(boards, iommu=host.iommu, driver=loaded)
+    if not host.only_gpus:
+        yield "bus", (scenario, loaded), lambda: neighbour_files(boards, iommu=host.iommu, driver=loaded)
     yield (
         "majors",
         (scenario, loaded),
