@@ -170,14 +170,15 @@ _PACKAGE = os.path.dirname(os.path.dirname(pydra_nvidia.__file__))
 def launcher(module: str, facts: Mapping[str, object], function: str = "main") -> str:
     """The script that runs `function(facts)` of a module in `simulation.programs`.
 
-    The module is found by its directory: what needs nothing else of this package does not load it.
+    The module is found by its directory: what needs nothing else of this package does not load it. What needs more
+    finds it where this process does, without reading site-packages again.
     """
+    paths = [_PROGRAMS, *dict.fromkeys(one for one in (*sys.path, _PACKAGE) if one)]
     return program(
         "#!/bin/sh\n"
-        f'"exec" \'{sys.executable}\' \'-I\' "$0" "$@"\n'
+        f'"exec" \'{sys.executable}\' \'-IS\' "$0" "$@"\n'
         "import sys\n"
-        f"sys.path.insert(0, {_PROGRAMS!r})\n"
-        f"sys.path.append({_PACKAGE!r})\n"
+        f"sys.path[:] = {paths!r}\n"
         f"import {module}\n"
         f"sys.exit({module}.{function}({dict(facts)!r}))\n"
     )
