@@ -69,13 +69,13 @@ class Rig:
 
 @pytest.fixture
 def simulate(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
-    """`simulate("hgx-h100")`, or with a scenario as a dictionary."""
+    """`simulate("hgx-h100")`, or with a scenario as a dictionary: of GPUs alone, if it does not say what else."""
     before = pynvml.nvmlLib
 
     def make(scenario: str | dict[str, Any]) -> Rig:
         location = scenario if isinstance(scenario, str) else str(tmp_path / "scenario.json")
         if not isinstance(scenario, str):
-            Path(location).write_text(json.dumps(scenario))
+            Path(location).write_text(json.dumps({"host": {"onlyGpus": True}, **scenario}))
         state = tmp_path / "state"
         return Rig(open_simulation(location, str(state)), location, state)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from pydra_nvidia.nvml.errors import Code
 
@@ -28,49 +26,32 @@ def test_placements_are_reported_in_two_calls(simulate: Simulate) -> None:
     assert [(one.start, one.size) for one in array] == [(0, 4), (4, 4)]
 
 
-@pytest.mark.parametrize(
-    ("before", "profile", "start", "size", "code"),
-    [
-        ([(19, 3, 1)], 19, 3, 1, Code.INSUFFICIENT_RESOURCES),
-        ([(9, 0, 4)], 19, 2, 1, Code.INSUFFICIENT_RESOURCES),
-        ([(9, 0, 4)], 19, 4, 1, Code.SUCCESS),
-        ([(9, 0, 4), (9, 4, 4)], 19, 4, 1, Code.INSUFFICIENT_RESOURCES),
-        ([(5, 0, 4)], 9, 4, 4, Code.SUCCESS),
-        ([(20, 0, 1)], 20, 1, 1, Code.INSUFFICIENT_RESOURCES),
-        ([(15, 0, 2), (15, 2, 2), (15, 4, 2)], 15, 6, 2, Code.SUCCESS),
-        ([(5, 0, 4), (14, 4, 2), (19, 6, 1)], 19, 5, 1, Code.INSUFFICIENT_RESOURCES),
-        ([], 19, 7, 1, Code.INVALID_ARGUMENT),
-        ([], 9, 0, 2, Code.INVALID_ARGUMENT),
-        ([], 99, 0, 1, Code.INVALID_ARGUMENT),
-    ],
-    ids=[
-        "same place",
-        "within a larger one",
-        "beside it",
-        "full",
-        "4g and 3g",
-        "one media engine",
-        "four of double memory",
-        "seven compute slices are all there are",
-        "no such start",
-        "wrong size",
-        "no such profile",
-    ],
-)
-def test_a_place_is_given_once(
-    simulate: Simulate,
-    create: Create,
-    before: list[tuple[int, int, int]],
-    profile: int,
-    start: int,
-    size: int,
-    code: Code,
-) -> None:
+FULL, WRONG, FREE = Code.INSUFFICIENT_RESOURCES, Code.INVALID_ARGUMENT, Code.SUCCESS
+PLACES: Mapping[str, tuple[list[tuple[int, int, int]], tuple[int, int, int], Code]] = {
+    "same place": ([(19, 3, 1)], (19, 3, 1), FULL),
+    "within a larger one": ([(9, 0, 4)], (19, 2, 1), FULL),
+    "beside it": ([(9, 0, 4)], (19, 4, 1), FREE),
+    "full": ([(9, 0, 4), (9, 4, 4)], (19, 4, 1), FULL),
+    "4g and 3g": ([(5, 0, 4)], (9, 4, 4), FREE),
+    "one media engine": ([(20, 0, 1)], (20, 1, 1), FULL),
+    "four of double memory": ([(15, 0, 2), (15, 2, 2), (15, 4, 2)], (15, 6, 2), FREE),
+    "seven compute slices are all there are": ([(5, 0, 4), (14, 4, 2), (19, 6, 1)], (19, 5, 1), FULL),
+    "no such start": ([], (19, 7, 1), WRONG),
+    "wrong size": ([], (9, 0, 2), WRONG),
+    "no such profile": ([], (99, 0, 1), WRONG),
+}
+"""What exists, and whether there is room for another: profile, start and size of each."""
+
+
+def test_a_place_is_given_once(simulate: Simulate, create: Create) -> None:
     rig = simulate(H100)
     nvml, gpu = rig.opened()
-    for one in before:
-        create(nvml, gpu, *one)
-    assert rig.code(create, nvml, gpu, profile, start, size) == code
+    for name, (before, wanted, code) in PLACES.items():
+        made = [create(nvml, gpu, *one) for one in before]
+        found = rig.code(lambda wanted=wanted, made=made: made.append(create(nvml, gpu, *wanted)))
+        assert found == code, name
+        for one in made:
+            nvml.nvmlGpuInstanceDestroy(one)
 
 
 def test_ids_are_the_lowest_free_and_uuids_follow_from_them(simulate: Simulate, create: Create) -> None:
@@ -162,41 +143,3 @@ def test_in_mig_mode_there_is_no_utilisation_of_the_gpu_no_nvlink_and_no_compute
     assert rig.code(nvml.nvmlDeviceGetUtilizationRates, gpu) == Code.NOT_SUPPORTED
     assert rig.code(nvml.nvmlDeviceSetComputeMode, gpu, 3) == Code.NOT_SUPPORTED
     assert nvml.nvmlDeviceGetNvLinkState(gpu, 0) == 0
-
-
-PLACES = [(19, start, 1) for start in range(7)] + [
-    (20, 0, 1),
-    (20, 5, 1),
-    (15, 2, 2),
-    (15, 6, 2),
-    (14, 0, 2),
-    (14, 4, 2),
-]
-PLACES += [(9, 0, 4), (9, 4, 4), (5, 0, 4), (0, 0, 8)]
-SLICES = {19: 1, 20: 1, 15: 1, 14: 2, 9: 3, 5: 4, 0: 7}
-
-
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
-@given(steps=st.lists(st.tuples(st.booleans(), st.sampled_from(PLACES)), max_size=30))
-def test_whatever_is_made_and_destroyed_the_gpu_is_never_given_twice(
-    simulate: Simulate, create: Create, steps: list[tuple[bool, tuple[int, int, int]]]
-) -> None:
-    rig = simulate(H100)
-    rig.inject.set_mig_mode(5, True, force=True)
-    nvml, gpu = rig.opened()
-    held: dict[tuple[int, int, int], Any] = {}
-    for make, place in steps:
-        if make:
-            clash = any(one[1] < place[1] + place[2] and place[1] < one[1] + one[2] for one in held)
-            slices = sum(SLICES[one[0]] for one in held) + SLICES[place[0]]
-            media = place[0] == 20 and any(one[0] == 20 for one in held)
-            if clash or slices > 7 or media:
-                assert rig.code(create, nvml, gpu, *place) == Code.INSUFFICIENT_RESOURCES
-            else:
-                held[place] = create(nvml, gpu, *place)
-        elif place in held:
-            nvml.nvmlGpuInstanceDestroy(held.pop(place))
-    ids = [nvml.nvmlGpuInstanceGetInfo(one).id for one in held.values()]
-    assert len(set(ids)) == len(held)

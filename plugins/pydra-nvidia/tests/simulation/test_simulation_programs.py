@@ -26,7 +26,9 @@ class Node:
 
     def __init__(self, folder: Path, scenario: Mapping[str, Any]) -> None:
         self.folder = folder
-        (folder / "s.json").write_text(json.dumps({"gpus": [{"model": "h100-80gb"}], **scenario}))
+        (folder / "s.json").write_text(
+            json.dumps({"host": {"onlyGpus": True}, "gpus": [{"model": "h100-80gb"}], **scenario})
+        )
         self.machine = Machine(ScenarioFile(str(folder / "s.json")), str(folder / "m"))
         self.root = Path(build_tree(str(folder / "t"), self.machine).root)
         self.inject = Injector(self.machine)
@@ -123,40 +125,33 @@ def test_nvidia_smi_sets_time_slices_and_lists_what_there_is(node: Callable[...,
     assert second.split() == ["MIG", "1g.10gb", "Device", "0:", "(UUID:", f"{uuid})"]
 
 
-def lose(node: Node) -> None:
-    node.inject.lose(0)
-
-
-def unload(node: Node) -> None:
-    node.inject.unload_driver(force=True)
-
-
-FAULT = {"op": "nvidia_smi", "do": "raise", "code": "NOT_SUPPORTED"}
+def test_nvidia_smi_refuses_as_the_real_one_does(node: Callable[..., Node]) -> None:
+    here = node()
+    none = ("compute-policy", "-i", "GPU-none", "--set-timeslice", "1")
+    assert here.smi(*none) == (6, "No devices were found\n")
+    refused = {
+        2: (lambda: None, "4", "Invalid timeslice"),
+        15: (lambda: here.inject.lose(0), "1", "GPU is lost"),
+        9: (lambda: here.inject.unload_driver(force=True), "1", "couldn't communicate with the NVIDIA driver"),
+    }
+    for status, (happens, slice_, words) in refused.items():
+        happens()
+        ended, said = here.smi(*SLICE, slice_)
+        assert (ended, words in said, here.gpu.time_slice) == (status, True, 0), said
 
 
 @pytest.mark.parametrize(
-    ("scenario", "happens", "arguments", "status", "words"),
+    ("scenario", "status", "words"),
     [
-        ({}, None, ("compute-policy", "-i", "GPU-none", "--set-timeslice", "1"), 6, "No devices were found"),
-        ({}, None, (*SLICE, "4"), 2, "Invalid timeslice"),
-        ({}, lose, (*SLICE, "1"), 15, "GPU is lost"),
-        ({}, unload, (*SLICE, "1"), 9, "couldn't communicate with the NVIDIA driver"),
-        ({"driver": {"privileged": False}}, None, (*SLICE, "1"), 4, "Insufficient Permissions"),
-        ({"faults": [FAULT]}, None, (*SLICE, "1"), 3, "Not Supported"),
+        ({"driver": {"privileged": False}}, 4, "Insufficient Permissions"),
+        ({"faults": [{"op": "nvidia_smi", "do": "raise", "code": "NOT_SUPPORTED"}]}, 3, "Not Supported"),
     ],
 )
-def test_nvidia_smi_refuses_as_the_real_one_does(
-    node: Callable[..., Node],
-    scenario: Mapping[str, Any],
-    happens: Callable[[Node], None] | None,
-    arguments: tuple[str, ...],
-    status: int,
-    words: str,
+def test_nvidia_smi_refuses_as_the_scenario_says(
+    node: Callable[..., Node], scenario: Mapping[str, Any], status: int, words: str
 ) -> None:
     here = node(**scenario)
-    if happens is not None:
-        happens(here)
-    ended, said = here.smi(*arguments)
+    ended, said = here.smi(*SLICE, "1")
     assert (ended, words in said, here.gpu.time_slice) == (status, True, 0), said
 
 
@@ -177,25 +172,20 @@ def test_an_mps_daemon_serves_until_it_gets_quit(node: Callable[..., Node]) -> N
         f"get_default_device_pinned_mem_limit {here.uuid}",
     )
     assert answers == (0, "40.0\n40.0\n512M\n")
+    nonsense = {
+        "frobnicate": "Unknown command: frobnicate",
+        "set_default_active_thread_percentage 101": "Invalid active thread percentage: 101",
+        "set_default_active_thread_percentage": "Invalid arguments for set_default_active_thread_percentage: none",
+        "set_default_device_pinned_mem_limit 0 lots": "Invalid pinned memory limit: lots",
+        "get_default_active_thread_percentage": "40.0",
+    }
+    assert here.mps(*nonsense) == (0, "".join(f"{answer}\n" for answer in nonsense.values()))
     assert here.mps("quit") == (0, "")
     wait_for(lambda: is_gone(pid))
     assert os.listdir(here.folder / "p") == []
     log = (here.folder / "l/control.log").read_text()
     assert here.uuid in log
     assert "Accepting command: set_default_active_thread_percentage 40" in log
-
-
-def test_an_mps_daemon_only_tells_of_commands_that_make_no_sense(node: Callable[..., Node]) -> None:
-    here = node()
-    here.run("nvidia-cuda-mps-control", "-d")
-    answers = {
-        "frobnicate": "Unknown command: frobnicate",
-        "set_default_active_thread_percentage 101": "Invalid active thread percentage: 101",
-        "set_default_active_thread_percentage": "Invalid arguments for set_default_active_thread_percentage: none",
-        "set_default_device_pinned_mem_limit 0 lots": "Invalid pinned memory limit: lots",
-        "get_default_active_thread_percentage": "100.0",
-    }
-    assert here.mps(*answers) == (0, "".join(f"{answer}\n" for answer in answers.values()))
 
 
 def test_a_killed_mps_daemon_is_noticed_and_another_takes_its_place(node: Callable[..., Node]) -> None:
@@ -211,26 +201,21 @@ def test_a_killed_mps_daemon_is_noticed_and_another_takes_its_place(node: Callab
     assert here.mps("get_default_active_thread_percentage") == (0, "100.0\n")
 
 
-def test_an_mps_daemon_may_die_when_it_gets_a_command(node: Callable[..., Node]) -> None:
-    fault = {"op": "nvidia_cuda_mps_control_set_default*", "do": "exit", "count": 1}
-    here = node(faults=[fault])
+def test_an_mps_daemon_may_refuse_a_command_and_die_of_another(node: Callable[..., Node]) -> None:
+    dies = {"op": "nvidia_cuda_mps_control_set_default_active*", "do": "exit", "count": 1}
+    here = node(faults=[dies, {"op": "nvidia_cuda_mps_control_set_default_device*", "do": "raise"}])
     here.run("nvidia-cuda-mps-control", "-d")
-    assert here.mps("get_default_active_thread_percentage") == (0, "100.0\n")
+    assert here.mps("set_default_device_pinned_mem_limit 0 1G") == (1, "refused: UNKNOWN\n")
     status, words = here.mps("set_default_active_thread_percentage 50")
     assert (status, "Lost the connection" in words) == (1, True)
     assert here.mps("quit")[0] == 1
 
 
-def test_an_mps_daemon_may_refuse_a_command(node: Callable[..., Node]) -> None:
-    here = node(faults=[{"op": "nvidia_cuda_mps_control_set_default_device*", "do": "raise"}])
-    here.run("nvidia-cuda-mps-control", "-d")
-    assert here.mps("set_default_device_pinned_mem_limit 0 1G") == (1, "refused: UNKNOWN\n")
-
-
 def test_programs_that_are_not_simulated_say_so(node: Callable[..., Node]) -> None:
-    status, words = node().run("nvidia-debugdump")
+    here = node()
+    status, words = here.run("nvidia-debugdump")
     assert (status, "simulated" in words) == (1, True)
-    assert node().run("nvidia-cuda-mps-control", "--help")[0] == 1
+    assert here.run("nvidia-cuda-mps-control", "--help")[0] == 1
 
 
 def hook(here: Node, *arguments: str, state: object) -> tuple[int, str]:
@@ -256,17 +241,13 @@ def test_the_hook_makes_links_in_the_containers_root(node: Callable[..., Node]) 
         assert hook(here, *others, state={"bundle": str(bundle)}) == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_the_hook_fails_for_what_it_cannot_do(node: Callable[..., Node]) -> None:
+    here = node()
+    for arguments, words in (
         (("create-symlinks", "--link", "a::/b"), "failed to determine container root"),
         (("create-symlinks", "--lnik", "a::/b"), "flag provided but not defined: --lnik"),
         (("update-ldcache", "--folder"), "flag needs an argument: --folder"),
         ((), "no hook is named"),
-    ],
-)
-def test_the_hook_fails_for_what_it_cannot_do(
-    node: Callable[..., Node], arguments: tuple[str, ...], words: str
-) -> None:
-    status, said = hook(node(), *arguments, state={})
-    assert (status, words in said) == (1, True), said
+    ):
+        status, said = hook(here, *arguments, state={})
+        assert (status, words in said) == (1, True), said

@@ -99,13 +99,6 @@ def test_the_fabric_is_reported_in_each_version_of_its_struct(
     assert rig.code(nvml.nvmlDeviceGetGpuFabricInfoV, gpu, ctypes.byref(info)) == Code.ARGUMENT_VERSION_MISMATCH
 
 
-def test_an_ampere_has_no_fabric(simulate: Simulate) -> None:
-    rig = simulate("dgx-a100")
-    nvml, gpu = rig.opened()
-    info = nvml.c_nvmlGpuFabricInfo_v3_t()
-    assert rig.code(nvml.nvmlDeviceGetGpuFabricInfoV, gpu, ctypes.byref(info)) == Code.NOT_SUPPORTED
-
-
 def test_a_coherent_gpu_tells_how_it_is_addressed(simulate: Simulate) -> None:
     nvml = simulate("gb200").init()
     gpu = nvml.nvmlDeviceGetHandleByIndex(3)
