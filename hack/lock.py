@@ -17,8 +17,8 @@ RUN = ROOT / "constraints-run.txt"
 PROJECTS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
 RUNNING = ("pydra-dra", "pydra-dev", "pydra-sim")
 """What `make run` installs from the sources."""
-BUILDING = ("hatchling", "editables")
-"""What installs the sources as they are."""
+INSTALLING = ("pip", "hatchling", "editables")
+"""What installs the pins, and the sources as they are."""
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
 
 def chosen() -> str:
     """The text of constraints-run.txt."""
-    return select([*RUNNING, *BUILDING])
+    return select([*RUNNING, *INSTALLING])
 
 
 def project_names() -> list[str]:
