@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import helm_python
 import yaml
+from jsonschema import Draft202012Validator
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "pydra"
 NAMESPACE = "pydra-system"
@@ -76,14 +79,34 @@ UniqueKeys.add_implicit_resolver(
 
 def render_files(*values: Mapping[str, Any], name: str = "pydra", namespace: str = NAMESPACE) -> dict[str, str]:
     """The text of each template by its path in the chart, for these values, later ones over earlier."""
-    files = load_chart().render(overlay(*values), name=name, namespace=namespace)
+    merged = overlay(*values)
+    files = load_chart(merged).render(merged, name=name, namespace=namespace)
     return {path.removeprefix("pydra/templates/"): text for path, text in files.items()}
 
 
+def load_chart(values: Mapping[str, Any]) -> helm_python.Chart:
+    """The chart for these values, without its schema if they satisfy that.
+
+    Helm compiles the schema in each rendering, which takes longer than all else. It says what is wrong with values, and
+    decides about null, which removes a default.
+    """
+    defaults, schema, without = _load_without_schema()
+    is_valid = "null" not in json.dumps(values) and schema.is_valid(overlay(defaults, values))
+    return without if is_valid else _load()
+
+
 @cache
-def load_chart() -> helm_python.Chart:
-    """The chart, read once."""
+def _load() -> helm_python.Chart:
     return helm_python.Chart.load(CHART)
+
+
+@cache
+def _load_without_schema() -> tuple[Object, Draft202012Validator, helm_python.Chart]:
+    with tempfile.TemporaryDirectory() as place:
+        copy = shutil.copytree(CHART, f"{place}/pydra", ignore=shutil.ignore_patterns("values.schema.json"))
+        defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+        schema = Draft202012Validator(json.loads((CHART / "values.schema.json").read_text()))
+        return defaults, schema, helm_python.Chart.load(copy)
 
 
 def render(*values: Mapping[str, Any], name: str = "pydra", namespace: str = NAMESPACE) -> Objects:

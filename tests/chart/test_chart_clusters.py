@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import helm_python
@@ -18,7 +19,7 @@ WEBHOOK = overlay(SIM, at("webhook.enabled", True))
 
 
 def render_in(config: helm_python.Config, values: Mapping[str, Any], *, upgrade: bool = False) -> Objects:
-    files = config.render(load_chart(), dict(values), name="pydra", namespace=NAMESPACE, is_upgrade=upgrade)
+    files = config.render(load_chart(values), dict(values), name="pydra", namespace=NAMESPACE, is_upgrade=upgrade)
     return Objects(one for path, text in files.items() if path.endswith(".yaml") for one in parse(text))
 
 
@@ -118,9 +119,15 @@ def test_what_a_cluster_does_not_serve_is_refused_in_words(kinds: Kinds, values:
     with open_cluster(kinds=kinds) as config, pytest.raises(helm_python.HelmError) as caught:
         config.install(CHART, "pydra", overlay(SIM, values), dry_run="server")
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
+def test_nothing_is_refused_where_all_is_served_or_nobody_knows_what_is(kind: str) -> None:
+    added: list[Any] = [one.values[1] for one in ADDITIONS]
+    values = overlay(SIM, *added, at("slicePolicy.create", True), at("monitor.kind", kind))
     with open_cluster(kinds={**KINDS, **ADDED}) as config:
-        config.install(CHART, "pydra", overlay(SIM, values), dry_run="server")
-    assert render(overlay(SIM, values)).all("DaemonSet"), "without a cluster nobody knows what it serves"
+        config.install(CHART, "pydra", values, dry_run="server")
+    assert render(values).all("DaemonSet"), "without a cluster"
 
 
 @pytest.mark.parametrize(
@@ -190,9 +197,15 @@ def secret(objects: Objects) -> Object:
     return objects.one("Secret")
 
 
-def test_a_generated_certificate_is_kept_over_upgrades() -> None:
+@pytest.fixture(scope="module")
+def made() -> Objects:
+    """A release with a webhook, as it is installed."""
     with open_cluster() as config:
-        made = render_in(config, WEBHOOK)
+        return render_in(config, WEBHOOK)
+
+
+def test_a_generated_certificate_is_kept_over_upgrades(made: Objects) -> None:
+    with open_cluster() as config:
         assert secret(render_in(config, WEBHOOK))["data"] != secret(made)["data"], (
             "they are made again without a cluster"
         )
@@ -215,11 +228,9 @@ def test_a_generated_certificate_is_kept_over_upgrades() -> None:
         pytest.param(("data", "tls.key"), "", id="without its key"),
     ],
 )
-def test_a_certificate_that_is_of_no_use_is_replaced(path: tuple[str, ...], value: str) -> None:
-    with open_cluster() as config:
-        found = secret(render_in(config, WEBHOOK))
-    before = dict(found["data"])
-    part = found
+def test_a_certificate_that_is_of_no_use_is_replaced(path: tuple[str, ...], value: str, made: Objects) -> None:
+    before = secret(made)["data"]
+    part = found = deepcopy(secret(made))
     for step in path[:-1]:
         part = part[step]
     part[path[-1]] = value
@@ -229,8 +240,15 @@ def test_a_certificate_that_is_of_no_use_is_replaced(path: tuple[str, ...], valu
     # Pods serve the old one until they are replaced.
     old, new = (base64.b64decode(one["ca.crt"]) for one in (found["data"], secret(after)["data"]))
     assert trusted(after) == new + old
+
+
+def test_an_old_certificate_is_trusted_until_the_next_upgrade(made: Objects) -> None:
+    found = deepcopy(secret(made))
+    found["data"]["tls.key"] = ""
+    with open_cluster(found) as config:
+        after = render_in(config, WEBHOOK, upgrade=True)
     with open_cluster(secret(after)) as config:
-        assert trusted(render_in(config, WEBHOOK, upgrade=True)) == new
+        assert trusted(render_in(config, WEBHOOK, upgrade=True)) == base64.b64decode(secret(after)["data"]["ca.crt"])
 
 
 def trusted(objects: Objects) -> bytes:
@@ -238,9 +256,7 @@ def trusted(objects: Objects) -> bytes:
     return base64.b64decode(client["caBundle"])
 
 
-def test_fewer_days_count_for_a_certificate_that_there_is() -> None:
-    with open_cluster() as config:
-        made = render_in(config, WEBHOOK)
+def test_fewer_days_count_for_a_certificate_that_there_is(made: Objects) -> None:
     with open_cluster(secret(made)) as config:
         after = render_in(config, overlay(WEBHOOK, at("webhook.tls.days", 90)), upgrade=True)
     assert secret(after)["data"]["tls.crt"] != secret(made)["data"]["tls.crt"]

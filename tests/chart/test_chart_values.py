@@ -80,13 +80,6 @@ def test_null_is_like_empty_or_refused_with_the_name_of_the_value() -> None:
     assert [one for one in refused if f"'{one.rpartition('.')[2]}'" not in str(caught.value)] == []
 
 
-@pytest.mark.parametrize("values", [{}, SIM], ids=["defaults", "sim"])
-def test_the_chart_passes_helm_lint(values: Mapping[str, Any]) -> None:
-    found = helm_python.lint(CHART, dict(values), strict=True, namespace="pydra")
-    assert [one["error"] for one in found["messages"]] == ["icon is recommended"]
-    assert found["errors"] == []
-
-
 def test_onepod_unites_what_its_backends_need() -> None:
     objects = render(
         overlay(SIM, NVIDIA, {"onePod": True, "packages": {"names": ["a"]}}),
