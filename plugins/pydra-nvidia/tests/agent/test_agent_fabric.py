@@ -15,7 +15,7 @@ PAIR = [{"requests": ["it"], "matchAttribute": "gpu.nvidia.com/partition2"}]
 
 
 def shared(first: int = 0) -> dict[str, Any]:
-    return {"driver": {"fabricMode": 1, "fabricFirst": first}}
+    return {"host": {}, "driver": {"fabricMode": 1, "fabricFirst": first}}
 
 
 def rewrite(scene: Any, scenario: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ async def is_active(scene: Any, wanted: list[int]) -> bool:
 async def test_a_partition_that_a_restart_deactivated_is_reported_until_the_claim_ends(
     stage: Stage, ask_for: Ask
 ) -> None:
-    async with stage(GPUS, scenario=shared(), fabric_partitions=True) as scene:
+    async with stage(GPUS, scenario=shared(), vfio=True, fabric_partitions=True) as scene:
         given = await scene.run("pods", ask_for("gpu", count=2), constraints=PAIR)
         scene.inject.restart_fabric_manager(cold=True)
         await scene.tainted(*given)
@@ -69,7 +69,7 @@ async def test_a_partition_that_a_restart_deactivated_is_reported_until_the_clai
 
 
 async def test_ending_a_claim_leaves_a_partition_alone_that_has_its_id_by_now(stage: Stage, ask_for: Ask) -> None:
-    async with stage(GPUS, scenario=shared(), fabric_partitions=True) as scene:
+    async with stage(GPUS, scenario=shared(), vfio=True, fabric_partitions=True) as scene:
         await scene.run("one", ask_for("gpu", count=2), constraints=PAIR)
         last = await scene.run("two", ask_for("gpu", count=2), constraints=PAIR)
         await scene.end("one")

@@ -85,7 +85,7 @@ async def test_a_gpu_is_either_whole_or_partitioned_or_passed_through(stage: Sta
 
 
 async def test_gpus_of_one_partition_of_fabric_manager_are_connected_for_a_claim(stage: Stage, ask_for: Ask) -> None:
-    scenario = {"driver": {"fabricMode": 1}}
+    scenario = {"host": {}, "driver": {"fabricMode": 1}}
     gpus = [{"model": "h100-80gb", "count": 4}]
     async with stage(gpus, scenario=scenario, vfio=True, fabric_partitions=True) as scene:
         await scene.published("gpu-3", "gpu-vfio-3")
