@@ -55,7 +55,7 @@ class HardwareReader:
             return self._last
 
     async def has_changed(self) -> bool:
-        """Whether something differs from what was last published, as far as a cheap look tells."""
+        """Whether something differs from what was last published, as far as a cheap look shows."""
         return await asyncio.to_thread(self._read_signature) != self._signature
 
     def _read_signature(self) -> object:
@@ -69,7 +69,7 @@ class HardwareReader:
         return replace(reading, functions=tuple(functions), vfio=read_vfio_host(self._tree))
 
     def _set_aside(self, found: Reading) -> Reading:
-        """Without GPUs that had a mode and tell none now, as in a reset: they would seem to be of another kind."""
+        """Without GPUs that had a mode and report none now, as in a reset: they would seem to be of another kind."""
         had = {gpu.address for gpu in self._last.known if gpu.mode}
         silent = {gpu.address for gpu in found.gpus if gpu.mode is None and gpu.address in had}
         return replace(

@@ -24,7 +24,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     """One partition that exists, or the whole of a GPU that is not divided.
 
     `index` is its number on its GPU, from 0. `card` and `render` are the numbers of its nodes in /dev/dri, `kfd_node`
-    the one of its node in KFD's topology. `memory` is in bytes, 0 where KFD does not tell.
+    the one of its node in KFD's topology. `memory` is in bytes, 0 where KFD does not report it.
     """
 
     index: int
@@ -45,7 +45,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     `gfx` the version of its instruction set as KFD writes it (90402 is gfx942), `unique_id` and `hive` are KFD's, 0 for
     none, `neighbours` the addresses of the GPUs that it has an xGMI link to.
     `mode` is None for a GPU that cannot be partitioned. `compute_modes` and `memory_modes` are what the driver offers
-    beside it, empty where it does not tell. `memory` is that of the whole GPU in bytes, 0 where it cannot be read.
+    beside it, empty where it does not report it. `memory` is that of the whole GPU in bytes, 0 where it cannot be read.
     `partitions` are in the order of their numbers, at least one.
     """
 

@@ -113,7 +113,7 @@ def list_modes(gpu: Gpu, memory: str | None = None) -> Mapping[Mode, int]:
     """The modes that the GPU can have, with their numbers of partitions; the whole GPU first, then by size.
 
     With `memory`, only those of that memory mode. For the present memory mode the driver's own list counts too, for
-    others, which it does not tell of, the table. Empty for a GPU that cannot be partitioned or is of an unknown kind.
+    others, which it does not report, the table. Empty for a GPU that cannot be partitioned or is of an unknown kind.
     """
     if gpu.mode is None:
         return {}

@@ -3,7 +3,7 @@
 HSA_CU_MASK is `0:0-7,16-23`: of the first GPU that the process sees, these compute units. Of a GPU with several XCCs,
 unit i is on XCC i mod n, and an XCC of which a mask names no unit is not limited at all. So a share has as many units
 of each XCC: blocks of n units, where n is the number of XCCs. A GPU of the RDNA family has other rules (pairs of units,
-by shader engine), which the kernel's files do not tell enough of: it is not shared.
+by shader engine), about which the kernel's files do not report enough: it is not shared.
 Sources: ROCm's documentation, "Setting the number of compute units"; measured on gfx942 by GPUStack ("AMD CU-mask
 conformance", July 2026); mqd_symmetrically_map_cu_mask in the kernel's drivers/gpu/drm/amd/amdkfd/kfd_mqd_manager.c.
 """

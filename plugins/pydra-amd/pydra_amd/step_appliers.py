@@ -100,7 +100,7 @@ async def _wait_unused(change: Callable[[], Awaitable[None]]) -> None:
     """Wait for a GPU that is in use.
 
     KFD frees a GPU some time after its last process has ended. A longer wait would end after the kubelet's call, whose
-    error is what the pod's events tell.
+    error is what the pod's events show.
     """
     left = time_left()
     clock = asyncio.get_running_loop().time

@@ -312,7 +312,7 @@ async def run_agent(
 
 
 def scenario_environment(backend: str, scenario: str | None, root: str) -> dict[str, str]:
-    """The variables that tell a simulated backend its scenario and where its state belongs.
+    """The variables that give a simulated backend its scenario and where its state belongs.
 
     A bare name is left to the backend, which may come with scenarios; raises SettingsError for a file that is missing.
     """

@@ -84,7 +84,7 @@ class PodHandlers:
     async def stop_pod_sandbox(self, pod: PodSandbox) -> None:
         """Move the interfaces back before the pod's namespace ends. What fails is done again when the claim ends.
 
-        That it was removed tells the same, if its end was missed.
+        That it was removed means the same, if its end was missed.
         """
         sandbox = self._interfaces.sandboxes.find(pod.id)
         steps = list_of_pod(self._held(), pod.uid)

@@ -197,7 +197,7 @@ class NvidiaBackend:
             await asyncio.sleep(_MAINTENANCE_LOOK)
 
     async def measure(self) -> Sequence[Sample]:
-        """What the GPUs tell of themselves, and what went wrong since this process began.
+        """What the GPUs report, and what went wrong since this process began.
 
         It waits for nobody: while NVML is at work for others, the numbers of the last time are good enough.
         """

@@ -23,7 +23,7 @@ class WholeGpu(msgspec.Struct, frozen=True, kw_only=True):
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
     """A place on a GPU. `instance` is what exists there, None when it has yet to be created.
 
-    `profile` is None where the driver no longer tells the profiles but the instance exists.
+    `profile` is None where the driver no longer reports the profiles but the instance exists.
     """
 
     allocated: AllocatedDevice

@@ -1,7 +1,7 @@
 """The time that a call has: everything in it that waits shares one end, so that waits do not add up.
 
-How long a call may take is the agent's setting, which `pydra.time_left` tells. Seconds of the monotonic clock. Without
-a budget every wait has its own time, as beside calls.
+How long a call may take is the agent's setting, which `pydra.time_left` returns. Seconds of the monotonic clock.
+Without a budget every wait has its own time, as beside calls.
 """
 
 from __future__ import annotations

@@ -305,7 +305,7 @@ class HardwareReader:
         return self._read_gpu(nvml, index, functions)
 
     def _read_partly(self, nvml: Nvml, index: int, functions: Mapping[str, PciFunction]) -> Gpu | None:
-        """A GPU that could not be read whole yet: a question that fails costs what it tells; None: all of them fail."""
+        """A GPU that could not be read whole yet: a question that fails costs its answer; None: all of them fail."""
         try:
             return self._read_gpu(nvml, index, functions, partly=True)
         except NvmlError as error:
@@ -454,7 +454,7 @@ class HardwareReader:
 
 
 def read_without_driver(tree: Tree) -> Reading:
-    """What the kernel tells of the hardware alone. Blocks."""
+    """What the kernel reports about the hardware alone. Blocks."""
     return Reading(functions=find_gpus(tree).functions(), vfio=read_vfio_host(tree))
 
 

@@ -1,7 +1,7 @@
 """What is known of a node's NVIDIA hardware at one moment. Values only; who reads them is in `nvml` and `host`.
 
 A `Reading` is the whole of it: `inventory` decides from it what is published, `claim_plan` what a claim gets.
-Sizes of memory are in bytes unless a name says MiB. `None` means that this driver or GPU does not tell.
+Sizes of memory are in bytes unless a name says MiB. `None` means that this driver or GPU does not report it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     `id` is the hardware's profile id (H100 1g: 19), which is not NVML's enumeration of profiles. `name` is without
     the prefix `MIG `: `1g.10gb+me`. `slices` are compute slices, `most` how many instances the GPU can hold.
-    `placements` is empty where the driver does not tell them, as to others than root.
+    `placements` is empty where the driver does not report them, as to others than root.
     """
 
     id: int
@@ -94,7 +94,7 @@ class Mig(msgspec.Struct, frozen=True, kw_only=True):
     """The partitioning of a GPU that can be partitioned.
 
     `resetless`: the mode can be changed without resetting the GPU (Hopper and newer). `profiles` is empty where the
-    driver tells none, as Ampere does with the mode off. `unseen` says why there may be further instances, which could
+    driver reports none, as Ampere does with the mode off. `unseen` says why there may be further instances, which could
     not be read; empty where there are none.
     """
 

@@ -39,7 +39,7 @@ class PriorState:
                 return replace(step, modes={gpu: mode for gpu, mode in found.items() if mode is not None})
             case BindVfio() if step.before != step.target and step.key not in known:
                 override = read_function(self._tree, step.address).override
-                # NVML in a container tells of the daemon's GPUs that they are not persistent.
+                # NVML in a container reports the daemon's GPUs as not persistent.
                 persistent = step.persistence or (step.before == DRIVER and self._persistenced.keeps(step.address))
                 return replace(step, override=override, persistence=persistent)
             case ActivateFabric() if step.key not in known:

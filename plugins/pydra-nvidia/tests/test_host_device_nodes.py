@@ -72,7 +72,7 @@ def test_a_partition_has_one_node_for_each_of_its_instances(tmp_path: Path) -> N
         CapabilityNode(path="/dev/nvidia-caps/nvidia-cap354", major=237, minor=354, mode=0o400),
         CapabilityNode(path="/dev/nvidia-caps/nvidia-cap355", major=237, minor=355, mode=0o444),
     )
-    with pytest.raises(CapabilityMissing, match=r"gi9/ci1/access does not tell"):
+    with pytest.raises(CapabilityMissing, match=r"gi9/ci1/access does not name"):
         find_partition_nodes(node(tmp_path), 2, 9, 1)
 
 
@@ -80,7 +80,7 @@ def test_a_partition_has_one_node_for_each_of_its_instances(tmp_path: Path) -> N
 def test_a_capability_file_that_says_too_little_is_reported(tmp_path: Path, text: str) -> None:
     write(tmp_path, "devices", DEVICES)
     write(tmp_path, "driver/nvidia/capabilities/gpu0/mig/gi1/access", text)
-    with pytest.raises(CapabilityMissing, match="gi1/access does not tell the device node"):
+    with pytest.raises(CapabilityMissing, match="gi1/access does not name the device node"):
         find_partition_nodes(node(tmp_path), 0, 1, 0)
 
 
@@ -123,7 +123,7 @@ def test_imex_channels_are_as_many_as_the_drivers_parameter_says(tmp_path: Path)
 
 def test_the_management_of_imex_has_a_node_where_the_driver_has_it(tmp_path: Path) -> None:
     write(tmp_path, "devices", IMEX_DEVICES)
-    with pytest.raises(CapabilityMissing, match="fabric-imex-mgmt does not tell the device node of IMEX"):
+    with pytest.raises(CapabilityMissing, match="fabric-imex-mgmt does not name the device node of IMEX"):
         find_imex_management(node(tmp_path))
     write(tmp_path, "driver/nvidia/capabilities/fabric-imex-mgmt", "DeviceFileMinor: 4323\nDeviceFileMode: 256\n")
     assert find_imex_management(node(tmp_path)).path == "/dev/nvidia-caps/nvidia-cap4323"

@@ -26,7 +26,7 @@ def list_offered(host: Host, offer: Offer) -> Mapping[str, SubSlice]:
     sizes = {Offer.SUB_SLICES: (1, 2, 4, 8), Offer.CHIPS: (1,), Offer.HOST: (count,)}[offer]
     generation = host.chips[0].generation
     whole, *parts = list_sub_slices(count)
-    # Not the shape that a source tells: a device must not have another name when the source answers later.
+    # Not the shape that a source reports: a device must not have another name when the source answers later.
     found = (replace(whole, bounds=generation.host_bounds(count)), *parts)
     wanted = [one for one in found if len(one.chips) in sizes and not _splits_group(one, host)]
     return {name_device(one, generation): one for one in wanted}

@@ -1,4 +1,4 @@
-"""Reads the machine: one `Host` of all that the kernel and the sources tell."""
+"""Reads the machine: one `Host` of all that the kernel and the sources report."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ class ChipFunction(msgspec.Struct, frozen=True, kw_only=True):
     `node` is its device node as containers have it: `/dev/vfio/3` for a function that is bound to vfio-pci, else
     `/dev/accel3`. It is empty while the function has no driver; `node_exists` says whether it is there, and
     `control_exists` whether the control node of VFIO is, if the function needs it. `numa_node` is None, and `pcie_root`
-    and `group` (of the IOMMU) are empty, where the kernel does not tell. `present` is false for one that was here.
+    and `group` (of the IOMMU) are empty, where the kernel does not report them. `present` is false for one that
+    was here.
     """
 
     address: str
@@ -86,7 +87,7 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def groups(self) -> frozenset[str]:
-        """The IOMMU groups of the functions, where the kernel tells them."""
+        """The IOMMU groups of the functions, where the kernel reports them."""
         return frozenset(one.group for one in self.functions if one.group)
 
     @property

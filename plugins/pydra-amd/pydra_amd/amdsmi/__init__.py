@@ -1,1 +1,1 @@
-"""AMD's library, where a node has it: what only it tells. Nothing here is needed."""
+"""AMD's library, where a node has it: what only it reports. Nothing here is needed."""

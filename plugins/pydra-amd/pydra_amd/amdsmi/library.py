@@ -38,7 +38,7 @@ class AmdsmiError(Exception):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether there was just nothing to tell."""
+        """Whether there was just nothing to report."""
         return self.code in {_NO_DATA, _TIMEOUT}
 
     @property

@@ -1,4 +1,4 @@
-"""What only the library tells of a GPU: the state of its xGMI links, and how long its clocks were held down.
+"""What only the library reports about a GPU: the state of its xGMI links, and how long its clocks were held down.
 
 Absent values are the string N/A, which is left out.
 """

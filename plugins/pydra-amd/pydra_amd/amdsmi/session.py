@@ -38,7 +38,7 @@ class AmdsmiSession:
         self._watcher: EventWatcher | None = None
 
     def read(self) -> Mapping[str, GpuReading]:
-        """What the library tells of each GPU, by address; nothing where it cannot. Blocks."""
+        """What the library reports about each GPU, by address; nothing where it cannot. Blocks."""
         with self._lock:
             if self._missing or self._paused:
                 return {}

@@ -1,4 +1,4 @@
-"""How each GPU is over time: what the kernel's files and the library tell now, and events that are not over."""
+"""How each GPU is over time: what the kernel's files and the library report now, and events that are not over."""
 
 from __future__ import annotations
 

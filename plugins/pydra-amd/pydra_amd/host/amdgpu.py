@@ -61,7 +61,7 @@ def read_machine(tree: Tree) -> Reading:
 
 
 def read_mode(tree: Tree, address: str) -> Mode | None:
-    """The mode that the GPU has now; None when it cannot be partitioned, or the driver does not tell."""
+    """The mode that the GPU has now; None when it cannot be partitioned, or the driver does not report it."""
     match = _MODE.fullmatch(" ".join(_read_modes(tree, address)).lower())
     return Mode(match[1], match[2]) if match else None
 

@@ -34,6 +34,6 @@ def read_errors(tree: Tree, address: str) -> Mapping[str, Mapping[str, int]]:
 
 
 def read_bad_pages(tree: Tree, address: str) -> int | None:
-    """How many pages of memory are out of use, or will be; None for a GPU that does not tell."""
+    """How many pages of memory are out of use, or will be; None for a GPU that does not report it."""
     path = tree.sys(f"{BOUND}/{address}/ras/gpu_vram_bad_pages")
     return len(tree.read(path).splitlines()) if tree.exists(path) else None

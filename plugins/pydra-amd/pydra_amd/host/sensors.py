@@ -1,4 +1,4 @@
-"""What a GPU does, as the kernel's files tell it: memory, activity, power, temperature.
+"""What a GPU does, as the kernel's files report it: memory, activity, power, temperature.
 
 What a GPU does not have, and what cannot be read now, is left out.
 Source: the kernel's Documentation/gpu/amdgpu/thermal.rst.

@@ -95,7 +95,7 @@ def name_users(tree: Tree) -> str:
         return f"no process is in {tree.sys(PROCESSES)}: one that has just ended, or something in the kernel, uses it"
     more = f" and {len(pids) - _NAMED} more" if len(pids) > _NAMED else ""
     named = ", ".join(map(str, pids[:_NAMED]))
-    return f"on this host these processes have {KFD_NODE} open: {named}{more} (`ps -p` tells what they are)"
+    return f"on this host these processes have {KFD_NODE} open: {named}{more} (`ps -p` shows what they are)"
 
 
 def explain(error: OSError) -> str:

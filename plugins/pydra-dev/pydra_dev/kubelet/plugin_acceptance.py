@@ -38,7 +38,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegistrationError(Exception):
-    """The kubelet does not accept the plugin; the text is what NotifyRegistrationStatus tells it."""
+    """The kubelet does not accept the plugin; NotifyRegistrationStatus sends it the text."""
 
 
 def accept_plugin(*, socket: str, type_: str, name: str, endpoint: str, versions: Sequence[str], minor: int) -> Plugin:

@@ -101,7 +101,7 @@ ORDINARY = (
 
 
 class Printer:
-    """Prints paragraphs with the time since the start, and tells them; a failure that repeats is only counted.
+    """Prints paragraphs with the time since the start, and passes them on; a failure that repeats is only counted.
 
     `quiet`: of what has gone well, only the headlines.
     """

@@ -22,7 +22,7 @@ _MAC, _NAME, _MTU, _MASTER, _ALIAS, _FAMILIES, _NAMESPACE, _MASK = 1, 3, 4, 10, 
 _PROPERTIES, _ALTERNATIVE_NAME = 52 | 0x8000, 53
 _UP = 1
 _FUNCTIONS, WITHOUT_COUNTERS = 1, 8
-"""RTEXT_FILTER_VF: tell of virtual functions, too. RTEXT_FILTER_SKIP_STATS: with counters, 180 functions need more than
+"""RTEXT_FILTER_VF: report virtual functions, too. RTEXT_FILTER_SKIP_STATS: with counters, 180 functions need more than
 64 KiB, the most that an attribute can have."""
 _INET, _INET_CONF = 2, 1
 _LINK = struct.Struct("=BxHiII")

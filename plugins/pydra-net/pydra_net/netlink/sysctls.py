@@ -31,7 +31,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def read_changed_sysctls(link: str) -> dict[str, int | str]:
     """The sysctls of a link that are not as those of the namespace's default, by names such as `ipv6/conf/accept_ra`.
 
-    Those that messages tell of (`gso_sizes_and_sysctls.IPV4`) are left out.
+    Those that messages report (`gso_sizes_and_sysctls.IPV4`) are left out.
     """
     return {
         f"{kind}/{name}": value

@@ -40,7 +40,7 @@ class _Driver(NamedTuple):
 
 
 class DeviceEdits:
-    """One for the backend's life. `clock` tells the time in seconds since 1970."""
+    """One for the backend's life. `clock` returns the time in seconds since 1970."""
 
     def __init__(self, tree: Tree, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
         self._tree = tree

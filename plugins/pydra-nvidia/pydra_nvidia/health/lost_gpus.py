@@ -49,7 +49,7 @@ def find_lost(
 
 
 def _place(lost: Sequence[LostGpu], nameless: Sequence[str]) -> Iterator[LostGpu]:
-    """With the addresses of functions of which nothing is known, where NVML's order tells which is whose."""
+    """With the addresses of functions of which nothing is known, where NVML's order shows which is whose."""
     unknown = [one for one in lost if one.last is None]
     if len(unknown) == len(nameless):
         addresses = iter(nameless)

@@ -1,4 +1,4 @@
-"""The positions of GPUs on the baseboard, which NVML tells only while its driver has them.
+"""The positions of GPUs on the baseboard, which NVML reports only while its driver has them.
 
 They belong to the addresses, so those of functions that are bound for a guest meanwhile are kept, in a file: what is
 published of a function must not depend on the driver that it is bound to. A reboot empties the file's directory.
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Baseboard:
-    """The positions by PCI address, in the file at `path`; what cannot be read or written costs what it tells."""
+    """The positions by PCI address, in the file at `path`; what cannot be read or written costs what it reports."""
 
     def __init__(self, path: str) -> None:
         self._file = StateFile(path, dict[str, int], "the positions of GPUs on the baseboard", _log.warning)

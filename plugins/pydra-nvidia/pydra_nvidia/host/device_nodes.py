@@ -189,6 +189,6 @@ def _find_node(tree: Tree, major: int, name: str, otherwise: str) -> CapabilityN
         minor, mode = int(fields["DeviceFileMinor"]), int(fields["DeviceFileMode"])
     except (KeyError, ValueError) as error:
         raise CapabilityMissing(
-            f"{path} does not tell the device node {otherwise}, or /proc is not the node's"
+            f"{path} does not name the device node {otherwise}, or /proc is not the node's"
         ) from error
     return CapabilityNode(path=f"/dev/nvidia-caps/nvidia-cap{minor}", major=major, minor=minor, mode=mode)

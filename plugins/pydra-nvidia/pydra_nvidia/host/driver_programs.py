@@ -24,7 +24,7 @@ KILL_DEADLINE = 5.0
 """Seconds that a killed program is waited for."""
 
 OUTPUT_LIMIT = 2000
-"""Bytes of a program's output, its end, that an error tells."""
+"""Bytes of a program's output, its end, that an error reports."""
 
 
 class ProgramMissing(ClaimError):

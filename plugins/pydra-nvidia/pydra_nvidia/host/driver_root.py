@@ -56,7 +56,7 @@ class DriverRoot(msgspec.Struct, frozen=True, kw_only=True):
 
     `host_path` is its root as the host sees it and `here` as this process does; `library_dir` is where its libraries
     are, inside the root; `nvml_library` is NVML as this process can load it. `version` is of the libraries, empty
-    when their names do not tell. `dev_root` is the root, of the host, whose `dev` has the devices.
+    when their names do not show it. `dev_root` is the root, of the host, whose `dev` has the devices.
     """
 
     host_path: str

@@ -26,7 +26,7 @@ def is_excluded(tree: Tree, address: str) -> bool:
 
 
 def read_gpu_information(tree: Tree, address: str) -> dict[str, str]:
-    """What the driver tells of the GPU at this address, by its own words: `Model`, `Device Minor`; empty without it."""
+    """What the driver reports about the GPU at this address, as `Model`, `Device Minor`; empty without it."""
     text = tree.read(tree.proc(f"driver/nvidia/gpus/{address}/information"))
     pairs = (line.partition(":") for line in text.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}

@@ -18,7 +18,7 @@ NVLink and the multi-node fabric are attributes of whole GPUs; NVIDIA's driver p
 
 They are absent where there is no NVLink, no link that is up, or no fabric. Partitions have none: a GPU in MIG mode
 reaches no other. Nothing here changes when a GPU is partitioned for a claim; of one that was in MIG mode from the
-start, NVML does not tell where its links end, but the node's other GPUs do.
+start, NVML does not report where its links end, but the node's other GPUs do.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _describe_fabric(gpu: Gpu) -> dict[str, AttributeValue]:
 
 
 def _with_ends(gpu: Gpu, gpus: Sequence[Gpu]) -> Gpu:
-    """With the ends of links that rest in MIG mode, as far as the others tell of their own."""
+    """With the ends of links that rest in MIG mode, as far as the others report about their own."""
     links = gpu.links
     if links is None or links.switched or links.peers or gpu.mig is None or not gpu.mig.enabled:
         return gpu

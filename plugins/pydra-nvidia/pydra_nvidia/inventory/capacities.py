@@ -30,7 +30,7 @@ def profile_figures(profile: Profile) -> dict[str, int]:
 
 
 def memory_figure(memory: int | None) -> dict[str, int]:
-    """The memory of a whole GPU; nothing where the driver does not tell it."""
+    """The memory of a whole GPU; nothing where the driver does not report it."""
     return {} if memory is None else {"memory": memory}
 
 

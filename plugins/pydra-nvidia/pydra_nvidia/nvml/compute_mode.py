@@ -17,7 +17,7 @@ FORGOTTEN = LOST | {Code.NOT_FOUND, Code.GPU_NOT_FOUND, Code.DRIVER_NOT_LOADED, 
 
 
 def read_compute_mode(nvml: Nvml, uuid: str) -> int | None:
-    """As NVML counts; None where it does not tell. Raises NvmlError."""
+    """As NVML counts; None where it does not report it. Raises NvmlError."""
     handle = nvml.find(uuid)
     mode = nvml.ask("nvmlDeviceGetComputeMode", handle, subject=uuid)
     return None if mode is None else int(mode)

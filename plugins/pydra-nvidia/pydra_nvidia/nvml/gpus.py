@@ -17,7 +17,7 @@ _UNCORRECTED, _VOLATILE = 1, 0
 
 
 def read_driver(nvml: Nvml) -> Driver:
-    """The driver's versions; 0 for CUDA where it does not tell."""
+    """The driver's versions; 0 for CUDA where it does not report it."""
     return Driver(
         version=nvml.call("nvmlSystemGetDriverVersion"),
         cuda=nvml.look("nvmlSystemGetCudaDriverVersion") or 0,
@@ -62,7 +62,7 @@ def _or(value: int | None, otherwise: int) -> int:
 
 
 def read_condition(nvml: Nvml, handle: Any, *, monitored: bool, subject: str) -> Condition:
-    """What this GPU's generation and driver tell; the rest is None."""
+    """What this GPU's generation and driver report; the rest is None."""
     (recovery,) = read_fields(nvml, handle, (RECOVERY_FIELD,), subject=subject)
     rows = nvml.look("nvmlDeviceGetRemappedRows", handle, subject=subject)
     retirement = nvml.look("nvmlDeviceGetRetiredPagesPendingStatus", handle, subject=subject)

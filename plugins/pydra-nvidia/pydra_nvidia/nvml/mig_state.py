@@ -1,4 +1,4 @@
-"""MIG as NVML tells it: whether a GPU is partitioned, which profiles and places the driver offers, what exists.
+"""MIG as NVML reports it: whether a GPU is partitioned, which profiles and places the driver offers, what exists.
 
 A GPU instance without a compute instance is not a MIG device, and is not found by walking those, so instances are
 listed profile by profile. Of the functions for profiles, the second version has the profiles' names; a driver may lack
@@ -30,13 +30,13 @@ _SUFFIXES = {
     **dict.fromkeys((0xD, 0xE), "-me"),
     **dict.fromkeys((0xF, 0x10), "+me.all"),
 }
-"""What NVML's enumeration says of media engines and graphics, where the driver does not tell the name."""
+"""What NVML's enumeration says of media engines and graphics, where the driver does not report the name."""
 
 _GONE = frozenset({Code.NOT_FOUND, Code.INVALID_ARGUMENT})
 """What NVML says of an instance that was destroyed after it was listed."""
 
 _UNREPORTED = UNAVAILABLE | {Code.NO_PERMISSION, Code.INVALID_ARGUMENT}
-"""What NVML says where it does not tell the places of a profile: to others than root, or by an old driver."""
+"""What NVML says where it does not report the places of a profile: to others than root, or by an old driver."""
 
 
 class Mode(NamedTuple):
@@ -94,7 +94,7 @@ def read_mode_by_count(nvml: Nvml, handle: Any, *, subject: str) -> Mode | None:
 
 
 def read_resetless(nvml: Nvml, handle: Any, architecture: int, *, subject: str) -> bool:
-    """Whether the mode can be changed without a reset: as the driver tells, else by the generation."""
+    """Whether the mode can be changed without a reset: as the driver reports, else by the generation."""
     (reported,) = read_fields(nvml, handle, (RESETLESS_FIELD,), subject=subject)
     if reported is not None:
         return reported != 0
@@ -104,7 +104,7 @@ def read_resetless(nvml: Nvml, handle: Any, architecture: int, *, subject: str) 
 def read_offer(nvml: Nvml, handle: Any, memory: int | None, *, subject: str) -> Offer:
     """All profiles of the driver, by hardware id; `memory` is the GPU's, in bytes.
 
-    A question that fails costs what it tells. Raises NvmlError for a lost GPU or session.
+    A question that fails costs what it reports. Raises NvmlError for a lost GPU or session.
     """
     kinds: dict[int, Kind] = {}
     profiles: list[Profile] = []
@@ -147,14 +147,14 @@ def read_offer(nvml: Nvml, handle: Any, memory: int | None, *, subject: str) -> 
 
 
 def profile_name(info: Any, number: int, memory: int | None) -> str:
-    """The name of a profile of GPU instances, as the driver tells it or derived; `memory` is the GPU's, in bytes."""
+    """The name of a profile of GPU instances, as the driver reports it or derived; `memory` is the GPU's, in bytes."""
     text = getattr(info, "name", b"")
     reported = (text.decode("ascii", "replace") if isinstance(text, bytes) else text).removeprefix("MIG ").strip()
     return reported or derive_name(number, info.sliceCount, info.memorySizeMB, memory or 0)
 
 
 def derive_name(number: int, slices: int, memory_mib: int, memory: int) -> str:
-    """The name (`1g.10gb+me`) where the driver does not tell it; `number` is of NVML's enumeration of profiles.
+    """The name (`1g.10gb+me`) where the driver does not report it; `number` is of NVML's enumeration of profiles.
 
     The instance's share of the memory, in eighths rounded up, of the GPU's memory in GiB rounded up; halves go up.
     """

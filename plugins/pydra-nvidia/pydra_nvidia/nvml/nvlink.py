@@ -66,7 +66,7 @@ def read_link_states(nvml: Nvml, handle: Any, *, subject: str) -> tuple[int, ...
 
 
 def read_ends(nvml: Nvml, handle: Any, up: tuple[int, ...], functions: Collection[str], *, subject: str) -> Ends:
-    """Where these links end. `functions` are the addresses of the node's GPUs, for a driver that tells no types."""
+    """Where these links end. `functions` are the addresses of the node's GPUs, for a driver that reports no types."""
     peers: set[str] = set()
     switched = False
     for link in up:
@@ -143,7 +143,7 @@ def ask_fabric_info(nvml: Nvml, handle: Any, *, subject: str) -> Any:
 
 
 def read_link_errors(nvml: Looks, handle: Any, gpu: Gpu) -> dict[str, float]:
-    """The sum over the GPU's links for each kind of error, without the kinds that no link tells.
+    """The sum over the GPU's links for each kind of error, without the kinds that no link reports.
 
     Source: nvml.h. Before Hopper there are counters for each link; Hopper has field values for the data link layer, and
     Blackwell others in their place.

@@ -117,7 +117,7 @@ def address_of(handle: Any) -> int:
 
 
 def read_fields(nvml: Looks, handle: Any, fields: Sequence[Field], *, subject: str = "") -> tuple[float | None, ...]:
-    """Many facts of one GPU in one call, in their order; None for one that this GPU or driver does not tell."""
+    """Many facts of one GPU in one call, in their order; None for one that this GPU or driver does not report."""
     if not fields:
         return ()
     values = nvml.look("nvmlDeviceGetFieldValues", handle, list(fields), subject=subject)

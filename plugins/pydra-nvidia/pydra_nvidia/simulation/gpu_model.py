@@ -1,4 +1,4 @@
-"""What a kind of GPU is: all that NVML and sysfs tell of it that never changes. Values, from YAML.
+"""What a kind of GPU is: all that NVML and sysfs report about it that never changes. Values, from YAML.
 
 A scenario may bring its own models; those of the bundled scenarios are in `models/`.
 """

@@ -130,7 +130,7 @@ def plan_cleaning(
 
 def _left(vendor: VendorClaim, what: str) -> str:
     return (
-        f"claim {vendor.uid} was begun by NVIDIA's driver; {what} is left as it is, for nothing tells whether that"
+        f"claim {vendor.uid} was begun by NVIDIA's driver; {what} is left as it is, for nothing shows whether that"
         " driver or the admin made it so"
     )
 

@@ -145,7 +145,7 @@ def test_a_node_without_an_agent_is_reported() -> None:
     cluster.delete(RESOURCE_SLICES, "a")
     cluster.start_pod("pod", uid, "a")
     cluster.settle()
-    assert "a: its slice of compute-domain.nvidia.com, which tells its clique, does not" in cluster.condition("cd")[1]
+    assert "a: its slice of compute-domain.nvidia.com, which reports its clique, does not" in cluster.condition("cd")[1]
 
 
 def test_a_domain_whose_status_was_written_is_distinguished_from_one_that_was_changed() -> None:

@@ -65,7 +65,7 @@ def _by_chip(values: Mapping[int, float], cores: int, unit: int = 1) -> list[flo
 def _find_chips(
     answer: RuntimeAnswer, answers: Sequence[RuntimeAnswer], host: Host, held: Sequence[HeldChips]
 ) -> Sequence[int]:
-    """The runtime's chips, in its order; none where it could have others: no source tells which are whose.
+    """The runtime's chips, in its order; none where it could have others: no source says which are whose.
 
     A runtime with as many chips as the host has them all. With fewer, they are those of the only claim, if there is no
     other runtime; or of the only claim whose config names the port, if each claim's config names ports. In both cases

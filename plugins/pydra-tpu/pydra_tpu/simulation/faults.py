@@ -65,7 +65,7 @@ MACHINE_FAULTS: Mapping[str, Mapping[str, int]] = {
 LINK_FAULTS = ("link-down", "throttled")
 METADATA = ("metadata", "metadata-late", "metadata-contradicts")
 SERVICE_FAULTS = ("workload", "metrics-hang", "metadata-silent", *METADATA)
-"""`workload` and `metadata` are none: a runtime that serves its metrics, and a server that alone tells of the slice."""
+"""`workload` and `metadata` are none: a runtime that serves its metrics, and a server that alone knows the slice."""
 
 
 def break_machine(root: str, machine: MachineType, faults: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ PATH = "/computeMetadata/v1/instance/attributes/"
 
 
 def describe_slice(machine: MachineType, *, contradicts: bool) -> Mapping[str, str]:
-    """What tells of the machine's slice. `contradicts`: the node's labels name another topology."""
+    """Reports the machine's slice. `contradicts`: the node's labels name another topology."""
     other = "16x16" if machine.topology.count("x") == 1 else "8x8x16"
     return {
         "tpu-env": f"TOPOLOGY: '{machine.topology}'\nWORKER_ID: '0'\n",

@@ -29,7 +29,7 @@ _OTHER_NAMES: Final = {"v5lite": "v5litepod", "v7x": "tpu7x"}
 
 
 class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one source tells; None is what it does not tell. `unusable` has a text for each value that cannot be read.
+    """What one source reports; None is what it does not report. `unusable` has a text for each unreadable value.
 
     `accelerator` is a label of GKE; `accelerator_type` such as `v5litepod-16`. The other fields are those of
     `SliceFacts`.
@@ -88,7 +88,7 @@ def parse_tpu_env(text: str, source: str) -> SourceFacts:
 
 
 def parse_attributes(answers: Mapping[str, str]) -> tuple[SourceFacts, ...]:
-    """What the metadata server tells, by the names of ATTRIBUTES; those that it does not have are absent."""
+    """What the metadata server reports, by the names of ATTRIBUTES; those that it does not have are absent."""
     values = _Values("the metadata server", answers)
     kind = values.read("accelerator-type", _parse_accelerator_type)
     own = SourceFacts(

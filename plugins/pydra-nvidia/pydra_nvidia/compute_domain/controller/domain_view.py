@@ -36,7 +36,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     `node_domains` has the UID in the label of each labelled node and `node_versions` their resource versions;
     `domain_names` has namespace/name of those domains that exist, by UID;
-    `node_cliques` has the clique that each node's slice tells, empty outside a fabric, and `node_uids` its uid there.
+    `node_cliques` has the clique that each node's slice reports, empty outside a fabric, and `node_uids` its uid there.
     `updating` names another domain whose daemons are being replaced.
     """
 

@@ -27,7 +27,7 @@ DEGRADED = "DomainDegraded"
 """The reason why a daemon, which is ready, says that its peers are not connected, or have another driver."""
 NAMED = 5
 """How many nodes a condition names."""
-_NO_AGENT = f"its slice of {DRIVER}, which tells its clique, does not exist: no agent serves the node"
+_NO_AGENT = f"its slice of {DRIVER}, which reports its clique, does not exist: no agent serves the node"
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):

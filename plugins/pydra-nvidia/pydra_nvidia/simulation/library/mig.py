@@ -84,7 +84,7 @@ def mig_model(call: Call) -> MigModel:
 
 
 def profile_of(call: Call, id_: Any) -> GpuProfile:
-    """The profile with the hardware's id; raises Refusal for none, or when the driver does not tell."""
+    """The profile with the hardware's id; raises Refusal for none, or when the driver does not report it."""
     found = _told(call).profile(number(id_))
     if found is None:
         raise Refusal(Code.INVALID_ARGUMENT)

@@ -45,7 +45,7 @@ def _link_remote_pci(call: Call, link: Any, info: Any) -> None:
 
 @function("gpu", "nvmlDeviceGetNvLinkErrorCounter")
 def _link_errors(call: Call, link: Any, counter: Any, reference: Any) -> None:
-    """Counted up to Ampere; newer GPUs tell by field values. Those of a simulated GPU are all of link 0."""
+    """Counted up to Ampere; newer GPUs report them as field values. Those of a simulated GPU are all of link 0."""
     _link(call, link)
     if call.board.model.architecture >= HOPPER:
         raise Refusal(Code.NOT_SUPPORTED)

@@ -99,7 +99,7 @@ def _read(name: str, words: Sequence[str]) -> list[str]:
 
 
 def main(_facts: Mapping[str, str]) -> int:
-    """Run the hook that the arguments name, for the container that standard input tells of; its status."""
+    """Run the hook that the arguments name, for the container whose state is on standard input; its status."""
     try:
         text = "" if sys.stdin.isatty() else sys.stdin.read()
         run(sys.argv[1:], json.loads(text) if text.strip() else {})
