@@ -110,16 +110,11 @@ class ForkedAgent(ForkedProgram):
         super().__init__("pydra.cli.agent", arguments, environ, log)
 
 
-class ForkedBackend(ForkedProgram):
-    """A backend's process, which is started without reading its command."""
+class _AwaitedProgram(ForkedProgram):
+    """One for whose end several wait at once."""
 
-    def __init__(self, target: str, descriptors: Descriptors, environ: Mapping[str, str]) -> None:
-        connection, *output = descriptors
-        files = [Connection(os.dup(one), readable=False) for one in output]
-        with socket.socket(fileno=os.dup(connection)) as sock:
-            self._start(_serve_backend, (target, sock, *files, dict(environ)))
-        for one in files:
-            one.close()
+    def _start(self, run: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        super()._start(run, arguments)
         self._status: int | None = None
         self._end = asyncio.ensure_future(self._wait_once())
 
@@ -137,8 +132,25 @@ class ForkedBackend(ForkedProgram):
         return self._status
 
     async def wait(self) -> int:
-        """Wait for its end, as several may do at once."""
+        """Wait for its end."""
         return await asyncio.shield(self._end)
+
+
+async def fork_agent(arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> ChildProcess:
+    """Fork the agent that `pydra dev` would start."""
+    return _AwaitedProgram("pydra.cli.agent", arguments, environ, str(log))
+
+
+class ForkedBackend(_AwaitedProgram):
+    """A backend's process, which is started without reading its command."""
+
+    def __init__(self, target: str, descriptors: Descriptors, environ: Mapping[str, str]) -> None:
+        connection, *output = descriptors
+        files = [Connection(os.dup(one), readable=False) for one in output]
+        with socket.socket(fileno=os.dup(connection)) as sock:
+            self._start(_serve_backend, (target, sock, *files, dict(environ)))
+        for one in files:
+            one.close()
 
 
 async def spawn_forked(
