@@ -57,19 +57,6 @@ async def test_a_gpu_that_falls_off_the_bus_in_mid_prepare_is_reported_and_costs
         await scene.undone()
 
 
-async def test_a_gpu_in_use_is_not_passed_through(stage: Stage, ask_for: Ask) -> None:
-    async with stage([{"model": "t4", "minors": [0]}], vfio=True, vfio_idle_deadline=0.3) as scene:
-        scene.inject.start_process(0, pid=4711, name="python3")
-        since = scene.traces()
-        await scene.create_both("guest", ask_for("vfio"))
-        await scene.wait_event("guest", "DeviceBusy", r"python3.*4711.*PYDRA_NVIDIA_VFIO_IDLE_DEADLINE")
-        await scene.undone(since)
-        scene.inject.end_process(0, 4711)
-        await scene.wait_running("guest")
-        await scene.end("guest")
-        await scene.undone()
-
-
 async def test_without_permission_no_partitions_are_offered_on_demand_and_the_log_says_why(
     stage: Stage, ask_for: Ask
 ) -> None:

@@ -67,23 +67,6 @@ async def test_metadata_has_the_address_of_a_function_and_the_uuid_of_a_partitio
         await scene.undone()
 
 
-async def test_a_gpu_is_either_whole_or_partitioned_or_passed_through(stage: Stage, ask_for: Ask) -> None:
-    kinds = {"whole": ask_for("gpu"), "part": ask_for("mig", profile="1g.10gb"), "guest": ask_for("vfio")}
-    async with stage(ONE, dynamic_mig=True, vfio=True) as scene:
-        await scene.run("whole", kinds["whole"])
-        for name in ("part", "guest"):
-            await scene.create_both(name, kinds[name])
-            await scene.pending(name)
-        await scene.end("whole")
-        await scene.until_one_runs("part", "guest")
-        first, second = ("part", "guest") if scene.runs("part") else ("guest", "part")
-        await scene.pending(second)
-        await scene.end(first)
-        await scene.wait_running(second)
-        await scene.end(second)
-        await scene.undone()
-
-
 async def test_gpus_of_one_partition_of_fabric_manager_are_connected_for_a_claim(stage: Stage, ask_for: Ask) -> None:
     scenario = {"host": {}, "driver": {"fabricMode": 1}}
     gpus = [{"model": "h100-80gb", "count": 4}]
@@ -100,4 +83,21 @@ async def test_gpus_of_one_partition_of_fabric_manager_are_connected_for_a_claim
         await scene.create_both("torn", ask_for("gpu", count=3))
         await scene.wait_event("torn", "ClaimFailedTerminally", r"not a partition of Fabric Manager.*partition3")
         await scene.end("torn")
+        await scene.undone()
+
+
+async def test_a_gpu_is_either_whole_or_partitioned_or_passed_through(stage: Stage, ask_for: Ask) -> None:
+    kinds = {"whole": ask_for("gpu"), "part": ask_for("mig", profile="1g.10gb"), "guest": ask_for("vfio")}
+    async with stage(ONE, dynamic_mig=True, vfio=True) as scene:
+        await scene.run("whole", kinds["whole"])
+        for name in ("part", "guest"):
+            await scene.create_both(name, kinds[name])
+            await scene.pending(name)
+        await scene.end("whole")
+        await scene.until_one_runs("part", "guest")
+        first, second = ("part", "guest") if scene.runs("part") else ("guest", "part")
+        await scene.pending(second)
+        await scene.end(first)
+        await scene.wait_running(second)
+        await scene.end(second)
         await scene.undone()

@@ -13,7 +13,6 @@ Stage = Callable[..., "AbstractAsyncContextManager[Scene]"]
 Ask = Callable[..., Any]
 
 H100 = {"model": "h100-80gb", "minors": [0]}
-TWO = [{"model": "h100-80gb", "count": 2, "minors": [0, 1]}]
 
 
 def mps(**fields: Any) -> dict[str, Any]:
@@ -44,7 +43,7 @@ WRONG_CONFIGS: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
 async def test_a_config_that_is_wrong_is_reported_with_its_fields_and_nothing_is_done(
     stage: Stage, ask_for: Ask, configure: Ask
 ) -> None:
-    async with stage(TWO, dynamic_mig=True) as scene:
+    async with stage([H100], dynamic_mig=True, vfio=True) as scene:
         for number, (kind, fields, told) in enumerate(WRONG_CONFIGS):
             name = f"wrong-{number}"
             await scene.create_both(name, ask_for("gpu"), config=[configure(kind, "it", **fields)])

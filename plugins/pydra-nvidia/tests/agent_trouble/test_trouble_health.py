@@ -107,23 +107,6 @@ async def test_a_gpu_that_was_lost_before_the_start_is_named_to_everybody(make_s
         await scene.wait_devices({"gpu-0", "gpu-1"})
 
 
-async def test_an_xid_in_a_partition_concerns_it_and_what_contains_it(make_scene: MakeScene) -> None:
-    group = {
-        "model": "h100-80gb",
-        "mig": True,
-        "instances": [{"profile": "1g.10gb", "start": 0}, {"profile": "3g.40gb", "start": 4}],
-    }
-    async with make_scene(group) as scene, scene.agent(environ=LONG):
-        names = set(await scene.devices())
-        assert names == {"gpu-0-mig-1g10gb-19-0", "gpu-0-mig-3g40gb-9-4"}
-        instance = next(one for one in scene.gpus()[0].instances if one.start == 4)
-        scene.inject.xid(0, 94, gi=instance.id, ci=0)
-        await scene.wait_taints({"gpu-0-mig-3g40gb-9-4": {XID: ("94", "NoSchedule")}})
-        assert scene.health() == {"gpu-0-mig-1g10gb-19-0": "Healthy", "gpu-0-mig-3g40gb-9-4": "Unhealthy"}
-        scene.inject.xid(0, 79)
-        await scene.wait_taints({name: {XID: ("79", "NoSchedule")} for name in names})
-
-
 async def test_a_partition_that_vanishes_under_a_pod_is_reported_until_the_pod_is_gone(make_scene: MakeScene) -> None:
     async with make_scene(settings={"dynamic_mig": True}) as scene, scene.agent(*SOON, environ=LONG):
         await scene.start("pod", "mig", profile="1g.10gb")

@@ -10,7 +10,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from claim_requests import request_for
 from pydra.kube.api_resources import PODS
 
 if TYPE_CHECKING:
@@ -104,45 +103,6 @@ async def test_claims_go_on_with_the_next_agent_when_the_last_was_killed(make_sc
             agent = await start()
             await scene.end(kind)
             await scene.wait_clean()
-
-
-async def test_a_gpu_on_its_way_out_of_mig_mode_to_a_guest_goes_on_when_the_agent_was_killed(
-    make_scene: MakeScene,
-) -> None:
-    async with make_scene({"model": "h100-80gb"}, settings={"dynamic_mig": True, "vfio": True}) as scene:
-        reaper = Reaper(scene)
-        async with scene.agent(*reaper.flags, environ=reaper.environ) as agent:
-            scene.inject.set_mig_mode(0, enabled=True, force=True)
-            reaper.come("write unbind")
-            await scene.start("guest", "vfio")
-            await agent.process.wait()
-        async with scene.agent(*reaper.flags, environ=reaper.environ):
-            await scene.wait_running("guest")
-            (gpu,) = scene.gpus()
-            assert (gpu.driver, gpu.mig) == ("vfio-pci", False)
-            await scene.end("guest")
-            await scene.wait_clean()
-
-
-async def test_a_partition_that_somebody_makes_where_a_killed_agent_was_about_to_is_theirs(
-    make_scene: MakeScene,
-) -> None:
-    requests = [{**request_for("mig", profile="1g.10gb"), "name": name} for name in ("gpu", "other")]
-    async with make_scene({"model": "h100-80gb"}, settings={"dynamic_mig": True}) as scene:
-        reaper = Reaper(scene)
-        async with scene.agent(*reaper.flags, environ=reaper.environ) as agent:
-            reaper.come("nvmlGpuInstanceCreateComputeInstance")
-            await scene.create_claim("claim", *requests)
-            await scene.create_pod("claim")
-            await agent.process.wait()
-        (begun,) = (one.start for one in scene.gpus()[0].instances)
-        (start,) = {int(name.rpartition("-")[2]) for name in await scene.allocated("claim")} - {begun}
-        theirs = scene.inject.create_mig(0, "1g.10gb", start)
-        async with scene.agent(*reaper.flags, environ=reaper.environ):
-            await scene.wait_running("claim")
-            await scene.end("claim")
-            await scene.until(lambda: not [text for text in scene.leftovers() if text.startswith(("cdi", "record"))])
-            assert [one.uuid for part in scene.gpus()[0].instances for one in part.compute] == [theirs]
 
 
 async def test_a_reboot_leaves_nothing_to_undo_and_what_was_begun_is_prepared_again(make_scene: MakeScene) -> None:

@@ -198,27 +198,3 @@ async def test_a_checkpoint_that_says_nothing_of_now_is_put_aside_and_claims_are
             assert len(scene.gpus()[0].instances) == 1
             await scene.end("claim")
             await scene.wait_clean()
-
-
-async def test_claims_on_hardware_that_is_gone_are_void_and_harm_nobody(
-    make_scene: MakeScene, vendor_of: VendorOf
-) -> None:
-    async with make_scene(settings={"dynamic_mig": True}) as scene:
-        vendor = vendor_of(scene)
-        make_partition(scene)
-        gone = await vendor.prepare("gone", "gpu-1")
-        lost = await vendor.prepare("lost", MIG)
-        vendor.leave()
-        scene.inject.unplug(1)
-        scene.inject.destroy_mig(0, 2)
-        scene.inject.set_mig_mode(0, False, force=True)
-        async with scene.agent() as agent:
-            for uid, device in ((gone, "gpu-1"), (lost, MIG)):
-                assert f"claim {uid}: device {device} is no longer there" in agent.messages()
-            await scene.create_pod("lost")
-            await scene.wait_running("lost")
-            assert len(scene.gpus()[0].instances) == 1, "prepared again"
-            await scene.create_pod("gone")
-            await scene.wait_error("gone", "device gpu-1 of pool .* is not published by this node")
-            await scene.end("gone", "lost")
-            await scene.until(lambda: [one for one in scene.leftovers() if "driver none" not in one] == [])
