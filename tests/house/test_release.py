@@ -131,7 +131,10 @@ def call(tree: Path, script: str, *arguments: str, **tools: str) -> subprocess.C
     return subprocess.run(command, cwd=tree, env=environ, capture_output=True, text=True, check=False, timeout=120)
 
 
-def test_two_releases_of_a_commit_are_the_same_and_complete(clone: Path) -> None:
+def test_two_releases_of_a_commit_are_the_same_and_complete_and_what_is_not_committed_is_not_released(
+    clone: Path,
+) -> None:
+    assert_refused_with_changes(clone)
     sums = []
     for _ in range(2):
         done = call(clone, "release.py", "--without-images")
@@ -151,7 +154,7 @@ def test_two_releases_of_a_commit_are_the_same_and_complete(clone: Path) -> None
         assert chart.version == VERSION
 
 
-def test_what_is_not_committed_or_has_another_version_is_not_released(clone: Path) -> None:
+def assert_refused_with_changes(clone: Path) -> None:
     chart = clone / "charts" / "pydra" / "Chart.yaml"
     text = chart.read_text()
     chart.write_text(text.replace(f"appVersion: {VERSION}", "appVersion: 9.9.9"))
@@ -238,7 +241,7 @@ def registry(tmp_path: Path) -> Iterator[str]:
         process.terminate()
 
 
-def test_images_of_all_platforms_become_one_index_in_the_registry(clone: Path, registry: str) -> None:
+def test_images_of_all_platforms_become_one_index_in_the_registry(registry: str, clone: Path) -> None:
     if not shutil.which("buildah") or os.geteuid():
         pytest.skip("needs buildah and root: it pushes images")
     folder = clone / "dist" / VERSION
