@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import helm_python
 import pytest
-from jsonschema import Draft202012Validator
-from kubernetes_validate.utils import schema_contents
-from referencing import Registry, Resource
 
 from tests.chart.cluster import ADDED
 from tests.chart.rendering import (
@@ -24,11 +19,11 @@ from tests.chart.rendering import (
     NVIDIA,
     SIM,
     TPU,
-    Object,
     at,
     overlay,
     render,
 )
+from tests.kubernetes_schemas import find_faults
 
 VERSIONS = ["1.34", "1.35", "1.36", "1.37"]
 ELSEWHERE = {kind for kinds in ADDED.values() for kind in kinds}
@@ -84,37 +79,6 @@ RELEASES = {
 
 LINTED = ["ComputeDomains", "one pod", "PodMonitor and cert-manager"]
 """Those that all templates are in."""
-
-
-@cache
-def validator(version: str, kind: str, api_version: str) -> Draft202012Validator:
-    group, _, plain = api_version.rpartition("/")
-    name = f"{kind.lower()}-{group.partition('.')[0]}-{plain}" if group else f"{kind.lower()}-{plain}"
-    return Draft202012Validator(_schema(version, name), registry=_definitions(version))
-
-
-def _schema(version: str, name: str) -> Any:
-    return schema_contents(f"kubernetes-json-schema/v{version}.0-local-strict/{name}.json", version)
-
-
-@cache
-def _definitions(version: str) -> Registry[Any]:
-    resource: Resource[Any] = Resource.from_contents(_schema(version, "_definitions"))
-    registry: Registry[Any] = Registry().with_resource("_definitions.json", resource)
-    return registry.crawl()
-
-
-def find_faults(version: str, one: Object) -> list[str]:
-    return _find_faults(version, json.dumps(one))
-
-
-@cache
-def _find_faults(version: str, text: str) -> list[str]:
-    # Most objects are the same for most values.
-    one = json.loads(text)
-    checked = validator(version, one["kind"], one["apiVersion"])
-    name = f"{one['kind']} {one['metadata']['name']}"
-    return [f"{name}: {error.json_path}: {error.message}" for error in checked.iter_errors(one)]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
