@@ -23,6 +23,7 @@ from pydra_dev.node import free_port
 from pydra_nvidia.compute_domain.custom_resource_definitions import CLIQUE_DEFINITION, DEFINITIONS
 from pydra_nvidia.compute_domain.domain_directories import TEMPLATE
 from pydra_nvidia.compute_domain.names import IMEX_CONDITION
+from pydra_nvidia.simulation.programs import imex
 from tests.forked import ForkedProgram
 
 JsonObject = dict[str, Any]
@@ -49,7 +50,7 @@ class Node:
         (path / "hosts").write_text("127.0.0.1\tlocalhost\n")
         for program, part in (("nvidia-imex", "daemon"), ("nvidia-imex-ctl", "ctl")):
             file = path / program
-            file.write_text(f'#!/bin/sh\nexec {sys.executable} -m pydra_nvidia.simulation.programs.imex {part} "$@"\n')
+            file.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {imex.__file__} {part} "$@"\n')
             file.chmod(0o755)
         body = {
             "metadata": {"name": f"pod-{name}"},

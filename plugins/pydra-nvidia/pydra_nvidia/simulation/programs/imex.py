@@ -18,9 +18,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+
+TYPE_CHECKING = False  # what only types need is not loaded
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
 STATE, BEHAVIOUR = "imex.json", "behaviour.json"
 STATUS = "run/nvidia-imex/status"

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-import pydra_nvidia
 from pydra_nvidia.simulation.tree.elf_libraries import AARCH64, X86_64, library
 from pydra_nvidia.simulation.tree.host_files import usual_links
 from pydra_pci.simulation.files import Files, exact, link, program, socket, text
@@ -164,7 +163,6 @@ def _below(root: str, files: Files) -> Files:
 
 
 _PROGRAMS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "programs")
-_PACKAGE = os.path.dirname(os.path.dirname(pydra_nvidia.__file__))
 
 
 def launcher(module: str, facts: Mapping[str, object], function: str = "main") -> str:
@@ -173,7 +171,7 @@ def launcher(module: str, facts: Mapping[str, object], function: str = "main") -
     The module is found by its directory: what needs nothing else of this package does not load it. What needs more
     finds it where this process does, without reading site-packages again.
     """
-    paths = [_PROGRAMS, *dict.fromkeys(one for one in (*sys.path, _PACKAGE) if one)]
+    paths = [_PROGRAMS, *filter(None, sys.path)]
     return program(
         "#!/bin/sh\n"
         f'"exec" \'{sys.executable}\' \'-IS\' "$0" "$@"\n'
