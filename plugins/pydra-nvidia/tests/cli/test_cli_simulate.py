@@ -51,9 +51,8 @@ def test_where_there_is_no_machine_it_is_said(command: Run, tmp_path: Path) -> N
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
+def test_what_cannot_happen_is_refused(happen: Happen, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, code, says in (
         (("lose", "99"), 1, "no GPU has the minor number 99"),
         (("create-mig", "3", "1g.10gb", "0"), 1, "GPU 3 has no 1g.10gb at 0 now"),
         (("count", "3", "nonsense=1"), 1, "there is no nonsense; there are ecc_corrected"),
@@ -62,17 +61,13 @@ def test_where_there_is_no_machine_it_is_said(command: Run, tmp_path: Path) -> N
         (("set-mig-mode", "3", "of"), 2, "'of' is neither on nor off"),
         (("lose", "gpu-x"), 2, "'gpu-x' is not a GPU: give its minor number, as 3 or gpu-3"),
         (("dance",), 2, "invalid choice"),
-    ],
-)
-def test_what_cannot_happen_is_refused(
-    happen: Happen, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, says: str
-) -> None:
-    try:
-        found = happen(*arguments)
-    except SystemExit as ended:
-        found = int(ended.code or 0)
-    assert found == code
-    assert says in capsys.readouterr().err
+    ):
+        try:
+            found = happen(*arguments)
+        except SystemExit as ended:
+            found = int(ended.code or 0)
+        assert found == code
+        assert says in capsys.readouterr().err
 
 
 def test_partitions_come_and_go(happen: Happen, machine: Simulation) -> None:

@@ -302,26 +302,18 @@ async def test_undoing_succeeds_where_the_partition_is_gone_already(node: MakeNo
     assert one.agent.records == {}
 
 
-@pytest.mark.parametrize(
-    ("op", "code"),
-    [
-        ("nvmlGpuInstanceCreateComputeInstance", "INSUFFICIENT_RESOURCES"),
-        ("nvmlGpuInstanceCreateComputeInstance", "UNKNOWN"),
-        ("nvmlGpuInstanceCreateComputeInstance", "IN_USE"),
-        ("nvmlGpuInstanceGetComputeInstanceProfileInfo*", "UNKNOWN"),
-    ],
-)
-async def test_a_gpu_instance_that_cannot_be_filled_is_removed_again(node: MakeNode, op: str, code: str) -> None:
+async def test_a_gpu_instance_that_cannot_be_filled_is_removed_again(node: MakeNode) -> None:
     one = node(h100())
-    step = one.create("3g", 4)
-    entry = build_claim("one", step)
-    calls = {"count": 18 if "ProfileInfo" in op else 1}
-    one.fault({"op": op, "do": "raise", "code": code, **calls})
-    with pytest.raises(ClaimError, match=code):
-        await one.agent.carry_out(entry)
-    one.fault()
-    assert one.instances() == ()
-    assert one.agent.records == {}
+    for op, code, count in (
+        ("nvmlGpuInstanceCreateComputeInstance", "INSUFFICIENT_RESOURCES", 1),
+        ("nvmlGpuInstanceCreateComputeInstance", "IN_USE", 1),
+        ("nvmlGpuInstanceGetComputeInstanceProfileInfo*", "UNKNOWN", 18),
+    ):
+        one.fault({"op": op, "do": "raise", "code": code, "count": count})
+        with pytest.raises(ClaimError, match=code):
+            await one.agent.carry_out(build_claim("one", one.create("3g", 4)))
+        one.fault()
+        assert (one.instances(), one.agent.records) == ((), {})
 
 
 async def test_what_cannot_even_be_removed_stays_to_be_undone_by_the_next_call(node: MakeNode) -> None:
@@ -430,18 +422,16 @@ async def test_partitions_are_made_with_either_version_of_the_profiles(node: Mak
     assert not one.mode()
 
 
-@pytest.mark.parametrize("symbol", MAKING)
-async def test_a_function_that_a_driver_refuses_leaves_nothing_behind(node: MakeNode, symbol: str) -> None:
+async def test_a_function_that_a_driver_refuses_leaves_nothing_behind(node: MakeNode) -> None:
     one = node(H100)
-    entry = build_claim("one", MigModeOn(gpu=one.uuids[0]), one.create("3g", 4))
-    one.fault({"op": symbol, "do": "raise", "code": "NOT_SUPPORTED"})
-    with suppress(ClaimError):  # a function that only undoing needs is not missed before
-        await one.agent.carry_out(entry)
-    one.fault()
-    await one.agent.undo("one")
-    assert one.instances() == ()
-    assert not one.mode()
-    assert one.agent.records == {}
+    steps = MigModeOn(gpu=one.uuids[0]), one.create("3g", 4)
+    for symbol in MAKING:
+        one.fault({"op": symbol, "do": "raise", "code": "NOT_SUPPORTED"})
+        with suppress(ClaimError):  # a function that only undoing needs is not missed before
+            await one.agent.carry_out(build_claim("one", *steps))
+        one.fault()
+        await one.agent.undo("one")
+        assert (one.instances(), one.mode(), one.agent.records) == ((), False, {}), symbol
 
 
 async def test_claims_on_different_gpus_are_prepared_side_by_side(node: MakeNode) -> None:

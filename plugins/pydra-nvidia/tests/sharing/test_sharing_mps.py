@@ -20,62 +20,53 @@ from pydra_nvidia.sharing.mps_daemon import MpsFailed
 from pydra_nvidia.sharing.mps_processes import identify, is_alive
 
 
-async def test_a_daemon_runs_for_the_claims_gpus_and_has_them_to_itself(
+async def test_a_daemon_runs_for_the_claims_gpus_and_has_them_to_itself_until_the_claim_ends(
     bench: Any, kit: Any, applier: StartMpsApplier
 ) -> None:
-    await applier.apply(STEP, None, bench.note(kit.entry("u1", STEP)))
-    assert is_alive(daemon_of(bench))
+    entry = bench.note(kit.entry("u1", STEP))
+    await applier.apply(STEP, None, entry)
+    before = daemon_of(bench)
+    assert is_alive(before)
     assert bench.hardware.modes == {"GPU-1": EXCLUSIVE, "GPU-2": EXCLUSIVE}
+    await applier.apply(STEP, None, entry)
+    await make_applier(bench).apply(STEP, None, entry)  # another process of the backend
+    assert daemon_of(bench) == before
     (start,) = bench.starts_of(STEP.id)
     assert start["argv"] == ["-d"]
     assert start["env"]["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
     assert start["env"]["CUDA_MPS_PIPE_DIRECTORY"] == f"{bench.settings.state}/mps/u1-abcde/pipe"
     assert bench.log_of(STEP.id) == []
+    bench.hardware.modes["GPU-2"] = 2  # prohibited, by an admin, who is left alone
     await applier.undo(STEP, None, kit.entry("u1", STEP))
     assert daemons_of(bench) == ()
     assert place_of(bench).id not in os.listdir(f"{bench.settings.state}/mps")
-    assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": DEFAULT}
+    assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": 2}
 
 
-async def test_limits_are_set_before_the_claim_is_ready(bench: Any, kit: Any, applier: StartMpsApplier) -> None:
+async def test_limits_are_set_before_the_claim_is_ready_and_for_a_daemon_that_was_not_written_down(
+    bench: Any, kit: Any, applier: StartMpsApplier
+) -> None:
     step = replace(STEP, thread_percentage=30, pinned_mib={"GPU-2": 512}, default_pinned_mib=1024, multi_user=True)
-    await applier.apply(step, None, bench.note(kit.entry("u1", step)))
-    assert bench.starts_of(step.id)[0]["argv"] == ["-d", "-M"]
-    assert bench.log_of(step.id) == [
+    entry = bench.note(kit.entry("u1", step))
+    limits = [
         "set_default_active_thread_percentage 30",
         "set_default_device_pinned_mem_limit GPU-1 1024M",
         "set_default_device_pinned_mem_limit GPU-2 512M",
     ]
+    await applier.apply(step, None, entry)
+    assert bench.log_of(step.id) == limits
+    before = daemon_of(bench)
+    os.unlink(f"{place_of(bench).path}/daemon.json")  # as if killed between the start and the record
+    await applier.apply(step, None, entry)
+    assert daemon_of(bench) == before
+    assert bench.log_of(step.id) == limits * 2
+    assert [start["argv"] for start in bench.starts_of(step.id)] == [["-d", "-M"]]
 
 
 async def test_it_is_ready_only_when_the_daemon_answers(bench: Any, kit: Any, applier: StartMpsApplier) -> None:
     bench.behave(slow=0.5)
     await applier.apply(STEP, None, bench.note(kit.entry("u1", STEP)))
     assert "control" in os.listdir(place_of(bench).pipe)
-
-
-async def test_preparing_again_finds_the_daemon_that_runs(bench: Any, kit: Any, applier: StartMpsApplier) -> None:
-    entry = bench.note(kit.entry("u1", STEP))
-    await applier.apply(STEP, None, entry)
-    before = daemon_of(bench)
-    await applier.apply(STEP, None, entry)
-    assert daemon_of(bench) == before
-    await make_applier(bench).apply(STEP, None, entry)  # another process of the backend
-    assert daemon_of(bench) == before
-    assert len(bench.starts_of(STEP.id)) == 1
-
-
-async def test_a_daemon_that_was_not_written_down_is_found_and_gets_its_limits(
-    bench: Any, kit: Any, applier: StartMpsApplier
-) -> None:
-    step = replace(STEP, thread_percentage=30)
-    entry = bench.note(kit.entry("u1", step))
-    await applier.apply(step, None, entry)
-    before = daemon_of(bench)
-    os.unlink(f"{place_of(bench).path}/daemon.json")  # as if killed between the start and the record
-    await applier.apply(step, None, entry)
-    assert daemon_of(bench) == before
-    assert bench.log_of(step.id) == ["set_default_active_thread_percentage 30"] * 2
 
 
 async def test_a_daemon_is_ended_whatever_was_written_down_of_it(
@@ -99,7 +90,7 @@ async def test_undoing_what_was_not_done_is_fine_and_may_be_repeated(
     assert bench.hardware.modes == {"GPU-1": DEFAULT}
 
 
-@pytest.mark.parametrize("pid", ["own", "", "-1", "99999999999999999999"])
+@pytest.mark.parametrize("pid", ["own", "-1", "99999999999999999999"])
 async def test_processes_of_others_are_never_ended(bench: Any, kit: Any, applier: StartMpsApplier, pid: str) -> None:
     place = place_of(bench)
     place.make()
@@ -176,11 +167,3 @@ async def test_a_compute_mode_that_cannot_be_taken_back_is_reported_as_left_behi
     bench.hardware.errors["nvmlDeviceGetComputeMode", "GPU-2"] = Code.UNKNOWN
     with pytest.raises(LeftBehind, match=r"already running.*stopping the MPS daemon failed.*NVML_ERROR_UNKNOWN"):
         await applier.apply(STEP, None, bench.note(kit.entry("u1", STEP)))
-
-
-async def test_a_compute_mode_of_somebody_else_is_left_alone(bench: Any, kit: Any, applier: StartMpsApplier) -> None:
-    entry = bench.note(kit.entry("u1", STEP))
-    await applier.apply(STEP, None, entry)
-    bench.hardware.modes["GPU-2"] = 2  # prohibited, by an admin
-    await applier.undo(STEP, None, entry)
-    assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": 2}

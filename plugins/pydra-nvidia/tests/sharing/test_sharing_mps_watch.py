@@ -71,9 +71,13 @@ async def watched(bench: Any, kit: Any) -> Watched:
     return watched
 
 
-async def test_a_daemon_that_lives_is_left_alone(bench: Any, watched: Watched) -> None:
+async def test_a_daemon_that_lives_is_left_alone_and_its_log_kept_short(bench: Any, watched: Watched) -> None:
     before = watched.daemon()
-    await watched.look()
+    log = Path(find_directory(bench.settings, STEP.id).log) / "server.log"
+    for size, kept in ((LOG_LIMIT // 2, LOG_LIMIT // 2), (LOG_LIMIT + 4096, 0)):
+        log.write_bytes(b"x" * size)
+        await watched.look()
+        assert log.stat().st_size == kept
     assert watched.daemon() == before
     assert watched.samples() == {"mps_daemons": 1, "mps_restarts_total": 0, "mps_restart_failures_total": 0}
 
@@ -147,35 +151,25 @@ async def test_a_daemon_that_is_being_stopped_is_not_started_again(bench: Any, w
     assert STEP.id not in os.listdir(f"{bench.settings.state}/mps")
 
 
-@pytest.mark.parametrize(
-    ("orphans", "unknown", "ended"),
-    [(Orphans.ADOPT, False, False), (Orphans.REMOVE, True, False), (Orphans.REMOVE, False, True)],
-    ids=["left alone", "left alone while a plan is not known", "ended"],
-)
 async def test_a_daemon_of_nobody_is_ended_at_the_next_start_and_only_when_the_admin_wants_that(
-    bench: Any, watched: Watched, orphans: Orphans, unknown: bool, ended: bool
+    bench: Any, watched: Watched
 ) -> None:
     process = watched.daemon()
+
+    async def ends(orphans: Orphans) -> bool:
+        bench.settings = replace(bench.settings, orphans=orphans)
+        successor = Watched(bench)
+        await successor.look()
+        assert is_alive(process), "it may be that of a claim which another instance prepares"
+        await successor.watch.end_orphans(read_entries(bench.agent.held()))
+        return not is_alive(process)
+
+    assert not await ends(Orphans.REMOVE), "a claim holds it"
     bench.agent.records.clear()
-    if unknown:
-        bench.agent.note(UNKNOWN, completed=True)
-    bench.settings = replace(bench.settings, orphans=orphans)
-    await Watched(bench).look()
-    assert is_alive(process), "it may be that of a claim which another instance prepares"
-    await Watched(bench).watch.end_orphans(read_entries(bench.agent.held()))
-    assert is_alive(process) is not ended
-    assert bench.hardware.modes == {"GPU-1": 0 if ended else 3}
-
-
-async def test_a_held_claim_keeps_its_daemon(bench: Any, watched: Watched) -> None:
-    bench.settings = replace(bench.settings, orphans=Orphans.REMOVE)
-    await Watched(bench).watch.end_orphans(read_entries(bench.agent.held()))
-    assert is_alive(watched.daemon())
-
-
-async def test_a_log_that_grew_long_begins_again(bench: Any, watched: Watched) -> None:
-    log = Path(find_directory(bench.settings, STEP.id).log) / "server.log"
-    for size, kept in ((LOG_LIMIT // 2, LOG_LIMIT // 2), (LOG_LIMIT + 4096, 0)):
-        log.write_bytes(b"x" * size)
-        await watched.look()
-        assert log.stat().st_size == kept
+    assert not await ends(Orphans.ADOPT)
+    bench.agent.note(UNKNOWN, completed=True)
+    assert not await ends(Orphans.REMOVE), "a plan is not known"
+    assert bench.hardware.modes == {"GPU-1": 3}
+    bench.agent.records.clear()
+    assert await ends(Orphans.REMOVE)
+    assert bench.hardware.modes == {"GPU-1": 0}
