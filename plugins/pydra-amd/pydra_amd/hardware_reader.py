@@ -35,17 +35,25 @@ class HardwareReader:
     async def read(self, changing: Collection[str] = ()) -> Reading:
         """Read the whole machine as it is now, except GPUs that are being changed.
 
-        GPUs at the addresses of `changing` are returned as they were last published: their state is not final.
+        GPUs at the addresses of `changing` are returned as they were last published: their state is not final. What
+        that contains when the reading begins counts, and when it ends.
         """
-        reading = await asyncio.to_thread(self.read_here)
-        return _keep(reading, [gpu for gpu in self._published.gpus if gpu.address in changing])
+        reading, _ = await self._read_but(changing)
+        return reading
 
     async def read_to_publish(self, changing: Collection[str] = ()) -> Reading:
         """The same; from now on `has_changed` says whether it still holds."""
         signature = await asyncio.to_thread(self._read_signature)  # what changes after it is noticed later
-        self._published = await self.read(changing)
-        self._signature = signature if not changing else None
+        self._published, kept = await self._read_but(changing)
+        self._signature = None if kept else signature
         return self._published
+
+    async def _read_but(self, changing: Collection[str]) -> tuple[Reading, set[str]]:
+        """A reading, and the addresses of which it has what was published before."""
+        kept = set(changing)
+        reading = await asyncio.to_thread(self.read_here)
+        kept.update(changing)
+        return _keep(reading, [gpu for gpu in self._published.gpus if gpu.address in kept]), kept
 
     def read_here(self) -> Reading:
         """As `read`, in this thread."""

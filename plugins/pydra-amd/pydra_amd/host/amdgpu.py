@@ -20,6 +20,9 @@ COMPUTE, MEMORY = "current_compute_partition", "current_memory_partition"
 
 KFD_NODE = "/dev/kfd"
 
+_READINGS = 10
+"""At most, while the topology changes: the end of a change is noticed, and read then."""
+
 _GONE = b"\xff" * 4
 """Vendor and device id of a function that does not answer."""
 
@@ -35,7 +38,20 @@ def list_nodes(partition: Partition) -> tuple[str, str, str]:
 
 
 def read_machine(tree: Tree) -> Reading:
-    """The machine as it is now. Reads files of the kernel only, and never fails: it says what cannot be used."""
+    """The machine as it is now. Reads files of the kernel only, and never fails: it says what cannot be used.
+
+    KFD numbers its nodes anew when the mode of any GPU changes, and says so; then they are read again, as AMD's library
+    does (topology_take_snapshot in libhsakmt's topology.c), or a GPU would seem to have none.
+    """
+    for _ in range(_READINGS):
+        generation = tree.read(tree.sys(GENERATION))
+        reading = _read_once(tree)
+        if tree.read(tree.sys(GENERATION)) == generation:
+            break
+    return reading
+
+
+def _read_once(tree: Tree) -> Reading:
     nodes, cards = read_nodes(tree), dict(_read_cards(tree))
     places = {node.number: node.address for node in nodes}
     numbers = {address: _read_numbers(tree, f"{BOUND}/{address}") for address in _list_functions(tree)}

@@ -90,10 +90,10 @@ def write_topology(root: str, machine: MachineType, modes: Sequence[str]) -> Non
     before = os.path.realpath(f"{root}/sys/{NODES}")
     _link(f"{folder}/.next", os.path.basename(nodes))
     os.rename(f"{folder}/.next", f"{root}/sys/{NODES}")
-    if before != f"{root}/sys/{NODES}":
-        shutil.rmtree(before)
     generation = f"{root}/sys/{GENERATION}"
     write_file(generation, str(_read_number(generation) + 1))
+    if before != f"{root}/sys/{NODES}":
+        shutil.rmtree(before)
     write_file(f"{root}/modes.json", msgspec.json.encode(list(modes)).decode())
 
 

@@ -144,15 +144,17 @@ async def test_a_claim_that_is_planned_while_another_ends_knows_the_mode_to_set_
         await node.prepare(*DEVICES)
         # The reading waits there, after it has read the mode of the first GPU.
         pipe = tmp_path / GPUS / ADDRESSES[1] / "mem_info_vram_total"
+        total = pipe.read_text()
         pipe.unlink()
         os.mkfifo(pipe)
         planning = asyncio.create_task(node.plan("gpu-1-128-cpx-nps1-5", uid="uid-2"))
         writer = await asyncio.to_thread(os.open, pipe, os.O_WRONLY)
         await node.end()
         assert node.modes() == ["SPX", "SPX"]
+        pipe.unlink()
+        pipe.write_text(total)
         os.close(writer)
         claim = await planning
-        pipe.unlink()
         await node.carry_out(claim)
         assert node.modes() == ["CPX", "SPX"]
         await node.end("uid-2")

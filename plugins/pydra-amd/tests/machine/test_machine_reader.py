@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable
@@ -114,6 +115,46 @@ async def test_a_gpu_whose_mode_is_changing_is_as_it_was_until_the_change_has_en
     assert (during.find(ADDRESS), during.lost) == (before.find(ADDRESS), ())
     assert await telemetry.has_changed()
     assert [one.gpu.address for one in (await telemetry.read_to_publish()).lost] == [ADDRESS]
+
+
+def stop_at_first_node(tree: Tree, change: Callable[[], None]) -> Callable[[], None]:
+    """Who reads the first GPU's node of KFD waits there, once, until what is returned has made the change."""
+    file = Path(tree.sys(f"{NODES}/2/properties"))
+    text = file.read_text()
+    file.unlink()
+    os.mkfifo(file)
+
+    def go_on() -> None:
+        with file.open("w") as pipe:  # once somebody reads
+            file.unlink()
+            file.write_text(text)
+            change()
+            pipe.write(text)
+
+    return go_on
+
+
+async def test_a_gpu_whose_change_ends_while_the_machine_is_read_is_not_lost(tmp_path: Path) -> None:
+    tree = open_tree(tmp_path)
+    telemetry = HardwareReader(tree)
+    before = await telemetry.read_to_publish()
+    changing = {ADDRESS}
+    shutil.rmtree(tree.sys(f"{NODES}/3"))
+    go_on = stop_at_first_node(tree, changing.clear)
+    during, _ = await asyncio.gather(telemetry.read_to_publish(changing), asyncio.to_thread(go_on))
+    assert (during.find(ADDRESS), during.lost) == (before.find(ADDRESS), ())
+    assert await telemetry.has_changed()
+
+
+async def test_a_gpu_is_not_lost_because_kfd_numbers_its_nodes_anew_while_they_are_read(tmp_path: Path) -> None:
+    tree = open_tree(tmp_path)
+    telemetry = HardwareReader(tree)
+    before = await telemetry.read()
+    first = tree.sys(f"{BOUND}/{before.gpus[0].address}/current_compute_partition")
+    go_on = stop_at_first_node(tree, lambda: tree.write(first, "CPX"))
+    after, _ = await asyncio.gather(telemetry.read(), asyncio.to_thread(go_on))
+    assert [(len(gpu.partitions), gpu.address) for gpu in after.gpus] == [(8, before.gpus[0].address), (1, ADDRESS)]
+    assert after.lost == ()
 
 
 def test_a_file_that_says_n_a_costs_what_it_would_tell_and_no_other_gpu(tmp_path: Path) -> None:
