@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from amd_node import run_scene
+from tests.forked import run_forked
 
 MANIFEST = Path(__file__).parents[2] / "examples" / "slice-and-gpu.yaml"
 
@@ -43,9 +42,10 @@ async def test_the_scheduler_chooses_each_gpus_mode_until_its_claims_have_ended_
 
 
 def test_the_example_shows_a_slice_and_a_whole_gpu_side_by_side_and_the_mode_that_changes_and_changes_back() -> None:
-    command = [sys.executable, "-m", "pydra", "dev", "--backend", "amd", "--scenario", "mi300x-8", "--once"]
-    environ = {**os.environ, "PYDRA_AMD_PARTITIONING": "compute"}
-    text = subprocess.check_output([*command, "-f", MANIFEST], env=environ, text=True, timeout=60)
+    arguments = ["dev", "--backend", "amd", "--scenario", "mi300x-8", "--once", "-f", str(MANIFEST)]
+    done = run_forked("pydra.cli.tool", arguments, {**os.environ, "PYDRA_AMD_PARTITIONING": "compute"})
+    assert done.returncode == 0, done.stderr
+    text = done.stdout
     assert "published: 120 devices" in text, "eight GPUs, each with 14 partitions in three other modes"
     to, back = (text.index(f"changed from {change}") for change in ("spx_nps1 to cpx_nps1", "cpx_nps1 to spx_nps1"))
     both_run = max(text.index(f"running: pod default/{pod}") for pod in ("slice", "gpu"))
