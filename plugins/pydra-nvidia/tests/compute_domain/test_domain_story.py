@@ -7,10 +7,12 @@ Each node has its own agent and kubelet; the controller and the daemons run for 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
+
+from pydra_dev.command.dev_command import DevCommand, run_until_signal
+from pydra_dev.command.options import Options
+from tests.forked import fork_agent
 
 STORY = (
     r"ComputeDomain default/sample: Ready=False, NoNodes: no pod with a channel of this domain",
@@ -29,12 +31,14 @@ STORY = (
 
 
 @pytest.mark.timeout(600)
-def test_a_domain_from_its_creation_to_its_end_on_two_nodes() -> None:
-    arguments = ("--backend", "nvidia-compute-domain", "--nodes", "2", "--scenario", "gb200", "--once")
-    command = [sys.executable, "-m", "pydra.cli.tool", "dev", *arguments, "--timeout", "200"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
-    rest = done.stdout
+async def test_a_domain_from_its_creation_to_its_end_on_two_nodes() -> None:
+    said: list[str] = []
+    options = Options(
+        backend="nvidia-compute-domain", scenario="gb200", nodes=2, once=True, deadline=200.0, start_agent=fork_agent
+    )
+    code = await run_until_signal(DevCommand(options, write=said.append))
+    rest = "\n".join(said)
+    assert code == 0, rest
     for line in STORY:  # in this order
         found = re.search(line, rest)
         assert found is not None, f"{line!r} is missing in\n{rest}"
