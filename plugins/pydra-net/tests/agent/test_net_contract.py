@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
 
 from pydra.testing import check_backend
+from tests.forked import run_forked
 
 
 def test_it_keeps_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,6 +20,6 @@ def test_it_keeps_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.timeout(120)
 def test_the_demo_shows_the_interface_that_the_pod_gets() -> None:
-    command = [sys.executable, "-m", "pydra.cli.tool", "dev", "--backend", "net", "--scenario", "server", "--once"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    arguments = ["dev", "--backend", "net", "--scenario", "server", "--once"]
+    done = run_forked("pydra.cli.tool", arguments, os.environ)
     assert "+ network  dummy0 (device dummy0), 02:00:00:00:01:00\n" in done.stdout, done.stdout + done.stderr
