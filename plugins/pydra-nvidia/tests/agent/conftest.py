@@ -307,7 +307,7 @@ def configure() -> Callable[..., JsonObject]:
     return config
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _kept() -> Iterator[list[_Stage]]:
     kept: list[_Stage] = []
     yield kept
@@ -320,7 +320,7 @@ def stage(_kept: list[_Stage]) -> Stage:
     """`stage("hgx-h100", dynamic_mig=True)`: a bundled scenario, or a list of groups of GPUs, and settings.
 
     `scenario` are its other parts; `rescan` is after how many seconds the backend looks at the hardware unasked;
-    `metadata` switches on metadata files. Tests that ask for the same one after another, `faults` apart,
+    `metadata` switches on metadata files. Tests of a module that ask for the same one after another, `faults` apart,
     share node and agent. At the end of each the agent is the same process, ready, and nothing is left of the claims; at
     the end of the last it stops with 0.
     """
