@@ -160,7 +160,7 @@ def _descriptors() -> set[int]:
     return {fd for fd in map(int, os.listdir("/proc/self/fd")) if not _target(fd).startswith(_NOT_COUNTED)}
 
 
-_NOT_COUNTED = ("/dev/", "anon_inode:[eventpoll]", "closed")
+_NOT_COUNTED = ("/dev/", "anon_inode:[eventpoll]", "anon_inode:[eventfd]", "closed")  # gRPC wakes its threads with some
 
 
 def _target(descriptor: int) -> str:
