@@ -19,12 +19,9 @@ from typing import Any
 
 import anyio
 
-from pydra.backends.child import conformance_template
 from pydra.backends.child.main import main as serve
 from pydra.backends.process import ChildProcess, Descriptors, spawn_program
-from pydra.backends.process_command import CHILD, build_environ
-from pydra.cli.agent import main
-from pydra.testing.forked_processes import ForkedProcesses
+from pydra.backends.process_command import CHILD
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
@@ -37,7 +34,7 @@ PROCESSES.set_forkserver_preload(
         ),
         "pydra_nvidia.compute_domain.command",
         *("pydra_pci", "pydra_pci.simulation.kernel"),
-        *("pydra.testing", "pydra.cli.tool", "pydra_dev.command.dev_command"),
+        *("pydra.cli.tool", "pydra_dev.command.dev_command"),
     ]
 )
 """There is one server for all of a test process, so what any test needs is listed here; what is absent is left out."""
@@ -113,18 +110,16 @@ class ForkedAgent(ForkedProgram):
         super().__init__("pydra.cli.agent", arguments, environ, log)
 
 
-class ForkingAgent(ForkedProgram):
-    """An agent that forks its backends' processes, from what it was before it began; it is not their parent."""
+class ForkedBackend(ForkedProgram):
+    """A backend's process, which is started without reading its command."""
 
-    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], log: str) -> None:
-        self._start(_run_agent, (tuple(arguments), dict(environ), log))
-
-
-class _AwaitedProgram(ForkedProgram):
-    """One for whose end several wait at once."""
-
-    def _start(self, run: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        super()._start(run, arguments)
+    def __init__(self, target: str, descriptors: Descriptors, environ: Mapping[str, str]) -> None:
+        connection, *output = descriptors
+        files = [Connection(os.dup(one), readable=False) for one in output]
+        with socket.socket(fileno=os.dup(connection)) as sock:
+            self._start(_serve_backend, (target, sock, *files, dict(environ)))
+        for one in files:
+            one.close()
         self._status: int | None = None
         self._end = asyncio.ensure_future(self._wait_once())
 
@@ -142,32 +137,15 @@ class _AwaitedProgram(ForkedProgram):
         return self._status
 
     async def wait(self) -> int:
-        """Wait for its end."""
+        """Wait for its end, as several may do at once."""
         return await asyncio.shield(self._end)
-
-
-async def fork_agent(arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> ChildProcess:
-    """Fork the agent that `pydra dev` would start."""
-    return _AwaitedProgram("pydra.cli.agent", arguments, environ, str(log))
-
-
-class ForkedBackend(_AwaitedProgram):
-    """A backend's process, which is started without reading its command."""
-
-    def __init__(self, target: str, descriptors: Descriptors, environ: Mapping[str, str]) -> None:
-        connection, *output = descriptors
-        files = [Connection(os.dup(one), readable=False) for one in output]
-        with socket.socket(fileno=os.dup(connection)) as sock:
-            self._start(_serve_backend, (target, sock, *files, dict(environ)))
-        for one in files:
-            one.close()
 
 
 async def spawn_forked(
     arguments: Sequence[str], descriptors: Descriptors, environ: Mapping[str, str] | None
 ) -> ChildProcess:
     """Fork what `spawn_program` would start, unless it is started with other rights."""
-    if _is_plain(arguments):
+    if CHILD in arguments and arguments[1] == "-X":
         return ForkedBackend(arguments[-1], descriptors, os.environ if environ is None else environ)
     return await spawn_program(arguments, descriptors, environ)
 
@@ -194,44 +172,13 @@ def _run(
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
     _set_environment(environ)
-    _set_output(files)
-    sys.exit(importlib.import_module(module).main(arguments))
-
-
-def _run_agent(arguments: Sequence[str], environ: Mapping[str, str], log: str) -> None:
-    _set_environment(environ)
-    _set_output((log, log))
-    agent, (ours, theirs) = os.getpid(), socket.socketpair(type=socket.SOCK_SEQPACKET)
-    if not os.fork():
-        ours.close()
-        os.environ.clear()
-        os.environ.update(build_environ(environ))
-        conformance_template.serve([str(theirs.detach()), str(agent)], serve)
-        os._exit(0)
-    theirs.close()
-    ours.setblocking(False)
-    processes = ForkedProcesses(ours)
-
-    async def spawn(
-        command: Sequence[str], descriptors: Descriptors, environ: Mapping[str, str] | None
-    ) -> ChildProcess:
-        return await (processes.spawn if _is_plain(command) else spawn_program)(command, descriptors, environ)
-
-    sys.exit(main(arguments, spawn))
-
-
-def _is_plain(command: Sequence[str]) -> bool:
-    """Whether a backend's process keeps the rights of the agent."""
-    return CHILD in command and command[1] == "-X"
-
-
-def _set_output(files: Sequence[str]) -> None:
     for stream, path in zip((sys.stdout, sys.stderr), files, strict=True):
         output = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(output, stream.fileno())
         os.close(output)
     # Buffered as the program would find it.
     sys.stdout = open(sys.stdout.fileno(), "w", closefd=False)  # noqa: SIM115
+    sys.exit(importlib.import_module(module).main(arguments))
 
 
 def _serve_backend(

@@ -15,13 +15,12 @@ import anyio
 
 from pydra.agent.started_backend import StartedBackend
 from pydra.backends.discovery import BackendSource, find_backend
-from pydra.backends.process import Spawn, spawn_program
 from pydra.errors import SettingsError
 from pydra.observability.logging import configure_logs, log_loop_problem
 from pydra.settings import Settings
 
 
-def run(settings: Settings, *, reread: Callable[[], Settings], spawn: Spawn | None) -> int:
+def run(settings: Settings, *, reread: Callable[[], Settings]) -> int:
     """Run until SIGTERM or SIGINT; return the exit code. `reread` returns the current settings on SIGHUP.
 
     Raises:
@@ -37,7 +36,7 @@ def run(settings: Settings, *, reread: Callable[[], Settings], spawn: Spawn | No
     _raise_descriptor_limit()
     sources = tuple(_find_all(settings.backends))
     try:
-        anyio.run(_start, settings, sources, reload, spawn or spawn_program, backend_options={"use_uvloop": True})
+        anyio.run(_start, settings, sources, reload, backend_options={"use_uvloop": True})
     except BaseExceptionGroup as group:
         # Not by `except*`: on Python 3.11.2 what is raised inside it leaves in a group again.
         wrong, others = group.split(SettingsError)
@@ -47,12 +46,10 @@ def run(settings: Settings, *, reread: Callable[[], Settings], spawn: Spawn | No
     return 0
 
 
-async def _start(
-    settings: Settings, sources: Sequence[BackendSource], reread: Callable[[], Settings], spawn: Spawn
-) -> None:
+async def _start(settings: Settings, sources: Sequence[BackendSource], reread: Callable[[], Settings]) -> None:
     asyncio.get_running_loop().set_exception_handler(log_loop_problem)
     backends = [
-        StartedBackend(source, settings, driver=settings.drivers.get(name, ""), spawn=spawn)
+        StartedBackend(source, settings, driver=settings.drivers.get(name, ""))
         for name, source in zip(settings.backends, sources, strict=True)
     ]
     async with anyio.create_task_group() as processes:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.process import Spawn, spawn_program
 from pydra.backends.process_command import build_environ
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendEvent
@@ -20,9 +19,7 @@ class StartedBackend:
     What the supervisor reports before the agent's parts are there is kept for them.
     """
 
-    def __init__(
-        self, source: BackendSource, settings: Settings, *, driver: str = "", spawn: Spawn = spawn_program
-    ) -> None:
+    def __init__(self, source: BackendSource, settings: Settings, *, driver: str = "") -> None:
         self.source = source
         self.driver = driver
         self._kept: list[BackendEvent] = []
@@ -33,7 +30,6 @@ class StartedBackend:
             environ=build_environ(os.environ),
             settings=settings.backend_settings.get(source.configured_name, {}),
             rights=settings.process_rights(source.configured_name),
-            spawn=spawn,
             report=self._forward,
         )
 

@@ -9,7 +9,6 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from pydra import __version__
 from pydra.cli.exit_on_sigterm import exit_on_sigterm
@@ -19,9 +18,6 @@ from pydra.cli.package_conflict import check_package_conflict
 from pydra.cli.settings_sources import read_values
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import Settings, parse_settings
-
-if TYPE_CHECKING:
-    from pydra.backends.process import Spawn
 
 _EPILOG = """\
 Every option can also be given as a variable (--node-name as PYDRA_NODE_NAME) or in the YAML file of --config
@@ -68,8 +64,8 @@ def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
     return parse_settings(read_values(arguments, environ))
 
 
-def main(arguments: Sequence[str] | None = None, spawn: Spawn | None = None) -> int:
-    """Run the agent until a signal stops it; return the exit code. `spawn` starts its backends' processes."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the agent until a signal stops it; return the exit code."""
     parsed = build_parser().parse_args(arguments)
     try:
         check_package_conflict()
@@ -81,7 +77,7 @@ def main(arguments: Sequence[str] | None = None, spawn: Spawn | None = None) -> 
         # Imported only now: --help and a wrong flag must be quick.
         from pydra.agent.entry import run  # noqa: PLC0415
 
-        return run(settings, reread=lambda: read_settings(parsed, os.environ), spawn=spawn)
+        return run(settings, reread=lambda: read_settings(parsed, os.environ))
     except SettingsError as error:
         return print_errors("pydra-agent", error.problems, code=2)
     except PydraError as error:

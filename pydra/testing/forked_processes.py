@@ -22,10 +22,9 @@ class ForkedProcesses:
     anew after each crash. It shares the seed of hashes with others that were forked, and not with the first.
     """
 
-    def __init__(self, requests: socket.socket | None = None) -> None:
-        """`requests` leads to a process in which `conformance_template.serve` runs; with it, all are forked."""
-        self._starts, self._is_asked = 0, False
-        self._requests = requests
+    def __init__(self) -> None:
+        self._starts = 0
+        self._requests: socket.socket | None = None
         self._template: ChildProcess | None = None
         self._running: _ForkedProcess | None = None
 
@@ -34,17 +33,16 @@ class ForkedProcesses:
     ) -> ChildProcess:
         """Start a process; the last of the arguments is the backend's target."""
         self._starts += 1
-        is_busy = self._is_asked or (self._running is not None and self._running.returncode is None)
-        if is_busy or (self._starts == 1 and self._requests is None):
+        is_free = self._running is None or self._running.returncode is not None
+        if self._starts == 1 or not is_free:
             return await spawn_program(arguments, descriptors, environ)
-        self._is_asked = True
         if self._requests is None:
             self._requests = await self._start_template(environ)
         socket.send_fds(self._requests, [arguments[-1].encode()], descriptors)
         pid = await asyncio.get_running_loop().sock_recv(self._requests, _ANSWER_BYTES)
         if not pid:
             raise OSError("the process that others are forked from has ended")
-        self._running, self._is_asked = _ForkedProcess(int(pid), self._requests), False
+        self._running = _ForkedProcess(int(pid), self._requests)
         return self._running
 
     async def _start_template(self, environ: Mapping[str, str] | None) -> socket.socket:

@@ -27,7 +27,7 @@ from tests.behaviour.api import Api
 from tests.behaviour.kubelet import Claim, Device, Kubelet
 from tests.behaviour.relay import serve_relay
 from tests.behaviour.waiting import DEADLINE, wait_for
-from tests.forked import ForkingAgent
+from tests.forked import ForkedAgent
 
 HERE = Path(__file__).parent
 NODE = "node-1"
@@ -121,7 +121,7 @@ class Board:
 class Agent:
     """An agent that was started."""
 
-    def __init__(self, process: subprocess.Popen[bytes] | ForkingAgent, log: Path, host: str, port: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | ForkedAgent, log: Path, host: str, port: int) -> None:
         self.process = process
         self.log = log
         self.host = host
@@ -240,10 +240,10 @@ class Node:
             "PYDRA_RECORDS_DIR": str(self.root / "run"),
             **environ,
         }
-        process: subprocess.Popen[bytes] | ForkingAgent
+        process: subprocess.Popen[bytes] | ForkedAgent
         with log.open("wb") as output:
             if forked and not self._has_clocks:
-                process = ForkingAgent(arguments, environment, output.name)
+                process = ForkedAgent(arguments, environment, output.name)
             else:
                 command = [sys.executable, "-m", "pydra.cli.agent", *arguments]
                 process = subprocess.Popen(

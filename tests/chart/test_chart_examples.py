@@ -10,7 +10,8 @@ import yaml
 
 from tests.chart.cluster import ADDED, KINDS, Kinds, open_cluster
 from tests.chart.rendering import CHART, NAMESPACE, Objects, render
-from tests.chart.test_chart_kubernetes import ELSEWHERE, VERSIONS, find_faults
+from tests.chart.test_chart_kubernetes import ELSEWHERE, VERSIONS
+from tests.kubernetes_schemas import find_faults
 
 EXAMPLES = {path.stem: path for path in sorted((CHART / "examples").glob("*.yaml"))}
 API_PORTS = {

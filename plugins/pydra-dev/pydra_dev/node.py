@@ -6,7 +6,6 @@ directories and API as on a node of a cluster.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import re
@@ -14,17 +13,17 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import anyio
 import msgspec
 import yaml
+from anyio.abc import Process
 
 from pydra.backends.discovery import extend_module_path, is_target, locate_file, variable_prefix
-from pydra.backends.process import ChildProcess
 from pydra.backends.process_command import CHILD
 from pydra.errors import SettingsError
 from pydra.kube.client import KubeClient
@@ -106,39 +105,28 @@ if os.getppid() != int(sys.argv.pop(1)):
 _START = f"{END_WITH_PARENT}from pydra.cli.agent import main\nsys.exit(main())"
 
 
-StartAgent: TypeAlias = Callable[[Sequence[str], Mapping[str, str], Path], Awaitable[ChildProcess]]
-"""Starts an agent with these arguments and variables; what it says is appended to the file."""
-
-
-async def start_agent(arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> ChildProcess:
-    """Start the agent that is installed here."""
-    # In a session of its own, so that a Ctrl-C at the terminal reaches `pydra dev`, which stops it in order.
-    with open(log, "ab") as stream:  # noqa: ASYNC230 - a file that nobody waits for
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _START, str(os.getpid()), *arguments),
-            stdout=stream,
-            stderr=stream,
-            env=environ,
-            start_new_session=True,
-        )
-
-
 class AgentProcess:
     """The agent at work; `log` is the file that has all it said."""
 
-    def __init__(
-        self, arguments: Sequence[str], environ: Mapping[str, str], log: Path, http_address: str, start: StartAgent
-    ) -> None:
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], log: Path, http_address: str) -> None:
         self.log = log
         self.http_address = http_address
         self._arguments = arguments
         self._environ = environ
-        self._start = start
-        self._process: ChildProcess
+        self._process: Process
 
     async def start(self) -> None:
         """Start it, or start it again after it has ended."""
-        self._process = await self._start(self._arguments, self._environ, self.log)
+        # In a session of its own, so that a Ctrl-C at the terminal reaches `pydra dev`, which stops it in order.
+        with open(self.log, "ab") as stream:  # noqa: ASYNC230 - a file that nobody waits for
+            self._process = await anyio.open_process(
+                [sys.executable, "-c", _START, str(os.getpid()), *self._arguments],
+                stdin=None,
+                stdout=stream,
+                stderr=stream,
+                env=self._environ,
+                start_new_session=True,
+            )
 
     @property
     def pid(self) -> int:
@@ -175,8 +163,9 @@ class AgentProcess:
             with anyio.move_on_after(STOP_DEADLINE):
                 await self._process.wait()
             if self._process.returncode is None:
-                self._process.send_signal(signal.SIGKILL)
+                self._process.kill()
                 await self._process.wait()
+        await self._process.aclose()
         status = self._process.returncode
         assert status is not None  # it was waited for
         return status
@@ -300,7 +289,7 @@ def mark_lost(api: Api, node_name: str) -> None:
 
 @asynccontextmanager
 async def run_agent(
-    node: EmbeddedNode, backend: str, environment: Mapping[str, str], flags: Sequence[str], start: StartAgent
+    node: EmbeddedNode, backend: str, environment: Mapping[str, str], flags: Sequence[str] = ()
 ) -> AsyncIterator[AgentProcess]:
     """The real agent beside the node, stopped at the end of the block.
 
@@ -314,7 +303,7 @@ async def run_agent(
     kept = {name: value for name, value in os.environ.items() if name not in others}
     environ = {**extend_module_path(kept, [directory] if is_target(target) else []), **environment}
     arguments = [*node.agent_arguments(target, address), *flags]
-    agent = AgentProcess(arguments, environ, Path(node.root, "agent.log"), address, start)
+    agent = AgentProcess(arguments, environ, Path(node.root, "agent.log"), address)
     await agent.start()
     try:
         yield agent

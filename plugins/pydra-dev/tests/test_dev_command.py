@@ -26,7 +26,7 @@ from pydra_dev.command.single_node import FATAL
 from pydra_dev.node import scenario_environment
 from pydra_dev.output.descriptions import Paragraph, describe_log
 from pydra_dev.output.terminal import Printer, Progress
-from tests.forked import ForkedProgram, fork_agent
+from tests.forked import ForkedProgram
 
 TOLD = [
     "ready: API server",
@@ -89,7 +89,7 @@ items:
 
 async def tell(**options: Any) -> tuple[int, str]:
     said: list[str] = []
-    code = await run_until_signal(DevCommand(Options(start_agent=fork_agent, **options), write=said.append))
+    code = await run_until_signal(DevCommand(Options(**options), write=said.append))
     return code, "\n".join(said)
 
 
@@ -187,7 +187,7 @@ async def test_a_change_of_the_backend_starts_everything_again(tmp_path: Path) -
         if "running: pod default/sample" in text:
             command.stop()
 
-    command = DevCommand(Options(backend=str(backend), watch=True, start_agent=fork_agent), write=write)
+    command = DevCommand(Options(backend=str(backend), watch=True), write=write)
     assert await run_until_signal(command) == 0
     text = "\n".join(said)
     assert text.index("FAILED: the backend") < text.index(f"changed: {backend}") < text.index("running: pod")

@@ -24,7 +24,6 @@ from pydra_dev.page.server import Address, Page, parse_address, serve_page
 from pydra_dev.page.view import build_shown_pools
 from pydra_dev.scheduler.device_accounting import InUse
 from pydra_dev.scheduler.pools import DeviceKey, NamedSlice
-from tests.forked import fork_agent
 
 NODE = {"metadata": {"name": "n"}}
 OWN = {"Origin": "http://127.0.0.1:{port}"}
@@ -100,7 +99,7 @@ async def run_dev(**options: Any) -> AsyncIterator[Browser]:
         lines.append(text)
         served.set()
 
-    command = DevCommand(Options(web=str(free_port()), start_agent=fork_agent, **options), write=write)
+    command = DevCommand(Options(web=str(free_port()), **options), write=write)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(command.run)
         await served.wait()

@@ -14,7 +14,6 @@ from pydra_dev.command.options import Options
 from pydra_dev.command.real_containers import build_config, find_runtime
 from pydra_dev.container_runtime.cdi_injection import OciDevice, OciSpec
 from pydra_dev.container_runtime.cdi_specs import Hook, Mount
-from tests.forked import fork_agent
 
 BACKEND = """
 from pathlib import Path
@@ -91,7 +90,7 @@ async def test_a_container_runs_with_its_devices(command: str, code: int, told: 
     backend.write_text(BACKEND)
     pod.write_text(POD.replace("COMMAND", f'"{command}"'))
     said: list[str] = []
-    options = Options(backend=str(backend), manifests=(str(pod),), once=True, run="runc", start_agent=fork_agent)
+    options = Options(backend=str(backend), manifests=(str(pod),), once=True, run="runc")
     assert await run_until_signal(DevCommand(options, write=said.append)) == code, "\n".join(said)
     assert told in "\n".join(said)
 
@@ -103,7 +102,7 @@ async def test_a_container_is_stopped_before_its_claim_is_unprepared(tmp_path: P
     backend.write_text(BACKEND)
     pod.write_text(POD.replace("COMMAND", f'"echo started; sleep 1000; echo {tmp_path}"'))
     said: list[str] = []
-    options = Options(backend=str(backend), manifests=(str(pod),), once=True, run="runc", start_agent=fork_agent)
+    options = Options(backend=str(backend), manifests=(str(pod),), once=True, run="runc")
     assert await run_until_signal(DevCommand(options, write=said.append)) == 0, "\n".join(said)
     text = "\n".join(said)
     assert "container main of pod default/real: started" in text

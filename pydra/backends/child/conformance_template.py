@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
 
 from pydra.backends.child.conformance_main import serve_observed
 from pydra.backends.child.main import set_parent_death_signal
@@ -20,7 +19,7 @@ from pydra.backends.child.main import set_parent_death_signal
 REQUEST_BYTES = 4096
 
 
-def serve(arguments: list[str], serve_backend: Callable[[list[str]], None] = serve_observed) -> None:
+def serve(arguments: list[str]) -> None:
     """Fork for each request until the checks close the connection."""
     fd, parent = arguments
     set_parent_death_signal(int(parent))
@@ -35,15 +34,19 @@ def serve(arguments: list[str], serve_backend: Callable[[list[str]], None] = ser
             os.setsid()
             requests.send(str(os.getpid()).encode())  # once a signal to its group reaches it
             requests.close()
-            connection, *output = descriptors
-            for stream, descriptor in zip((1, 2), output, strict=True):
-                os.dup2(descriptor, stream)
-                os.close(descriptor)
-            serve_backend([str(connection), str(template), target.decode()])
+            _become(target.decode(), descriptors, template)
         for descriptor in descriptors:
             os.close(descriptor)
         _, status = os.waitpid(pid, 0)
         requests.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _become(target: str, descriptors: list[int], template: int) -> None:
+    connection, *output = descriptors
+    for stream, descriptor in zip((1, 2), output, strict=True):
+        os.dup2(descriptor, stream)
+        os.close(descriptor)
+    serve_observed([str(connection), str(template), target])
 
 
 if __name__ == "__main__":

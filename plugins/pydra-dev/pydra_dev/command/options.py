@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from pydra_dev.apiserver.discovery import DEFAULT_VERSION
-from pydra_dev.node import StartAgent, start_agent
 
 STEP_DEADLINE = 30.0
 
@@ -29,7 +28,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool = False
     """Of what goes well, print only the headlines."""
     nodes: int = 1
-    start_agent: StartAgent = start_agent
 
     @property
     def agent_flags(self) -> tuple[str, ...]:

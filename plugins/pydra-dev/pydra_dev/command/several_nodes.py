@@ -294,9 +294,7 @@ class NodesRun:
         try:
             async with nullcontext(self._first) if number == 1 else joined as node:
                 environment = scenario_environment(options.backend, options.scenario, node.root)
-                async with run_agent(
-                    node, options.backend, environment, options.agent_flags, options.start_agent
-                ) as agent:
+                async with run_agent(node, options.backend, environment, options.agent_flags) as agent:
                     member = Member(node, agent, left)
                     task_status.started(member)
                     await member.leaves.wait()

@@ -127,7 +127,7 @@ class SingleNodeRun:
             debug = {"PYTHONASYNCIODEBUG": "1"}
             environment = {**scenario_environment(options.backend, options.scenario, node.root), **debug}
             async with (
-                run_agent(node, options.backend, environment, options.agent_flags, options.start_agent) as agent,
+                run_agent(node, options.backend, environment, options.agent_flags) as agent,
                 anyio.create_task_group() as tasks,
             ):
                 self._agent = agent

@@ -12,7 +12,6 @@ import pytest
 
 from pydra_dev.command.dev_command import DevCommand, run_until_signal
 from pydra_dev.command.options import Options
-from tests.forked import fork_agent
 
 STORY = (
     r"ComputeDomain default/sample: Ready=False, NoNodes: no pod with a channel of this domain",
@@ -33,9 +32,7 @@ STORY = (
 @pytest.mark.timeout(600)
 async def test_a_domain_from_its_creation_to_its_end_on_two_nodes() -> None:
     said: list[str] = []
-    options = Options(
-        backend="nvidia-compute-domain", scenario="gb200", nodes=2, once=True, deadline=200.0, start_agent=fork_agent
-    )
+    options = Options(backend="nvidia-compute-domain", scenario="gb200", nodes=2, once=True, deadline=200.0)
     code = await run_until_signal(DevCommand(options, write=said.append))
     rest = "\n".join(said)
     assert code == 0, rest
