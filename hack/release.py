@@ -37,7 +37,9 @@ import os, sys
 from hatchling.build import build_sdist, build_wheel
 out, *projects = sys.argv[1:]
 for project in projects:
-    os.chdir(project), build_sdist(out), build_wheel(out)
+    os.chdir(project)
+    build_sdist(out)
+    build_wheel(out)
 """
 """One process for all distributions: most of the time of one each went into imports."""
 
