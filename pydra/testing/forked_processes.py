@@ -18,8 +18,8 @@ _ANSWER_BYTES = 100
 class ForkedProcesses:
     """Starts processes for one run.
 
-    What is forked comes from a process that has imported pydra and nothing of the backend, so the backend is imported
-    anew after each crash. It shares the seed of hashes with others that were forked, and not with the first.
+    What is forked comes from a process that has imported pydra and nothing of the backend, so each crash is followed
+    by a new import of the backend. It shares the seed of hashes with others that were forked, and not with the first.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class ForkedProcesses:
 
 
 class _ForkedProcess:
-    """A process whose end another one tells."""
+    """A process whose end another one reports."""
 
     def __init__(self, pid: int, answers: socket.socket) -> None:
         self.pid = pid

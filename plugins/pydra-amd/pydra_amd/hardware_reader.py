@@ -38,17 +38,17 @@ class HardwareReader:
         GPUs at the addresses of `changing` are returned as they were last published: their state is not final. What
         that contains when the reading begins counts, and when it ends.
         """
-        reading, _ = await self._read_but(changing)
+        reading, _ = await self._read_except(changing)
         return reading
 
     async def read_to_publish(self, changing: Collection[str] = ()) -> Reading:
         """The same; from now on `has_changed` says whether it still holds."""
         signature = await asyncio.to_thread(self._read_signature)  # what changes after it is noticed later
-        self._published, kept = await self._read_but(changing)
+        self._published, kept = await self._read_except(changing)
         self._signature = None if kept else signature
         return self._published
 
-    async def _read_but(self, changing: Collection[str]) -> tuple[Reading, set[str]]:
+    async def _read_except(self, changing: Collection[str]) -> tuple[Reading, set[str]]:
         """A reading, and the addresses of which it has what was published before."""
         kept = set(changing)
         reading = await asyncio.to_thread(self.read_here)

@@ -40,7 +40,7 @@ def list_nodes(partition: Partition) -> tuple[str, str, str]:
 def read_machine(tree: Tree) -> Reading:
     """The machine as it is now. Reads files of the kernel only, and never fails: it says what cannot be used.
 
-    KFD numbers its nodes anew when the mode of any GPU changes, and says so; then they are read again, as AMD's library
+    KFD renumbers its nodes when a GPU's mode changes, and counts that; they are read again then, as AMD's library
     does (topology_take_snapshot in libhsakmt's topology.c), or a GPU would seem to have none.
     """
     for _ in range(_READINGS):
