@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import anyio
-
-from pydra.backends.child.main import main as serve
-from pydra.backends.process import ChildProcess, Descriptors, spawn_program
-from pydra.backends.process_command import CHILD
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
@@ -62,10 +54,9 @@ class ForkedProgram:
         ignored: Sequence[signal.Signals] = (),
     ) -> None:
         files = (log, errors or log)
-        self._start(_run, (module, tuple(arguments), dict(environ), files, tuple(ignored)))
-
-    def _start(self, run: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        self._process = PROCESSES.Process(target=run, args=arguments)
+        self._process = PROCESSES.Process(
+            target=_run, args=(module, tuple(arguments), dict(environ), files, tuple(ignored))
+        )
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -110,46 +101,6 @@ class ForkedAgent(ForkedProgram):
         super().__init__("pydra.cli.agent", arguments, environ, log)
 
 
-class ForkedBackend(ForkedProgram):
-    """A backend's process, which is started without reading its command."""
-
-    def __init__(self, target: str, descriptors: Descriptors, environ: Mapping[str, str]) -> None:
-        connection, *output = descriptors
-        files = [Connection(os.dup(one), readable=False) for one in output]
-        with socket.socket(fileno=os.dup(connection)) as sock:
-            self._start(_serve_backend, (target, sock, *files, dict(environ)))
-        for one in files:
-            one.close()
-        self._status: int | None = None
-        self._end = asyncio.ensure_future(self._wait_once())
-
-    @property
-    def returncode(self) -> int | None:
-        """How it ended; None while it runs."""
-        return self._status
-
-    async def _wait_once(self) -> int:
-        await anyio.wait_readable(self._process.sentinel)
-        self._process.join()
-        self._status = self._process.exitcode
-        self._process.close()
-        assert self._status is not None
-        return self._status
-
-    async def wait(self) -> int:
-        """Wait for its end, as several may do at once."""
-        return await asyncio.shield(self._end)
-
-
-async def spawn_forked(
-    arguments: Sequence[str], descriptors: Descriptors, environ: Mapping[str, str] | None
-) -> ChildProcess:
-    """Fork what `spawn_program` would start, unless it is started with other rights."""
-    if CHILD in arguments and arguments[1] == "-X":
-        return ForkedBackend(arguments[-1], descriptors, os.environ if environ is None else environ)
-    return await spawn_program(arguments, descriptors, environ)
-
-
 def run_forked(module: str, arguments: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """As `subprocess.run` of a program that ends by itself."""
     with tempfile.TemporaryDirectory() as place:
@@ -171,7 +122,9 @@ def _run(
 ) -> None:
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
-    _set_environment(environ)
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.path[:0] = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
     for stream, path in zip((sys.stdout, sys.stderr), files, strict=True):
         output = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(output, stream.fileno())
@@ -179,23 +132,3 @@ def _run(
     # Buffered as the program would find it.
     sys.stdout = open(sys.stdout.fileno(), "w", closefd=False)  # noqa: SIM115
     sys.exit(importlib.import_module(module).main(arguments))
-
-
-def _serve_backend(
-    target: str, connection: socket.socket, output: Connection, errors: Connection, environ: Mapping[str, str]
-) -> None:
-    os.setsid()
-    _set_environment(environ)
-    for stream, file in ((1, output), (2, errors)):
-        os.dup2(file.fileno(), stream)
-        file.close()
-    sys.stdout, sys.stderr = (open(one, "w", buffering=1, closefd=False) for one in (1, 2))  # noqa: SIM115
-    arguments = [str(connection.detach()), str(os.getppid()), target]
-    sys.orig_argv = ["-m", CHILD, *arguments]
-    serve(arguments)
-
-
-def _set_environment(environ: Mapping[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(environ)
-    sys.path[:0] = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))

@@ -6,7 +6,6 @@ import ctypes
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,12 @@ import anyio
 import pytest
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.process import Spawn, spawn_program
 from pydra.backends.restart_policy import RestartPolicy
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendEvent, BackendTrouble, Trouble
 from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
 from pydra.settings import ProcessRights
-from tests.forked import spawn_forked
 
 TROUBLE = Path(__file__).parent / "trouble"
 _PATH = [str(TROUBLE), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -90,7 +87,6 @@ async def supervised(
     environ: Mapping[str, str] = ENVIRON,
     settings: Mapping[str, Any] = {},
     rights: ProcessRights = ProcessRights(),  # noqa: B008 - frozen
-    spawn: Spawn = spawn_program,
     events: list[BackendEvent] | None = None,
 ) -> AsyncIterator[Backend]:
     """A supervisor that runs until the block ends."""
@@ -102,7 +98,6 @@ async def supervised(
         environ={**environ, "FAULTY_DIR": str(directory)} if directory else environ,
         settings=settings,
         rights=rights,
-        spawn=spawn,
         refresh=refresh,
         report=events.append if events is not None else lambda event: None,
     )
@@ -112,10 +107,6 @@ async def supervised(
         with anyio.fail_after(30):
             yield supervisor
         tasks.cancel_scope.cancel()
-
-
-forked = partial(supervised, spawn=spawn_forked)
-"""The same for tests of what is called, not of how a process is started, which costs most of their CPU."""
 
 
 def need_libseccomp() -> None:

@@ -17,7 +17,7 @@ from pydra.backends.supervisor_events import BackendEvent, Trouble
 from pydra.backends.timeouts import ProcessTimeouts
 from pydra.claim import HeldClaim, OpaqueConfig
 from pydra.errors import BackendUnavailable, ClaimQuarantined, ContractError, InvalidConfig, PydraError
-from tests.integration.backends.harness import ENVIRON, claim, find_troubles, forked, until
+from tests.integration.backends.harness import ENVIRON, claim, find_troubles, supervised, until
 
 SOURCE = BackendSource(name="planning", target="planning:")
 HELD = HeldClaim(claim=replace(claim("gpu-0", "old"), plan={"slot": 4}), completed=False)
@@ -47,7 +47,7 @@ def environ(directory: Path) -> dict[str, str]:
 
 
 async def test_the_plan_is_made_from_what_is_held_and_reaches_prepare_and_unprepare(tmp_path: Path) -> None:
-    async with forked(source=SOURCE, environ=environ(tmp_path)) as backend:
+    async with supervised(source=SOURCE, environ=environ(tmp_path)) as backend:
         backend.restore_from(holding(HELD))
         facts = await backend.wait_ready()
         assert (facts.survives_reboot, facts.one_pod) == (True, True)
@@ -66,7 +66,7 @@ async def test_the_plan_is_made_from_what_is_held_and_reaches_prepare_and_unprep
 
 
 async def test_a_plan_that_is_not_json_breaks_the_contract(tmp_path: Path) -> None:
-    async with forked(source=SOURCE, environ=environ(tmp_path)) as backend:
+    async with supervised(source=SOURCE, environ=environ(tmp_path)) as backend:
         backend.restore_from(holding())
         with pytest.raises(ContractError, match=r"what plan returned\.a is nan, which JSON does not have"):
             await backend.plan(claim("unplannable"))
@@ -74,7 +74,7 @@ async def test_a_plan_that_is_not_json_breaks_the_contract(tmp_path: Path) -> No
 
 async def test_each_new_process_gets_what_is_held_before_any_other_call(tmp_path: Path) -> None:
     marks: list[str] = []
-    async with forked(source=SOURCE, environ=environ(tmp_path), seconds=0.2) as backend:
+    async with supervised(source=SOURCE, environ=environ(tmp_path), seconds=0.2) as backend:
         await backend.wait_ready()
         await backend.inherit("/plugins/x")
         with pytest.raises(BackendUnavailable, match="does not know yet what this node holds") as caught:
@@ -96,7 +96,7 @@ async def test_a_held_config_whose_rule_fails_in_any_way_stops_neither_restore_n
     parameters = {"apiVersion": "planning.example.com/v1", "kind": "Careless", "mode": "slow"}
     config = OpaqueConfig(source="FromClaim", position="config[0]", parameters=parameters)
     held = HeldClaim(claim=replace(claim("gpu-0", "old", config), plan={"slot": 4}), completed=True)
-    async with forked(source=SOURCE, environ=environ(tmp_path), seconds=5.0) as backend:
+    async with supervised(source=SOURCE, environ=environ(tmp_path), seconds=5.0) as backend:
         backend.restore_from(holding(held))
         assert (await backend.plan(claim("gpu-1"))).plan == {"slot": 5}
         await backend.unprepare(held.claim, ())
@@ -110,7 +110,7 @@ async def test_a_backend_hears_of_all_claims_however_large_their_plans_are(tmp_p
     largest = [
         replace(HELD, claim=replace(claim("gpu-0", f"u{n}"), plan={"slot": n, "notes": notes})) for n in range(100)
     ]
-    async with forked(source=SOURCE, environ=environ(tmp_path), timeouts=ProcessTimeouts()) as backend:
+    async with supervised(source=SOURCE, environ=environ(tmp_path), timeouts=ProcessTimeouts()) as backend:
         backend.restore_from(holding(*largest))
         assert (await backend.plan(claim("gpu-1"))).plan == {"slot": 100}
 
@@ -118,7 +118,7 @@ async def test_a_backend_hears_of_all_claims_however_large_their_plans_are(tmp_p
 async def test_a_restore_that_fails_is_reported_and_retried_and_calls_say_why_they_wait(tmp_path: Path) -> None:
     events: list[BackendEvent] = []
     (tmp_path / "broken").touch()
-    async with forked(source=SOURCE, environ=environ(tmp_path), events=events, seconds=0.2) as backend:
+    async with supervised(source=SOURCE, environ=environ(tmp_path), events=events, seconds=0.2) as backend:
         backend.restore_from(holding())
         await until(lambda: bool(find_troubles(events, Trouble.RESTORE)))
         with pytest.raises(BackendUnavailable, match="restore failed: RuntimeError: a register is stuck"):
@@ -130,7 +130,7 @@ async def test_a_restore_that_fails_is_reported_and_retried_and_calls_say_why_th
 
 async def test_errors_say_whether_the_backends_code_was_reached(tmp_path: Path) -> None:
     wrong = OpaqueConfig(source="FromClaim", position="config[0]", parameters={"kind": "Nothing"})
-    async with forked(tmp_path) as backend:
+    async with supervised(tmp_path) as backend:
         reached: dict[str, tuple[type[PydraError], bool]] = {}
         for name, asked in {
             "refused config": claim("ok", "u1", wrong),

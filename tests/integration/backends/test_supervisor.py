@@ -39,7 +39,7 @@ from pydra.errors import (
     TerminalError,
 )
 from pydra.samples import Sample
-from tests.integration.backends.harness import claim, find_troubles, forked, until
+from tests.integration.backends.harness import claim, find_troubles, supervised, until
 
 LONG_TIMEOUTS = ProcessTimeouts(
     ping_interval=0.05,
@@ -52,7 +52,7 @@ LONG_TIMEOUTS = ProcessTimeouts(
 
 
 async def test_a_backend_is_known_and_called_in_a_process_of_its_own() -> None:
-    async with forked() as backend:
+    async with supervised() as backend:
         facts = await backend.wait_ready()
         assert (facts.name, facts.driver, facts.version) == ("faulty", "faulty.example.com", "1.0")
         assert facts.config_kinds == ("faulty.example.com/v1/Sharing",)
@@ -70,7 +70,7 @@ async def test_configs_arrive_decoded() -> None:
         position="config[0]",
         parameters={"apiVersion": "faulty.example.com/v1", "kind": "Sharing", "replicas": 4},
     )
-    async with forked() as backend:
+    async with supervised() as backend:
         (prepared,) = await backend.prepare(claim("ok", "u1", config))
     assert prepared.edits.env["REPLICAS"] == "4"
 
@@ -81,7 +81,7 @@ async def test_a_wrong_config_is_the_claims_fault_and_undoing_does_not_mind_it(t
         position="config[0]",
         parameters={"apiVersion": "faulty.example.com/v1", "kind": "Sharing", "replica": "4"},
     )
-    async with forked(tmp_path) as backend:
+    async with supervised(tmp_path) as backend:
         with pytest.raises(InvalidConfig) as caught:
             await backend.prepare(claim("ok", "u1", config))
         await backend.unprepare(claim("ok", "u1", config), ())
@@ -113,7 +113,7 @@ WRONG: list[tuple[str, type[Exception], str]] = [
 
 
 async def test_what_a_call_does_wrong_fails_that_call_only() -> None:
-    async with forked() as backend:
+    async with supervised() as backend:
         before = await backend.wait_ready(), backend.statistics().pid
         for device, error, text in WRONG:
             with pytest.raises(error, match=re.escape(text)) as caught:
@@ -139,7 +139,7 @@ async def test_the_end_of_the_process_is_diagnosed_and_repaired(
     device: str, error: type[Exception], text: str, how: str
 ) -> None:
     events: list[BackendEvent] = []
-    async with forked(events=events) as backend:
+    async with supervised(events=events) as backend:
         with pytest.raises(error) as caught:
             await backend.prepare(claim(device))
         assert type(caught.value) is error
@@ -157,7 +157,7 @@ async def test_the_end_of_the_process_is_diagnosed_and_repaired(
 
 
 async def test_a_call_past_its_deadline_is_cancelled_and_shows_where_it_waited() -> None:
-    async with forked(seconds=0.3) as backend:
+    async with supervised(seconds=0.3) as backend:
         await backend.wait_ready()
         pid = backend.statistics().pid
         with pytest.raises(BackendTimeout) as caught:
@@ -185,7 +185,7 @@ WHERE = {
 @pytest.mark.parametrize("device", list(WHERE))
 async def test_a_call_that_cannot_be_cancelled_costs_the_process(device: str) -> None:
     events: list[BackendEvent] = []
-    async with forked(seconds=0.3, timeouts=LONG_TIMEOUTS, events=events) as backend:
+    async with supervised(seconds=0.3, timeouts=LONG_TIMEOUTS, events=events) as backend:
         await backend.wait_ready()
         with pytest.raises(BackendTimeout) as caught:
             await backend.prepare(claim(device))
@@ -199,7 +199,7 @@ async def test_a_call_that_cannot_be_cancelled_costs_the_process(device: str) ->
 async def test_a_call_that_could_not_be_cancelled_because_another_blocked_the_loop_is_not_at_fault() -> None:
     once = RestartPolicy(first=0.01, cap=0.05, crashes=1)
     errors: dict[str, Exception] = {}
-    async with forked(timeouts=replace(LONG_TIMEOUTS, ping_timeout=1.0), restarts=once) as backend:
+    async with supervised(timeouts=replace(LONG_TIMEOUTS, ping_timeout=1.0), restarts=once) as backend:
         await backend.wait_ready()
 
         async def prepare(device: str, uid: str, seconds: float) -> None:
@@ -218,7 +218,7 @@ async def test_a_call_that_could_not_be_cancelled_because_another_blocked_the_lo
 
 async def test_another_version_that_the_driver_was_not_set_up_for_is_refused_until_the_agent_restarts() -> None:
     upgraded = BackendSource(name="faulty", target="tuned:", distribution="pydra-faulty", version="2.0")
-    async with forked(refresh=lambda source: upgraded) as backend:
+    async with supervised(refresh=lambda source: upgraded) as backend:
         await backend.wait_ready()
         with pytest.raises(BackendDied):
             await backend.prepare(claim("segfault"))
@@ -242,7 +242,7 @@ async def _survive(backend: Any, uid: str) -> None:
 
 
 async def test_claims_that_crashed_once_and_now_hang_do_not_keep_others_waiting(tmp_path: Path) -> None:
-    async with forked(tmp_path, timeouts=LONG_TIMEOUTS) as backend:
+    async with supervised(tmp_path, timeouts=LONG_TIMEOUTS) as backend:
         for uid in ("a", "b"):
             with pytest.raises(BackendDied):
                 await backend.prepare(claim("segfault-twice-then-hang", uid))
@@ -256,7 +256,7 @@ async def test_claims_that_crashed_once_and_now_hang_do_not_keep_others_waiting(
 
 
 async def test_a_suspect_is_tried_without_wait_changed_beside_it(tmp_path: Path) -> None:
-    async with forked(tmp_path, timeouts=LONG_TIMEOUTS) as backend:
+    async with supervised(tmp_path, timeouts=LONG_TIMEOUTS) as backend:
         await backend.discover()
         with pytest.raises(BackendDied):
             await backend.prepare(claim("exit-beside-hints"))
@@ -268,7 +268,7 @@ async def test_a_suspect_is_tried_without_wait_changed_beside_it(tmp_path: Path)
 async def test_wait_changed_that_blocks_the_event_loop_fails_and_the_call_beside_it_does_not(tmp_path: Path) -> None:
     (tmp_path / "hints").write_text("hang-loop")
     events: list[BackendEvent] = []
-    async with forked(tmp_path, events=events) as backend:
+    async with supervised(tmp_path, events=events) as backend:
         await backend.discover()
         await until(lambda: any(one.method is Method.WAIT_CHANGED for one in backend.statistics().in_flight))
         assert await backend.prepare(claim("ok"))
@@ -279,13 +279,13 @@ async def test_wait_changed_that_blocks_the_event_loop_fails_and_the_call_beside
 
 
 async def test_a_process_that_only_lost_its_connection_is_not_reported_as_killed() -> None:
-    async with forked(timeouts=LONG_TIMEOUTS) as backend:
+    async with supervised(timeouts=LONG_TIMEOUTS) as backend:
         with pytest.raises(BackendDied, match="its process closed its connection"):
             await backend.prepare(claim("close-all"))
 
 
 async def test_programs_that_a_process_has_started_end_with_it_and_daemons_go_on(tmp_path: Path) -> None:
-    async with forked(tmp_path, timeouts=LONG_TIMEOUTS) as backend:
+    async with supervised(tmp_path, timeouts=LONG_TIMEOUTS) as backend:
         with pytest.raises(BackendDied):
             await backend.prepare(claim("run-programs-and-segfault"))
         daemon = int((tmp_path / "daemon").read_text())
@@ -307,7 +307,7 @@ async def test_a_slow_call_is_reported_while_it_runs_with_its_place_and_status(t
     (tmp_path / "discover").write_text("hang-in-thread")
     events: list[BackendEvent] = []
     timeouts = replace(LONG_TIMEOUTS, slow_call=0.1, ping_interval=0.05)
-    async with forked(tmp_path, timeouts=timeouts, events=events) as backend, anyio.create_task_group() as tasks:
+    async with supervised(tmp_path, timeouts=timeouts, events=events) as backend, anyio.create_task_group() as tasks:
         tasks.start_soon(backend.discover)
         await until(lambda: bool(find_troubles(events, Trouble.SLOW)))
         tasks.cancel_scope.cancel()
@@ -320,7 +320,7 @@ async def test_a_slow_call_is_reported_while_it_runs_with_its_place_and_status(t
 
 
 async def test_places_of_a_slow_call_that_nobody_requested_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    async with forked(timeouts=LONG_TIMEOUTS) as backend:
+    async with supervised(timeouts=LONG_TIMEOUTS) as backend:
         await backend.prepare(claim("flood-places"))
     assert "has been running for" not in caplog.text
 
@@ -328,7 +328,7 @@ async def test_places_of_a_slow_call_that_nobody_requested_are_ignored(caplog: p
 async def test_a_slow_prepare_is_logged_and_is_no_event_of_the_node(caplog: pytest.LogCaptureFixture) -> None:
     events: list[BackendEvent] = []
     timeouts = replace(LONG_TIMEOUTS, slow_call=0.1, ping_interval=0.05)
-    async with forked(timeouts=timeouts, events=events) as backend, anyio.create_task_group() as tasks:
+    async with supervised(timeouts=timeouts, events=events) as backend, anyio.create_task_group() as tasks:
         tasks.start_soon(backend.prepare, claim("hang"))
         await until(lambda: "prepare has been running for" in caplog.text)
         tasks.cancel_scope.cancel()
@@ -352,7 +352,7 @@ async def _prepare_all(backend: Any, devices: dict[str, str]) -> dict[str, Any]:
 
 async def test_the_claim_at_fault_is_found_and_the_others_succeed_within_the_same_call(tmp_path: Path) -> None:
     events: list[BackendEvent] = []
-    async with forked(tmp_path, events=events) as backend:
+    async with supervised(tmp_path, events=events) as backend:
         await backend.wait_ready()
         devices = {"u1": "slow", "u2": "later-segfault", "u3": "slow", "u4": "hang-briefly"}
         results = await _prepare_all(backend, devices)
@@ -366,7 +366,7 @@ async def test_the_claim_at_fault_is_found_and_the_others_succeed_within_the_sam
 
 
 async def test_a_crash_that_does_not_come_again_fails_nobody(tmp_path: Path) -> None:
-    async with forked(tmp_path) as backend:
+    async with supervised(tmp_path) as backend:
         await backend.wait_ready()
         results = await _prepare_all(backend, {"u1": "slow", "u2": "segfault-once"})
     assert all(isinstance(result, tuple) for result in results.values())
@@ -380,7 +380,7 @@ async def test_a_bystander_of_a_call_that_wedged_is_called_again(tmp_path: Path)
         results["slow"] = await backend.prepare(claim("very-slow"))
 
     deadlines = CallDeadlines(connect=60.0, discover=0.3)
-    async with forked(tmp_path, deadlines=deadlines, timeouts=LONG_TIMEOUTS) as backend:
+    async with supervised(tmp_path, deadlines=deadlines, timeouts=LONG_TIMEOUTS) as backend:
         await backend.wait_ready()
         async with anyio.create_task_group() as callers:
             callers.start_soon(prepare, backend)
@@ -391,7 +391,7 @@ async def test_a_bystander_of_a_call_that_wedged_is_called_again(tmp_path: Path)
 
 
 async def test_calls_made_while_the_process_is_replaced_wait_for_it() -> None:
-    async with forked(restarts=RestartPolicy(first=0.1, cap=0.1)) as backend:
+    async with supervised(restarts=RestartPolicy(first=0.1, cap=0.1)) as backend:
         await backend.wait_ready()
         with pytest.raises(BackendDied):
             await backend.prepare(claim("segfault"))
@@ -401,7 +401,7 @@ async def test_calls_made_while_the_process_is_replaced_wait_for_it() -> None:
 
 async def test_a_call_that_waits_in_vain_says_why() -> None:
     policy = RestartPolicy(first=60.0, cap=60.0)
-    async with forked(seconds=0.3, restarts=policy) as backend:
+    async with supervised(seconds=0.3, restarts=policy) as backend:
         await backend.wait_ready()
         with pytest.raises(BackendDied):
             await backend.prepare(claim("segfault"))
@@ -411,7 +411,7 @@ async def test_a_call_that_waits_in_vain_says_why() -> None:
 
 async def test_a_claim_that_kills_twice_is_quarantined_without_touching_the_hardware(tmp_path: Path) -> None:
     events: list[BackendEvent] = []
-    async with forked(tmp_path, events=events) as backend:
+    async with supervised(tmp_path, events=events) as backend:
         for error in (BackendDied, TerminalError, TerminalError):
             with pytest.raises(error):
                 await backend.prepare(claim("segfault"))
@@ -433,7 +433,7 @@ async def test_a_claim_that_kills_twice_is_quarantined_without_touching_the_hard
 
 async def test_another_version_of_the_backend_is_not_judged_by_the_last() -> None:
     upgraded = BackendSource(name="faulty", target="faulty:", distribution="pydra-faulty", version="2.0")
-    async with forked(restarts=RestartPolicy(first=0.01, crashes=1), refresh=lambda source: upgraded) as backend:
+    async with supervised(restarts=RestartPolicy(first=0.01, crashes=1), refresh=lambda source: upgraded) as backend:
         with pytest.raises(TerminalError):
             await backend.prepare(claim("segfault"))
         await until(lambda: backend.statistics().state is BackendState.READY)
@@ -443,14 +443,14 @@ async def test_another_version_of_the_backend_is_not_judged_by_the_last() -> Non
 
 async def test_telemetry_that_crashes_is_guarded_too(tmp_path: Path) -> None:
     (tmp_path / "discover").write_text("segfault")
-    async with forked(tmp_path) as backend:
+    async with supervised(tmp_path) as backend:
         with pytest.raises(BackendDied, match="during discover"):
             await backend.discover()
         assert await backend.prepare(claim("ok"))
 
 
 async def test_a_hint_of_the_backend_and_a_replaced_process_are_changes(tmp_path: Path) -> None:
-    async with forked(tmp_path) as backend:
+    async with supervised(tmp_path) as backend:
         assert await backend.prepare(claim("ok"))
         assert backend.statistics().in_flight == (), "nothing has been discovered that could have changed"
         (tmp_path / "changed").write_text("yes")
@@ -463,7 +463,7 @@ async def test_a_hint_of_the_backend_and_a_replaced_process_are_changes(tmp_path
 
 async def test_what_a_library_prints_disturbs_nothing_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="pydra.backend.faulty")
-    async with forked() as backend:
+    async with supervised() as backend:
         assert await backend.prepare(claim("print-noise"))
         assert await backend.prepare(claim("fill-pipes", "u2"))
         await until(lambda: "warning from a library" in caplog.messages)
@@ -474,7 +474,7 @@ async def test_what_a_library_prints_disturbs_nothing_and_is_logged(caplog: pyte
 
 async def test_an_answer_to_no_call_is_reported_and_ignored() -> None:
     events: list[BackendEvent] = []
-    async with forked(events=events) as backend:
+    async with supervised(events=events) as backend:
         assert await backend.prepare(claim("answer-stranger"))
     (rejected,) = (event for event in events if isinstance(event, AnswerRejected))
     assert rejected.violations == ("an answer to call 987654, which is not in flight",)
@@ -482,7 +482,7 @@ async def test_an_answer_to_no_call_is_reported_and_ignored() -> None:
 
 async def test_one_backend_does_not_hurt_another() -> None:
     unfit = BackendSource(name="unfit", target="unfit:")
-    async with forked() as crashing, forked(source=unfit) as refused, forked() as sound:
+    async with supervised() as crashing, supervised(source=unfit) as refused, supervised() as sound:
         await sound.wait_ready()
         pid = sound.statistics().pid
         with pytest.raises(BackendDied):

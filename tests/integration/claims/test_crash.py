@@ -25,7 +25,7 @@ STEPS = {
 Killed = tuple[str, str, list[Path]]
 
 
-@pytest.fixture(scope="module", params=["planned", "steps"])
+@pytest.fixture(scope="module", params=["volatile", "planned", "steps"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -52,7 +52,8 @@ def nodes(killed: Killed, copies: Path, *, with_claim: bool) -> list[Node]:
 
 
 def prepared(killed: Killed) -> dict[str, list[str]]:
-    slots = ["slot-0", "slot-1"] if killed[1] == "planned" else ["mode", "slot-0", "slot-1"]
+    slots = [] if killed[1] == "volatile" else ["slot-0", "slot-1"]
+    slots = ["mode", *slots] if killed[1] == "steps" else slots
     specs, files = [], []
     if killed[1] == "planned":
         specs = [f"{DRIVER}_metadata_a_{request}.json" for request in ("r0", "r1")]
@@ -62,12 +63,12 @@ def prepared(killed: Killed) -> dict[str, list[str]]:
 
 
 def test_the_process_was_killed_between_all_effects(killed: Killed) -> None:
-    what, _, places = killed
+    what, kind, places = killed
     *dead, survivor = places
     steps = {(place / "step").read_text() for place in dead}
     assert not (survivor / "step").exists()
     assert STEPS[what] <= steps
-    assert ("take slot" in steps) == (what == "prepare")
+    assert ("take slot" in steps) == (what == "prepare" and kind != "volatile")
 
 
 async def test_the_next_instance_prepares_and_unprepares(killed: Killed, tmp_path: Path) -> None:
