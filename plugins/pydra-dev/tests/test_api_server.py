@@ -180,17 +180,6 @@ async def test_a_patch_with_a_stale_version_is_a_conflict(api_server: ApiHandle)
         assert_refused(await client.patch(path, {"metadata": {**version, "labels": {"a": "c"}}}), 409, "Conflict")
 
 
-async def test_a_json_patch_whose_test_fails_changes_nothing(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        await client.create(scratch.claims, claim_body())
-        path = f"{scratch.claims}/claim"
-        add = {"op": "add", "path": "/metadata/labels", "value": {"a": "b"}}
-        refused = await client.patch(path, [add, {"op": "test", "path": "/metadata/name", "value": "x"}], "json")
-        assert_refused(refused, 422, "Invalid")
-        assert "labels" not in (await client.get(path)).body["metadata"]
-        assert (await client.patch(path, [add], "json")).body["metadata"]["labels"] == {"a": "b"}
-
-
 async def test_a_strategic_patch_joins_lists_by_their_key(api_server: ApiHandle) -> None:
     async with connected(api_server) as (client, scratch):
         await client.create(scratch.pods, pod_body())

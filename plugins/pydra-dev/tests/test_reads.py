@@ -69,16 +69,6 @@ async def test_a_list_in_pages_is_a_picture_of_one_moment(api_server: ApiHandle)
         assert "continue" not in second["metadata"]
 
 
-async def test_a_collection_is_deleted_by_selector(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        for name in ("a", "b"):
-            await client.create(scratch.claims, claim_body(name))
-        selector = {"fieldSelector": "metadata.name=a"}
-        assert (await client.request("DELETE", scratch.claims, params=selector)).status == 200
-        items = (await client.get(scratch.claims)).body["items"]
-        assert [item["metadata"]["name"] for item in items] == ["b"]
-
-
 async def test_a_verb_that_a_resource_lacks_is_refused(api_server: ApiHandle) -> None:
     async with api_server.connect() as client:
         assert_refused(await client.request("PUT", SLICES, {}), 405, "MethodNotAllowed")

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-COLLECTION_VERBS = ("create", "deletecollection", "list", "watch")
+COLLECTION_VERBS = ("create", "list", "watch")
 OBJECT_VERBS = ("delete", "get", "patch", "update")
 
 

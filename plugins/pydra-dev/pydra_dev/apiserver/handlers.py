@@ -297,7 +297,7 @@ async def _read_body(request: web.Request, verb: str) -> Any:
         raw = await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise StatusError(413, "RequestEntityTooLarge", f"Request entity too large: limit is {MAX_BODY}") from error
-    if verb in {"delete", "deletecollection"} and not raw:
+    if verb == "delete" and not raw:
         return {}
     supported = (*patches.SUPPORTED, server_side_apply.CONTENT_TYPE) if verb == "patch" else _BODIES
     given = request.headers.get("Content-Type", "").partition(";")[0].strip()
@@ -356,11 +356,8 @@ def _list(api: Api, request: web.Request, target: Target, _body: Any) -> JsonObj
         metadata["continue"] = page.token
     if page.remaining is not None:
         metadata["remainingItemCount"] = page.remaining
-    return _build_list(target.kind, metadata, page.items)
-
-
-def _build_list(kind: Kind, metadata: JsonObject, items: tuple[JsonObject, ...]) -> JsonObject:
-    return {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata, "items": items}
+    kind = target.kind
+    return {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata, "items": page.items}
 
 
 def _dry_run(request: web.Request) -> bool:
@@ -440,11 +437,6 @@ def _delete(api: Api, request: web.Request, target: Target, body: Any) -> JsonOb
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
 
-def _delete_collection(api: Api, request: web.Request, target: Target, body: Any) -> JsonObject:
-    page = api.delete_collection(target.kind, _build_query(request, target), body, dry_run=_dry_run(request))
-    return _build_list(target.kind, {"resourceVersion": str(page.version)}, page.items)
-
-
 _BY_VERB = {
     ("get", True): _get,
     ("list", False): _list,
@@ -453,7 +445,6 @@ _BY_VERB = {
     ("update", True): _update,
     ("patch", True): _patch,
     ("delete", True): _delete,
-    ("deletecollection", False): _delete_collection,
 }
 
 

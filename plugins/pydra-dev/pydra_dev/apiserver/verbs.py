@@ -325,24 +325,13 @@ class Api:
         body = {**obj, "metadata": metadata}
         return self.update(kind, metadata["name"], body, namespace=metadata.get("namespace", ""))
 
-    def delete_object(
-        self, kind: Kind, obj: JsonObject, options: JsonObject | None = None, *, dry_run: bool = False
-    ) -> JsonObject:
+    def delete_object(self, kind: Kind, obj: JsonObject, options: JsonObject | None = None) -> None:
         """Delete an object, or begin to; raises what `delete` does."""
-        name, namespace = obj["metadata"]["name"], obj["metadata"].get("namespace", "")
-        return self.delete(kind, name, options, namespace=namespace, dry_run=dry_run)
+        self.delete(kind, obj["metadata"]["name"], options, namespace=obj["metadata"].get("namespace", ""))
 
     def remove_namespace(self, name: str) -> None:
         """Finish the deletion of a namespace whose content is gone."""
         self.store.remove(NAMESPACES.storage, ("", name))
-
-    def delete_collection(
-        self, kind: Kind, query: Query, options: JsonObject | None = None, *, dry_run: bool = False
-    ) -> Page:
-        """Delete everything that a query matches, as a kubelet does with its slices; returns what was deleted."""
-        page = self.list(kind, query)
-        deleted = tuple(self.delete_object(kind, obj, options, dry_run=dry_run) for obj in page.items)
-        return Page(items=deleted, version=self.store.version)
 
 
 def _grace_period(kind: Kind, obj: JsonObject, options: JsonObject) -> int:
