@@ -36,7 +36,7 @@ from pydra_dev.apiserver.faults import ConnectionCutError, Faults, RawAnswerErro
 from pydra_dev.apiserver.registry_strategy import find_unknown_fields
 from pydra_dev.apiserver.request_log import Call, RequestLog
 from pydra_dev.apiserver.tables import build_table, wants_table
-from pydra_dev.apiserver.verbs import Api, Query, Watch, WatchOptions
+from pydra_dev.apiserver.verbs import Api, Query, watch
 
 _METHODS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 OPENAPI = "/openapi/v3"
@@ -179,15 +179,15 @@ class Handlers:
         return {**body, "metadata": {}, "status": {"allowed": allowed}}
 
     async def _watch(self, request: web.Request, target: Target) -> web.StreamResponse:
-        query = _build_query(request, target)
-        seconds = float(request.query.get("timeoutSeconds") or self.api.random.uniform(*WATCH_SECONDS))
-        options = WatchOptions(
-            timeout=seconds,
+        events = watch(
+            self.api,
+            target.kind,
+            _build_query(request, target),
+            seconds=float(request.query.get("timeoutSeconds") or self.api.random.uniform(*WATCH_SECONDS)),
             bookmarks=_flag(request, "allowWatchBookmarks"),
             bookmark_period=self._bookmark_period,
             initial=_flag(request, "sendInitialEvents"),
         )
-        events = Watch(self.api, target.kind, query, options).events(self.api.store.written)
         version = wants_table(request.headers.get("Accept", ""))
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         self.watches[id(request)] = request
@@ -364,6 +364,11 @@ def _dry_run(request: web.Request) -> bool:
     return request.query.get("dryRun") == "All"
 
 
+def _read_place(request: web.Request, target: Target) -> dict[str, Any]:
+    """Where a write goes: what the verbs that change an object have in common."""
+    return {"namespace": target.namespace, "subresource": target.subresource, "dry_run": _dry_run(request)}
+
+
 def _create(api: Api, request: web.Request, target: Target, body: Any) -> JsonObject:
     if target.kind.namespaced and not target.namespace:
         raise method_not_allowed()
@@ -379,28 +384,14 @@ def _bind(api: Api, _request: web.Request, target: Target, body: Any) -> JsonObj
 
 
 def _update(api: Api, request: web.Request, target: Target, body: Any) -> JsonObject:
-    return api.update(
-        target.kind,
-        target.name,
-        body,
-        namespace=target.namespace,
-        subresource=target.subresource,
-        dry_run=_dry_run(request),
-    )
+    return api.update(target.kind, target.name, body, **_read_place(request, target))
 
 
 def _patch(api: Api, request: web.Request, target: Target, body: Any) -> JsonObject:
     if request.content_type == server_side_apply.CONTENT_TYPE:
         return _apply(api, request, target, body)
-    return api.patch(
-        target.kind,
-        target.name,
-        body,
-        content_type=request.content_type,
-        namespace=target.namespace,
-        subresource=target.subresource,
-        dry_run=_dry_run(request),
-    )
+    place = _read_place(request, target)
+    return api.patch(target.kind, target.name, body, content_type=request.content_type, **place)
 
 
 def _apply(api: Api, request: web.Request, target: Target, body: Any) -> JsonObject:
@@ -410,16 +401,8 @@ def _apply(api: Api, request: web.Request, target: Target, body: Any) -> JsonObj
         raise StatusError(422, "Invalid", why)
     if not isinstance(body, dict):
         raise bad_request("the applied configuration is not an object")
-    return api.apply(
-        target.kind,
-        target.name,
-        body,
-        manager=manager,
-        force=request.query.get("force") == "true",
-        namespace=target.namespace,
-        subresource=target.subresource,
-        dry_run=_dry_run(request),
-    )
+    force = request.query.get("force") == "true"
+    return api.apply(target.kind, target.name, body, manager=manager, force=force, **_read_place(request, target))
 
 
 def _delete(api: Api, request: web.Request, target: Target, body: Any) -> JsonObject:

@@ -16,7 +16,7 @@ MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 SUPPORTED = (MERGE, STRATEGIC)
 
-_MERGE_KEYS = {
+MERGE_KEYS = {
     "conditions": "type",
     "containers": "name",
     "containerStatuses": "name",
@@ -32,6 +32,7 @@ _MERGE_KEYS = {
     "volumeMounts": "mountPath",
     "volumes": "name",
 }
+"""Lists whose items have a key."""
 _UNION_LISTS = frozenset({"finalizers"})
 
 
@@ -83,7 +84,7 @@ def _merge_strategic(target: JsonObject, patch: JsonObject) -> JsonObject:
 def _merge_lists(name: str, own: Sequence[Any], patch: Sequence[Any]) -> list[Any]:
     if name in _UNION_LISTS:
         return [*own, *(item for item in patch if item not in own)]
-    key = _MERGE_KEYS.get(name)
+    key = MERGE_KEYS.get(name)
     if key is None:
         return list(patch)
     merged = list(own)

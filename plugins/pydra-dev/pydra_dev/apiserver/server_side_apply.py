@@ -1,8 +1,8 @@
 """Server-side apply: each manager's fields are what it applied last. Pure.
 
 A field goes when the last manager that applied it leaves it out. Another manager's field is changed by force only.
-Other writers of a field are its managers too, without a name here. Lists whose items have the keys below are
-joined by them; any other list is one value. Source: Kubernetes docs, Server-Side Apply.
+Other writers of a field are its managers too, without a name here. Lists whose items have keys, as for strategic merge
+patches, are joined by them; any other list is one value. Source: Kubernetes docs, Server-Side Apply.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from pydra_dev.api.errors import JsonObject, StatusError
+from pydra_dev.apiserver.patches import MERGE_KEYS
 
 CONTENT_TYPE = "application/apply-patch+yaml"
 
 _KEYS: Mapping[str, tuple[str, ...]] = {
-    "conditions": ("type",),
-    "containers": ("name",),
+    **{name: (key,) for name, key in MERGE_KEYS.items()},
     "devices": ("driver", "device", "pool", "shareID"),
-    "env": ("name",),
-    "ownerReferences": ("uid",),
-    "volumes": ("name",),
 }
 _OPTIONAL = frozenset({"shareID"})
 

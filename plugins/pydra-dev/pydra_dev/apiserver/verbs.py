@@ -7,8 +7,9 @@ objects that it returns are shared too and must not be changed.
 from __future__ import annotations
 
 import base64
+import math
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from datetime import datetime
 from random import Random
 from typing import Any
@@ -45,7 +46,7 @@ from pydra_dev.apiserver.object_meta import (
 )
 from pydra_dev.apiserver.patches import apply_patch
 from pydra_dev.apiserver.registry_strategy import Context, admit_create, admit_update
-from pydra_dev.apiserver.store import Change, HistoryLostError, Signal, Store
+from pydra_dev.apiserver.store import Change, HistoryLostError, Store
 
 _LATE_CONTINUE = (
     "The provided continue parameter is too old to display a consistent list result. You can start a new list without "
@@ -389,15 +390,6 @@ LAST_BOOKMARK = 2.0
 """Seconds before its end at which a watch gets a bookmark, as a real server gives it."""
 
 
-class WatchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to watch: `timeout` and `bookmark_period` in seconds."""
-
-    timeout: float
-    bookmarks: bool = False
-    bookmark_period: float = 60.0
-    initial: bool = False
-
-
 def select_event(change: Change, kind: Kind, namespace: str, matches: Matcher) -> tuple[str, JsonObject] | None:
     """What a watch with these selectors sees of a change; None when nothing.
 
@@ -416,57 +408,50 @@ def select_event(change: Change, kind: Kind, namespace: str, matches: Matcher) -
     return "DELETED", {**last, "metadata": {**last["metadata"], **version}}
 
 
-class Watch:
-    """One watch of a collection; raises a 400 StatusError on construction for what it cannot follow."""
+def watch(
+    api: Api, kind: Kind, query: Query, *, seconds: float, bookmarks: bool, bookmark_period: float, initial: bool
+) -> AsyncGenerator[JsonObject, None]:
+    """The events of a collection as JSON values, until the seconds are over, the history is lost or the server stops.
 
-    def __init__(self, api: Api, kind: Kind, query: Query, options: WatchOptions) -> None:
-        self._api = api
-        self._kind = kind
-        self._namespace = query.namespace
-        self._options = options
-        self._matches = build_matcher(kind, query.field_selector, query.label_selector)
-        self._after = parse_version(query.version or "0")
+    `initial`: what is there already comes first, also for a watch that resumes, with a bookmark behind it.
+    Raises a 400 StatusError at once for what cannot be followed.
+    """
+    matches = build_matcher(kind, query.field_selector, query.label_selector)
+    after = parse_version(query.version or "0")
 
-    async def events(self, written: Signal) -> AsyncGenerator[JsonObject, None]:
-        """The events as JSON values, until the watch's time is over, its history is lost or `written` is closed."""
-        options, api = self._options, self._api
-        deadline = time.monotonic() + options.timeout
-        bookmark_at = min(time.monotonic() + options.bookmark_period, deadline - LAST_BOOKMARK)
-        for event in self._begin():
-            yield event
+    async def follow() -> AsyncGenerator[JsonObject, None]:
+        nonlocal after
+        written, deadline = api.store.written, time.monotonic() + seconds
+        bookmark_at = min(time.monotonic() + bookmark_period, deadline - LAST_BOOKMARK) if bookmarks else math.inf
+        if initial or not after:
+            after = api.store.version
+            for obj in filter(matches, api.store.list(kind.storage, namespace=query.namespace)):
+                yield _event("ADDED", kind, obj)
+            if initial and bookmarks:
+                yield _bookmark(kind, after, initial=True)
         while not written.closed:
             wakeup = written.event
             try:
-                changes = tuple(api.store.changes(self._after))
+                changes = tuple(api.store.changes(after))
             except HistoryLostError as error:
                 yield {"type": "ERROR", "object": expired(str(error)).build_status()}
                 return
             for change in changes:
-                self._after = change.version
-                seen = select_event(change, self._kind, self._namespace, self._matches)
+                after = change.version
+                seen = select_event(change, kind, query.namespace, matches)
                 if seen is not None:
-                    yield _event(seen[0], self._kind, seen[1])
+                    yield _event(seen[0], kind, seen[1])
             now = time.monotonic()
             if now >= deadline:
                 return
-            if options.bookmarks and now >= bookmark_at:
-                yield _bookmark(self._kind, self._after)
-                bookmark_at = now + options.bookmark_period
+            if now >= bookmark_at:
+                yield _bookmark(kind, after)
+                bookmark_at = now + bookmark_period
             if not changes:
-                limit = min(deadline, bookmark_at) if options.bookmarks else deadline
-                with anyio.move_on_after(max(0.0, limit - now)):
+                with anyio.move_on_after(max(0.0, min(deadline, bookmark_at) - now)):
                     await wakeup.wait()
 
-    def _begin(self) -> Iterator[JsonObject]:
-        """What is there already, for a watch that does not resume."""
-        if self._after and not self._options.initial:
-            return
-        self._after = self._api.store.version
-        for obj in self._api.store.list(self._kind.storage, namespace=self._namespace):
-            if self._matches(obj):
-                yield _event("ADDED", self._kind, obj)
-        if self._options.initial and self._options.bookmarks:
-            yield _bookmark(self._kind, self._after, initial=True)
+    return follow()
 
 
 def _event(type_: str, kind: Kind, obj: JsonObject) -> JsonObject:
