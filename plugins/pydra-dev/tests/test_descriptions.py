@@ -22,7 +22,7 @@ from pydra_dev.kubelet.observations import (
     SlicesWiped,
     Step,
 )
-from pydra_dev.kubelet.plugin_acceptance import DraService, Plugin
+from pydra_dev.kubelet.plugin_acceptance import Plugin
 from pydra_dev.manifests import POD, read_sample
 from pydra_dev.output.descriptions import (
     Paragraph,
@@ -41,7 +41,7 @@ from pydra_dev.output.descriptions import (
 )
 from pydra_dev.scheduler.allocator import Review
 
-PLUGIN = Plugin(driver="gpu.example.com", socket="/r/reg.sock", endpoint="/p/dra.sock", service=DraService.V1)
+PLUGIN = Plugin(driver="gpu.example.com", socket="/r/reg.sock", endpoint="/p/dra.sock")
 
 
 def called(method: str = "NodePrepareResources", **fields: Any) -> Called:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pydra_dev.kubelet.device_health import DeviceHealth, HealthCache, build_health, choose_streams
-from pydra_dev.kubelet.plugin_acceptance import DraService, HealthService, Plugin
+from pydra_dev.kubelet.plugin_acceptance import HealthService, Plugin
 
 
 def well(expires: float = 30) -> DeviceHealth:
@@ -72,7 +72,6 @@ def plugin(name: str, *, health: bool = True) -> Plugin:
         driver="drv",
         socket=name,
         endpoint=name,
-        service=DraService.V1,
         health=HealthService.V1 if health else None,
     )
 

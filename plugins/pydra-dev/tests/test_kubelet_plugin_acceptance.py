@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from pydra_dev.kubelet.plugin_acceptance import DraService, HealthService, Plugin, accept_plugin
+from pydra_dev.kubelet.plugin_acceptance import HealthService, Plugin, accept_plugin
 from pydra_dev.kubelet.settings import Backoff
 
-V1, V1BETA1 = "v1.DRAPlugin", "v1beta1.DRAPlugin"
+V1 = "v1.DRAPlugin"
 HEALTH_V1, HEALTH_V1ALPHA1 = "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"
 
 
@@ -19,25 +19,8 @@ def accept(versions: Sequence[str], minor: int = 36) -> Plugin:
 
 
 @pytest.mark.parametrize(
-    ("versions", "service"),
-    [
-        ((V1, V1BETA1), DraService.V1),
-        ((V1BETA1, V1), DraService.V1BETA1),
-        ((V1BETA1,), DraService.V1BETA1),
-        (("v9.DRAPlugin", V1), DraService.V1),
-        ((HEALTH_V1, V1), DraService.V1),
-    ],
-)
-def test_the_first_service_that_is_known_in_the_plugins_order_is_used(
-    versions: tuple[str, ...], service: DraService
-) -> None:
-    assert accept(versions).service is service
-
-
-@pytest.mark.parametrize(
     ("minor", "versions", "health"),
     [
-        (33, (V1BETA1,), None),
         (34, (V1,), HealthService.V1ALPHA1),
         (36, (V1, HEALTH_V1), HealthService.V1ALPHA1),
         (37, (V1,), None),

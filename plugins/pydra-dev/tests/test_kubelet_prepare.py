@@ -274,19 +274,12 @@ async def test_a_pod_deleted_while_its_prepare_fails_is_unprepared() -> None:
         assert plugin.called("unprepare")[-1] == (uid,)
 
 
-@pytest.mark.parametrize(("version", "kept"), [("v1.DRAPlugin", True), ("v1beta1.DRAPlugin", False)])
-async def test_a_share_id_is_kept_and_unknown_to_v1beta1(version: str, kept: bool) -> None:
-    share = None if version == "v1beta1.DRAPlugin" else "s-1"
-    async with (
-        open_world() as world,
-        running_plugin(world, share_id=share, versions=[version]) as plugin,
-        world.kubelet(),
-    ):
-        uid = await world.make_claim("c")
+async def test_a_share_id_is_kept() -> None:
+    async with open_world() as world, running_plugin(world, share_id="s-1"), world.kubelet():
+        await world.make_claim("c")
         await world.make_pod("p", "c")
         await world.wait_phase("p", "Running")
-        assert plugin.called("prepare") == [(uid,)]
-        assert ('"share_id":"s-1"' in world.read_claims()) is kept
+        assert '"share_id":"s-1"' in world.read_claims()
 
 
 async def test_a_claim_that_is_gone_fails_the_pod_and_no_call_is_made() -> None:

@@ -12,7 +12,6 @@ from fake_plugin import FakePlugin
 from kubelet_world import World, open_world, running_plugin
 from pydra_dev.apiserver.faults import Fault
 from pydra_dev.kubelet.observations import Deregistered, Registered, RegistrationFailed, SlicesWiped
-from pydra_dev.kubelet.plugin_acceptance import DraService
 
 DRIVER = "gpu.example.com"
 
@@ -36,7 +35,6 @@ async def test_a_plugin_is_registered_whoever_starts_first(first: str) -> None:
                 await plugin.start()
             registered = await world.wait_step(Registered)
             assert registered.plugin.driver == DRIVER
-            assert registered.plugin.service is DraService.V1
             await world.wait_until(lambda: plugin.statuses == [(True, "")])
         await plugin.stop()
 

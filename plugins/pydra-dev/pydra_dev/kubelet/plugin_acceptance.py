@@ -11,13 +11,8 @@ from enum import Enum
 import msgspec
 
 PLUGIN_TYPE = "DRAPlugin"
-
-
-class DraService(Enum):
-    """The DRA services, by the words with which plugins advertise them."""
-
-    V1 = "v1.DRAPlugin"
-    V1BETA1 = "v1beta1.DRAPlugin"
+SERVICE = "v1.DRAPlugin"
+"""The DRA service that is used, as plugins advertise it; kubelets know v1beta1.DRAPlugin, too."""
 
 
 class HealthService(Enum):
@@ -33,7 +28,6 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     driver: str
     socket: str
     endpoint: str
-    service: DraService
     health: HealthService | None = None
 
 
@@ -47,11 +41,17 @@ def accept_plugin(*, socket: str, type_: str, name: str, endpoint: str, versions
         raise RegistrationError(f"no handler registered for plugin type: {type_} at socket {socket}")
     if not name:
         raise RegistrationError("the plugin has no name")
+    if not versions:
+        raise RegistrationError(f"DRA plugin {name}: empty list of supported gRPC services")
+    if SERVICE not in versions:
+        given = ", ".join(versions)
+        raise RegistrationError(
+            f"DRA plugin {name}: none of the supported gRPC services {given} is known, known is {SERVICE}"
+        )
     return Plugin(
         driver=name,
         socket=socket,
         endpoint=endpoint or socket,
-        service=_choose_service(name, versions),
         health=_choose_health(versions, minor),
     )
 
@@ -62,22 +62,8 @@ def refuse_duplicate(plugin: Plugin, registered: Sequence[Plugin]) -> None:
         raise RegistrationError(f"endpoint {plugin.endpoint} already registered for DRA driver plugin {plugin.driver}")
 
 
-def _choose_service(name: str, versions: Sequence[str]) -> DraService:
-    """The first in the plugin's own order that is known; unknown words are skipped."""
-    known = {service.value: service for service in DraService}
-    if not versions:
-        raise RegistrationError(f"DRA plugin {name}: empty list of supported gRPC services")
-    for version in versions:
-        if version in known:
-            return known[version]
-    raise RegistrationError(
-        f"DRA plugin {name}: none of the supported gRPC services {', '.join(versions)} is known, "
-        f"known are {', '.join(known)}"
-    )
-
-
 def _choose_health(versions: Sequence[str], minor: int) -> HealthService | None:
     """Up to 1.36 v1alpha1 is tried whatever the plugin says; from 1.37 on what it says counts, v1 first."""
     if minor < 37:
-        return HealthService.V1ALPHA1 if minor >= 34 else None
+        return HealthService.V1ALPHA1
     return next((service for service in HealthService if service.value in versions), None)

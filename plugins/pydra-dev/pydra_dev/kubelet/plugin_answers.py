@@ -27,17 +27,11 @@ class AnswerError(Exception):
 
 
 def parse_prepared(
-    names: Mapping[str, str], claims: Mapping[str, NodePrepareResourceResponse | None], *, share_ids: bool = True
+    names: Mapping[str, str], claims: Mapping[str, NodePrepareResourceResponse | None]
 ) -> Mapping[str, tuple[PreparedDevice, ...]]:
-    """The devices of each claim by uid; `names` are those of the claims asked for. Raises AnswerError.
-
-    Kubelets of v1beta1 skip share ids, which their messages do not have.
-    """
+    """The devices of each claim by uid; `names` are those of the claims asked for. Raises AnswerError."""
     _refuse_errors("NodePrepareResources", names, claims)
-    return {
-        uid: tuple(_parse_device(device, share_ids) for device in entry.devices) if entry else ()
-        for uid, entry in claims.items()
-    }
+    return {uid: tuple(map(_parse_device, entry.devices)) if entry else () for uid, entry in claims.items()}
 
 
 def check_unprepared(names: Mapping[str, str], claims: Mapping[str, NodeUnprepareResourceResponse | None]) -> None:
@@ -60,11 +54,11 @@ def _refuse_errors(
         raise AnswerError(f"{method} skipped {skipped} ResourceClaims")
 
 
-def _parse_device(device: Device, share_ids: bool) -> PreparedDevice:
+def _parse_device(device: Device) -> PreparedDevice:
     return PreparedDevice(
         pool=device.pool_name,
         device=device.device_name,
-        share_id=device.share_id if share_ids else None,
+        share_id=device.share_id,
         requests=tuple(device.request_names),
         cdi_ids=tuple(device.cdi_device_ids),
     )

@@ -24,7 +24,7 @@ from pydra.kubelet.pb.dra_v1 import (
 )
 from pydra_dev.kubelet.grpc_channel import WatchedChannel, settle_cancellation
 from pydra_dev.kubelet.observations import Deregistered, Registered, Report
-from pydra_dev.kubelet.plugin_acceptance import DraService, Plugin, refuse_duplicate
+from pydra_dev.kubelet.plugin_acceptance import SERVICE, Plugin, refuse_duplicate
 from pydra_dev.kubelet.plugin_answers import PreparedDevice, check_unprepared, parse_prepared
 from pydra_dev.kubelet.pod_claims import ClaimKey
 from pydra_dev.kubelet.settings import KubeletSettings, Periods
@@ -114,8 +114,7 @@ class PluginInstance:
         """The devices by claim uid; raises CallError and AnswerError."""
         request = NodePrepareResourcesRequest(claims=[_claim(claim) for claim in claims])
         answer = await self._call("NodePrepareResources", request, NodePrepareResourcesResponse)
-        names = {claim.uid: claim.name for claim in claims}
-        return parse_prepared(names, answer.claims, share_ids=self.plugin.service is DraService.V1)
+        return parse_prepared({claim.uid: claim.name for claim in claims}, answer.claims)
 
     async def unprepare(self, claims: Sequence[ClaimKey]) -> None:
         """Raises CallError and AnswerError."""
@@ -127,7 +126,7 @@ class PluginInstance:
         # The kubelet does not wait for a connection that is down: such a call fails at once.
         if not self.connected:
             raise CallError(method, "Unavailable", f"connection to {self.plugin.endpoint} is down")
-        path = f"/k8s.io.kubelet.pkg.apis.dra.{self.plugin.service.value}/{method}"
+        path = f"/k8s.io.kubelet.pkg.apis.dra.{SERVICE}/{method}"
         call: UnaryUnaryMethod[Any, Any] = UnaryUnaryMethod(self.channel, path, type(request), response)
         self._calls += 1
         try:

@@ -29,6 +29,7 @@ from pydra_dev.kubelet.observations import (
     SlicesWiped,
     Step,
 )
+from pydra_dev.kubelet.plugin_acceptance import SERVICE
 from pydra_dev.scheduler.allocator import Review
 from pydra_dev.scheduler.pools import DeviceKey
 
@@ -103,7 +104,7 @@ def describe_step(step: Step) -> Paragraph | None:  # noqa: PLR0911 - one case f
     match step:
         case Registered(plugin=plugin):
             return Paragraph(
-                headline=f"registered: driver {plugin.driver} with the kubelet, service {plugin.service.value}",
+                headline=f"registered: driver {plugin.driver} with the kubelet, service {SERVICE}",
                 details=(f"socket   {plugin.socket}", f"endpoint {plugin.endpoint}"),
             )
         case Deregistered(plugin=plugin):

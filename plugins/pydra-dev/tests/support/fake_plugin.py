@@ -146,18 +146,13 @@ class _Registration:
 
 
 class _Dra:
-    """Both versions of the service at once: their messages are the same but for the share id."""
-
     def __init__(self, plugin: FakePlugin) -> None:
         self.plugin = plugin
 
     def methods(self) -> dict[str, Method]:
         calls = {"NodePrepareResources": self.prepare, "NodeUnprepareResources": self.unprepare}
-        return {
-            f"/k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin/{name}": Method(unary=call)
-            for version in ("v1", "v1beta1")
-            for name, call in calls.items()
-        }
+        service = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
+        return {f"{service}/{name}": Method(unary=call) for name, call in calls.items()}
 
     async def prepare(self, request: bytes) -> bytes:
         plugin = self.plugin
