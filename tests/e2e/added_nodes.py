@@ -23,7 +23,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from pydra.errors import KubeError, NotFound
 from pydra.kube.api_resources import NODES, PODS, RESOURCE_SLICES, JsonObject
-from pydra_dev.kubelet.kubelet import Kubelet, build_node
+from pydra_dev.kubelet.kubelet import build_node, run_kubelet
 from pydra_dev.kubelet.observations import ContainerCreated, Step
 from pydra_dev.kubelet.settings import QUICK, KubeletSettings
 from pydra_dev.node import AgentProcess
@@ -75,7 +75,7 @@ class AddedNode:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._beat)
-                    await tasks.start(Kubelet(self._settings, client, self._report, self._stop_pod).run)
+                    await tasks.start(run_kubelet, self._settings, client, self._report, self._stop_pod)
                     await self._agent.start()
                     task_status.started()
                     await anyio.sleep_forever()

@@ -35,7 +35,7 @@ from pydra_dev.apiserver.discovery import DEFAULT_VERSION, parse_release
 from pydra_dev.apiserver.server import ApiServer
 from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.control_plane import serve_control_plane
-from pydra_dev.kubelet.kubelet import Kubelet, ignore_containers
+from pydra_dev.kubelet.kubelet import ignore_containers, run_kubelet
 from pydra_dev.kubelet.observations import Report
 from pydra_dev.kubelet.pod_workers import StopContainers
 from pydra_dev.kubelet.settings import QUICK, KubeletSettings
@@ -269,7 +269,7 @@ async def _run_kubelet(
     for directory in (node.settings.registry, f"{node.settings.root}/plugins", node.cdi_directory):
         os.makedirs(directory)
     async with anyio.create_task_group() as tasks:
-        await tasks.start(Kubelet(node.settings, node.client, report, stop_containers).run)
+        await tasks.start(run_kubelet, node.settings, node.client, report, stop_containers)
         try:
             yield node
         finally:

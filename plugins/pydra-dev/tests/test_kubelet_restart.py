@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from kubelet_world import open_world, running_plugin
-from pydra_dev.kubelet.kubelet import Kubelet
+from pydra_dev.kubelet.kubelet import run_kubelet
 from pydra_dev.kubelet.observations import PodEnded
 
 
@@ -106,4 +106,4 @@ async def test_a_damaged_checkpoint_is_not_taken_for_an_empty_one() -> None:
             await world.wait_phase("p", "Running")
         world.damage_checkpoint()
         with pytest.raises(ValueError, match="checksum does not match"):
-            await Kubelet(world.settings, world.client).run()
+            await run_kubelet(world.settings, world.client)

@@ -13,7 +13,6 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +246,7 @@ class Session:
 
     async def _start_pods(self) -> None:
         os.makedirs(self._cdi_directory)
-        self._api.create(NODES, build_node(KubeletSettings(node_name=NODE, root="", cdi_directories=()), _now()))
+        self._api.create(NODES, build_node(KubeletSettings(node_name=NODE, root="", cdi_directories=()), self._api.now))
         if getattr(self._calls.backend, "restore", None) is not None:
             await self._calls.call("restore", self._calls.backend.restore(()))
         self._publish(await self._calls.call("discover", self._calls.backend.discover()))
@@ -354,7 +353,3 @@ def _format(error: Exception) -> tuple[str, ...]:
     """The traceback without the frame that caught it."""
     below = error.__traceback__.tb_next if error.__traceback__ is not None else None
     return tuple("".join(traceback.format_exception(type(error), error, below)).splitlines())
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -26,13 +26,10 @@ from pydra_dev.container_runtime.cdi_injection import InjectionError, OciSpec, i
 from pydra_dev.container_runtime.cdi_specs import read_registry
 from pydra_dev.kubelet.device_health import HealthCache
 from pydra_dev.kubelet.observations import ContainerCreated, PodEnded, PodFailed, PodRunning, Report
-from pydra_dev.kubelet.pod_claims import explain_missing
+from pydra_dev.kubelet.pod_claims import JsonObject, explain_missing
 from pydra_dev.kubelet.preparer import CLAIM_ERRORS, ClaimPreparer
 from pydra_dev.kubelet.probes import find_probe, is_ready, read_period
 from pydra_dev.kubelet.settings import KubeletSettings
-
-JsonObject: TypeAlias = Mapping[str, Any]
-
 
 StopContainers: TypeAlias = Callable[[str], Awaitable[None]]
 """Stops what runs of a pod, as namespace/name, before its claims are unprepared."""

@@ -5,12 +5,9 @@ Other kinds of probes count as answered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import aiohttp
 
-JsonObject = Mapping[str, Any]
+from pydra_dev.kubelet.pod_claims import JsonObject
 
 
 def find_probe(container: JsonObject) -> JsonObject:

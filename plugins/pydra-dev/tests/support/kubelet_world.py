@@ -17,7 +17,7 @@ from pydra.kube.api_resources import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLI
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
 from pydra_dev.apiserver.server import ApiServer, serve_api
-from pydra_dev.kubelet.kubelet import Kubelet
+from pydra_dev.kubelet.kubelet import run_kubelet
 from pydra_dev.kubelet.observations import Step
 from pydra_dev.kubelet.settings import QUICK, KubeletSettings, Periods
 
@@ -49,7 +49,7 @@ class World:
     async def kubelet(self) -> AsyncIterator[None]:
         """A running kubelet; leaving the block stops it as a kill would, entering another is a restart."""
         async with anyio.create_task_group() as tasks:
-            await tasks.start(Kubelet(self.settings, self.client, self.report).run)
+            await tasks.start(run_kubelet, self.settings, self.client, self.report)
             try:
                 yield
             finally:
