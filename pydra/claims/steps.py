@@ -102,6 +102,7 @@ class StepRunner:
     async def _apply(self, record: Record, place: int, until: float, keep: Callable[[Record], None]) -> Record:
         step = record.claim.steps[place]
         async with self._locked(step.key, until):
+            before = record
             async with self._store:
                 others = self._index.find(step.key, but=record.claim.uid)
                 result = next((one.result for one in others if one.stage is StepStage.DONE), step.result)
@@ -112,8 +113,8 @@ class StepRunner:
             try:
                 result = await self._backend.apply(record.claim, place, until=until)
             except PydraError as error:
-                if changed_nothing(error):
-                    keep(await self._note_undone(record, place))
+                if changed_nothing(error):  # planned as before, or done, if the claim is prepared again
+                    keep(await self._note_unchanged(before, place))
                 raise
             record = _set_stage(record, place, StepStage.DONE, result)
             keep(record)
@@ -174,13 +175,15 @@ class StepRunner:
             return await self._note_undone(record, place)
 
     async def _note_undone(self, record: Record, place: int) -> Record:
-        record = _set_stage(record, place, StepStage.PLANNED, None)
+        return await self._note_unchanged(_set_stage(record, place, StepStage.PLANNED, None), place)
+
+    async def _note_unchanged(self, record: Record, place: int) -> Record:
         try:
             async with self._store:
                 await self._store.write(record, in_place=True)
         except CheckpointError as error:  # a full disk must not keep a pod from ending, and `undo` is idempotent
             self._index.note(record.claim.uid, record.claim.steps)
-            _log.warning("that step %s is undone is not recorded: %s", record.claim.steps[place].label, error)
+            _log.warning("how far step %s has come is not recorded: %s", record.claim.steps[place].label, error)
         return record
 
     @asynccontextmanager

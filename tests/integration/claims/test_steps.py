@@ -96,6 +96,20 @@ async def test_a_step_that_fails_is_undone_if_it_may_have_changed_something(
         assert node.traces() == NOTHING
 
 
+async def test_a_step_that_is_refused_when_its_claim_is_prepared_again_stays_done(tmp_path: Path) -> None:
+    node = Node(tmp_path, steps=True, durable=True)
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as agent:
+        await agent.prepare("a")
+    node.reboot()
+    async with node.running() as agent:
+        mend = fail(agent, ClaimError("the driver is still loading"), at="take slot-0", operation="apply")
+        assert isinstance((await agent.prepare("a"))[0], ClaimError)
+        mend()
+        assert await agent.unprepare("a") == [None]
+        assert node.traces() == NOTHING
+
+
 async def test_what_cannot_be_undone_now_lets_the_pod_end_and_is_undone_later(tmp_path: Path) -> None:
     node = two_claims(tmp_path)
     async with node.running() as agent:
