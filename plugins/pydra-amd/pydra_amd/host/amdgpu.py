@@ -127,8 +127,11 @@ def _list_functions(tree: Tree) -> Iterator[str]:
 
 
 def _read_cards(tree: Tree) -> Iterator[tuple[int, int]]:
-    """The number of each render node and of the card node beside it. Partitions but the first are platform devices."""
-    platform = (name for name in tree.names(tree.sys("devices/platform")) if name.startswith("amdgpu_xcp_"))
+    """The number of each render node and of the card node beside it. Partitions but the first are platform devices.
+
+    They are `amdgpu_xcp_0`; in kernels before the change of April 2024 to amdgpu_xcp_drv.c `amdgpu_xcp.0`.
+    """
+    platform = (name for name in tree.names(tree.sys("devices/platform")) if re.match(r"amdgpu_xcp[._]", name))
     functions = (f"{BOUND}/{address}" for address in _list_functions(tree))
     for folder in (*functions, *(f"devices/platform/{name}" for name in platform)):
         if numbers := _read_numbers(tree, folder):

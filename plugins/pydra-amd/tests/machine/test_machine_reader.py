@@ -215,6 +215,14 @@ def test_a_gpu_some_of_whose_partitions_kfd_does_not_show_has_the_others(tmp_pat
     assert (len(found.devices), found.unreadable) == (63, ())
 
 
+def test_partitions_are_there_whatever_the_kernel_calls_their_platform_devices(tmp_path: Path) -> None:
+    tree = open_tree(tmp_path, "mi300x-8-cpx")
+    before = publish(HardwareReader(tree))
+    for one in Path(tree.sys("devices/platform")).glob("amdgpu_xcp_*"):
+        one.rename(one.with_name(one.name.replace("xcp_", "xcp.")))  # as older kernels have it
+    assert publish(HardwareReader(tree)) == before
+
+
 @pytest.mark.parametrize(
     ("scenario", "node", "render", "told"),
     [
