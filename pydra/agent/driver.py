@@ -329,6 +329,7 @@ class DriverService:
             store=self._store,
             backend=self._supervisor,
             plans=Method.PLAN in self._facts.methods,
+            reads_held=self._facts.reads_held,
             one_pod=self._facts.one_pod,
             cdi=self._cdi,
             metadata=self._metadata,

@@ -109,6 +109,7 @@ class _Work(msgspec.Struct, kw_only=True, eq=False):
 class ClaimPreparer:
     """Prepares and unprepares the claims of one driver. Ending the event loop at any moment is as safe as a crash.
 
+    `reads_held`: the backend gets every record that changes.
     `writes_metadata`: claims that are prepared from now on get metadata files. Those that have them keep them.
     `one_pod`: a claim can be used by one pod only, which the backend is given.
     `conflict` is set when a claim is refused since another one, which may be gone from the API, holds its device;
@@ -124,6 +125,7 @@ class ClaimPreparer:
         store: RecordStore,
         backend: BackendSupervisor,
         plans: bool,
+        reads_held: bool,
         one_pod: bool = False,
         cdi: CdiStore,
         metadata: MetadataStore,
@@ -159,7 +161,7 @@ class ClaimPreparer:
         self._steps = StepRunner(
             store, backend, self._step_index, lambda claim, names: may_meet(names, claim, self._published)
         )
-        store.follow(self._note_record, own=plans)  # what a backend without plans holds is noted before it is written
+        store.follow(self._note_record, own=reads_held)  # else only devices in use, which are noted before a write
 
     def set_published(self, published: Published) -> None:
         """Set what this node publishes; called by the inventory loop."""

@@ -1,5 +1,7 @@
 """The board of `board`, of whose devices it says something in the claims' status.
 
+It has `restore` and no `plan`, and reads from the agent which claims are held.
+
 Below `$BOARD_DIRECTORY`:
 
     addresses.json          the address that a claim's devices have now, by the claim's uid; absent: none
@@ -9,14 +11,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import Any
 
 from msgspec.structs import replace
 
-from pydra import Claim, ClaimDeviceStatus, Condition, DeviceStatus, Inventory, NetworkData, PreparedDevice
+from pydra import (
+    Claim,
+    ClaimDeviceStatus,
+    Condition,
+    DeviceStatus,
+    HeldClaim,
+    Inventory,
+    NetworkData,
+    PreparedDevice,
+    held_claims,
+)
 
 board: Any = import_module("board")
 CONFIG_TYPES, DRIVER = board.CONFIG_TYPES, board.DRIVER
@@ -29,6 +41,10 @@ async def connect() -> AsyncIterator[object]:
     yield sys.modules[__name__]
 
 
+async def restore(held: Sequence[HeldClaim]) -> None:
+    """End nothing."""
+
+
 async def discover() -> Inventory:
     found: Inventory = await board.discover()
     return replace(found, claim_statuses=tuple(read_addresses()))
@@ -39,9 +55,9 @@ def read_addresses() -> Iterator[ClaimDeviceStatus]:
     for uid, address in json.loads(path.read_bytes()).items() if path.exists() else ():
         network = NetworkData(interface_name="net1", ips=(address,))
         status = DeviceStatus(conditions=(READY,), network_data=network)
-        for device in sorted(one.parent.name for one in (board.board() / "held").glob(f"*/{uid}")):
+        for device in [device for one in held_claims() if one.claim.uid == uid for device in one.claim.devices]:
             warning = f"{address} is for documentation only" if address.startswith("2001:db8:") else ""
-            yield ClaimDeviceStatus(claim_uid=uid, device=device, status=status, warning=warning)
+            yield ClaimDeviceStatus(claim_uid=uid, device=device.device, status=status, warning=warning)
 
 
 async def prepare(claim: Claim) -> list[PreparedDevice]:

@@ -334,6 +334,7 @@ class Node:
             store=store,
             backend=cast("BackendSupervisor", hardware),
             plans=self.plans,
+            reads_held=self.plans,
             one_pod=self.one_pod,
             cdi=cdi,
             metadata=metadata,
