@@ -157,13 +157,14 @@ class KubeClient:
     ) -> JsonObject:
         """Return one object.
 
-        `deadline`, in seconds, replaces `retry_for`; the error is the last one of the API server or the connection.
+        `deadline`, in seconds, replaces `retry_for` (0: one attempt, as long as any); the error is the last one of the
+        API server or the connection.
         """
         path = build_path(resource, namespace=namespace, name=name)
         attempt = partial(self._request, "get", resource, path, decode=partial(decode_object, kind=resource.kind))
         began = time.monotonic()
         try:  # like _read, without one more call for each claim
-            return await attempt(seconds=deadline)
+            return await attempt(seconds=deadline or None)  # to aiohttp, 0 is no limit
         except Unavailable as error:
             return await self._repeat(error, attempt, began, deadline)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import pytest
 
 from pydra.errors import Conflict, Gone, Invalid, KubeError, NotFound, Unavailable
@@ -186,15 +187,19 @@ async def test_a_write_is_never_repeated(api_server: ApiHandle) -> None:
     assert server.requests.count("create", "deviceclasses") == 1
 
 
-async def test_a_server_that_is_silent_is_unavailable_after_the_deadline(api_server: ApiHandle) -> None:
+@pytest.mark.parametrize("deadline", [None, 0], ids=["repeated", "once"])
+async def test_a_server_that_is_silent_is_unavailable_after_the_deadline(
+    api_server: ApiHandle, deadline: float | None
+) -> None:
     server = api_server.embedded
     recorder = Recorder()
     async with open_client(api_server, deadline=0.05, retry_for=0.0, report=recorder) as client:
         with (
             server.faults.frozen(),
             pytest.raises(Unavailable, match=r"timed out after 0\.05 s waiting for http") as caught,
+            anyio.fail_after(30),
         ):
-            await client.get(NAMESPACES, "default")
+            await client.get(NAMESPACES, "default", deadline=deadline)
     assert caught.value.status == 0
     assert [event.status for event in recorder.of(RequestDone)] == [0]
 
