@@ -1,14 +1,20 @@
-"""How messages say "did you mean", and how they write seconds."""
+"""How messages say "did you mean", and how they write seconds and long lists."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def format_seconds(seconds: float) -> str:
     """Format seconds for messages: `40` for 39.98, `0.3`."""
     return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
+
+
+def list_names(names: Sequence[str], most: int = 4) -> str:
+    """Return `a, b, c and 24 more`."""
+    left = len(names) - most
+    return ", ".join(names[:most]) + (f" and {left} more" if left > 0 else "")
 
 
 def find_similar(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:

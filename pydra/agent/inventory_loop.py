@@ -20,10 +20,11 @@ from pydra.errors import BackendError, PydraError
 from pydra.inventory.build_pool import Published, build_pool, stale_key
 from pydra.inventory.health_debounce import HealthPolicy, Snapshot, mark_unavailable, observe
 from pydra.inventory.numa_nodes_and_overhead import Additions, add_to_inventory
+from pydra.message_text import list_names
 
 _log = logging.getLogger(__name__)
 FIRST_RETRY = 1.0
-_SHOWN = 3
+NAMES_SHOWN = 3
 _HINTS = 20
 _HINT_SECONDS = 10.0
 
@@ -178,7 +179,7 @@ class InventoryLoop:
         for line in list_by_message(one for one in unhealthy if before.get(one.device) != one.message):
             _log.warning("unhealthy: %s", line)
         if recovered := [name for name in before if name not in self._unhealthy]:
-            _log.info("no longer unhealthy: %s", list_names(recovered))
+            _log.info("no longer unhealthy: %s", list_names(recovered, NAMES_SHOWN))
 
     def _log_unreadable(self, unreadable: Sequence[str]) -> None:
         for text in unreadable:
@@ -205,10 +206,4 @@ def list_by_message(devices: Iterable[DeviceHealth]) -> Iterator[str]:
     for one in devices:
         names.setdefault(one.message, []).append(one.device)
     for message, those in names.items():
-        yield f"{list_names(those)}: {message or 'the backend gives no reason'}"
-
-
-def list_names(names: list[str]) -> str:
-    """Return `a, b, c and 24 more`."""
-    left = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {left} more" if left > 0 else "")
+        yield f"{list_names(those, NAMES_SHOWN)}: {message or 'the backend gives no reason'}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from pydra.agent.inventory_loop import DevicesStale, list_by_message, list_names
+from pydra.agent.inventory_loop import NAMES_SHOWN, DevicesStale, list_by_message
 from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,
@@ -32,6 +32,7 @@ from pydra.kube.informer import WatchFailed
 from pydra.kubelet.health_service import HealthStreams
 from pydra.kubelet.plugin import Serving, Stopped, Waiting
 from pydra.kubelet.registration import Registered, RegistrationRefused
+from pydra.message_text import list_names
 from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import Tracer
 from pydra.slices.foreign_slices import ForeignSlices
@@ -282,7 +283,7 @@ class Reports:
         for line in list_by_message(fallen):
             self._record_event(self._node, "DeviceUnhealthy", f"driver {self._driver}: {line}", "Discover")
         if recovered:
-            note = f"driver {self._driver}: {list_names(recovered)}"
+            note = f"driver {self._driver}: {list_names(recovered, NAMES_SHOWN)}"
             self._record_event(self._node, "DeviceHealthy", note, "Discover", warning=False)
         self._unhealthy = unhealthy
 

@@ -13,7 +13,7 @@ from enum import Enum
 import msgspec
 
 from pydra.backends.wire import Method
-from pydra.message_text import format_seconds
+from pydra.message_text import format_seconds, list_names
 
 _REPORT_OUTPUT = 16 * 1024
 
@@ -115,8 +115,7 @@ def diagnose(ending: Ending) -> Diagnosis:
     place = find_wait(ending.where) or (find_place(ending.output) if ending.cause is not Cause.GARBLED else "")
     hints = is_in_wait_changed(ending)
     calls = [call for call in ending.calls if (call.method is Method.WAIT_CHANGED) is hints]
-    during = ", ".join(f"{call} ({call.elapsed:.1f} s)" for call in calls[:3])
-    during += f" and {len(calls) - 3} more" if len(calls) > 3 else ""
+    during = list_names([f"{call} ({call.elapsed:.1f} s)" for call in calls], 3)
     brief = f"its process {what}" + (f" at {place}" if place else "")
     line = brief + (f" during {during}" if during else "")
     return Diagnosis(

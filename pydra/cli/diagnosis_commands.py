@@ -14,11 +14,12 @@ from pydra.cli.output import Table, print_findings, print_json, print_tables
 from pydra.cli.settings_sources import read_node_settings
 from pydra.diagnosis.findings import Finding, has_problems
 from pydra.errors import ClaimError, SettingsError
+from pydra.message_text import list_names
 
 if TYPE_CHECKING:
     from pydra.diagnosis.checkpoint_records import ClaimRecord
     from pydra.diagnosis.cluster_reader import EventLine
-    from pydra.diagnosis.explain_claim import Review
+    from pydra.diagnosis.explain_claim import Judgements, Review
 
 EXIT_CODES = """\
 exit codes:
@@ -132,17 +133,13 @@ def _explain_claim(parsed: argparse.Namespace) -> int:
         for one in report.devices
     ]
     columns = ("request", "driver", "pool", "device", "slice", "taints", "CDI")
-    reviews = [(one.request, one.node, _list_some(one.devices), one.reason or "available") for one in report.reviews]
+    reviews = [(one.request, one.node, list_names(one.devices), one.reason or "available") for one in report.reviews]
     print_tables(
         Table(columns, devices, "devices:"),
         Table(("request", "node", "devices", "why not"), reviews, "what a scheduler would find now:"),
         _build_events(report.events),
     )
     return 1 if has_problems(report.findings) else 0
-
-
-def _list_some(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _load_review() -> Review | None:
@@ -153,18 +150,12 @@ def _load_review() -> Review | None:
         from pydra_dev.scheduler.scheduler import review_objects  # noqa: PLC0415
     except ModuleNotFoundError:
         return None
-    from pydra.diagnosis.explain_claim import Judgement, Judgements  # noqa: PLC0415
 
     def review(claim: dict[str, Any], **objects: Any) -> Judgements:
         try:
-            found = review_objects(claim, **objects)
+            return review_objects(claim, **objects)
         except (AllocationError, StatusError) as error:
             raise ClaimError(str(error)) from error
-        devices = (
-            Judgement(request=one.request, device=one.device[-1], reason=one.reason, values=one.values)
-            for one in found.devices
-        )
-        return Judgements(devices=tuple(devices), problem=found.problem)
 
     return review
 

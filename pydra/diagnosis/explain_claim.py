@@ -54,22 +54,24 @@ class DeviceReview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scheduler says of one device for one request; the reason is empty if it is available.
+    """What a scheduler says of one device, by driver, pool and name, for one request.
 
-    `values` is what the device has of that which decides.
+    The reason why the request does not have it is empty if it is `picked`, or available. `values` is what the device
+    has of that which decides.
     """
 
     request: str
-    device: str
+    device: tuple[str, str, str]
     reason: str
+    picked: bool = False
     values: str = ""
 
 
 class Judgements(msgspec.Struct, frozen=True, kw_only=True):
     """Those of all devices that a node reaches; `problem` says why the claim cannot be allocated there."""
 
-    devices: tuple[Judgement, ...]
-    problem: str
+    devices: tuple[Judgement, ...] = ()
+    problem: str = ""
 
 
 class Review(Protocol):
@@ -362,7 +364,7 @@ def _group_judgements(node: str, judgements: Iterable[Judgement]) -> Iterator[De
         why = (
             f"{reason} ({'; '.join(values[:_VALUES])}{'; ...' if len(values) > _VALUES else ''})" if values else reason
         )
-        yield DeviceReview(request=request, node=node, devices=tuple(one.device for one in found), reason=why)
+        yield DeviceReview(request=request, node=node, devices=tuple(one.device[-1] for one in found), reason=why)
 
 
 def _find_refusal(node: JsonObject, pods: Sequence[JsonObject]) -> str:

@@ -10,6 +10,7 @@ from pydra.diagnosis.cluster_reader import EventLine, Reader
 from pydra.diagnosis.findings import Finding, Level
 from pydra.kube.api_resources import NODES, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
 from pydra.kube.client import KubeClient
+from pydra.message_text import list_names
 
 _TAINTS = {
     "unhealthy": "the backend reports the device as unhealthy: the Event DeviceUnhealthy of the node says why",
@@ -166,7 +167,7 @@ def judge_taints(devices: Iterable[PublishedDevice]) -> Iterator[Finding]:
         for taint in one.taints:
             tainted.setdefault((one.driver, taint, one.rules.get(taint, "")), []).append(one.device)
     for (driver, taint, rule), names in sorted(tainted.items()):
-        found = f"{_list_names(names)}: tainted {taint}"
+        found = f"{list_names(names, 8)}: tainted {taint}"
         yield Finding(subject="taints", level=Level.PROBLEM, found=found, advice=_advise(driver, taint, rule))
 
 
@@ -201,7 +202,3 @@ def _judge(pools: Sequence[PublishedPool], devices: Sequence[PublishedDevice]) -
 def _format_taint(taint: JsonObject) -> str:
     value = f"={taint['value']}" if taint.get("value") else ""
     return f"{taint['key']}{value}:{taint['effect']}"
-
-
-def _list_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pydra.diagnosis.explain_claim import Judgement
 from pydra_dev.container_runtime.cdi_injection import OciDevice, OciSpec
 from pydra_dev.container_runtime.cdi_specs import Hook, IntelRdt, Mount, NetDevice
 from pydra_dev.kubelet.observations import (
@@ -39,7 +40,6 @@ from pydra_dev.output.descriptions import (
     render,
     shorten,
 )
-from pydra_dev.scheduler.allocator import Review
 
 PLUGIN = Plugin(driver="gpu.example.com", socket="/r/reg.sock", endpoint="/p/dra.sock")
 
@@ -162,8 +162,8 @@ def test_an_allocation_names_each_request_and_its_device() -> None:
 
 
 def test_the_devices_that_a_claim_did_not_get_are_told_by_their_reason() -> None:
-    def review(device: str, reason: str, *, picked: bool = False) -> Review:
-        return Review("default/c", "r", ("d", "p", device), reason, picked)
+    def review(device: str, reason: str, *, picked: bool = False) -> Judgement:
+        return Judgement(request="r", device=("d", "p", device), reason=reason, picked=picked)
 
     reviews = [
         review("a", "", picked=True),

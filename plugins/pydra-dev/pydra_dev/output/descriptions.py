@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from pydra.message_text import suggest
+from pydra.diagnosis.explain_claim import Judgement
+from pydra.message_text import list_names, suggest
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.container_runtime.cdi_injection import OciSpec
 from pydra_dev.container_runtime.cdi_specs import Hook, Mount
@@ -30,7 +31,6 @@ from pydra_dev.kubelet.observations import (
     Step,
 )
 from pydra_dev.kubelet.plugin_acceptance import SERVICE
-from pydra_dev.scheduler.allocator import Review
 from pydra_dev.scheduler.pools import DeviceKey
 
 LONG, SHOWN = 6, 3
@@ -255,9 +255,9 @@ class Refusal(msgspec.Struct, frozen=True):
     devices: tuple[DeviceKey, ...]
 
 
-def group_refusals(reviews: Iterable[Review]) -> tuple[Refusal, ...]:
+def group_refusals(reviews: Iterable[Judgement]) -> tuple[Refusal, ...]:
     """Why a claim did not get the devices that were not picked, by request and reason."""
-    groups: dict[tuple[str, str], list[Review]] = {}
+    groups: dict[tuple[str, str], list[Judgement]] = {}
     for review in reviews:
         if not review.picked:
             reason = review.reason or "free too, but the first that fits is taken"
@@ -268,26 +268,18 @@ def group_refusals(reviews: Iterable[Review]) -> tuple[Refusal, ...]:
     )
 
 
-def explain_refusal(reason: str, reviews: Iterable[Review]) -> str:
+def explain_refusal(reason: str, reviews: Iterable[Judgement]) -> str:
     """The reason that these have, with the values of their devices."""
     values = list(dict.fromkeys(one.values for one in reviews if one.values))
-    return f"{reason} ({_list_some(values)})" if values else reason
+    return f"{reason} ({list_names(values)})" if values else reason
 
 
-def describe_others(reviews: Sequence[Review]) -> tuple[str, ...]:
+def describe_others(reviews: Sequence[Judgement]) -> tuple[str, ...]:
     """Why a claim did not get the other devices, one line for each reason."""
     return tuple(
-        f"not {_list_some([device for *_, device in one.devices])}: request {one.request}: {one.reason}"
+        f"not {list_names([device for *_, device in one.devices])}: request {one.request}: {one.reason}"
         for one in group_refusals(reviews)
     )
-
-
-_MOST_NAMES = 4
-
-
-def _list_some(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names) if more <= 0 else f"{', '.join(names[:_MOST_NAMES])} and {more} more"
 
 
 def describe_cdi_spec(path: str, content: bytes) -> Paragraph:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from pydra.diagnosis.explain_claim import Judgements
 from pydra.errors import SettingsError
 from pydra_dev.api.errors import StatusError
 from pydra_dev.api.kinds import DEVICE_TAINT_RULES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
@@ -30,7 +31,7 @@ from pydra_dev.page.view import (
     build_device_page,
     build_shown_pools,
 )
-from pydra_dev.scheduler.allocator import AllocationError, Reviews
+from pydra_dev.scheduler.allocator import AllocationError
 from pydra_dev.scheduler.pools import DeviceKey
 from pydra_dev.scheduler.scheduler import SliceReader, read_claims_in_use, review_claim
 
@@ -114,7 +115,7 @@ class Operations:
         try:
             reviews = review_claim(self._api, obj, self._node.settings.node_name)
         except AllocationError as error:
-            reviews = Reviews(problem=str(error))
+            reviews = Judgements(problem=str(error))
         (claim,) = (one for one in self._build_claims() if (one.namespace, one.name) == (namespace, name))
         call = self._calls.get(full_name(obj))
         found = read_specs(self._node.cdi_directory, call.cdi_ids if call is not None else ())

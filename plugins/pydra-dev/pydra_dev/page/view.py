@@ -12,13 +12,13 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from pydra.diagnosis.explain_claim import Judgements
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.pod_fields import claim_names
 from pydra_dev.api.quantity import format_like
 from pydra_dev.apiserver.tables import describe_claim, describe_pod
 from pydra_dev.kubelet.observations import Called
 from pydra_dev.output.descriptions import Refusal, describe_step, full_name, group_refusals, read_values
-from pydra_dev.scheduler.allocator import Reviews
 from pydra_dev.scheduler.device_accounting import DeviceAccounting, InUse, count_left
 from pydra_dev.scheduler.pools import Candidate, CounterKey, DeviceKey, NamedSlice, PoolView, build_pools
 from pydra_dev.scheduler.taints import find_blocking_taint, format_taint
@@ -237,7 +237,7 @@ def _build_pod(pod: JsonObject) -> Pod:
     )
 
 
-def build_claim_page(claim: Claim, obj: JsonObject, reviews: Reviews) -> ClaimPage:
+def build_claim_page(claim: Claim, obj: JsonObject, reviews: Judgements) -> ClaimPage:
     """A claim with the scheduler's reviews of every device, as it would decide now."""
     results = tuple(_list_results(obj))
     others = [one for one in reviews.devices if (one.request, one.device) not in results]

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 
-import msgspec
-
+from pydra.diagnosis.explain_claim import Judgement, Judgements
 from pydra_dev.api import schema
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.quantity import parse_quantity
@@ -16,7 +15,7 @@ from pydra_dev.scheduler.device_accounting import InUse, Wish
 from pydra_dev.scheduler.pools import Candidate, DeviceKey, NamedSlice, build_pools
 from pydra_dev.scheduler.search import DEFAULT_FEATURES, AllocationError, Features, NamedClaim, Search
 
-__all__ = ["AllocationError", "InUse", "NamedClaim", "Review", "Reviews", "allocate", "read_in_use", "review_devices"]
+__all__ = ["AllocationError", "InUse", "NamedClaim", "allocate", "read_in_use", "review_devices"]
 
 
 def read_in_use(statuses: Iterable[schema.ClaimStatus]) -> InUse:
@@ -66,27 +65,6 @@ def allocate(
     )
 
 
-class Review(msgspec.Struct, frozen=True):
-    """Why a request does not have a device; empty: it has it, or would have it if it needed one more.
-
-    `values` is what the device has of that which the selector reads that does not select it.
-    """
-
-    claim: str
-    request: str
-    device: DeviceKey
-    reason: str
-    picked: bool
-    values: str = ""
-
-
-class Reviews(msgspec.Struct, frozen=True):
-    """What is against each device for each request; `problem` says why the claims cannot be allocated together."""
-
-    devices: tuple[Review, ...] = ()
-    problem: str = ""
-
-
 def review_devices(
     claims: Sequence[NamedClaim],
     *,
@@ -95,7 +73,7 @@ def review_devices(
     classes: Mapping[str, schema.ClassSpec],
     in_use: InUse,
     features: Features = DEFAULT_FEATURES,
-) -> Reviews:
+) -> Judgements:
     """For each request, or each of its alternatives, every device that the node reaches; raises AllocationError.
 
     A reason is what is against the device beside what the search has picked; without a solution it has picked nothing.
@@ -109,15 +87,15 @@ def review_devices(
         for wish in wishes
         for one in search.candidates
     )
-    return Reviews(found, problem)
+    return Judgements(devices=found, problem=problem)
 
 
-def _review(search: Search, wish: Wish, candidate: Candidate, *, is_picked: bool) -> Review:
+def _review(search: Search, wish: Wish, candidate: Candidate, *, is_picked: bool) -> Judgement:
     reason = "" if is_picked else search.find_obstacle(wish, candidate)
     mismatch = search.selection.find_mismatch(wish, candidate)
     is_mismatch = mismatch is not None and mismatch.text == reason
     values = search.selection.describe_values(wish, candidate) if is_mismatch else ""
-    return Review(search.claims[wish.claim].name, wish.name, candidate.key, reason, is_picked, values)
+    return Judgement(request=wish.name, device=candidate.key, reason=reason, picked=is_picked, values=values)
 
 
 def _explain(search: Search) -> str:

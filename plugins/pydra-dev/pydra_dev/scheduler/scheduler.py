@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
+from pydra.diagnosis.explain_claim import Judgements
 from pydra_dev.api import schema
 from pydra_dev.api.errors import JsonObject, attempt
 from pydra_dev.api.feature_gates import ALLOCATABLE, GROUPS, LISTS
@@ -35,7 +36,6 @@ from pydra_dev.scheduler.allocator import (
     AllocationError,
     InUse,
     NamedClaim,
-    Reviews,
     allocate,
     read_in_use,
     review_devices,
@@ -312,7 +312,7 @@ class Scheduler:
         return status is not before
 
 
-def review_claim(api: Api, claim: JsonObject, node: str) -> Reviews:
+def review_claim(api: Api, claim: JsonObject, node: str) -> Judgements:
     """Why each device that the node reaches is the claim's or not, if the claim were allocated now.
 
     Raises AllocationError for a mistake in the claim or its class.
@@ -338,7 +338,7 @@ def review_objects(
     classes: Iterable[JsonObject],
     rules: Iterable[JsonObject] = (),
     features: Features = ALL_LISTS,
-) -> Reviews:
+) -> Judgements:
     """Do the same for objects of any cluster; raises StatusError, too, for one that cannot be read."""
     others = [one for one in claims if one["metadata"]["uid"] != claim["metadata"]["uid"]]
     return review_devices(
