@@ -52,10 +52,7 @@ _EXTENDED_RESOURCES = (1, 36)
 _GATE_ADVICE = "enable it on API servers and schedulers if a backend needs it: docs/install.md, feature gates"
 
 
-_PROBE = "doctor.pydra.example"
-"""The driver in a slice that the API server is only asked about (dryRun)."""
-
-_TAINT = Taint(key=f"{_PROBE}/probe", effect=TaintEffect.NO_SCHEDULE)
+_TAINT = Taint(key="doctor.pydra.example/probe", effect=TaintEffect.NO_SCHEDULE)
 
 
 _PARTITION = CounterConsumption(counter_set="c", counters={"slots": "1"})
@@ -92,8 +89,11 @@ _PROBES: tuple[tuple[str, str, Device], ...] = (
 """Devices that need one feature gate each."""
 
 
-async def judge_cluster(client: KubeClient, settings: Settings) -> tuple[str | None, Sequence[Finding]]:
-    """Return the container runtime of the node, None if that is not known, and what is wrong in the cluster."""
+async def judge_cluster(client: KubeClient, settings: Settings, *, driver: str) -> tuple[str | None, Sequence[Finding]]:
+    """Return the container runtime of the node, None if that is not known, and what is wrong in the cluster.
+
+    Feature gates are found out by slices of this driver (dryRun): the slice policy lets an agent ask about no others.
+    """
     version = await check_server(client)
     findings = [Finding(subject="API server", level=Level.OK, found=f"Kubernetes {version}")]
     runtime: str | None = None
@@ -114,7 +114,7 @@ async def judge_cluster(client: KubeClient, settings: Settings) -> tuple[str | N
     answers = await asyncio.gather(*(_review(client, *one) for one in asked))
     findings += _judge_access(answers)
     findings.append(await _judge_clock(client))
-    findings += await asyncio.gather(*(_probe_gate(client, settings, *probe) for probe in _PROBES))
+    findings += await asyncio.gather(*(_probe_gate(client, settings.node_name, driver, probe) for probe in _PROBES))
     return runtime, findings
 
 
@@ -190,16 +190,17 @@ async def _judge_clock(client: KubeClient) -> Finding:
     return Finding(subject="clock", level=Level.OK, found="agrees with the API server's")
 
 
-async def _probe_gate(client: KubeClient, settings: Settings, gate: str, what: str, device: Device) -> Finding:
+async def _probe_gate(client: KubeClient, node: str, driver: str, probe: tuple[str, str, Device]) -> Finding:
     """Ask the API server what it would store of a slice that needs the gate, in each form that a release has."""
+    gate, what, device = probe
     counters = _COUNTERS if device.consumes_counters else ()
     partition_type = "type" if gate == PARTITION_TYPE else ""
-    pool = Pool(name="p", devices=(device,), counter_sets=counters, partition_type=partition_type)
+    pool = Pool(name=node, devices=(device,), counter_sets=counters, partition_type=partition_type)
     off: set[str] = set()
     new = {""}
     try:
         while new and gate not in off:
-            wanted = build_wanted(reduce_pool(pool, off).pool, driver=_PROBE, node=settings.node_name)
+            wanted = build_wanted(reduce_pool(pool, off).pool, driver=driver, node=node)
             body = plan_slices(wanted, ()).creates[-1].body
             answer = await client.create(RESOURCE_SLICES, body, dry_run=True)
             new = set(name_gates(body["spec"], answer.get("spec") or {})) - off

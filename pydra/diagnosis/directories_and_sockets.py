@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -25,11 +25,10 @@ def judge_directories_and_sockets(settings: Settings, drivers: Collection[str]) 
     """Yield how the directories are, and the sockets of these drivers. Blocks."""
     root = "run the agent as root, and give its container the host's directory writable"
     kubelet = f"does the kubelet run, and is its --root-dir {settings.kubelet_root}? Set kubeletRoot if not"
-    plugins = os.path.dirname(settings.plugin_directory("-"))
     for subject, path, advice in (
         ("registry", settings.registry_directory, kubelet),
-        ("plugins", plugins, kubelet),
-        ("records", settings.records_dir, ""),
+        *(("plugins", path, kubelet) for path in _find_writable(settings.plugin_directory, drivers)),
+        *(("records", path, "") for path in _find_writable(settings.records_directory, drivers)),
         ("CDI", settings.cdi_dir, ""),
     ):
         yield _judge_directory(subject, path, absent=advice, denied=root)
@@ -38,6 +37,12 @@ def judge_directories_and_sockets(settings: Settings, drivers: Collection[str]) 
     yield from _judge_files(settings.cdi_dir)
     for driver in sorted(drivers):
         yield from _judge_sockets(settings, driver)
+
+
+def _find_writable(directory_of: Callable[[str], str], drivers: Collection[str]) -> Sequence[str]:
+    """Return the drivers' directories, all that the agent's pod can write to; the one above where there are none."""
+    own = [path for path in map(directory_of, sorted(drivers)) if os.path.isdir(path)]
+    return own or [os.path.dirname(directory_of("-"))]
 
 
 def _judge_directory(subject: str, path: str, *, absent: str, denied: str) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -32,12 +32,15 @@ async def examine_node(settings: Settings) -> Examination:
     """Look at the agent, the directories, the runtime and the API server. Nothing is changed."""
     agent = await asyncio.to_thread(read_agent, settings)
     findings = [*judge_agent(agent), *await asyncio.to_thread(judge_backends, settings, os.environ)]
-    findings += await asyncio.to_thread(_judge_places, settings, agent)
+    drivers, unread = await asyncio.to_thread(_find_drivers, settings, agent)
+    findings += [*unread, *await asyncio.to_thread(judge_directories_and_sockets, settings, drivers)]
+    findings += await asyncio.to_thread(_judge_left_over, settings) if not unread else ()
     findings += await judge_files(settings)
     runtime: str | None = None
     try:
         async with open_cluster(settings) as client:
-            runtime, found = await judge_cluster(client, settings)
+            driver = min(agent.drivers or drivers, default="doctor.pydra.example")
+            runtime, found = await judge_cluster(client, settings, driver=driver)
             findings += found
             findings += [await judge_pool(client, settings, driver) for driver in sorted(agent.drivers)]
     except PydraError as error:
@@ -47,13 +50,13 @@ async def examine_node(settings: Settings) -> Examination:
     return Examination(node=settings.node_name, findings=tuple(findings))
 
 
-def _judge_places(settings: Settings, agent: AgentState) -> Sequence[Finding]:
+def _find_drivers(settings: Settings, agent: AgentState) -> tuple[Collection[str], Sequence[Finding]]:
+    """Return the drivers that the agent serves or that have records here, and why the latter cannot be read."""
     try:
-        drivers = {*find_drivers(settings), *agent.drivers, *settings.drivers.values()}
+        return {*find_drivers(settings), *agent.drivers, *settings.drivers.values()}, ()
     except PydraError as error:
         denied = Finding(subject="records", level=Level.UNKNOWN, found=str(error), advice="run it as root")
-        return (denied, *judge_directories_and_sockets(settings, agent.drivers))
-    return (*judge_directories_and_sockets(settings, drivers), *_judge_left_over(settings))
+        return agent.drivers, (denied,)
 
 
 def _judge_left_over(settings: Settings) -> Sequence[Finding]:

@@ -354,10 +354,11 @@ class Node:
         finally:
             self._portal.call(self.server.faults.thaw)
 
-    def start_relay(self) -> str:
-        """The kubeconfig of a relay in front of the API server, which puts unreadable bytes into its answers."""
+    def start_relay(self, asked: bytearray | None = None) -> str:
+        """The kubeconfig of a relay to the API server: it puts unreadable bytes into answers, and notes requests."""
+        asked = bytearray() if asked is None else asked
         port = self.server.url.rpartition(":")[2]
-        relay = self._stack.enter_context(self._portal.wrap_async_context_manager(serve_relay(int(port))))
+        relay = self._stack.enter_context(self._portal.wrap_async_context_manager(serve_relay(int(port), asked)))
         kubeconfig = self.root / "kubeconfig-relay"
         kubeconfig.write_text(self.server.kubeconfig.read_text().replace(f":{port}", f":{relay}"))
         return str(kubeconfig)

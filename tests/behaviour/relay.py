@@ -16,14 +16,17 @@ _REPLACED = {NOT_UTF8.encode(): b"\xe9" * 6, UNPAIRED_SURROGATE.encode(): b"\\ud
 
 
 @asynccontextmanager
-async def serve_relay(port: int) -> AsyncIterator[int]:
-    """Relay connections to this port of the loopback interface inside the block; yields the port to connect to."""
+async def serve_relay(port: int, asked: bytearray) -> AsyncIterator[int]:
+    """Relay connections to this port of the loopback interface inside the block; yields the port to connect to.
+
+    What clients send is added to `asked`.
+    """
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
 
     async def serve(client: SocketStream) -> None:
         async with client, await anyio.connect_tcp("127.0.0.1", port) as server, anyio.create_task_group() as tasks:
-            tasks.start_soon(_copy, client, server, tasks.cancel_scope)
-            tasks.start_soon(_copy, server, client, tasks.cancel_scope)
+            tasks.start_soon(_copy, client, server, tasks.cancel_scope, asked)
+            tasks.start_soon(_copy, server, client, tasks.cancel_scope, bytearray())
 
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, serve)
@@ -31,9 +34,10 @@ async def serve_relay(port: int) -> AsyncIterator[int]:
         tasks.cancel_scope.cancel()
 
 
-async def _copy(source: SocketStream, target: SocketStream, scope: CancelScope) -> None:
+async def _copy(source: SocketStream, target: SocketStream, scope: CancelScope, seen: bytearray) -> None:
     try:
         async for chunk in source:
+            seen += chunk
             for marker, content in _REPLACED.items():
                 chunk = chunk.replace(marker, content)  # noqa: PLW2901 - one after the other
             await target.send(chunk)

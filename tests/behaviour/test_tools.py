@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -291,7 +292,7 @@ def test_the_doctor_finds_nothing_wrong_with_a_node_that_works(tool: Tool, quiet
     said = {one["subject"]: one["found"] for one in report["findings"] if one["level"] == "ok"}
     assert said["agent"] == f"ready, and serves {DRIVER}"
     assert said["clock"] == "agrees with the API server's"
-    assert said["records"] == str(quiet.root / "run")
+    assert (said["plugins"], said["records"]) == (str(quiet.plugins / DRIVER), str(quiet.root / "run" / DRIVER))
     assert said["access"] == "has all permissions that the agent needs"
     gates = {one["found"] for one in report["findings"] if one["subject"] == "gate"}
     assert {
@@ -301,6 +302,14 @@ def test_the_doctor_finds_nothing_wrong_with_a_node_that_works(tool: Tool, quiet
         "DRAPartitionableDevicesType is off: no partitions that are counted by type",
         "DRANodeAllocatableResources is off: no devices that count as CPUs or memory of the node",
     } <= gates
+
+
+def test_the_doctor_asks_about_gates_by_slices_that_the_policy_allows_the_agent(tool: Tool, quiet: Node) -> None:
+    asked = bytearray()
+    tool.flags += ["--kubeconfig", quiet.start_relay(asked)]
+    tool.run("doctor")
+    assert set(re.findall(rb'"pool":{[^}]*"name":"([^"]*)"', asked)) == {NODE.encode()}
+    assert set(re.findall(rb'"driver":"([^"]*)"', asked)) == {DRIVER.encode()}
 
 
 def test_the_doctor_warns_of_an_older_kubelet_that_starts_pods_without_their_extended_resources(
