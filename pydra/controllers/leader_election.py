@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import anyio
@@ -73,18 +74,20 @@ class LeaderElection:
         name: str,
         identity: str,
         times: LeaseTimes,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._namespace = namespace
         self._name = name
         self._identity = identity
         self._times = times
+        self._clock = clock
         self._seen: Seen | None = None
         self._held_until = -1.0
 
     def is_leader(self) -> bool:
         """Whether no other instance can have taken the Lease yet."""
-        return time.monotonic() < self._held_until
+        return self._clock() < self._held_until
 
     async def acquire(self) -> None:
         """Return when this instance holds the Lease."""
@@ -98,7 +101,7 @@ class LeaderElection:
         """Renew the Lease until cancelled. Raises LostLease."""
         while self.is_leader():
             await anyio.sleep(self._times.retry_period)
-            with anyio.move_on_after(max(0.0, self._held_until - time.monotonic())):
+            with anyio.move_on_after(max(0.0, self._held_until - self._clock())):
                 await self._try()
         raise LostLease(
             f"{self._identity} could not renew the Lease {self._namespace}/{self._name} within "
@@ -120,12 +123,13 @@ class LeaderElection:
 
     async def _try(self) -> bool:
         """Write the Lease if this instance may; whether it holds it now."""
-        began = time.monotonic()
+        began = self._clock()
         try:
             lease = await self._read()
+            now = self._clock()  # the answer may be as new as this
             stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-            spec = decide(lease, self._seen, identity=self._identity, now=began, stamp=stamp, times=self._times)
-            self._note(lease, began)
+            spec = decide(lease, self._seen, identity=self._identity, now=now, stamp=stamp, times=self._times)
+            self._note(lease, now)
             if spec is None:
                 return False
             if lease is None:
