@@ -192,7 +192,8 @@ def _read_gpu(
         mode=mode,
         compute_modes=_split(read("available_compute_partition")),
         memory_modes=read_memory_modes(tree, address),
-        memory=int(memory) if memory.isdecimal() else sum(one.memory for one in partitions),
+        # The driver reports 0 where all memory is the node's, as a MI300A's; KFD says how much of that it can have.
+        memory=(int(memory) if memory.isdecimal() else 0) or sum(one.memory for one in partitions),
         partitions=partitions,
     )
 

@@ -39,9 +39,10 @@ def read_sensors(tree: Tree, address: str) -> Sensors:
         for name in labels
     }
     power = _read_number(tree, f"{monitor}/power1_average", _MICRO)
+    memory = _read_number(tree, f"{folder}/mem_info_vram_total") or None  # 0: it has none of its own
     return Sensors(
-        memory_total=_read_number(tree, f"{folder}/mem_info_vram_total"),
-        memory_used=_read_number(tree, f"{folder}/mem_info_vram_used"),
+        memory_total=memory,
+        memory_used=_read_number(tree, f"{folder}/mem_info_vram_used") if memory else None,
         busy=_read_number(tree, f"{folder}/gpu_busy_percent"),
         memory_busy=_read_number(tree, f"{folder}/mem_busy_percent"),
         power=_read_number(tree, f"{monitor}/power1_input", _MICRO) if power is None else power,

@@ -22,7 +22,9 @@ class MachineType(msgspec.Struct, frozen=True, kw_only=True):
     for none.
 
     `mode` is how the machine starts; None for GPUs without partition files. `memory_modes` are those that the driver
-    offers. With `virtual`, a device id, the GPUs are gim's, which has made a virtual function of each.
+    offers. Without `has_vram` GPUs use the node's memory, and the driver reports none of their own: is_app_apu in the
+    kernel's drivers/gpu/drm/amd/amdgpu/gmc_v9_0.c. With `virtual`, a device id, the GPUs are gim's, which has made a
+    virtual function of each.
     """
 
     model: Model
@@ -31,6 +33,7 @@ class MachineType(msgspec.Struct, frozen=True, kw_only=True):
     numa_nodes: int = 2
     mode: Mode | None = Mode("spx", "nps1")
     memory_modes: tuple[str, ...] = ("nps1",)
+    has_vram: bool = True
     driver_version: str = "6.12.12"
     virtual: str = ""
 
@@ -55,7 +58,7 @@ _MI300X = MachineType(model=BY_DEVICE["0x74a1"], memory_modes=("nps1", "nps2", "
 MACHINE_TYPES = {
     "mi210-4": MachineType(model=BY_DEVICE["0x740f"], buses=(0x63, 0x43, 0x03, 0x26), mode=None),
     "mi300a-4": MachineType(
-        model=BY_DEVICE["0x74a0"], buses=(0x01, 0x41, 0x81, 0xC1), numa_nodes=4, memory_modes=("nps1", "nps4")
+        model=BY_DEVICE["0x74a0"], buses=(0x01, 0x41, 0x81, 0xC1), numa_nodes=4, memory_modes=(), has_vram=False
     ),
     "mi300x-2": replace(_MI300X, buses=(0x05, 0x27)),
     "mi300x-2-sriov": replace(_MI300X, buses=(0x05, 0x27), mode=None, virtual="0x74b5"),

@@ -122,7 +122,7 @@ def _draft_file(path: str, text: str) -> None:
 
 def _function_files(machine: MachineType, gpu: int) -> Files:
     """A PCI function below a root complex of its own, bound to amdgpu, or to gim where that has made others of it."""
-    memory = machine.model.memory * GIB - RESERVED
+    memory = machine.model.memory * GIB - RESERVED if machine.has_vram else 0
     function = _describe_function(machine, gpu)
     files = {
         "mem_info_vram_total": str(memory),

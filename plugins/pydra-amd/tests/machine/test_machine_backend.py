@@ -301,6 +301,14 @@ async def test_numbers_of_a_gpu_are_measured_and_what_it_does_not_tell_is_left_o
     assert found["power_limit_watts",] == 750
 
 
+async def test_no_memory_is_measured_of_a_gpu_that_has_none_of_its_own(tmp_path: Path) -> None:
+    async with machine(tmp_path, scenario="mi300a-4") as backend:
+        await backend.discover()
+        names = {one.name for one in await backend.measure()}
+    assert "utilization_ratio" in names
+    assert not [name for name in names if name.startswith("memory_") and name.endswith("_bytes")]
+
+
 @pytest.mark.parametrize("lose", ["falls", "is removed"])
 async def test_a_claim_whose_gpu_is_lost_can_end_and_the_others_modes_are_set_back(lose: str, tmp_path: Path) -> None:
     async with node_of(tmp_path) as node:

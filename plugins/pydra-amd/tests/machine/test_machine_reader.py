@@ -215,6 +215,15 @@ def test_a_gpu_some_of_whose_partitions_kfd_does_not_show_has_the_others(tmp_pat
     assert (len(found.devices), found.unreadable) == (63, ())
 
 
+def test_partitions_of_a_gpu_without_memory_of_its_own_have_their_parts_of_what_kfd_gives_it(tmp_path: Path) -> None:
+    reading = HardwareReader(open_tree(tmp_path, "mi300a-4")).read_here()
+    found = build_inventory(reading, Partitioning.COMPUTE).devices
+    assert len(found) == 4 * (1 + 3 + 6)
+    memory = {(one.attributes["computePartition"], one.capacity["memory"].value) for one in found}
+    whole = reading.gpus[0].partitions[0].memory
+    assert memory == {("spx", whole), ("tpx", whole // 3), ("cpx", whole // 6)}
+
+
 def test_partitions_are_there_whatever_the_kernel_calls_their_platform_devices(tmp_path: Path) -> None:
     tree = open_tree(tmp_path, "mi300x-8-cpx")
     before = publish(HardwareReader(tree))
