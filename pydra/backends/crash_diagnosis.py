@@ -63,8 +63,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     cause: Cause
-    status: int | None
-    age: float
+    status: int | None = None
+    age: float = 0.0
     calls: tuple[CallInFlight, ...] = ()
     failed_call: int | None = None
     where: str = ""

@@ -1,15 +1,21 @@
-"""Turns what a backend's process prints into lines of the log, at a bounded rate; keeps the end for crash reports."""
+"""Turns what a backend's process prints and logs into lines of the agent's log, at a bounded rate.
+
+The end of what it prints on stderr is kept for crash reports.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import time
 from collections.abc import Callable
 from typing import cast
 
-from pydra.backends.wire import Budget
+import anyio
+
+from pydra.backends.wire import MAX_EXCEPTION, MAX_MESSAGE, MAX_NAME, Budget, LogLine
 
 KEPT_OUTPUT = 64 * 1024
 """Bytes of stderr kept for the crash report."""
@@ -22,6 +28,7 @@ READ_PER_PERIOD = 256 * 1024
 
 _READ_COST = 2048
 _PERIOD_SECONDS = 0.1
+_QUIET_SECONDS = 0.05
 
 
 _STACK = re.compile(
@@ -160,3 +167,94 @@ async def connect_pipe(reader: int, protocol: asyncio.Protocol) -> asyncio.ReadT
     file = os.fdopen(reader, "rb", buffering=0, closefd=not type(loop).__module__.startswith("uvloop"))
     transport, _ = await loop.connect_read_pipe(lambda: protocol, file)
     return transport
+
+
+class ProcessOutput:
+    """What one process prints on stdout and stderr, and what it logs; neither can silence the others.
+
+    Between `open` and `close` it is read.
+    """
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._log = logging.getLogger(f"pydra.backend.{backend}")
+        self._limits = [LogLimit(self._log.warning) for _ in range(3)]
+        self._stderr = OutputLog(self._log_stderr, self._limits[1])
+        logs = (OutputLog(self._log.info, self._limits[0]), self._stderr)
+        self._pipes = [OutputPipe(log, self._note_written, asyncio.get_running_loop()) for log in logs]
+        self._transports: list[asyncio.BaseTransport] = []
+        self._written = asyncio.Event()
+
+    @property
+    def level(self) -> int:
+        """The level from which on the backend's lines are wanted."""
+        return self._log.getEffectiveLevel()
+
+    async def open(self, writers: list[int]) -> None:
+        """Append the descriptors that the process gets as stdout and stderr; the caller closes them. Raises OSError."""
+        for pipe in self._pipes:
+            reader, writer = os.pipe()
+            writers.append(writer)
+            self._transports.append(await connect_pipe(reader, pipe))
+
+    def log(self, line: LogLine) -> None:
+        """Log a line of the backend's own logging."""
+        if not self._log.isEnabledFor(line.level):
+            return
+        if not self._limits[2].admit():
+            self._limits[2].drop(1)
+            return
+        fields = {"backend": self._backend}
+        if line.uid:
+            fields |= {"claim": line.claim[:MAX_NAME], "uid": line.uid[:MAX_NAME]}
+        if line.exception:
+            fields["details"] = line.exception[:MAX_EXCEPTION]
+        # Without a logger of that name: a backend could create any number of them.
+        name, message = f"{self._log.name}.{line.logger[:MAX_NAME]}", line.message[:MAX_MESSAGE]
+        record = self._log.makeRecord(name, line.level, "", 0, message, (), None, extra={"fields": fields})
+        self._log.handle(record)
+
+    def flush(self) -> None:
+        """Report lines that were dropped."""
+        for limit in self._limits:
+            limit.flush()
+
+    def tail(self) -> str:
+        """Return the end of stderr."""
+        return self._stderr.tail()
+
+    def received(self) -> int:
+        """Return how many bytes stderr had."""
+        return self._stderr.received
+
+    async def wait_quiet(self, before: int, seconds: float) -> None:
+        """Wait until stderr has more than `before` bytes and nothing follows; for each of the two at most `seconds`."""
+        with anyio.move_on_after(seconds):
+            while self._stderr.received == before:
+                await self._wait_written()
+        quiet = False
+        with anyio.move_on_after(seconds):
+            while not quiet:
+                with anyio.move_on_after(_QUIET_SECONDS) as pause:
+                    await self._wait_written()
+                quiet = pause.cancelled_caught
+
+    def close(self) -> None:
+        """Read no more."""
+        for transport in self._transports:
+            transport.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until both streams have ended: the process's own children may hold them open."""
+        for pipe in self._pipes:
+            await pipe.ended.wait()
+
+    def _note_written(self) -> None:
+        self._written.set()
+
+    async def _wait_written(self) -> None:
+        self._written.clear()
+        await self._written.wait()
+
+    def _log_stderr(self, line: str) -> None:
+        self._log.log(logging.DEBUG if is_stack(line) else logging.WARNING, line)

@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from pydra.backends.calls_in_flight import Outcome
 from pydra.backends.contract import Inheritance
 from pydra.backends.contract_validation import (
     find_inheritance_violations,
@@ -31,7 +32,7 @@ from pydra.backends.crash_diagnosis import CallInFlight, Diagnosis, Ending, diag
 from pydra.backends.discovery import BackendSource, refresh_source
 from pydra.backends.error_codec import FaultKind, parse_fault
 from pydra.backends.held_claims_sync import HeldClaimsSync
-from pydra.backends.process import BackendProcess, Outcome, Spawn, spawn_program
+from pydra.backends.process import BackendProcess, Spawn, spawn_program
 from pydra.backends.process_command import CHILD
 from pydra.backends.restart_policy import RestartPolicy
 from pydra.backends.supervisor_events import (
@@ -287,7 +288,7 @@ class BackendSupervisor:
             state=self._state,
             pid=process.pid if process is not None else 0,
             starts=self._starts,
-            in_flight=process.calls() if process is not None else (),
+            in_flight=process.in_flight.describe() if process is not None else (),
         )
 
     def missing(self) -> str:
@@ -324,7 +325,7 @@ class BackendSupervisor:
                 reached = True
                 if self._updates.unsent:
                     self._updates.send(process)
-                outcome = await process.call(call, deadline=deadline)
+                outcome = await process.in_flight.call(call, deadline=deadline)
                 if isinstance(outcome, Reply):
                     if attribution.remembers:
                         attribution.note_answer(call.claim, call.method, succeeded=True)
@@ -365,7 +366,7 @@ class BackendSupervisor:
             while self._find_end() is None:
                 # Claims that `inherit` returns are not held yet: a `restore` before it would end them.
                 process = self._open_process if call.method is Method.INHERIT else self._restored_process
-                if process is not None and self._attribution.may_call(call.id, busy=not process.idle):
+                if process is not None and self._attribution.may_call(call.id, busy=not process.in_flight.idle):
                     return process
                 if self._attribution.suspects:
                     self._hint_call.cancel()  # so that a suspect is alone; `_wait_hinting` waits for the last of them
@@ -486,8 +487,7 @@ class BackendSupervisor:
         finally:
             self._process = None
             self._why = "is stopped"
-            for call in process.calls():  # still in flight when the agent stops
-                process.conclude(call.id, self._unavailable())
+            process.in_flight.conclude_all(self._unavailable)  # those left when the agent stops
 
     def _handle_hello(self, process: BackendProcess, hello: Hello) -> None:
         source = self._source
@@ -520,14 +520,14 @@ class BackendSupervisor:
         """Conclude every call that was in flight, by its involvement in the end."""
         diagnosis = diagnose(ending)
         involvements = self._attribution.note_end(ending)
-        waiting = process.calls()
+        waiting = process.in_flight.describe()
         for one in waiting:
             involvement = involvements.get(one.id, Involvement.BYSTANDER)
-            call = process.call_in_flight(one.id)
+            call = process.in_flight.find(one.id)
             if involvement is Involvement.AT_FAULT and call is not None:
-                process.conclude(one.id, self._attribute_crash(call, one, ending, diagnosis))
+                process.in_flight.conclude(one.id, self._attribute_crash(call, one, ending, diagnosis))
             else:
-                process.conclude(one.id, involvement)
+                process.in_flight.conclude(one.id, involvement)
         for call_id in involvements.keys() - {one.id for one in waiting}:  # cancelled by its caller meanwhile
             self._attribution.forget_call(call_id)
         return BackendEnded(backend=self._name, diagnosis=diagnosis, calls=ending.calls)
@@ -617,7 +617,7 @@ class BackendSupervisor:
         call = self._new_call(Method.RESTORE, seconds)
         self._updates.send_all(process, held)
         try:
-            match await process.call(call, deadline=seconds):
+            match await process.in_flight.call(call, deadline=seconds):
                 case Reply():
                     process.restored = True
                     self._move(self._state, "")
@@ -648,7 +648,7 @@ class BackendSupervisor:
             process = await self._wait_hinting(call.id)
             outcome: Outcome | None = None
             with anyio.CancelScope() as self._hint_call:
-                outcome = await process.call(call, deadline=float("inf"))
+                outcome = await process.in_flight.call(call, deadline=float("inf"))
             match outcome:
                 case Reply():
                     failures = 0

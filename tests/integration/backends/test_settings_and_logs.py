@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from pydra.backends.calls_in_flight import MAX_UNSOLICITED
 from pydra.backends.discovery import BackendSource
-from pydra.backends.process import MAX_UNSOLICITED
 from pydra.backends.process_output import LINES_AT_ONCE
 from pydra.backends.supervisor_events import BackendEnded, BackendEvent, BackendRefused, BackendState
 from pydra.claim import OpaqueConfig
