@@ -8,7 +8,8 @@ Source: Kubernetes 1.36 API reference.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from types import GenericAlias
+from typing import Annotated, Any, Optional, TypeVar
 
 import msgspec
 from msgspec import field
@@ -368,102 +369,54 @@ def _decode(type_: type, value: Any) -> Any:
     raise NotImplementedError(type_)
 
 
-class ObjectMeta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The types of the metadata that this server reads."""
-
-    name: str | None = None
-    generate_name: str | None = None
-    namespace: str | None = None
-    uid: str | None = None
-    resource_version: str | None = None
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-    finalizers: list[str] | None = None
-    owner_references: list[dict[str, Any]] | None = None
+def _build_type(**fields: Any) -> Any:
+    """A type with these fields, each of which may be absent or null; `[T]` is a list of T."""
+    types = {field: GenericAlias(list, tuple(of)) if isinstance(of, list) else of for field, of in fields.items()}
+    optional = [(field, Optional[of], None) for field, of in types.items()]  # noqa: UP045 - of types that are values
+    return msgspec.defstruct("Object", optional, rename="camel", frozen=True)
 
 
-class AnyObject(msgspec.Struct, frozen=True, kw_only=True):
-    """An object whose spec is parsed by its kind's rules, or not read at all."""
-
-    metadata: ObjectMeta | None = None
-
-
-class NodeObject(AnyObject, frozen=True, kw_only=True):
-    """A Node."""
-
-    spec: dict[str, Any] | None = None
-    status: dict[str, Any] | None = None
-
-
-class ContainerClaim(msgspec.Struct, frozen=True):
-    """A claim that a container uses."""
-
-    name: str = ""
-    request: str | None = None
-
-
-class ContainerResources(msgspec.Struct, frozen=True):
-    """Resources of a container."""
-
-    claims: list[ContainerClaim] | None = None
-
-
-class EnvVar(msgspec.Struct, frozen=True):
-    """A variable of a container."""
-
-    name: str
-    value: str | None = None
-
-
-class Container(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A container, as far as it is read."""
-
-    name: str | None = None
-    image: str | None = None
-    command: list[str] | None = None
-    args: list[str] | None = None
-    env: list[EnvVar] | None = None
-    resources: ContainerResources | None = None
-    security_context: dict[str, Any] | None = None
-
-
-class PodClaim(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An entry of a pod's resourceClaims."""
-
-    name: str | None = None
-    resource_claim_name: str | None = None
-    resource_claim_template_name: str | None = None
-
-
-class PodSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The spec of a pod, as far as it is read."""
-
-    containers: list[Container] | None = None
-    init_containers: list[Container] | None = None
-    resource_claims: list[PodClaim] | None = None
-    node_name: str | None = None
-    node_selector: dict[str, str] | None = None
-    restart_policy: str | None = None
-    scheduler_name: str | None = None
-    scheduling_gates: list[dict[str, Any]] | None = None
-    security_context: dict[str, Any] | None = None
-    termination_grace_period_seconds: int | None = None
-
-
-class PodObject(AnyObject, frozen=True, kw_only=True):
-    """A Pod."""
-
-    spec: PodSpec | None = None
-    status: dict[str, Any] | None = None
-
-
-OBJECTS: dict[str, type[AnyObject]] = {"Node": NodeObject, "Pod": PodObject}
-"""The types of what is read of kinds that are not parsed whole; AnyObject for the others."""
+_METADATA = _build_type(
+    **dict.fromkeys(("name", "generate_name", "namespace", "uid", "resource_version"), str),
+    labels=dict[str, str],
+    annotations=dict[str, str],
+    finalizers=[str],
+    owner_references=[dict],
+)
+_CONTAINER = _build_type(
+    name=str,
+    image=str,
+    command=[str],
+    args=[str],
+    env=[msgspec.defstruct("EnvVar", [("name", str), ("value", str | None, None)])],
+    resources=_build_type(claims=[_build_type(name=str, request=str)]),
+    security_context=dict,
+)
+_POD_SPEC = _build_type(
+    containers=[_CONTAINER],
+    init_containers=[_CONTAINER],
+    resource_claims=[
+        _build_type(name=str, resource_claim_name=str, resource_claim_template_name=str),
+    ],
+    node_name=str,
+    node_selector=dict[str, str],
+    restart_policy=str,
+    scheduler_name=str,
+    scheduling_gates=[dict],
+    security_context=dict,
+    termination_grace_period_seconds=int,
+)
+_OBJECT = _build_type(metadata=_METADATA)
+_OBJECTS = {
+    "Node": _build_type(metadata=_METADATA, spec=dict, status=dict),
+    "Pod": _build_type(metadata=_METADATA, spec=_POD_SPEC, status=dict),
+}
+"""What is read of kinds that are not parsed whole; of others, the metadata."""
 
 
 def refuse_types(kind: str, obj: dict[str, Any]) -> None:
     """Raise a 400 StatusError for an object with a field of another type than is read here."""
-    parse_fields(kind, OBJECTS.get(kind, AnyObject), obj)
+    parse_fields(kind, _OBJECTS.get(kind, _OBJECT), obj)
 
 
 def parse_fields(kind: str, type_: type[T], value: Any) -> T:
