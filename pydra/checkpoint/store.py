@@ -561,6 +561,9 @@ class RecordStore:
             self.lock.reopen()
             if self.lock.read_counter() > changes:
                 return  # another instance has written its records, and maybe changed them: memory follows the disk
+            with suppress(OSError):
+                self.lock.write_counter(changes)
+            self._counter = self.lock.read_counter()  # after an error below, the records are still to be written
         _log.error("%s was removed; it is created again with %d records", self._path, len(self._records))
         self._open_directory()
         self._write_back()

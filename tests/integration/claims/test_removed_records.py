@@ -67,6 +67,24 @@ async def test_an_agent_that_missed_a_removed_record_gets_it_from_the_one_that_k
     assert not list((tmp_path / "records" / "corrupt").iterdir())
 
 
+async def test_records_that_are_removed_while_the_disk_is_full_are_written_when_it_has_space(tmp_path: Path) -> None:
+    node = _node(tmp_path)
+
+    def fill_disk(effect: str) -> None:
+        if effect == "records: create":
+            raise OSError(28, "No space left on device")
+
+    async with node.running() as agent:
+        await agent.prepare("a", "c")
+        shutil.rmtree(tmp_path / "records")
+        shutil.rmtree(tmp_path / "run")
+        node.step = fill_disk
+        assert isinstance((await agent.prepare("rival"))[0], CheckpointError)
+        node.step = lambda _: None
+        assert isinstance((await agent.prepare("rival"))[0], DeviceInUse)
+        assert node.traces()["records"] == ["a.json", "c.json"]
+
+
 @pytest.mark.parametrize("removed", ["a.json", "."], ids=["one record", "all records"])
 async def test_records_that_are_removed_before_the_agent_dies_still_hold_their_devices(
     tmp_path: Path, removed: str
