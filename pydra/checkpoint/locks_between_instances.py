@@ -80,10 +80,16 @@ class InstanceLocks:
 
         Raises:
             CheckpointError: another instance was faster, and has locked some bytes.
+            OSError: it cannot be created; the removed file stays open.
         """
-        held = dict(self._held)
-        self.close()
-        self.open()
+        held, former = self._held, self._descriptor
+        self._held, self._descriptor = {}, -1
+        try:
+            self.open()
+        except OSError:
+            self._held, self._descriptor = held, former
+            raise
+        os.close(former)
         for offset, kind in held.items():
             if not self.try_lock(offset, kind):
                 raise CheckpointError(f"another instance of the agent has created {self.path} again; try again")

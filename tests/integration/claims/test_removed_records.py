@@ -85,6 +85,20 @@ async def test_records_that_are_removed_while_the_disk_is_full_are_written_when_
         assert node.traces()["records"] == ["a.json", "c.json"]
 
 
+async def test_a_lock_file_that_cannot_be_created_again_is_created_by_a_later_call(tmp_path: Path) -> None:
+    node = _node(tmp_path)
+    async with node.running() as agent:
+        await agent.prepare("a")
+        (tmp_path / "run" / "lock").unlink()
+        (tmp_path / "run" / "lock").mkdir()
+        for _ in range(2):
+            assert isinstance((await agent.prepare("rival"))[0], CheckpointError)
+        (tmp_path / "run" / "lock").rmdir()
+        assert isinstance((await agent.prepare("rival"))[0], DeviceInUse)
+        assert await agent.unprepare("a") == [None]
+    assert node.traces() == NOTHING
+
+
 @pytest.mark.parametrize("removed", ["a.json", "."], ids=["one record", "all records"])
 async def test_records_that_are_removed_before_the_agent_dies_still_hold_their_devices(
     tmp_path: Path, removed: str
