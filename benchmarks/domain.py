@@ -26,7 +26,7 @@ from pydra_nvidia.compute_domain.custom_resource_definitions import COMPUTE_DOMA
 from pydra_nvidia.compute_domain.daemon.daemon import Daemon
 from pydra_nvidia.compute_domain.daemon.metrics import DaemonMetrics
 from pydra_nvidia.compute_domain.daemon.settings import DaemonSettings
-from pydra_nvidia.compute_domain.domain_directories import TEMPLATE
+from pydra_nvidia.compute_domain.imex_directories import TEMPLATE
 from pydra_nvidia.compute_domain.names import CHANNEL_CLASS, CHANNEL_KIND, DOMAIN_LABEL, DRIVER
 
 NAMESPACE = "kube-system"

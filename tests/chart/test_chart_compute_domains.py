@@ -28,7 +28,7 @@ from pydra_nvidia.compute_domain.controller.object_fields import COMPUTE_DOMAINS
 from pydra_nvidia.compute_domain.controller.objects import build_daemon_set
 from pydra_nvidia.compute_domain.controller.settings import parse_controller_settings
 from pydra_nvidia.compute_domain.custom_resource_definitions import DEFINITIONS
-from pydra_nvidia.compute_domain.domain_directories import TEMPLATE
+from pydra_nvidia.compute_domain.imex_directories import TEMPLATE
 from pydra_nvidia.compute_domain.names import IMEX_CONDITION
 from tests.chart.cluster import KINDS, open_cluster
 from tests.chart.rendering import CHART, COMPUTE_DOMAIN, SIM, Object, Objects, at, overlay, render

@@ -34,8 +34,8 @@ from pydra_nvidia.compute_domain.claim_config import (
     find_config,
 )
 from pydra_nvidia.compute_domain.claim_plan import plan_claim
-from pydra_nvidia.compute_domain.domain_directories import DomainDirectories, DomainNotReady
 from pydra_nvidia.compute_domain.imex_control import ImexControl
+from pydra_nvidia.compute_domain.imex_directories import DomainNotReady, ImexDirectories
 from pydra_nvidia.compute_domain.settings import Imex, Settings
 from pydra_nvidia.compute_domain.steps import CHANNEL, DAEMON, MakeDomainDirectory
 from pydra_nvidia.compute_domain.takeover import convert_claims
@@ -86,7 +86,7 @@ class ComputeDomainBackend:
         self._session = NvmlSession(machine.load, machine.gate)
         self._bus = find_gpus(machine.tree)
         self._edits = DeviceEdits(machine.tree, machine.settings)
-        self._directories = DomainDirectories(machine.settings.state)
+        self._directories = ImexDirectories(machine.settings.state)
         self._imex = ImexControl(lambda: find_driver_root(machine.tree, machine.settings))
         self._last: Inventory | None = None
         self._seen: object = None

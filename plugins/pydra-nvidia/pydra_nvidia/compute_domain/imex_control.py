@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from pydra_nvidia.compute_domain.domain_directories import DomainNotReady
+from pydra_nvidia.compute_domain.imex_directories import DomainNotReady
 from pydra_nvidia.host.driver_programs import ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.host.driver_root import DriverRoot
 

@@ -21,7 +21,7 @@ from pydra_dev.apiserver.custom_kinds import parse_definition
 from pydra_dev.apiserver.server import ApiServer, serve_api
 from pydra_dev.node import free_port
 from pydra_nvidia.compute_domain.custom_resource_definitions import CLIQUE_DEFINITION, DEFINITIONS
-from pydra_nvidia.compute_domain.domain_directories import TEMPLATE
+from pydra_nvidia.compute_domain.imex_directories import TEMPLATE
 from pydra_nvidia.compute_domain.names import IMEX_CONDITION
 from pydra_nvidia.simulation.programs import imex
 from tests.forked import ForkedProgram

@@ -21,7 +21,7 @@ from pydra_nvidia.compute_domain.daemon.configuration import (
 from pydra_nvidia.compute_domain.daemon.readiness import find_problems, judge
 from pydra_nvidia.compute_domain.daemon.reloads import SPACING, Loaded, plan_reload
 from pydra_nvidia.compute_domain.daemon.settings import parse_settings
-from pydra_nvidia.compute_domain.domain_directories import TEMPLATE
+from pydra_nvidia.compute_domain.imex_directories import TEMPLATE
 
 PEERS = {0: ("a", "10.0.0.1"), 2: ("c", "10.0.0.3")}
 

@@ -31,7 +31,7 @@ from pydra_nvidia.compute_domain.daemon.process import DOMAIN_SECONDS, QUERY_SEC
 from pydra_nvidia.compute_domain.daemon.readiness import find_problems, judge
 from pydra_nvidia.compute_domain.daemon.reloads import SPACING, Loaded, Peers, plan_reload
 from pydra_nvidia.compute_domain.daemon.settings import DaemonSettings
-from pydra_nvidia.compute_domain.domain_directories import DOMAIN_FILE
+from pydra_nvidia.compute_domain.imex_directories import DOMAIN_FILE
 from pydra_nvidia.compute_domain.names import GROUP, IMEX_CONDITION, VERSION, clique_name
 
 log = logging.getLogger(__name__)

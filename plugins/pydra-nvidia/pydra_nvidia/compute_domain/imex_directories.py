@@ -49,7 +49,7 @@ class OtherNamespace(TerminalError):
     reason = "ComputeDomainOfOtherNamespace"
 
 
-class DomainDirectories:
+class ImexDirectories:
     """Those below `state`, a path that is the same on the host."""
 
     def __init__(self, state: str) -> None:
