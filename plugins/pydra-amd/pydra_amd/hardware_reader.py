@@ -1,17 +1,38 @@
-"""The machine over time: what was read last, what has changed since, and GPUs that are lost meanwhile."""
+"""One reading of the whole machine, from the kernel's files, and whether something has changed since.
+
+What is read of one GPU is in `host.amdgpu`, of KFD's topology in `host.kfd`; which GPUs are lost is decided by
+`health.lost_gpus`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
-from pydra_amd.hardware_types import Gpu, LostGpu, Reading
-from pydra_amd.host.amdgpu import is_on_bus, read_machine, read_signature
+from pydra_amd.hardware_types import Gpu, Reading
+from pydra_amd.health.lost_gpus import add_lost
+from pydra_amd.host.amdgpu import (
+    BOUND,
+    KFD_NODE,
+    has_fallen,
+    is_on_bus,
+    list_functions,
+    list_nodes,
+    read_cards,
+    read_gpu,
+    read_mode,
+    read_numbers,
+)
+from pydra_amd.host.kfd import GENERATION, NODES, KfdNode, read_nodes
 from pydra_amd.models import CLASSES, VENDOR
 from pydra_pci import PciBus, Tree, VfioDrivers, read_vfio_host
+
+_READINGS = 10
+"""At most, while the topology changes: the end of a change is noticed, and read then."""
 
 
 class HardwareReader:
@@ -58,8 +79,8 @@ class HardwareReader:
     def read_here(self) -> Reading:
         """As `read`, in this thread."""
         with self._lock:
-            found = self._set_aside(self._add_functions(read_machine(self._tree)))
-            self._last = _merge(found, tuple(self._find_lost(found)))
+            found = self._add_functions(read_machine(self._tree))
+            self._last = add_lost(found, self._last, partial(is_on_bus, self._tree))
             return self._last
 
     async def has_changed(self) -> bool:
@@ -76,28 +97,70 @@ class HardwareReader:
         functions = (replace(one, vfio_driver=choose(one.modalias)) for one in self._bus.functions().values())
         return replace(reading, functions=tuple(functions), vfio=read_vfio_host(self._tree))
 
-    def _set_aside(self, found: Reading) -> Reading:
-        """Without GPUs that had a mode and report none now, as in a reset: they would seem to be of another kind."""
-        had = {gpu.address for gpu in self._last.known if gpu.mode}
-        silent = {gpu.address for gpu in found.gpus if gpu.mode is None and gpu.address in had}
-        return replace(
-            found,
-            gpus=tuple(gpu for gpu in found.gpus if gpu.address not in silent),
-            problems={
-                **found.problems,
-                **dict.fromkeys(silent, "the driver no longer reports its partition mode"),
-            },
-        )
 
-    def _find_lost(self, found: Reading) -> Iterator[LostGpu]:
-        """What was usable once. A function that is on the bus, and not the driver's any more, was taken away."""
-        for gpu in self._last.known:
-            if found.find(gpu.address) is not None:
-                continue
-            if gpu.address in found.problems:
-                yield LostGpu(gpu=gpu, why=found.problems[gpu.address])
-            elif not is_on_bus(self._tree, gpu.address):
-                yield LostGpu(gpu=gpu, why="it is gone from the PCI bus")
+def read_machine(tree: Tree) -> Reading:
+    """The machine as it is now. Reads files of the kernel only, and never fails: it says what cannot be used.
+
+    KFD renumbers its nodes when a GPU's mode changes, and counts that; they are read again then, as AMD's library
+    does (topology_take_snapshot in libhsakmt's topology.c), or a GPU would seem to have none.
+    """
+    for _ in range(_READINGS):
+        generation = tree.read(tree.sys(GENERATION))
+        reading = _read_once(tree)
+        if tree.read(tree.sys(GENERATION)) == generation:
+            break
+    return reading
+
+
+def _read_once(tree: Tree) -> Reading:
+    nodes, cards = read_nodes(tree), dict(read_cards(tree))
+    places = {node.number: node.address for node in nodes}
+    numbers = {address: read_numbers(tree, f"{BOUND}/{address}") for address in list_functions(tree)}
+    owners = {pair[1]: address for address, pair in numbers.items() if pair}
+    gpus: list[Gpu] = []
+    problems: dict[str, str] = {}
+    for address in list_functions(tree):
+        own = sorted((node for node in nodes if node.address == address), key=lambda node: node.index)
+        found = read_gpu(tree, address, own, cards, places)
+        problem = found if isinstance(found, str) else _find_foreign_node(own, nodes, owners)
+        if problem or isinstance(found, str):
+            problems[address] = problem
+        else:
+            gpus.append(found)
+    wanted = (node for gpu in gpus for one in gpu.partitions for node in list_nodes(one))
+    return Reading(
+        gpus=tuple(gpus),
+        driver_version=tree.read(tree.sys("module/amdgpu/version")),
+        source_version=tree.read(tree.sys("module/amdgpu/srcversion")),
+        missing=tuple(sorted({node for node in wanted if not tree.has_node(node)})),
+        problems=problems,
+    )
+
+
+def read_signature(tree: Tree) -> object:
+    """Differs when GPUs, partitions, modes, nodes in /dev or the driver have changed. Cheap: four files a GPU."""
+    functions = tuple(list_functions(tree))
+    return (
+        tree.read(tree.sys("module/amdgpu/version")),
+        tree.read(tree.sys(GENERATION)),
+        tree.names(tree.sys(NODES)),
+        tuple((address, read_mode(tree, address), has_fallen(tree, address)) for address in functions),
+        tree.has_node(KFD_NODE),
+        tree.names(tree.here(tree.host_node("/dev/dri"))),
+    )
+
+
+def _find_foreign_node(own: Sequence[KfdNode], nodes: Sequence[KfdNode], owners: Mapping[int, str]) -> str:
+    """Which render node of these partitions is another's too; empty for none. `owners` are functions that have one."""
+    for node in own:
+        owner = owners.get(node.render, node.address)
+        if owner != node.address:
+            return f"KFD says that its render node is renderD{node.render}, which is the one of GPU {owner}"
+        twins = [one for one in nodes if one.render == node.render and one != node]
+        others = [one for one in twins if node.render not in owners or one.address == owner]
+        if others:
+            return f"KFD says that renderD{node.render} is its render node, and another one of GPU {others[0].address}"
+    return ""
 
 
 def _keep(reading: Reading, gpus: Collection[Gpu]) -> Reading:
@@ -108,18 +171,4 @@ def _keep(reading: Reading, gpus: Collection[Gpu]) -> Reading:
         reading,
         gpus=tuple(sorted((*others, *gpus), key=lambda gpu: gpu.address)),
         lost=tuple(one for one in reading.lost if one.gpu.address not in addresses),
-    )
-
-
-def _merge(found: Reading, lost: tuple[LostGpu, ...]) -> Reading:
-    """With what is lost in its place: the others keep their numbers."""
-    gone = {one.gpu.address for one in lost}
-    merged = replace(
-        found, lost=lost, problems={address: why for address, why in found.problems.items() if address not in gone}
-    )
-    places = {gpu.address: index for index, gpu in enumerate(merged.known)}
-    return replace(
-        merged,
-        gpus=tuple(replace(gpu, index=places[gpu.address]) for gpu in merged.gpus),
-        lost=tuple(replace(one, gpu=replace(one.gpu, index=places[one.gpu.address])) for one in lost),
     )

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from pydra import PydraError
 from pydra_amd.devices import list_offered
-from pydra_amd.host.amdgpu import read_machine, read_memory_modes, read_signature
+from pydra_amd.hardware_reader import read_machine, read_signature
+from pydra_amd.host.amdgpu import read_memory_modes
 from pydra_amd.host.kfd import read_processes
 from pydra_amd.host.ras import read_bad_pages, read_errors
 from pydra_amd.host.sensors import read_sensors

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from pydra_amd.hardware_types import Gpu, Mode, Partition, Reading
-from pydra_amd.host.kfd import GENERATION, NODES, KfdNode, count_hidden, read_neighbours, read_nodes
+from pydra_amd.hardware_types import Gpu, Mode, Partition
+from pydra_amd.host.kfd import KfdNode, count_hidden, read_neighbours
 from pydra_amd.models import BY_DEVICE, PARTITIONS, name_product
 from pydra_pci import Tree, read_numa_node, read_root
 
@@ -19,9 +19,6 @@ COMPUTE, MEMORY = "current_compute_partition", "current_memory_partition"
 """Files of a function; what is written to the first is the mode that it gets."""
 
 KFD_NODE = "/dev/kfd"
-
-_READINGS = 10
-"""At most, while the topology changes: the end of a change is noticed, and read then."""
 
 _GONE = b"\xff" * 4
 """Vendor and device id of a function that does not answer."""
@@ -35,45 +32,6 @@ _RENDER = re.compile(r"renderD(\d+)")
 def list_nodes(partition: Partition) -> tuple[str, str, str]:
     """The device nodes that a process needs to use the partition."""
     return KFD_NODE, f"/dev/dri/card{partition.card}", f"/dev/dri/renderD{partition.render}"
-
-
-def read_machine(tree: Tree) -> Reading:
-    """The machine as it is now. Reads files of the kernel only, and never fails: it says what cannot be used.
-
-    KFD renumbers its nodes when a GPU's mode changes, and counts that; they are read again then, as AMD's library
-    does (topology_take_snapshot in libhsakmt's topology.c), or a GPU would seem to have none.
-    """
-    for _ in range(_READINGS):
-        generation = tree.read(tree.sys(GENERATION))
-        reading = _read_once(tree)
-        if tree.read(tree.sys(GENERATION)) == generation:
-            break
-    return reading
-
-
-def _read_once(tree: Tree) -> Reading:
-    nodes, cards = read_nodes(tree), dict(_read_cards(tree))
-    places = {node.number: node.address for node in nodes}
-    numbers = {address: _read_numbers(tree, f"{BOUND}/{address}") for address in _list_functions(tree)}
-    owners = {pair[1]: address for address, pair in numbers.items() if pair}
-    gpus: list[Gpu] = []
-    problems: dict[str, str] = {}
-    for address in _list_functions(tree):
-        own = sorted((node for node in nodes if node.address == address), key=lambda node: node.index)
-        found = _read_gpu(tree, address, own, cards, places)
-        problem = found if isinstance(found, str) else _find_foreign_node(own, nodes, owners)
-        if problem or isinstance(found, str):
-            problems[address] = problem
-        else:
-            gpus.append(found)
-    wanted = (node for gpu in gpus for one in gpu.partitions for node in list_nodes(one))
-    return Reading(
-        gpus=tuple(gpus),
-        driver_version=tree.read(tree.sys("module/amdgpu/version")),
-        source_version=tree.read(tree.sys("module/amdgpu/srcversion")),
-        missing=tuple(sorted({node for node in wanted if not tree.has_node(node)})),
-        problems=problems,
-    )
 
 
 def read_mode(tree: Tree, address: str) -> Mode | None:
@@ -104,42 +62,29 @@ def has_fallen(tree: Tree, address: str) -> bool:
     return tree.read_bytes(tree.sys(f"{BOUND}/{address}/config"), len(_GONE)) == _GONE
 
 
-def read_signature(tree: Tree) -> object:
-    """Differs when GPUs, partitions, modes, nodes in /dev or the driver have changed. Cheap: four files a GPU."""
-    functions = tuple(_list_functions(tree))
-    return (
-        tree.read(tree.sys("module/amdgpu/version")),
-        tree.read(tree.sys(GENERATION)),
-        tree.names(tree.sys(NODES)),
-        tuple((address, read_mode(tree, address), has_fallen(tree, address)) for address in functions),
-        tree.has_node(KFD_NODE),
-        tree.names(tree.here(tree.host_node("/dev/dri"))),
-    )
-
-
 def _read_modes(tree: Tree, address: str) -> list[str]:
     return [tree.read(tree.sys(f"{BOUND}/{address}/{name}")) for name in (COMPUTE, MEMORY)]
 
 
-def _list_functions(tree: Tree) -> Iterator[str]:
+def list_functions(tree: Tree) -> Iterator[str]:
     """The PCI addresses of the functions that are bound to the driver."""
     return (name for name in tree.names(tree.sys(BOUND)) if _ADDRESS.fullmatch(name))
 
 
-def _read_cards(tree: Tree) -> Iterator[tuple[int, int]]:
+def read_cards(tree: Tree) -> Iterator[tuple[int, int]]:
     """The number of each render node and of the card node beside it. Partitions but the first are platform devices.
 
     They are `amdgpu_xcp_0`; in kernels before the change of April 2024 to amdgpu_xcp_drv.c `amdgpu_xcp.0`.
     """
     platform = (name for name in tree.names(tree.sys("devices/platform")) if re.match(r"amdgpu_xcp[._]", name))
-    functions = (f"{BOUND}/{address}" for address in _list_functions(tree))
+    functions = (f"{BOUND}/{address}" for address in list_functions(tree))
     for folder in (*functions, *(f"devices/platform/{name}" for name in platform)):
-        if numbers := _read_numbers(tree, folder):
+        if numbers := read_numbers(tree, folder):
             card, render = numbers
             yield render, card
 
 
-def _read_numbers(tree: Tree, folder: str) -> tuple[int, int] | None:
+def read_numbers(tree: Tree, folder: str) -> tuple[int, int] | None:
     """The numbers of a device's card and render node; None where it has not both."""
     names = tree.names(tree.sys(f"{folder}/drm"))
     card, render = (
@@ -149,7 +94,7 @@ def _read_numbers(tree: Tree, folder: str) -> tuple[int, int] | None:
     return None if card is None or render is None else (card, render)
 
 
-def _read_gpu(
+def read_gpu(
     tree: Tree,
     address: str,
     nodes: Sequence[KfdNode],
@@ -163,7 +108,7 @@ def _read_gpu(
     if mode is None and len(nodes) > 1:
         modes = " and ".join(repr(text) for text in _read_modes(tree, address))
         return f"it has {len(nodes)} partitions, and the driver does not report its mode ({modes})"
-    numbers = _read_numbers(tree, f"{BOUND}/{address}")
+    numbers = read_numbers(tree, f"{BOUND}/{address}")
     if numbers is None:
         return "it has no nodes in /dev/dri"
     partitions = tuple(_build_partition(node, cards[node.render]) for node in nodes if node.render in cards)
@@ -207,19 +152,6 @@ def _explain_no_node(tree: Tree) -> str:
         "GPUs only to containers that may open the GPUs; run the agent's privileged (in the chart "
         "backends.amd.privileged)"
     )
-
-
-def _find_foreign_node(own: Sequence[KfdNode], nodes: Sequence[KfdNode], owners: Mapping[int, str]) -> str:
-    """Which render node of these partitions is another's too; empty for none. `owners` are functions that have one."""
-    for node in own:
-        owner = owners.get(node.render, node.address)
-        if owner != node.address:
-            return f"KFD says that its render node is renderD{node.render}, which is the one of GPU {owner}"
-        twins = [one for one in nodes if one.render == node.render and one != node]
-        others = [one for one in twins if node.render not in owners or one.address == owner]
-        if others:
-            return f"KFD says that renderD{node.render} is its render node, and another one of GPU {others[0].address}"
-    return ""
 
 
 def _find_contradiction(mode: Mode | None, device: str, nodes: Sequence[KfdNode]) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from pydra import time_left
-from pydra_amd.host.amdgpu import list_nodes, read_machine
+from pydra_amd.hardware_reader import read_machine
+from pydra_amd.host.amdgpu import list_nodes
 from pydra_amd.host.kfd import read_users
 from pydra_amd.modes.compute_partition import GpuGone
 from pydra_amd.steps import BindVfio

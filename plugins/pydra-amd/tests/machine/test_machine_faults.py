@@ -15,7 +15,7 @@ import pydra_amd
 from amd_claims import Claims, held_by
 from pydra import ClaimError
 from pydra_amd import Settings
-from pydra_amd.host.amdgpu import read_machine
+from pydra_amd.hardware_reader import read_machine
 from pydra_amd.host.kfd import read_processes
 from pydra_amd.settings import Partitioning
 from pydra_pci import Roots, Tree
