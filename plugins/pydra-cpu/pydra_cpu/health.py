@@ -9,14 +9,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
-from pydra import Health, HealthStatus, HeldClaim, Taint, TaintEffect
+from pydra import Health, HealthStatus, HeldClaim, TaintEffect
 from pydra_cpu.claim_plan import read_shares
 from pydra_cpu.cpu_list import format_cpu_list, parse_cpu_list
 from pydra_cpu.devices import DRIVER
 from pydra_cpu.hardware_faults import Faults
 from pydra_cpu.hardware_types import Cpu
 from pydra_cpu.settings import Signal
-from pydra_pci import DEFAULT_EFFECT, EFFECTS, Assessment, Reaction
+from pydra_pci import Assessment, Finding, Reaction, assess
 
 DEFAULT_REACTIONS: Mapping[Signal, Reaction] = {
     Signal.MACHINE_CHECK: Reaction.UNHEALTHY,
@@ -37,18 +37,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 def diagnose(device: str, cpus: Sequence[Cpu], state: State, signals: Mapping[Signal, Reaction]) -> Assessment:
     """Return the health of the device with these CPUs, and the taints beside it; `signals` are other reactions."""
-    found = [*_find_inability(state), *_find_lost(device, state)]
-    taints: list[Taint] = []
-    for signal, message in _find_faults(cpus, state.faults):
-        reaction = signals.get(signal, DEFAULT_REACTIONS[signal])
-        if reaction is Reaction.IGNORE:
-            continue
-        key, effect = f"{DRIVER}/{signal.value}", EFFECTS[reaction]
-        if reaction is Reaction.NONE or found:
-            taints.append(Taint(key=key, effect=effect or DEFAULT_EFFECT))
-        else:
-            found.append(Health(status=HealthStatus.UNHEALTHY, message=message, taint=key, effect=effect))
-    return Assessment(health=found[0] if found else Health(), taints=tuple(taints))
+    unable = [*_find_inability(state), *_find_lost(device, state)]
+    return assess(_find_faults(cpus, state.faults), signals, DEFAULT_REACTIONS, DRIVER, before=unable)
 
 
 def _find_inability(state: State) -> Iterator[Health]:
@@ -71,11 +61,11 @@ def _find_lost(device: str, state: State) -> Iterator[Health]:
                 )
 
 
-def _find_faults(cpus: Collection[Cpu], faults: Faults) -> Iterator[tuple[Signal, str]]:
+def _find_faults(cpus: Collection[Cpu], faults: Faults) -> Iterator[Finding]:
     own = {cpu.id for cpu in cpus}
     if checked := own & faults.machine_checks:
         text = "has had a machine check since the node's start; the kernel's log says more"
-        yield Signal.MACHINE_CHECK, f"CPU {format_cpu_list(checked)} {text}"
+        yield Finding(Signal.MACHINE_CHECK, f"CPU {format_cpu_list(checked)} {text}")
     if throttled := own & faults.throttled:
         text = "is slowed down because of heat, or was within the last five minutes"
-        yield Signal.THROTTLING, f"CPU {format_cpu_list(throttled)} {text}"
+        yield Finding(Signal.THROTTLING, f"CPU {format_cpu_list(throttled)} {text}")

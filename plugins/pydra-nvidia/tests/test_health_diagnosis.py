@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from gpu_values import gpu as h100
 from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.hardware_types import Condition, Gpu, LostGpu, Placement, Reading
-from pydra_nvidia.health.diagnosis import WELL, combine, diagnose
+from pydra_nvidia.health.diagnosis import WELL, diagnose
 from pydra_nvidia.health.incident_store import Incident
 from pydra_nvidia.settings import Settings, Signal
-from pydra_pci import Assessment, Reaction
+from pydra_pci import Assessment, Reaction, combine
 
 NOW = 10_000.0
 PLACE = Placement(2, 1)

@@ -29,7 +29,7 @@ from pydra_pci.functions import (
     read_numa_node,
     read_root,
 )
-from pydra_pci.health_reactions import DEFAULT_EFFECT, EFFECTS, Assessment, Reaction
+from pydra_pci.health_reactions import Assessment, Finding, Reaction, assess, combine
 from pydra_pci.modprobe import run_modprobe
 from pydra_pci.optional_simulation import SimulationMissing, needs_simulation
 from pydra_pci.passthrough import BindVfio, VfioBinder, VfioHost, find_problems, is_begun, plan_binding, read_vfio_host
@@ -49,13 +49,12 @@ from pydra_pci.takeover import find_live_socket, read_checkpoint
 from pydra_pci.vfio_drivers import DriverUnavailable, Loader, VfioDrivers
 
 __all__ = [
-    "DEFAULT_EFFECT",
-    "EFFECTS",
     "VFIO_PCI",
     "Assessment",
     "BindVfio",
     "DeviceBusy",
     "DriverUnavailable",
+    "Finding",
     "FunctionState",
     "KernelRefused",
     "KernelWaits",
@@ -72,7 +71,9 @@ __all__ = [
     "VfioBinder",
     "VfioDrivers",
     "VfioHost",
+    "assess",
     "bind_function",
+    "combine",
     "find_live_socket",
     "find_own_namespaces",
     "find_problems",

@@ -5,17 +5,14 @@ Of several signals the worst is a GPU's health, and each other is a taint beside
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-import msgspec
-
-from pydra import Health, HealthStatus, Taint
 from pydra_amd.devices import DRIVER
 from pydra_amd.hardware_types import Condition, Gpu, Reading
 from pydra_amd.host.amdgpu import list_nodes
 from pydra_amd.host.ras import XGMI
 from pydra_amd.settings import Settings, Signal
-from pydra_pci import DEFAULT_EFFECT, EFFECTS, Assessment, Reaction
+from pydra_pci import Assessment, Finding, Reaction, assess
 
 DEFAULT_REACTIONS: Mapping[Signal, Reaction] = {
     Signal.GPU_LOST: Reaction.UNHEALTHY,
@@ -33,65 +30,44 @@ _BYTES_PER_BAD_PAGE = 100 << 20
 """Source: RAS_BAD_PAGE_COVER in the kernel's drivers/gpu/drm/amd/amdgpu/amdgpu_ras.c."""
 
 
-class _Finding(msgspec.Struct, frozen=True):
-    signal: Signal
-    value: str
-    message: str
-
-
 def diagnose(reading: Reading, conditions: Mapping[str, Condition], settings: Settings) -> Mapping[str, Assessment]:
     """The assessments of GPUs, by address; `conditions` may lack GPUs of which nothing is known."""
     found: dict[str, Assessment] = {}
     for gpu in reading.gpus:
         condition = conditions.get(gpu.address, Condition())
-        found[gpu.address] = _assess([*_find_missing(gpu, reading), *_find_faults(gpu, condition, settings)], settings)
+        findings = [*_find_missing(gpu, reading), *_find_faults(gpu, condition, settings)]
+        found[gpu.address] = assess(findings, settings.signals, DEFAULT_REACTIONS, DRIVER)
     for lost in reading.lost:
         message = f"GPU {lost.gpu.address} is lost: {lost.why}; the kernel's log says more"
-        found[lost.gpu.address] = _assess([_Finding(Signal.GPU_LOST, "", message)], settings)
+        findings = [Finding(Signal.GPU_LOST, message)]
+        found[lost.gpu.address] = assess(findings, settings.signals, DEFAULT_REACTIONS, DRIVER)
     return found
 
 
-def _find_missing(gpu: Gpu, reading: Reading) -> Iterator[_Finding]:
+def _find_missing(gpu: Gpu, reading: Reading) -> Iterator[Finding]:
     missing = [node for one in gpu.partitions for node in list_nodes(one) if node in reading.missing]
     if missing:
-        yield _Finding(Signal.NODE_GONE, "", f"{missing[0]} of GPU {gpu.address} is not there")
+        yield Finding(Signal.NODE_GONE, f"{missing[0]} of GPU {gpu.address} is not there")
 
 
-def _find_faults(gpu: Gpu, condition: Condition, settings: Settings) -> Iterator[_Finding]:
+def _find_faults(gpu: Gpu, condition: Condition, settings: Settings) -> Iterator[Finding]:
     if condition.is_resetting:
-        yield _Finding(Signal.RESET, "", f"GPU {gpu.address} is being reset")
+        yield Finding(Signal.RESET, f"GPU {gpu.address} is being reset")
     blocks = {block: count for block, count in condition.uncorrectable.items() if count}
     links = blocks.pop(XGMI, 0)
     if blocks:
         counts = ", ".join(f"{block} {count}" for block, count in sorted(blocks.items()))
         message = f"GPU {gpu.address} counts errors that could not be corrected: {counts}; reset it, or reboot the node"
-        yield _Finding(Signal.ECC, ".".join(sorted(blocks))[:63].rstrip("._-"), message)
+        yield Finding(Signal.ECC, message, ".".join(sorted(blocks))[:63].rstrip("._-"))
     if links:
         message = f"GPU {gpu.address} counts {links} errors of its xGMI links that could not be corrected"
-        yield _Finding(Signal.XGMI_ERROR, "", message)
+        yield Finding(Signal.XGMI_ERROR, message)
     if condition.links_down:
         message = f"{condition.links_down} of the {condition.links} xGMI links of GPU {gpu.address} are down"
-        yield _Finding(Signal.XGMI_LINK, "", f"{message}; the kernel's log says more")
+        yield Finding(Signal.XGMI_LINK, f"{message}; the kernel's log says more")
     if condition.is_throttled:
-        yield _Finding(Signal.THROTTLING, "", f"the clocks of GPU {gpu.address} are held down for heat")
+        yield Finding(Signal.THROTTLING, f"the clocks of GPU {gpu.address} are held down for heat")
     allowed = settings.bad_page_threshold or gpu.memory // _BYTES_PER_BAD_PAGE
     if gpu.memory and condition.bad_pages > allowed:
         message = f"{condition.bad_pages} pages of the memory of GPU {gpu.address} are out of use, {allowed} may be"
-        yield _Finding(Signal.BAD_PAGES, "", f"{message}; replace it")
-
-
-def _assess(findings: Iterable[_Finding], settings: Settings) -> Assessment:
-    health, taints = Health(), list[Taint]()
-    order = list(DEFAULT_REACTIONS)
-    for finding in sorted(findings, key=lambda one: order.index(one.signal)):
-        reaction = settings.signals.get(finding.signal, DEFAULT_REACTIONS[finding.signal])
-        if reaction is Reaction.IGNORE:
-            continue
-        key, effect = f"{DRIVER}/{finding.signal.value}", EFFECTS[reaction]
-        if reaction is Reaction.NONE or health.status is HealthStatus.UNHEALTHY:
-            taints.append(Taint(key=key, value=finding.value, effect=effect or DEFAULT_EFFECT))
-        else:
-            health = Health(
-                status=HealthStatus.UNHEALTHY, message=finding.message, reason=finding.value, taint=key, effect=effect
-            )
-    return Assessment(health=health, taints=tuple(taints))
+        yield Finding(Signal.BAD_PAGES, f"{message}; replace it")

@@ -17,7 +17,7 @@ from pydra_nvidia.hardware_types import Gpu, LostGpu, Placement, Reading
 from pydra_nvidia.health.incident_store import Incident
 from pydra_nvidia.health.xid_catalogue import APPLICATION_XIDS, PASSING_XIDS, explain
 from pydra_nvidia.settings import Settings, Signal
-from pydra_pci import DEFAULT_EFFECT, EFFECTS, Assessment, Reaction
+from pydra_pci import Assessment, Finding, Reaction, assess, combine
 
 WELL = Assessment()
 
@@ -34,39 +34,11 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     devices: Mapping[str, Assessment] = {}
 
 
-_SEVERITY = {HealthStatus.HEALTHY: 0, HealthStatus.UNKNOWN: 1, HealthStatus.UNHEALTHY: 2}
-_STRENGTH = {TaintEffect.NONE: 0, TaintEffect.NO_SCHEDULE: 1, TaintEffect.NO_EXECUTE: 2}
-
-
-def combine(healths: Iterable[Health], taints: Iterable[Taint]) -> Assessment:
-    """The worst health, of two alike the first; the other unhealthy ones are taints beside it.
-
-    A key is there once, with the strongest effect that it has anywhere.
-    """
-    found = tuple(healths)
-    worst = max(found, key=lambda one: _SEVERITY[one.status], default=Health())
-    others = (one for one in found if one is not worst and one.status is HealthStatus.UNHEALTHY)
-    strongest: dict[str, Taint] = {}
-    for taint in (*map(_as_taint, others), *taints):
-        known = strongest.get(taint.key)
-        if known is None or _STRENGTH[taint.effect] > _STRENGTH[known.effect]:
-            strongest[taint.key] = taint
-    if worst.status is HealthStatus.UNHEALTHY:
-        same = strongest.pop(worst.taint, None)
-        if same is not None and _STRENGTH[same.effect] > _STRENGTH[worst.effect or DEFAULT_EFFECT]:
-            worst = replace(worst, effect=same.effect)
-    return Assessment(health=worst, taints=tuple(strongest.values()))
-
-
 def join_assessments(*assessments: Assessment) -> Assessment:
     """The assessment of a device from those of the hardware it is made of: the worst health, and all other taints."""
     if all(assessment is WELL for assessment in assessments):
         return WELL
     return combine((one.health for one in assessments), (taint for one in assessments for taint in one.taints))
-
-
-def _as_taint(health: Health) -> Taint:
-    return Taint(key=health.taint, value=health.reason, effect=health.effect or DEFAULT_EFFECT)
 
 
 MAINTENANCE = f"{DRIVER}/maintenance"
@@ -98,12 +70,6 @@ RECOVERY_ACTIONS = {
     7: "SYSTEM_REBOOT",
 }
 """NVML field 230."""
-
-
-class _Finding(msgspec.Struct, frozen=True):
-    signal: Signal
-    value: str
-    message: str
 
 
 def diagnose(reading: Reading, incidents: Iterable[Incident], *, settings: Settings, now: float) -> Diagnosis:
@@ -151,8 +117,7 @@ def suspend(last: Diagnosis, reading: Reading, why: str) -> Diagnosis:
 def add_vanished(diagnosis: Diagnosis, vanished: Mapping[str, str], *, settings: Settings) -> Diagnosis:
     """With partitions that are gone: `vanished` has, by the names of claims' devices, what is said of it."""
     devices = {
-        device: _assess([_Finding(Signal.PARTITION_GONE, "", message)], settings)
-        for device, message in vanished.items()
+        device: _assess([Finding(Signal.PARTITION_GONE, message)], settings) for device, message in vanished.items()
     }
     return replace(diagnosis, devices=devices)
 
@@ -176,63 +141,43 @@ def _is_ignored(xid: int, settings: Settings) -> bool:
     return xid not in settings.xids_fatal and (xid in APPLICATION_XIDS or xid in settings.xids_ignored)
 
 
-def _condition(gpu: Gpu) -> Iterator[_Finding]:
+def _condition(gpu: Gpu) -> Iterator[Finding]:
     condition = gpu.condition
     if gpu.unread:
-        yield _Finding(Signal.UNREADABLE, "", f"it cannot be read how the GPU is partitioned: {gpu.unread}")
+        yield Finding(Signal.UNREADABLE, f"it cannot be read how the GPU is partitioned: {gpu.unread}")
     if condition.recovery:
         action = RECOVERY_ACTIONS.get(condition.recovery, str(condition.recovery))
-        yield _Finding(Signal.RECOVERY_ACTION, action, f"the driver asks for the recovery action {action}")
+        yield Finding(Signal.RECOVERY_ACTION, f"the driver asks for the recovery action {action}", action)
     if condition.remap_failed:
-        yield _Finding(Signal.ROW_REMAP_FAILED, "", "a memory row could not be remapped; the GPU must be replaced")
+        yield Finding(Signal.ROW_REMAP_FAILED, "a memory row could not be remapped; the GPU must be replaced")
     if condition.remap_pending:
-        yield _Finding(Signal.ROW_REMAP_PENDING, "", "a memory row is remapped at the next reset of the GPU")
+        yield Finding(Signal.ROW_REMAP_PENDING, "a memory row is remapped at the next reset of the GPU")
     if condition.retirement_pending:
-        yield _Finding(Signal.PAGE_RETIREMENT, "", "a memory page is retired at the next reboot")
+        yield Finding(Signal.PAGE_RETIREMENT, "a memory page is retired at the next reboot")
     if condition.ecc_uncorrected:
         count = condition.ecc_uncorrected
-        yield _Finding(Signal.ECC, "", f"{count} uncorrectable memory errors since the last reset")
+        yield Finding(Signal.ECC, f"{count} uncorrectable memory errors since the last reset")
     if gpu.fabric is not None and gpu.fabric.healthy is False:
-        yield _Finding(Signal.FABRIC, "", "the NVLink fabric is unhealthy")
+        yield Finding(Signal.FABRIC, "the NVLink fabric is unhealthy")
     if not condition.monitored:
-        yield _Finding(Signal.UNMONITORED, "", "the driver reports no events for this GPU")
+        yield Finding(Signal.UNMONITORED, "the driver reports no events for this GPU")
 
 
-def _xids(incidents: Iterable[Incident], settings: Settings) -> Iterator[_Finding]:
+def _xids(incidents: Iterable[Incident], settings: Settings) -> Iterator[Finding]:
     """The latest first: it is the one that is reported."""
     for one in sorted(incidents, key=lambda one: (-one.last, one.xid)):
         signal = Signal.IGNORED_XID if _is_ignored(one.xid, settings) else Signal.XID
-        yield _Finding(signal, str(one.xid), explain(one.xid))
+        # The vendor has one key for all XIDs, whether they are ignored or not.
+        yield Finding(signal, explain(one.xid), str(one.xid), taint=Signal.XID.value)
 
 
-def _lost(lost: LostGpu) -> _Finding:
-    return _Finding(Signal.GPU_LOST, "", f"the GPU is lost: {lost.message}")
+def _lost(lost: LostGpu) -> Finding:
+    return Finding(Signal.GPU_LOST, f"the GPU is lost: {lost.message}")
 
 
-def _assess(findings: Iterable[_Finding], settings: Settings, *, silence: str = "") -> Assessment:
-    unhealthy: list[Health] = []
-    informing: list[Taint] = []
-    order = list(DEFAULT_REACTIONS)
-    for finding in sorted(findings, key=lambda one: order.index(one.signal)):
-        reaction = settings.signals.get(finding.signal, DEFAULT_REACTIONS[finding.signal])
-        key = _key(finding.signal)
-        if reaction is Reaction.NONE:
-            informing.append(Taint(key=key, value=finding.value, effect=TaintEffect.NONE))
-        elif reaction is not Reaction.IGNORE:
-            unhealthy.append(
-                Health(
-                    status=HealthStatus.UNHEALTHY,
-                    message=finding.message,
-                    reason=finding.value,
-                    taint=key,
-                    effect=EFFECTS[reaction],
-                )
-            )
-    if silence and not unhealthy:
-        unhealthy.append(Health(status=HealthStatus.UNKNOWN, message=f"the GPU does not answer: {silence}"))
-    return combine(unhealthy, informing)
-
-
-def _key(signal: Signal) -> str:
-    """The vendor has one key for all XIDs, whether they are ignored or not."""
-    return f"{DRIVER}/{(Signal.XID if signal is Signal.IGNORED_XID else signal).value}"
+def _assess(findings: Iterable[Finding], settings: Settings, *, silence: str = "") -> Assessment:
+    found = assess(findings, settings.signals, DEFAULT_REACTIONS, DRIVER)
+    if silence and found.health.status is HealthStatus.HEALTHY:
+        message = f"the GPU does not answer: {silence}"
+        return replace(found, health=Health(status=HealthStatus.UNKNOWN, message=message))
+    return found
