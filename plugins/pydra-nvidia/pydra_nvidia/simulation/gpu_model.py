@@ -142,7 +142,6 @@ class PciModel(_Table, frozen=True, kw_only=True):
     subsystem_device: HexId = "0x0000"
     subsystem_vendor: HexId = "0x10de"
     pci_class: str = msgspec.field(name="class", default="0x030200")
-    revision: str = "0xa1"
     generation: Natural = 5
     width: Natural = 16
     regions: tuple[Natural, ...] = msgspec.field(name="regionsMiB", default=())

@@ -76,7 +76,6 @@ class HostPart(_Part, frozen=True, kw_only=True):
     driver_root: str = "/"
     cdi_hook: str = "/usr/bin/nvidia-cdi-hook"
     vfio_variants: Mapping[str, str] = {}
-    cpus: Annotated[int, msgspec.Meta(ge=1)] = 128
     memory: Annotated[int, msgspec.Meta(ge=1)] = msgspec.field(name="memoryMiB", default=1 << 20)
     imex_channels: Natural = 0
     kernel: str = "6.8.0"

@@ -9,7 +9,7 @@ import posixpath
 
 import msgspec
 
-from pydra_pci.simulation.files import Files, folder, link, text
+from pydra_pci.simulation.files import Files, link, text
 
 MIB = 1 << 20
 _MEMORY, _WIDE, _PREFETCHED, _SIZE_ALIGNED = 0x200, 0x100000, 0x2000, 0x40000
@@ -29,13 +29,12 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a function stands: the root complex, the bridges above it from there down, its NUMA node and CPUs."""
+    """Where a function stands: the root complex, the bridges above it from there down, its NUMA node."""
 
     root: str
     address: str
     bridges: tuple[str, ...] = ()
     numa: int = -1
-    cpus: tuple[int, int] = (0, 0)
 
     @property
     def path(self) -> str:
@@ -56,25 +55,18 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
     pci_class: str
     subsystem_vendor: str = "0x0000"
     subsystem_device: str = "0x0000"
-    revision: str = "0x00"
-    irq: int = 0
     driver: str = ""
     group: int | None = None
     regions: tuple[Region, ...] = ()
     virtual: int | None = None
-    speed: str = ""
-    width: int = 0
 
     @property
     def modalias(self) -> str:
         """How modules.alias matches it."""
-        wide = [one.removeprefix("0x").upper().zfill(8) for one in self._ids]
+        ids = self.vendor, self.device, self.subsystem_vendor, self.subsystem_device
+        wide = [one.removeprefix("0x").upper().zfill(8) for one in ids]
         kind = self.pci_class.removeprefix("0x")
         return f"pci:v{wide[0]}d{wide[1]}sv{wide[2]}sd{wide[3]}bc{kind[:2]}sc{kind[2:4]}i{kind[4:]}"
-
-    @property
-    def _ids(self) -> tuple[str, str, str, str]:
-        return self.vendor, self.device, self.subsystem_vendor, self.subsystem_device
 
 
 def function_files(function: Function) -> Files:
@@ -88,8 +80,6 @@ def function_files(function: Function) -> Files:
         group = f"sys/kernel/iommu_groups/{function.group}"
         files[f"{slot.path}/iommu_group"] = link(f"{to_sys}/kernel/iommu_groups/{function.group}")
         files[f"{group}/devices/{slot.address}"] = link(_relative(f"{group}/devices", slot.path))
-        files[f"{group}/type"] = text("DMA-FQ")
-        files[f"{group}/reserved_regions"] = text("0x00000000fee00000 0x00000000feefffff msi")
     if function.driver:
         driver = f"sys/bus/pci/drivers/{function.driver}"
         files[f"{slot.path}/driver"] = link(f"{to_sys}/bus/pci/drivers/{function.driver}")
@@ -100,7 +90,7 @@ def function_files(function: Function) -> Files:
 def driver_files(name: str, module: str = "") -> Files:
     """A loaded driver of the PCI bus, and its module; drivers that are built in have none."""
     place = f"sys/bus/pci/drivers/{name}"
-    files = {f"{place}/{file}": text("") for file in ("bind", "unbind", "new_id", "remove_id", "uevent")}
+    files = {f"{place}/{file}": text("") for file in ("bind", "unbind")}
     if module:
         files[f"{place}/module"] = link(f"../../../../module/{module}")
         files[f"sys/module/{module}/drivers/pci:{name}"] = link(f"../../../bus/pci/drivers/{name}")
@@ -110,55 +100,25 @@ def driver_files(name: str, module: str = "") -> Files:
 
 def module_files(name: str, version: str = "") -> Files:
     """A loaded kernel module."""
-    place = f"sys/module/{name}"
-    files = {
-        f"{place}/initstate": text("live"),
-        f"{place}/refcnt": text(0),
-        f"{place}/holders": folder(),
-        f"{place}/taint": text("OE" if version else ""),
-    }
-    return files | ({f"{place}/version": text(version)} if version else {})
+    files = {f"sys/module/{name}/initstate": text("live"), f"sys/module/{name}/refcnt": text(0)}
+    return files | ({f"sys/module/{name}/version": text(version)} if version else {})
 
 
 def _attributes(function: Function) -> Files:
-    slot = function.slot
-    first, last = slot.cpus
+    """Those that a backend reads, or the kernel when a driver is bound."""
     files = {
         "vendor": text(function.vendor),
         "device": text(function.device),
         "class": text(function.pci_class),
         "subsystem_vendor": text(function.subsystem_vendor),
         "subsystem_device": text(function.subsystem_device),
-        "revision": text(function.revision),
-        "irq": text(function.irq),
-        "enable": text(1),
-        "numa_node": text(slot.numa),
-        "local_cpulist": text(f"{first}-{last}"),
+        "numa_node": text(function.slot.numa),
         "resource": text(_resource(function.regions)),
         "modalias": text(function.modalias),
         "driver_override": text("(null)"),
-        "uevent": text(_uevent(function)),
-        "remove": text(""),
-        "rescan": text(""),
-        "reset": text(""),
-        "reset_method": text("flr bus"),
-        "d3cold_allowed": text(1),
-        "msi_bus": text(1),
-        "broken_parity_status": text(0),
-        "power_state": text("D0"),
     }
-    if function.width:
-        for kind in ("current", "max"):
-            files[f"{kind}_link_speed"] = text(function.speed)
-            files[f"{kind}_link_width"] = text(function.width)
     if function.virtual is not None:
-        files |= {
-            "sriov_totalvfs": text(function.virtual),
-            "sriov_numvfs": text(0),
-            "sriov_drivers_autoprobe": text(1),
-        }
-    if function.pci_class.startswith("0x0300"):
-        files["boot_vga"] = text(0)
+        files |= {"sriov_totalvfs": text(function.virtual), "sriov_numvfs": text(0)}
     return files
 
 
@@ -168,21 +128,6 @@ def _resource(regions: tuple[Region, ...]) -> str:
         flags = _FLAGS_64 if region.wide else _FLAGS_32
         lines[region.bar] = region.start, region.start + region.size - 1, flags
     return "\n".join(" ".join(f"0x{number:016x}" for number in line) for line in lines)
-
-
-def _uevent(function: Function) -> str:
-    vendor, device, subsystem_vendor, subsystem_device = (
-        one.removeprefix("0x").upper()
-        for one in (function.vendor, function.device, function.subsystem_vendor, function.subsystem_device)
-    )
-    lines = [
-        f"PCI_CLASS={function.pci_class.removeprefix('0x').lstrip('0').upper()}",
-        f"PCI_ID={vendor}:{device}",
-        f"PCI_SUBSYS_ID={subsystem_vendor}:{subsystem_device}",
-        f"PCI_SLOT_NAME={function.slot.address}",
-        f"MODALIAS={function.modalias}",
-    ]
-    return "\n".join(lines)
 
 
 def _relative(directory: str, path: str) -> str:

@@ -18,7 +18,7 @@ _USUAL_LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64":
 _ANY_FUNCTION = "v*d*sv*sd*bc*sc*i*"
 
 
-def host_files(host: HostPart, *, seed: str, boot: int, numa_nodes: int) -> Files:
+def host_files(host: HostPart, *, seed: str, boot: int) -> Files:
     """All but the functions on the bus; `boot` counts reboots."""
     files = usual_links() | {
         "proc/sys/kernel/osrelease": text(host.kernel),
@@ -26,14 +26,8 @@ def host_files(host: HostPart, *, seed: str, boot: int, numa_nodes: int) -> File
         "proc/meminfo": text(f"MemTotal:       {host.memory * 1024:>8} kB"),
         "sys/bus/pci/drivers_probe": text(""),
         "sys/module/firmware_class/parameters/path": text(""),
-        "run/lock": folder(),
         "tmp": folder(),
     }
-    share = host.cpus // numa_nodes
-    for node in range(numa_nodes):
-        place = f"sys/devices/system/node/node{node}"
-        files[f"{place}/cpulist"] = text(f"{node * share}-{(node + 1) * share - 1}")
-        files[f"{place}/meminfo"] = text(f"Node {node} MemTotal:       {host.memory * 1024 // numa_nodes} kB")
     files["sys/kernel/iommu_groups"] = folder()
     if host.iommu:
         files |= _vfio_files(host)
@@ -69,7 +63,6 @@ def _vfio_files(host: HostPart) -> Files:
     files = {
         "dev/vfio/vfio": device(),
         "sys/class/misc/vfio/dev": text(f"{MISC}:{VFIO_CONTROL_MINOR}"),
-        "sys/class/iommu/dmar0/devices": folder(),
     }
     for name in ("vfio", "vfio_iommu_type1", "vfio_pci_core"):
         files |= module_files(name)

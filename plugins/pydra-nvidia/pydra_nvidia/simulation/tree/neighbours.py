@@ -1,7 +1,7 @@
 """The rest of the PCI bus: what a reader that looks for GPUs has to pass over.
 
-A server has a display of its own, sound, network and disks; NVIDIA's NVSwitches have the vendor of GPUs but not the
-class, the bridges above GPUs neither.
+A server has a display of its own and network cards; NVIDIA's NVSwitches have the vendor of GPUs but not the class, the
+bridges above GPUs neither.
 """
 
 from __future__ import annotations
@@ -11,25 +11,21 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from pydra_nvidia.simulation.scenario_gpus import Board
-from pydra_nvidia.simulation.tree.device_numbers import DRM
-from pydra_pci.simulation.files import Files, device, link, text
+from pydra_nvidia.simulation.tree.gpu_files import card_files
+from pydra_pci.simulation.files import Files, text
 from pydra_pci.simulation.functions import Function, Region, Slot, driver_files, function_files
 
 _ROOT = "pci0000:00"
 _MANAGEMENT = "0000:02:00.0"
 _OTHERS = (
-    ("0000:00:00.0", (), "0x8086", "0x09a2", "0x088000", ""),
-    ("0000:00:1b.0", (), "0x8086", "0xa1f0", "0x040300", "snd_hda_intel"),
     ("0000:00:1c.0", (), "0x8086", "0xa194", "0x060400", "pcieport"),
-    ("0000:00:1f.0", (), "0x8086", "0xa1c1", "0x060100", ""),
     (_MANAGEMENT, ("0000:00:1c.0",), "0x1a03", "0x2000", "0x030000", "ast"),
     ("0000:06:00.0", (), "0x15b3", "0x1021", "0x020000", "mlx5_core"),
     ("0000:06:00.1", (), "0x15b3", "0x1021", "0x020700", "mlx5_core"),
-    ("0000:07:00.0", (), "0x144d", "0xa80a", "0x010802", "nvme"),
 )
 """Address, bridges, vendor, device, class, driver: of an Intel server with an ASPEED display and ConnectX-7."""
 
-_MODULES = ("snd_hda_intel", "ast", "mlx5_core", "nvme")
+_DRIVERS = ("pcieport", "snd_hda_intel", "ast", "mlx5_core")
 _NVSWITCH = ("0x10de", "0x22a3", "0x068000", "nvidia-nvswitch")
 _SWITCH = 2
 _LAST_WITH_SWITCHES_ON_PCI = 9
@@ -41,9 +37,8 @@ def neighbour_files(boards: Iterable[Board], *, iommu: bool, driver: bool) -> Fi
     boards = tuple(boards)
     taken = {board.address for board in boards}
     files: Files = {}
-    for name in _MODULES:
-        files |= driver_files(name, name)
-    files |= driver_files("pcieport")
+    for name in _DRIVERS:
+        files |= driver_files(name)
     groups = iter(range(1000)) if iommu else None
     used = {board.iommu_group for board in boards}
     for function in _functions(boards, driver=driver):
@@ -51,8 +46,10 @@ def neighbour_files(boards: Iterable[Board], *, iommu: bool, driver: bool) -> Fi
             taken.add(function.slot.address)
             group = next((one for one in groups if one not in used), None) if groups is not None else None
             files |= function_files(msgspec.structs.replace(function, group=group))
+    management = Slot(root=_ROOT, address=_MANAGEMENT, bridges=("0000:00:1c.0",))
     switches = {address for board in boards for address in _switches(board)} if driver else ()
-    return files | _display_files() | {f"proc/driver/nvidia-nvswitch/devices/{one}": text("") for one in switches}
+    files |= {f"proc/driver/nvidia-nvswitch/devices/{one}": text("") for one in switches}
+    return files | card_files(management.path, "card0", 0)
 
 
 def has_switches(boards: Iterable[Board]) -> bool:
@@ -88,13 +85,3 @@ def _switches(board: Board) -> set[str]:
     if board.model.architecture > _LAST_WITH_SWITCHES_ON_PCI:
         return set()
     return {link.address for link in board.links if link.remote == _SWITCH and link.address}
-
-
-def _display_files() -> Files:
-    path = Slot(root=_ROOT, address=_MANAGEMENT, bridges=("0000:00:1c.0",)).path
-    return {
-        f"{path}/drm/card0/dev": text(f"{DRM}:0"),
-        "sys/class/drm/card0": link(f"../../{path.removeprefix('sys/')}/drm/card0"),
-        "dev/dri/card0": device(),
-        f"dev/dri/by-path/pci-{_MANAGEMENT}-card": link("../card0"),
-    }

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.simulation.machine_state import GpuState, Process, View
 from pydra_nvidia.simulation.scenario_gpus import Board
-from pydra_nvidia.simulation.tree.gpu_files import GpuPlace, gpu_files
+from pydra_nvidia.simulation.tree.gpu_files import gpu_files
 from pydra_nvidia.simulation.tree.host_files import extra_files, host_files, self_link
 from pydra_nvidia.simulation.tree.installation import (
     ARM,
@@ -69,12 +69,11 @@ def list_sections(root: str, view: View, location: str, state: str) -> Iterator[
 def _node_sections(root: str, view: View) -> Iterator[Section]:
     scenario, boot = view.scenario, view.state.boot
     loaded = view.state.driver == "loaded"
-    numa = 1 + max((board.numa for board in view.boards.values()), default=0)
     host, boards = scenario.host, view.boards.values()
     yield (
         "host",
         (scenario, boot),
-        lambda: self_link(root) | host_files(host, seed=scenario.seed, boot=boot, numa_nodes=max(numa, 1)),
+        lambda: self_link(root) | host_files(host, seed=scenario.seed, boot=boot),
     )
     if not host.only_gpus:
         yield "bus", (scenario, loaded), lambda: neighbour_files(boards, iommu=host.iommu, driver=loaded)
@@ -122,18 +121,14 @@ def _driver_sections(root: str, view: View, location: str, state: str) -> Iterat
 
 
 def _gpu_sections(view: View, index: int, board: Board, gpu: GpuState) -> Iterator[Section]:
-    scenario, host = view.scenario, view.scenario.host
+    scenario = view.scenario
     has = wanted_driver(view, board.uuid) == DRIVER
     version = view.driver_version() if has else ""
-
-    def make_gpu() -> Files:
-        nodes = 1 + max((one.numa for one in view.boards.values()), default=0)
-        share = host.cpus // max(nodes, 1)
-        first = max(board.numa, 0) * share
-        place = GpuPlace(board=board, index=index, cpus=(first, first + share - 1), iommu=host.iommu)
-        return gpu_files(place, version)
-
-    yield f"gpu/{board.uuid}", (scenario, gpu.plugged, version), lambda: make_gpu() if gpu.plugged else {}
+    yield (
+        f"gpu/{board.uuid}",
+        (scenario, gpu.plugged, version),
+        lambda: gpu_files(board, index, version, iommu=scenario.host.iommu) if gpu.plugged else {},
+    )
     instances = gpu.instances if has and gpu.mig else []
     key = (has and gpu.mig, [(one.id, [compute.id for compute in one.compute]) for one in instances])
     yield (
