@@ -7,53 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import msgspec
-
-from pydra_nvidia.simulation.machine_state import ComputeState, Counters, GpuState, InstanceState, View
+from pydra_nvidia.simulation.machine_state import ComputeState, GpuState, InstanceState, View
 from pydra_nvidia.simulation.scenario_gpus import Board, derive_mig_uuid
 
 
 def new_gpu(board: Board) -> GpuState:
     """A GPU as the scenario says that a new machine has it."""
-    condition = board.condition
+    group = board.group
     return GpuState(
-        plugged=board.plugged,
-        driver=board.driver if board.plugged else "",
-        mig=board.mig,
-        mig_pending=board.mig_pending,
+        plugged=group.plugged,
+        driver=group.driver if group.plugged else "",
+        mig=group.mig,
+        mig_pending=group.mig,
         instances=_new_instances(board),
-        persistence=board.persistence,
-        lost=condition.lost,
-        recovery=condition.recovery,
-        counters=msgspec.convert(condition, Counters, from_attributes=True),
+        lost=group.lost,
     )
 
 
 def _new_instances(board: Board) -> list[InstanceState]:
     instances: list[InstanceState] = []
-    given = {preset.id for preset in board.instances}
-    for number, preset in enumerate(board.instances):
+    for number, preset in enumerate(board.group.instances):
         assert board.model.mig is not None  # the scenario was checked
         profile = board.model.mig.named(preset.profile)
         assert profile is not None
-        whole = profile.size == board.model.mig.memory_slices
-        id_ = lowest_instance_id(instances, whole=whole, taken=given) if preset.id is None else preset.id
+        id_ = lowest_instance_id(instances, whole=profile.size == board.model.mig.memory_slices)
         compute: list[ComputeState] = []
-        start = 0
-        for position, part in enumerate(preset.compute_parts(profile.slices)):
-            kind = next(one for one in profile.compute_profiles() if one.slices == part.slices)
-            start = start if part.start is None else part.start
-            compute_id = position if part.id is None else part.id
-            compute.append(
-                ComputeState(
-                    id=compute_id,
-                    profile=kind.id,
-                    start=start,
-                    slices=part.slices,
-                    uuid=part.uuid or derive_mig_uuid(board.uuid, id_, compute_id),
-                )
-            )
-            start += part.slices
+        for position, slices in enumerate((profile.slices,) if preset.compute is None else preset.compute):
+            kind = next(one for one in profile.compute_profiles() if one.slices == slices)
+            start, uuid = sum(one.slices for one in compute), derive_mig_uuid(board.uuid, id_, position)
+            compute.append(ComputeState(id=position, profile=kind.id, start=start, slices=slices, uuid=uuid))
         instances.append(
             InstanceState(
                 id=id_,
@@ -67,9 +49,9 @@ def _new_instances(board: Board) -> list[InstanceState]:
     return instances
 
 
-def lowest_instance_id(instances: Collection[InstanceState], *, whole: bool, taken: Collection[int | None] = ()) -> int:
+def lowest_instance_id(instances: Collection[InstanceState], *, whole: bool) -> int:
     """The id that a new GPU instance gets: 0 for one that has the whole GPU, else the lowest free from 1 on."""
-    used = {one.id for one in instances} | set(taken)
+    used = {one.id for one in instances}
     return 0 if whole else next(number for number in range(1, 64) if number not in used)
 
 
@@ -118,5 +100,5 @@ def reboot(view: View) -> None:
         gpu = view.state.gpus[uuid]
         gpu.lost = False
         release_gpu(board, gpu)
-        gpu.persistence = board.persistence  # nvidia-persistenced sets it at each start
+        gpu.persistence = True  # nvidia-persistenced sets it at each start
         gpu.driver, gpu.override = "nvidia" if gpu.plugged else "", ""

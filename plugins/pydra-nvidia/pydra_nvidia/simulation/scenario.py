@@ -83,112 +83,48 @@ class HostPart(_Part, frozen=True, kw_only=True):
     files: Mapping[str, str] = {}
 
 
-class ComputePreset(_Part, frozen=True, kw_only=True):
-    """A compute instance of a `Preset`: `slices` compute slices. What is left out is made up."""
-
-    slices: Count
-    id: Natural | None = None
-    start: Natural | None = None
-    uuid: str = ""
-
-
 class Preset(_Part, frozen=True, kw_only=True):
     """A GPU instance that is there when the machine is new: its profile's name and first memory slice.
 
-    `compute` lists its compute instances, or only their slices; without it, one fills it. `id` is made up if left out.
+    `compute` has the slices of each of its compute instances; without it, one fills it.
     """
 
     profile: str
     start: Natural
-    id: Natural | None = None
-    compute: tuple[Count | ComputePreset, ...] | None = None
-
-    def compute_parts(self, slices: int) -> tuple[ComputePreset, ...]:
-        """Its compute instances, where a whole GPU instance has so many slices."""
-        given = (slices,) if self.compute is None else self.compute
-        return tuple(one if isinstance(one, ComputePreset) else ComputePreset(slices=one) for one in given)
-
-    def has_uuids(self) -> bool:
-        """Whether a compute instance brings its UUID."""
-        return any(isinstance(one, ComputePreset) and one.uuid for one in self.compute or ())
-
-
-class ConditionPart(_Part, frozen=True, kw_only=True):
-    """How a GPU is when the machine is new: fields of `machine_state.GpuState` and `.Counters`, which explain them."""
-
-    lost: bool = False
-    recovery: Natural = 0
-    ecc_corrected: Natural = 0
-    ecc_uncorrected: Natural = 0
-    ecc_corrected_volatile: Natural = 0
-    ecc_uncorrected_volatile: Natural = 0
-    remapped_corrected: Natural = 0
-    remapped_uncorrected: Natural = 0
-    remap_pending: bool = False
-    remap_failed: bool = False
-    retirement_pending: bool = False
-
-
-class LinkPart(_Part, frozen=True, kw_only=True):
-    """One NVLink of a GPU. `state` 0 inactive, 1 active, 2 sleep; `remote` 0 GPU, 1 NPU, 2 switch, 255 unknown."""
-
-    state: Annotated[int, msgspec.Meta(ge=0, le=2)] = 1
-    remote: Natural = 255
-    address: str = ""
+    compute: tuple[Count, ...] | None = None
 
 
 class GroupPart(_Part, frozen=True, kw_only=True):
     """`count` GPUs of one model, by its name in `models` or of a bundled one.
 
     The lists have one value for each GPU, or are empty: made up then. `numa_nodes`: spread evenly over so many, unless
-    `numa` says for each. `bridges` are the PCI bridges above each, from the root down. `mig` and `instances` are the
-    state of a machine that is new, `mig_pending` is what the mode is to be (default: as it is). `driver` is the kernel
-    driver that has the GPUs, empty for none; `condition` is how they are. `plugged` False: not there until plugged in.
+    `numa` says for each. `bridges` are the PCI bridges above each, from the root down. `mig`, `instances`, `lost`, and
+    `driver`, the kernel driver that has the GPUs, empty for none, are the state of a machine that is new. `plugged`
+    False: not there until plugged in.
     """
 
     model: str
     count: Count = 1
     numa_nodes: Count = 1
-    uuids: tuple[str, ...] = ()
-    serials: tuple[str, ...] = ()
     minors: tuple[Natural, ...] = ()
     addresses: tuple[PciAddress, ...] = ()
     roots: tuple[str, ...] = ()
     bridges: tuple[tuple[PciAddress, ...], ...] = ()
     numa: tuple[int, ...] = ()
     modules: tuple[Natural, ...] = ()
-    links: tuple[tuple[LinkPart, ...], ...] = ()
     fabric: FabricModel | None = None
     mig: bool = False
-    mig_pending: bool | None = None
     instances: tuple[Preset, ...] = ()
     driver: str = "nvidia"
-    condition: ConditionPart = ConditionPart()
+    lost: bool = False
     plugged: bool = True
-    persistence: bool = True
 
     def __post_init__(self) -> None:
-        for field in LISTS:
+        for field in ("minors", "addresses", "roots", "bridges", "numa", "modules"):
             if (given := len(getattr(self, field))) not in (0, self.count):
                 raise ValueError(f"{field} must have {self.count} values, as count says, not {given}")
         if self.instances and not self.mig:
             raise ValueError("instances need mig: true")
-        if self.instances and self.count > 1 and any(one.has_uuids() for one in self.instances):
-            raise ValueError("instances with UUIDs are those of one GPU: count must be 1")
-
-
-LISTS = (
-    "uuids",
-    "serials",
-    "minors",
-    "addresses",
-    "roots",
-    "bridges",
-    "numa",
-    "modules",
-    "links",
-)
-"""Fields of a group that have a value for each GPU."""
 
 
 class Scenario(_Part, frozen=True, kw_only=True):

@@ -7,17 +7,29 @@ from typing import TypeVar
 
 import msgspec
 
-from pydra_nvidia.simulation.gpu_model import FabricModel, GpuProfile, Model
-from pydra_nvidia.simulation.scenario import ConditionPart, GroupPart, LinkPart, Preset, Scenario
+from pydra_nvidia.simulation.gpu_model import FabricModel, Model
+from pydra_nvidia.simulation.scenario import GroupPart, Scenario
 
 T = TypeVar("T")
 
 _NAMESPACE = uuid.UUID("6f1c2a5e-7b0d-4c8e-9a3f-2d4b6e8f0a1c")
 
 
-class Board(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU as it was built and plugged. `address` as sysfs spells it; `bridges` are above it, from the root down."""
+class NvLink(msgspec.Struct, frozen=True, kw_only=True):
+    """One NVLink of a GPU. `state` 0 inactive, 1 active; `remote` 0 GPU, 2 switch, 255 unknown."""
 
+    state: int = 1
+    remote: int = 255
+    address: str = ""
+
+
+class Board(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU as it was built and plugged. `address` as sysfs spells it; `bridges` are above it, from the root down.
+
+    `group` is its part of the scenario.
+    """
+
+    group: GroupPart
     model: Model
     uuid: str
     serial: str
@@ -28,15 +40,8 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
     numa: int
     module: int
     iommu_group: int
-    links: tuple[LinkPart, ...]
+    links: tuple[NvLink, ...] = ()
     fabric: FabricModel | None
-    mig: bool
-    mig_pending: bool
-    instances: tuple[Preset, ...]
-    driver: str
-    condition: ConditionPart
-    plugged: bool
-    persistence: bool
 
 
 def find_boards(scenario: Scenario) -> tuple[Board, ...]:
@@ -71,9 +76,10 @@ def _board(scenario: Scenario, group: GroupPart, member: int, position: int) -> 
     domain, bus = position // 16, 0x0F * (position % 16 + 1)
     bridge = (f"{domain:04x}:{bus - 1:02x}:01.0",)
     return Board(
+        group=group,
         model=model,
-        uuid=_given(group.uuids, member, f"GPU-{derive_uuid(scenario.seed, position)}"),
-        serial=_given(group.serials, member, f"16{int(derive_uuid(scenario.seed, 's', position)[:8], 16):011d}"),
+        uuid=f"GPU-{derive_uuid(scenario.seed, position)}",
+        serial=f"16{int(derive_uuid(scenario.seed, 's', position)[:8], 16):011d}",
         minor=_given(group.minors, member, position),
         address=_given(group.addresses, member, f"{domain:04x}:{bus:02x}:00.0"),
         root=_given(group.roots, member, _root(group, member, domain, bus - 1)),
@@ -81,15 +87,7 @@ def _board(scenario: Scenario, group: GroupPart, member: int, position: int) -> 
         numa=_given(group.numa, member, member * group.numa_nodes // group.count),
         module=_given(group.modules, member, position + 1),
         iommu_group=position + 16,
-        links=_given(group.links, member, ()),
         fabric=group.fabric or model.fabric,
-        mig=group.mig,
-        mig_pending=group.mig if group.mig_pending is None else group.mig_pending,
-        instances=group.instances,
-        driver=group.driver,
-        condition=group.condition,
-        plugged=group.plugged,
-        persistence=group.persistence,
     )
 
 
@@ -105,13 +103,10 @@ def _root(group: GroupPart, member: int, domain: int, bus: int) -> str:
 
 
 def _check_presets(where: str, group: GroupPart, model: Model) -> None:
-    if not group.mig and not group.mig_pending:
+    if not group.mig:
         return
     if model.mig is None:
         raise ValueError(f"{where}.mig: {model.name} cannot be partitioned")
-    ids = [preset.id for preset in group.instances if preset.id is not None]
-    if twice := sorted({id_ for id_ in ids if ids.count(id_) > 1}):
-        raise ValueError(f"{where}.instances: two have the id {twice[0]}")
     taken: set[int] = set()
     for position, preset in enumerate(group.instances):
         at = f"{where}.instances[{position}]"
@@ -125,16 +120,13 @@ def _check_presets(where: str, group: GroupPart, model: Model) -> None:
         if place & taken:
             raise ValueError(f"{at}: memory slices {sorted(place & taken)} are taken by another instance")
         taken |= place
-        _check_compute(f"{at}.compute", preset, profile)
-
-
-def _check_compute(where: str, preset: Preset, profile: GpuProfile) -> None:
-    parts = preset.compute_parts(profile.slices)
-    if (wanted := sum(one.slices for one in parts)) > profile.slices:
-        raise ValueError(f"{where}: {wanted} slices are more than the {profile.slices} there are")
-    offered = sorted({one.slices for one in profile.compute_profiles()})
-    if wrong := sorted({one.slices for one in parts} - set(offered)):
-        raise ValueError(f"{where}: {profile.name} has no compute instance of {wrong[0]} slices, but of {offered}")
+        if (wanted := sum(preset.compute or ())) > profile.slices:
+            raise ValueError(f"{at}.compute: {wanted} slices are more than the {profile.slices} there are")
+        offered = sorted({one.slices for one in profile.compute_profiles()})
+        if wrong := sorted({*(preset.compute or ())} - {*offered}):
+            raise ValueError(
+                f"{at}.compute: {profile.name} has no compute instance of {wrong[0]} slices, but of {offered}"
+            )
 
 
 def _linked(boards: tuple[Board, ...]) -> tuple[Board, ...]:
@@ -142,16 +134,16 @@ def _linked(boards: tuple[Board, ...]) -> tuple[Board, ...]:
     linked: list[Board] = []
     for board in boards:
         nvlink = board.model.nvlink
-        if board.links or nvlink is None:
+        if nvlink is None:
             linked.append(board)
             continue
         peers = [one.address for one in boards if one.model == board.model and one is not board]
         links = tuple(
-            LinkPart(remote=2, address=f"0000:{0xF0 + link % 6:02x}:00.0")
+            NvLink(remote=2, address=f"0000:{0xF0 + link % 6:02x}:00.0")
             if nvlink.switched
-            else LinkPart(remote=0, address=peers[link % len(peers)])
+            else NvLink(remote=0, address=peers[link % len(peers)])
             if peers
-            else LinkPart(state=0)
+            else NvLink(state=0)
             for link in range(nvlink.links)
         )
         linked.append(msgspec.structs.replace(board, links=links))

@@ -96,7 +96,7 @@ async def test_a_lost_gpu_stays_published_and_claimed_and_comes_back_with_a_rese
 
 
 async def test_a_gpu_that_was_lost_before_the_start_is_named_to_everybody(make_scene: MakeScene) -> None:
-    well, lost = {"model": "h100-80gb"}, {"model": "h100-80gb", "minors": [1], "condition": {"lost": True}}
+    well, lost = {"model": "h100-80gb"}, {"model": "h100-80gb", "minors": [1], "lost": True}
     async with make_scene(well, lost) as scene, scene.agent(*SOON) as agent:
         named = r"the GPU at 0000:[0-9a-f:.]+ is not published: .* NVML_ERROR_GPU_IS_LOST \(15\)"
         await scene.wait_event("", "HardwareUnreadable", named)

@@ -110,7 +110,7 @@ async def test_instances_that_cannot_be_listed_are_not_taken_for_none(node: Open
 
 
 async def test_a_gpu_that_was_lost_before_the_start_is_named_with_its_address(node: Open) -> None:
-    machine = node(scenario(f"{WHOLE}, condition: {{lost: true}}"))
+    machine = node(scenario(f"{WHOLE}, lost: true"))
     reading = await machine.hardware.read()
     found = published(machine, reading)
     assert of_gpu(0, found) == {}

@@ -41,6 +41,10 @@ H100 = "model: h100-80gb"
             f"gpus: [{{{H100}, mig: true, instances: [{{profile: 2g.20gb, start: 0, compute: [1, 2]}}]}}]",
             "gpus[0].instances[0].compute: 3 slices are more than the 2 there are",
         ),
+        (
+            f"gpus: [{{{H100}, mig: true, instances: [{{profile: 7g.80gb, start: 0, compute: [5]}}]}}]",
+            "has no compute instance of 5 slices, but of [1, 2, 3, 4, 7]",
+        ),
         ("faults: [{op: nvmlInit, do: explode}]", "$.faults[0].do"),
         ("faults: [{op: nvmlInit, do: raise, code: OOPS}]", "code must be one of SUCCESS"),
         ("faults: [{op: 'rm -rf', do: raise}]", "$.faults[0].op"),

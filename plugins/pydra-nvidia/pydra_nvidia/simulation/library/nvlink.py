@@ -8,7 +8,7 @@ from typing import Any
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put
 from pydra_nvidia.simulation.library.function_registry import Call, function
-from pydra_nvidia.simulation.scenario import LinkPart
+from pydra_nvidia.simulation.scenario_gpus import NvLink
 
 MOST_LINKS = 36
 FABRIC_V2, FABRIC_V3 = 0x02000024, 0x3000028
@@ -91,7 +91,7 @@ def _fabric(call: Call, info: Any) -> None:
     return fill(info, state=fabric.state, status=fabric.status, cliqueId=fabric.clique)
 
 
-def _link(call: Call, link: Any) -> LinkPart:
+def _link(call: Call, link: Any) -> NvLink:
     if not 0 <= number(link) < MOST_LINKS:
         raise Refusal(Code.INVALID_ARGUMENT)
     if number(link) >= len(call.board.links):
@@ -99,7 +99,7 @@ def _link(call: Call, link: Any) -> LinkPart:
     return call.board.links[number(link)]
 
 
-def _live_link(call: Call, link: Any) -> LinkPart:
+def _live_link(call: Call, link: Any) -> NvLink:
     part = _link(call, link)
     if number(link) not in active_links(call):
         raise Refusal(Code.NOT_SUPPORTED)
