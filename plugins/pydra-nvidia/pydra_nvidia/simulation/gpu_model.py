@@ -14,10 +14,7 @@ Natural = Annotated[int, msgspec.Meta(ge=0)]
 HexId = Annotated[str, msgspec.Meta(pattern="^0x[0-9a-f]{4}$")]
 
 SLICE_ENUMS = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}
-"""NVML_GPU_INSTANCE_PROFILE_n_SLICE and NVML_COMPUTE_INSTANCE_PROFILE_n_SLICE, by n."""
-
-COMPUTE_IDS = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}
-"""The hardware's ids of compute instance profiles, by slices."""
+"""NVML_GPU_INSTANCE_PROFILE_n_SLICE and NVML_COMPUTE_INSTANCE_PROFILE_n_SLICE, by n; of the latter the ids, too."""
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -25,26 +22,18 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ComputeProfile(_Table, frozen=True, kw_only=True):
-    """A kind of compute instance within a GPU instance. `enum` is NVML's constant, `id` the hardware's."""
+    """A kind of compute instance within a GPU instance. `id` is NVML's constant and the hardware's id alike."""
 
-    enum: Natural
     id: Natural
     slices: Natural
     most: Natural
-    multiprocessors: Natural
     starts: tuple[Natural, ...]
-    copy_engines: Natural = 0
-    decoders: Natural = 0
-    encoders: Natural = 0
-    jpeg_engines: Natural = 0
-    ofa_engines: Natural = 0
 
 
 class GpuProfile(_Table, frozen=True, kw_only=True):
     """A kind of GPU instance. `enum` is NVML's constant, `id` the hardware's; `name` lacks the prefix `MIG `.
 
-    It can be at the memory slices `starts`, and takes `size` of them. `compute` empty: the usual ones, see
-    `compute_profiles`.
+    It can be at the memory slices `starts`, and takes `size` of them.
     """
 
     enum: Natural
@@ -61,29 +50,20 @@ class GpuProfile(_Table, frozen=True, kw_only=True):
     encoders: Natural = 0
     jpeg_engines: Natural = 0
     ofa_engines: Natural = 0
-    p2p: bool = False
-    compute: tuple[ComputeProfile, ...] = ()
 
     def compute_profiles(self) -> tuple[ComputeProfile, ...]:
-        """Kinds of compute instances; engines are shared, multiprocessors divided.
+        """Kinds of compute instances.
 
         Source: nvidia-smi mig -lcip of A100 and H100: n slices offer 1c, 2c, and 3c, 4c, 7c where they fit.
         """
-        return self.compute or tuple(
+        return tuple(
             ComputeProfile(
-                enum=SLICE_ENUMS[slices],
-                id=COMPUTE_IDS[slices],
+                id=id_,
                 slices=slices,
                 most=self.slices // slices,
-                multiprocessors=self.multiprocessors * slices // self.slices,
                 starts=tuple(range(0, self.slices - slices + 1, slices)),
-                copy_engines=self.copy_engines,
-                decoders=self.decoders,
-                encoders=self.encoders,
-                jpeg_engines=self.jpeg_engines,
-                ofa_engines=self.ofa_engines,
             )
-            for slices in SLICE_ENUMS
+            for slices, id_ in SLICE_ENUMS.items()
             if slices == self.slices or (slices in (1, 2, 3, 4) and slices < self.slices)
         )
 

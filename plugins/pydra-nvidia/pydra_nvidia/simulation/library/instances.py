@@ -74,15 +74,18 @@ def _destroy_instance(call: Call) -> None:
 
 
 @function("instance", "nvmlGpuInstanceGetComputeInstanceProfileInfo")
-def _compute_profile_info(call: Call, profile: Any, engine: Any, info: Any) -> None:
-    fill(info, **_figures(_compute_by_enum(call, profile, engine)))
+def _compute_profile_info(call: Call, profile: Any, engine: Any, info: Any, version: int | None = None) -> None:
+    if number(engine):
+        raise Refusal(Code.INVALID_ARGUMENT)
+    found = next((one for one in _profile(call).compute_profiles() if one.id == number(profile)), None)
+    if found is None:
+        raise Refusal(Code.NOT_SUPPORTED)
+    fill(info, version, id=found.id, sliceCount=found.slices, instanceCount=found.most)
 
 
 @function("instance", "nvmlGpuInstanceGetComputeInstanceProfileInfoV")
 def _compute_profile_info_v(call: Call, profile: Any, engine: Any, info: Any) -> None:
-    found, whole = _compute_by_enum(call, profile, engine), _profile(call)
-    name = f"MIG {whole.name}" if found.slices == whole.slices else f"MIG {found.slices}c.{whole.name}"
-    fill(info, COMPUTE_INFO_V2, name=name.encode(), **_figures(found))
+    _compute_profile_info(call, profile, engine, info, COMPUTE_INFO_V2)
 
 
 @function("instance", "nvmlGpuInstanceCreateComputeInstance", root=True)
@@ -174,34 +177,11 @@ def _profile(call: Call) -> GpuProfile:
     return found
 
 
-def _compute_by_enum(call: Call, enum: Any, engine: Any) -> ComputeProfile:
-    if number(engine):
-        raise Refusal(Code.INVALID_ARGUMENT)
-    found = next((one for one in _profile(call).compute_profiles() if one.enum == number(enum)), None)
-    if found is None:
-        raise Refusal(Code.NOT_SUPPORTED)
-    return found
-
-
 def _compute_profile(call: Call, id_: Any) -> ComputeProfile:
     found = next((one for one in _profile(call).compute_profiles() if one.id == number(id_)), None)
     if found is None:
         raise Refusal(Code.INVALID_ARGUMENT)
     return found
-
-
-def _figures(profile: ComputeProfile) -> dict[str, int]:
-    return {
-        "id": profile.id,
-        "sliceCount": profile.slices,
-        "instanceCount": profile.most,
-        "multiprocessorCount": profile.multiprocessors,
-        "sharedCopyEngineCount": profile.copy_engines,
-        "sharedDecoderCount": profile.decoders,
-        "sharedEncoderCount": profile.encoders,
-        "sharedJpegCount": profile.jpeg_engines,
-        "sharedOfaCount": profile.ofa_engines,
-    }
 
 
 def _instance_address(call: Call, one: InstanceState) -> int:

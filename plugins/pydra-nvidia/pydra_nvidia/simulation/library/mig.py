@@ -111,7 +111,6 @@ def _told(call: Call) -> MigModel:
 def _figures(profile: GpuProfile) -> dict[str, int]:
     return {
         "id": profile.id,
-        "isP2pSupported": int(profile.p2p),
         "sliceCount": profile.slices,
         "instanceCount": profile.most,
         "multiprocessorCount": profile.multiprocessors,
