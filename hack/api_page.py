@@ -8,7 +8,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from enum import Enum
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Protocol
 
 import msgspec
@@ -173,10 +173,10 @@ def parse(value: Any) -> Any:
 
 
 def texts_below(kind: type) -> dict[str, str]:
-    """The string that stands below each field, or member, of a class; each must have one."""
-    body = parse(kind).body
-    texts = read_texts(body)
-    for one in body:
+    """The string that stands below each field, or member, of a class and those that it extends; each must have one."""
+    bodies = [parse(one).body for one in reversed(kind.__mro__) if one.__module__.startswith("pydra")]
+    texts = {name: text for body in bodies for name, text in read_texts(body).items()}
+    for one in chain.from_iterable(bodies):
         if (name := assigned(one)) and name not in texts:
             raise ValueError(f"{kind.__name__}.{name} has no text below it")
     return texts

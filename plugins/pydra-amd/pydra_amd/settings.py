@@ -6,18 +6,15 @@ below a field is its text in docs/settings.md and in the chart's schema, which a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated
 
 import msgspec
 
-from pydra_pci import Reaction
+from pydra_pci import AbsolutePath, Reaction, RootSettings
 
 PREFIX = "PYDRA_AMD_"
-
-AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
 
 
 class Partitioning(Enum):
@@ -56,21 +53,15 @@ class Signal(Enum):
     """Its clocks are throttled because of heat, or were within the last five minutes. Reported by amdsmi."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(RootSettings, frozen=True, kw_only=True):
     """All settings."""
 
     scenario: str = ""
     """A simulated machine instead of the node's hardware: the name of a bundled scenario, such as `mi300x-8`."""
     state: AbsolutePath = "/run/pydra-amd"
     """The directory with the files of a simulated machine."""
-    host_root: AbsolutePath = msgspec.field(default_factory=lambda: os.environ.get("PYDRA_HOST_ROOT", "/"))
-    """Where the host's `/` is mounted. Default: `PYDRA_HOST_ROOT`, if that is set."""
-    sys_root: AbsolutePath = "/sys"
-    """Where the host's `/sys` is mounted; changes of partition modes are written to it."""
     dev_root: AbsolutePath = "/dev"
     """The directory of the device nodes on the host."""
-    proc_root: AbsolutePath = "/proc"
-    """Where the host's `/proc` is mounted; passthrough searches it for the users of a GPU."""
 
     partitioning: Partitioning = Partitioning.EXISTING
     """Which partitions of GPUs claims can have. `compute` and `memory` need the feature gate DRAPartitionableDevices;

@@ -6,7 +6,6 @@ field is its description in docs/settings.md and in the chart's schema, which ar
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated
@@ -14,11 +13,9 @@ from typing import Annotated
 import msgspec
 
 from pydra_cpu.cpu_list import parse_cpu_list
-from pydra_pci import Reaction
+from pydra_pci import AbsolutePath, Reaction, RootSettings
 
 PREFIX = "PYDRA_CPU_"
-
-AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
 
 
 class GroupBy(Enum):
@@ -57,7 +54,7 @@ class Signal(Enum):
     processors."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(RootSettings, frozen=True, kw_only=True):
     """All settings."""
 
     scenario: str = ""
@@ -65,12 +62,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     container runtime."""
     state: AbsolutePath = "/run/pydra-cpu"
     """The directory with the files of a simulated machine."""
-    sys_root: AbsolutePath = "/sys"
-    """Where the host's `/sys` is mounted."""
-    proc_root: AbsolutePath = "/proc"
-    """Where the host's `/proc` is mounted."""
-    host_root: AbsolutePath = msgspec.field(default_factory=lambda: os.environ.get("PYDRA_HOST_ROOT", "/"))
-    """Where the host's `/` is mounted. Default: `PYDRA_HOST_ROOT`, if that is set."""
     kubelet_root: AbsolutePath = "/var/lib/kubelet"
     """The kubelet's directory on the host, which says whether its CPU and memory managers restrict containers, too."""
     kubelet_managers: KubeletManagers = KubeletManagers.REFUSE

@@ -11,9 +11,9 @@ from typing import Annotated
 
 import msgspec
 
-PREFIX = "PYDRA_NET_"
+from pydra_pci import AbsolutePath
 
-AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
+PREFIX = "PYDRA_NET_"
 
 _OF_NETWORKS = "docker*,cni*,cbr*,cilium*,lxc*,cali*,flannel*,weave*,kube-*,nodelocaldns,antrea*,ovs-*,ovn*,genev_sys*"
 

@@ -7,7 +7,6 @@ What stands below a field, a signal or a reaction is its text in docs/settings.m
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from enum import Enum
@@ -16,11 +15,10 @@ from typing import Annotated, Any
 import msgspec
 
 from pydra import read_settings
-from pydra_pci import Reaction
+from pydra_pci import AbsolutePath, Reaction, RootSettings
 
 PREFIX = "PYDRA_NVIDIA_"
 
-AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
 NoPathOrAbsolute = Annotated[str, msgspec.Meta(pattern="^(/|$)")]
 
 
@@ -75,24 +73,25 @@ class Signal(Enum):
     """The driver reports no XIDs of this GPU."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings."""
+class DriverSettings(RootSettings, frozen=True, kw_only=True):
+    """The settings that say where NVIDIA's driver is: those of this backend and of `nvidia-compute-domain`."""
 
     scenario: str = ""
     """A simulated machine instead of the node's hardware: the path of a scenario, or the name of a bundled one."""
-    state: AbsolutePath = "/run/pydra-nvidia"
-    """The directory of MPS daemons, past faults of GPUs and requests for maintenance. A reboot must empty it. MPS needs
-    it at the same path on the host, of at most 36 bytes."""
-    host_root: AbsolutePath = msgspec.field(default_factory=lambda: os.environ.get("PYDRA_HOST_ROOT", "/"))
-    """Where the host's `/` is mounted. Default: `PYDRA_HOST_ROOT`, if that is set."""
-    sys_root: AbsolutePath = "/sys"
-    """Where the host's `/sys` is mounted; passthrough writes to it."""
-    proc_root: AbsolutePath = "/proc"
-    """Where the host's `/proc` is mounted."""
     driver_root: NoPathOrAbsolute = ""
     """The driver's root directory on the host. Empty: searched for (see [containers](containers.md))."""
     dev_root: NoPathOrAbsolute = ""
     """The directory on the host in which `dev` has the device nodes. Empty: the driver's root, or `/`."""
+    cdi_hook: NoPathOrAbsolute = ""
+    """The path of `nvidia-cdi-hook` on the host. Empty: searched for (see [containers](containers.md))."""
+
+
+class Settings(DriverSettings, frozen=True, kw_only=True):
+    """All settings."""
+
+    state: AbsolutePath = "/run/pydra-nvidia"
+    """The directory of MPS daemons, past faults of GPUs and requests for maintenance. A reboot must empty it. MPS needs
+    it at the same path on the host, of at most 36 bytes."""
 
     dynamic_mig: bool = False
     """Offer every partition that a GPU could have, and create it when a claim gets it (see [MIG](mig.md))."""
@@ -126,8 +125,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     quiet_period: Annotated[float, msgspec.Meta(gt=0)] = 300.0
     """Seconds that must pass without the same XID before it may stop counting."""
 
-    cdi_hook: NoPathOrAbsolute = ""
-    """The path of `nvidia-cdi-hook` on the host. Empty: searched for (see [containers](containers.md))."""
     poll_period: Annotated[float, msgspec.Meta(gt=0)] = 5.0
     """Seconds between two checks for external changes, and for MPS daemons that have died."""
     mps_ready_deadline: Annotated[float, msgspec.Meta(gt=0)] = 25.0

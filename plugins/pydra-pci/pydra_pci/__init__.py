@@ -14,7 +14,7 @@ from pydra_pci.binding import (
     give_back,
     read_function,
 )
-from pydra_pci.filesystem import ParsedFile, Roots, Tree
+from pydra_pci.filesystem import AbsolutePath, ParsedFile, Roots, RootSettings, Tree
 from pydra_pci.functions import (
     VFIO_PCI,
     PciBus,
@@ -50,6 +50,7 @@ from pydra_pci.vfio_drivers import DriverUnavailable, Loader, VfioDrivers
 
 __all__ = [
     "VFIO_PCI",
+    "AbsolutePath",
     "Assessment",
     "BindVfio",
     "DeviceBusy",
@@ -65,6 +66,7 @@ __all__ = [
     "PciFunction",
     "ProcessesUnseen",
     "Reaction",
+    "RootSettings",
     "Roots",
     "SimulationMissing",
     "Tree",

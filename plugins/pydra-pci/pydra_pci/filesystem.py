@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+
+AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
+
+
+class RootSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a backend that say where the host's files are. The texts are those of its page of settings."""
+
+    host_root: AbsolutePath = msgspec.field(default_factory=lambda: os.environ.get("PYDRA_HOST_ROOT", "/"))
+    """Where the host's `/` is mounted. Default: `PYDRA_HOST_ROOT`, if that is set."""
+    sys_root: AbsolutePath = "/sys"
+    """Where the host's `/sys` is mounted. Changes of the hardware are written to it."""
+    proc_root: AbsolutePath = "/proc"
+    """Where the host's `/proc` is mounted."""
 
 
 class Roots(msgspec.Struct, frozen=True, kw_only=True):

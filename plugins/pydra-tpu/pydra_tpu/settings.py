@@ -6,16 +6,16 @@ a field is its text in docs/settings.md and in the chart's schema, which are gen
 
 from __future__ import annotations
 
-import os
 import re
 from enum import Enum
 from typing import Annotated
 
 import msgspec
 
+from pydra_pci import AbsolutePath, RootSettings
+
 PREFIX = "PYDRA_TPU_"
 
-AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 TopologyOrEmpty = Annotated[str, msgspec.Meta(pattern="^([1-9][0-9]{0,2}x[1-9][0-9]{0,2}(x[1-9][0-9]{0,2})?)?$")]
 
@@ -36,7 +36,7 @@ class Offer(Enum):
     """The whole host only."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(RootSettings, frozen=True, kw_only=True):
     """All settings."""
 
     scenario: str = ""
@@ -44,12 +44,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     `v5e-8+node-gone+throttled`."""
     state: AbsolutePath = "/run/pydra-tpu"
     """The directory with the files of a simulated machine."""
-    host_root: AbsolutePath = msgspec.field(default_factory=lambda: os.environ.get("PYDRA_HOST_ROOT", "/"))
-    """Where the host's `/` is mounted. Default: `PYDRA_HOST_ROOT`, if that is set."""
-    sys_root: AbsolutePath = "/sys"
-    """Where the host's `/sys` is mounted."""
-    proc_root: AbsolutePath = "/proc"
-    """Where the host's `/proc` is mounted."""
     dev_root: AbsolutePath = "/dev"
     """The directory of the device nodes on the host."""
 

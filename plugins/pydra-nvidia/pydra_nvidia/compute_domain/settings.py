@@ -5,14 +5,13 @@ What stands below a field or a mode is its text in docs/settings.md, which is ge
 
 from __future__ import annotations
 
-import os
 from enum import Enum
 from typing import Annotated
 
 import msgspec
 
 from pydra_nvidia import settings as nvidia
-from pydra_nvidia.settings import AbsolutePath, NoPathOrAbsolute
+from pydra_pci import AbsolutePath
 
 PREFIX = "PYDRA_NVIDIA_COMPUTE_DOMAIN_"
 
@@ -27,26 +26,12 @@ class Imex(Enum):
     not isolated from each other."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(nvidia.DriverSettings, frozen=True, kw_only=True):
     """All settings. Those that `pydra_nvidia.settings.Settings` has too mean the same."""
 
-    scenario: str = ""
-    """A simulated machine instead of the node's hardware: the path of a scenario, or the name of a bundled one."""
     state: AbsolutePath = nvidia.Settings().state
     """The directory of IMEX daemons and requests for maintenance: the same as `PYDRA_NVIDIA_STATE`. A reboot must empty
     it; it has the same path on the host."""
-    host_root: AbsolutePath = msgspec.field(default_factory=lambda: os.environ.get("PYDRA_HOST_ROOT", "/"))
-    """Where the host's `/` is mounted. Default: `PYDRA_HOST_ROOT`, if that is set."""
-    sys_root: AbsolutePath = "/sys"
-    """Where the host's `/sys` is mounted."""
-    proc_root: AbsolutePath = "/proc"
-    """Where the host's `/proc` is mounted."""
-    driver_root: NoPathOrAbsolute = ""
-    """The driver's root directory on the host. Empty: searched for (see [containers](containers.md))."""
-    dev_root: NoPathOrAbsolute = ""
-    """The directory on the host in which `dev` has the device nodes. Empty: the driver's root, or `/`."""
-    cdi_hook: NoPathOrAbsolute = ""
-    """The path of `nvidia-cdi-hook` on the host. Empty: searched for (see [containers](containers.md))."""
 
     imex: Imex = Imex.DRIVER_MANAGED
     """Who runs the IMEX daemon of the node (see [ComputeDomains](compute-domains.md#who-runs-the-imex-daemon))."""
