@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, Union
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra.api_name_formats import DRIVER_RULE, SUBDOMAIN, is_driver_name
 from pydra.backends.contract import Inheritance, InheritedClaim
@@ -326,9 +327,10 @@ def find_value_violations(body: msgspec.Raw, wanted: Any) -> tuple[str, ...]:
 
 
 def sort_prepared(claim: Claim, prepared: Sequence[PreparedDevice]) -> tuple[PreparedDevice, ...]:
-    """Return the entries, which have no violations, in the order of the claim's devices."""
+    """Return the entries, which have no violations, in the order of the claim's devices, without empty share ids."""
     order = {_identity(device): place for place, device in enumerate(claim.devices)}
-    return tuple(sorted(prepared, key=lambda device: order[_identity(device)]))
+    entries = [replace(device, share_id=device.share_id or None) for device in prepared]
+    return tuple(sorted(entries, key=lambda device: order[_identity(device)]))
 
 
 @_at_once

@@ -24,6 +24,7 @@ from pydra.backends.contract_validation import (
     find_sample_violations,
     find_settings_type_violations,
     find_value_violations,
+    sort_prepared,
 )
 from pydra.backends.wire import Method, build_result
 from pydra.claim import AllocatedDevice, Claim, PreparedDevice
@@ -37,6 +38,11 @@ def allocated(device: str, **fields: Any) -> AllocatedDevice:
 
 A, B, SHARE = allocated("a"), allocated("b"), allocated("a", share_id="s1")
 CLAIM = Claim(uid="u", namespace="ns", name="c", devices=(A, B, SHARE))
+
+
+def test_what_prepare_returned_is_put_in_order_and_an_empty_share_id_is_none() -> None:
+    unordered = [SHARE.prepared(), replace(B.prepared(), share_id=""), A.prepared()]
+    assert sort_prepared(CLAIM, unordered) == (A.prepared(), B.prepared(), SHARE.prepared())
 
 
 @pytest.mark.parametrize(
