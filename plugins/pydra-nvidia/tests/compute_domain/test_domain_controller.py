@@ -17,6 +17,7 @@ from pydra.controllers import (
     NODES,
     PODS,
     RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_SLICES,
     Cache,
     Informer,
     KubeClient,
@@ -235,6 +236,24 @@ async def test_the_label_of_a_node_belongs_to_its_domain(scene: Scene) -> None:
     scene.cluster.remove_node("a")
     with pytest.raises(StatusError, match="no existing object was found"):
         scene.server.api.apply(kinds.NODES, "a", build_label(request), manager=name_manager("another"))
+
+
+async def test_a_node_whose_slice_comes_after_the_claim_is_labelled_when_it_comes(scene: Scene) -> None:
+    """As when the kubelet has restarted, which removes the slices of its node."""
+    published = scene.server.api.get(kinds.RESOURCE_SLICES, "a")
+    scene.cluster.delete(RESOURCE_SLICES, "a")
+    uid = scene.cluster.create_domain("cd")
+    scene.cluster.start_pod("pod-a", uid, "a")
+    scene.cluster.settle()  # so that the controller writes no status, after which it would look again
+    async with scene.controller("--leader-election=false"):
+        scene.cluster.create_domain("later")
+        await scene.until(lambda: "status" in scene.cluster.domain("later"))
+        scene.cluster.delete_domain("later")
+        await scene.until(lambda: len(scene.cluster.list(COMPUTE_DOMAINS)) == 1)  # nothing wakes it any more
+        assert scene.cluster.labels() == {}
+        metadata = {key: published["metadata"][key] for key in ("name", "ownerReferences")}
+        scene.server.api.create(kinds.RESOURCE_SLICES, {"metadata": metadata, "spec": published["spec"]})
+        await scene.until(lambda: scene.cluster.labels() == {"a": uid})
 
 
 async def test_a_label_that_the_controller_has_not_seen_stays(scene: Scene) -> None:

@@ -93,6 +93,7 @@ class Controller:
         self._due = dict[str, float]()
         self._active = set[str]()
         self._failures = dict[str, int]()
+        self._unpublished = dict[str, set[str]]()  # by domain, the nodes whose slice it waits for
         self._woken = anyio.Event()
         self._forced = anyio.Event()
         self.synced = False
@@ -143,9 +144,10 @@ class Controller:
         if resource is RESOURCE_CLAIMS:
             return list_named_domains(found)
         if resource is RESOURCE_SLICES:
-            node = self._caches[NODES].find(str((found.get("spec") or {}).get("nodeName") or ""))
-            label = get_label(node) if node is not None else None
-            return [label] if label else []
+            name = str((found.get("spec") or {}).get("nodeName") or "")
+            label = _label_or_none(self._caches[NODES].find(name))
+            waiting = [uid for uid, nodes in self._unpublished.items() if name in nodes]
+            return [*waiting, *([label] if label else [])]
         if resource is RESOURCE_CLAIM_TEMPLATES:
             key = object_key(found)
             return [get_uid(domain) for domain in self._list(COMPUTE_DOMAINS) if template_key(domain) == key] + [
@@ -190,6 +192,9 @@ class Controller:
     async def _reconcile(self, uid: str) -> float | None:
         """Look at one domain; return in how many seconds to look again after a failure."""
         view = self._build_view(uid)
+        self._unpublished.pop(uid, None)
+        if view is not None and (nodes := {claim.node for claim in view.own_claims} - view.node_uids.keys()):
+            self._unpublished[uid] = nodes
         if view is None or not self._may_act():
             self._failures.pop(uid, None)
             return await self._tell_unknown(uid) if self._may_act() else None
