@@ -1,7 +1,7 @@
 """Starts, monitors and restarts a backend's process, and exposes its coroutines.
 
-A call that did not crash the process survives its end: it is repeated in the next process. Results are validated here,
-and errors that the backend raised arrive as pydra's own. Supervisors share nothing.
+A call that did not crash the process survives its end: it is repeated in the next process. Results are validated, and
+errors that the backend raised arrive as pydra's own. Supervisors share nothing.
 """
 
 from __future__ import annotations
@@ -11,22 +11,15 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import anyio
 import anyio.to_thread
 import msgspec
 
+from pydra.backends.answers import AnswerReader
 from pydra.backends.calls_in_flight import Outcome
 from pydra.backends.contract import Inheritance
-from pydra.backends.contract_validation import (
-    find_inheritance_violations,
-    find_json_violations,
-    find_prepared_violations,
-    find_sample_violations,
-    find_value_violations,
-    sort_prepared,
-)
 from pydra.backends.crash_attribution import CrashAttribution, Involvement, Quarantined, build_failure
 from pydra.backends.crash_diagnosis import CallInFlight, Diagnosis, Ending, diagnose
 from pydra.backends.discovery import BackendSource, refresh_source
@@ -49,7 +42,7 @@ from pydra.backends.supervisor_events import (
 )
 from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts
 from pydra.backends.wire import Call, Failure, Hello, Method, Refusal, Reply
-from pydra.claim import Claim, HeldClaim, PreparedDevice, answers_exactly
+from pydra.claim import Claim, HeldClaim, PreparedDevice
 from pydra.devices import Inventory
 from pydra.errors import (
     BackendDied,
@@ -62,19 +55,8 @@ from pydra.errors import (
     SettingsError,
     of_call,
 )
-from pydra.plan import ClaimStep
 from pydra.samples import Sample
 from pydra.settings import ProcessRights
-
-T = TypeVar("T")
-
-
-class _StepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A `Plan` as the backend's process describes it."""
-
-    steps: tuple[ClaimStep, ...] = ()
-    data: Any = None
-
 
 HeldClaims: TypeAlias = Callable[[], AbstractAsyncContextManager[Sequence[HeldClaim]]]
 
@@ -124,6 +106,7 @@ class BackendSupervisor:
         self._program, self._rights, self._spawn = program, rights, spawn
         self._refresh = refresh
         self._report = report
+        self._answers = AnswerReader(source.name, report)
         self._attribution = CrashAttribution(restarts.crashes)
         self._ids = itertools.count(1)
         self._facts: BackendFacts | None = None
@@ -212,26 +195,18 @@ class BackendSupervisor:
             if self._discovered is not self._process:
                 self._discovered = self._process
                 self._note_change()
-        return self._decode(reply, Inventory, Method.DISCOVER)
+        return self._answers.read_inventory(reply)
 
     async def plan(self, claim: Claim, *, until: float) -> Claim:
         """Return the claim with its plan and its steps; only for a backend with PLAN. One call at a time."""
         facts = self._facts or await self.wait_ready()
         reply = await self._ask(Call(id=next(self._ids), method=Method.PLAN, claim=claim, until=until))
-        if not facts.has_steps:
-            data = self._decode(reply, object, Method.PLAN, claim)
-            self._check(Method.PLAN, find_json_violations(Method.PLAN, data), claim)
-            return msgspec.structs.replace(claim, plan=data)
-        plan = self._decode(reply, _StepPlan, Method.PLAN, claim)
-        self._check(Method.PLAN, find_json_violations(Method.PLAN, msgspec.to_builtins(plan)), claim)
-        return msgspec.structs.replace(claim, plan=plan.data, steps=plan.steps)
+        return self._answers.read_plan(reply, claim, has_steps=facts.has_steps)
 
     async def apply(self, claim: Claim, step: int, *, until: float) -> Any:
         """Carry out one of the claim's steps, by its place, and return its result as JSON."""
         call = Call(id=next(self._ids), method=Method.APPLY, claim=claim, step=step, until=until)
-        result = self._decode(await self._ask(call), object, Method.APPLY, claim)
-        self._check(Method.APPLY, find_json_violations(Method.APPLY, result), claim)
-        return result
+        return self._answers.read_result(await self._ask(call), claim)
 
     async def undo(self, claim: Claim, step: int, *, until: float) -> None:
         """Undo one of the claim's steps, by its place."""
@@ -240,11 +215,7 @@ class BackendSupervisor:
     async def prepare(self, claim: Claim, *, until: float) -> tuple[PreparedDevice, ...]:
         """Return one prepared device for each of the claim's devices, in their order."""
         reply = await self._ask(Call(id=next(self._ids), method=Method.PREPARE, claim=claim, until=until))
-        prepared = self._decode(reply, tuple[PreparedDevice, ...], Method.PREPARE, claim)
-        if answers_exactly(claim, prepared):
-            return prepared
-        self._check(Method.PREPARE, find_prepared_violations(claim, prepared), claim)
-        return sort_prepared(claim, prepared)
+        return self._answers.read_prepared(reply, claim)
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], *, until: float) -> None:
         """Undo `prepare`; nothing to do for a backend with steps and without `unprepare`."""
@@ -259,9 +230,7 @@ class BackendSupervisor:
         if Method.MEASURE not in facts.methods:
             return ()
         call = self._new_call(Method.MEASURE, self._deadlines.measure)
-        samples = self._decode(await self._ask(call), tuple[Sample, ...], Method.MEASURE)
-        self._check(Method.MEASURE, find_sample_violations(samples))
-        return samples
+        return self._answers.read_samples(await self._ask(call))
 
     async def inherit(self, directory: str) -> Inheritance:
         """Return what another driver left in the plugin directory; nothing if the backend replaces no other driver."""
@@ -269,9 +238,7 @@ class BackendSupervisor:
         if Method.INHERIT not in facts.methods:
             return Inheritance()
         call = self._new_call(Method.INHERIT, self._deadlines.discover, directory=directory)
-        inheritance = self._decode(await self._ask(call), Inheritance, Method.INHERIT)
-        self._check(Method.INHERIT, find_inheritance_violations(inheritance))
-        return inheritance
+        return self._answers.read_inheritance(await self._ask(call))
 
     async def wait_changed(self) -> None:
         """Wait for a hint to call `discover`: from the backend, or because its process was replaced."""
@@ -353,7 +320,7 @@ class BackendSupervisor:
         if isinstance(failure, PydraError):
             return failure
         if failure.fault.kind is FaultKind.CONTRACT:
-            return self._reject(call.method, failure.fault.problems, call.claim)
+            return self._answers.reject(call.method, failure.fault.problems, call.claim)
         return parse_fault(failure.fault, self._name, str(call), repeated=repeated)
 
     async def _wait_admission(self, call: Call, *, reached: bool) -> BackendProcess:
@@ -372,24 +339,6 @@ class BackendSupervisor:
                     self._hint_call.cancel()  # so that a suspect is alone; `_wait_hinting` waits for the last of them
                 await self._changed.wait()
         raise of_call(self._find_end() or self._unavailable(), reached_backend=reached)
-
-    def _decode(self, reply: Reply, wanted: type[T], method: Method, claim: Claim | None = None) -> T:
-        try:  # here, not on the connection: an invalid result fails only its own call
-            return msgspec.msgpack.decode(reply.result, type=wanted)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            violations = find_value_violations(reply.result, wanted) or (str(error),)
-            raise self._reject(method, tuple(f"{method.value}: {one}" for one in violations), claim) from error
-
-    def _check(self, method: Method, violations: tuple[str, ...], claim: Claim | None = None) -> None:
-        if violations:
-            raise self._reject(method, violations, claim)
-
-    def _reject(self, method: Method, violations: tuple[str, ...], claim: Claim | None) -> ContractError:
-        """Report that an answer violates the contract; return the error for its caller."""
-        error = ContractError(self._name, violations)
-        _log.error("%s", error)
-        self._report(AnswerRejected(backend=self._name, method=method, claim=claim, violations=violations))
-        return error
 
     def _reject_unsolicited(self, call_id: int) -> None:
         violation = f"an answer to call {call_id}, which is not in flight"
