@@ -70,7 +70,7 @@ class Repetition(msgspec.Struct, frozen=True):
 
 
 class _WrittenEvent(msgspec.Struct):
-    name: str
+    name: str  # empty: it is not there
     first: float
     last_written: float
     count: int
@@ -101,16 +101,26 @@ class EventDeduplicator:
             if now - written.last_written < QUIET_SECONDS:
                 return None
             written.last_written = now
-            return Repetition(namespace, written.name, {"series": {"count": written.count, "lastObservedTime": stamp}})
-        self._written.pop(key, None)
-        recent = [one for other, one in self._written.items() if other[:2] == key[:2]]
-        if sum(now - one.first < SERIES_SECONDS for one in recent) >= DIFFERENT:
-            return None  # the log has it
-        while len(self._written) >= REMEMBERED:
-            self._written.pop(next(iter(self._written)))
-        name = f"{subject.name[:200].rstrip('-.')}.{suffix}"  # still a DNS subdomain when shortened
-        self._written[key] = _WrittenEvent(name, now, now, 1)
-        return Create(namespace, self._build(request, note=note, name=name, namespace=namespace, stamp=stamp))
+            if written.name:
+                series = {"count": written.count, "lastObservedTime": stamp}
+                return Repetition(namespace, written.name, {"series": series})
+        else:
+            self._written.pop(key, None)
+            recent = [one for other, one in self._written.items() if other[:2] == key[:2]]
+            if sum(now - one.first < SERIES_SECONDS for one in recent) >= DIFFERENT:
+                return None  # the log has it
+            while len(self._written) >= REMEMBERED:
+                self._written.pop(next(iter(self._written)))
+            written = self._written[key] = _WrittenEvent("", now, now, 1)
+        written.name = f"{subject.name[:200].rstrip('-.')}.{suffix}"  # still a DNS subdomain when shortened
+        return Create(namespace, self._build(request, note=note, name=written.name, namespace=namespace, stamp=stamp))
+
+    def note_lost(self, write: Create | Repetition) -> None:
+        """Note that the Event is not there: its next repetition creates one."""
+        name = write.name if isinstance(write, Repetition) else write.body["metadata"]["name"]
+        for one in self._written.values():
+            if one.name == name:
+                one.name = ""
 
     def _build(self, request: EventRequest, *, note: str, name: str, namespace: str, stamp: str) -> dict[str, Any]:
         subject = request.subject
@@ -148,10 +158,12 @@ class EventRecorder:
         deduplicator: EventDeduplicator,
         *,
         report: Callable[[str], None] = lambda result: None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._write = write
         self._deduplicator = deduplicator
         self._report = report
+        self._clock = clock
         self._send, self._receive = anyio.create_memory_object_stream[EventRequest](_WAITING)
 
     def record(self, request: EventRequest) -> None:
@@ -163,11 +175,11 @@ class EventRecorder:
             _log.warning("Event dropped: the queue is full, or the agent stops: %s %s", request.reason, request.note)
 
     async def run(self) -> None:
-        """Write until cancelled. An Event that cannot be written is lost: the log has its text, too."""
+        """Write until cancelled. An Event that cannot be written is lost until it is repeated; the log has its text."""
         async with self._send, self._receive:
             async for request in self._receive:
                 stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-                write = self._deduplicator.decide(request, now=monotonic(), stamp=stamp, suffix=secrets.token_hex(8))
+                write = self._deduplicator.decide(request, now=self._clock(), stamp=stamp, suffix=secrets.token_hex(8))
                 if write is not None:
                     await self._try(write)
 
@@ -176,8 +188,11 @@ class EventRecorder:
             await self._write(write)
         except NotFound:
             # The namespace, or the Event itself (they expire after an hour), no longer exists.
+            self._deduplicator.note_lost(write)
             self._report("gone")
         except KubeError as error:
+            if isinstance(write, Create):
+                self._deduplicator.note_lost(write)
             self._report("failed")
             _log.warning("Event not written: %s", error)
         else:

@@ -53,6 +53,26 @@ async def test_an_api_server_that_refuses_costs_the_event_and_nothing_else() -> 
     assert await results(Desk(Unavailable("down")), requests=2, expected=2) == ["failed", "failed"]
 
 
+async def test_an_event_that_was_refused_is_created_when_it_is_repeated() -> None:
+    """An API server that has too much to do refuses Events first, and a claim is tried again each minute."""
+    times, desk, written = [0.0], Desk(Unavailable("too many requests", status=429)), list[str]()
+    deduplicator = EventDeduplicator(controller="pydra-agent", instance="pydra-agent-n", default_namespace="default")
+    recorder = EventRecorder(desk.write, deduplicator, report=written.append, clock=times.pop)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(recorder.run)
+        for refusal, now in ((desk.refusal, 0.0), (None, 60.0), (NotFound("expired"), 120.0), (None, 180.0)):
+            desk.refusal, times[:] = refusal, [now]
+            recorder.record(request())
+            with anyio.fail_after(30):
+                while times:
+                    await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+    assert written == ["failed", "ok", "gone", "ok"]
+    assert [body.get("note") for body in desk.created] == ["SIGSEGV", "SIGSEGV"], (
+        "no series of an Event that is not there"
+    )
+
+
 async def test_an_event_for_a_namespace_that_is_gone_is_not_a_failure() -> None:
     assert await results(Desk(NotFound("no such namespace", status=404)), requests=1, expected=1) == ["gone"]
 
