@@ -14,7 +14,7 @@ class Sandbox:
     def __init__(self, pod: PodSandbox, namespace: Namespace) -> None:
         self.id = pod.id
         self.pod_uid = pod.uid
-        self.is_running = pod.pid > 0
+        self.is_running = False
         self.name = f"{pod.namespace}/{pod.name}"
         self.namespace = namespace
         self.attached: set[str] = set()
@@ -33,6 +33,7 @@ class Sandboxes:
         known = self._known.get(pod.id)
         if known is None:
             known = self._known[pod.id] = Sandbox(pod, self._kernel.open(pod.network_namespace))
+        known.is_running = pod.pid > 0
         return known
 
     def find(self, sandbox_id: str) -> Sandbox | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from namespaces import TestNamespace, TestNode, find_problem, make_node
 from net_agent import NetAgent, build_sandbox, build_settings
@@ -275,6 +276,23 @@ async def test_another_sandbox_of_the_pod_gets_the_interface_of_the_dead_one(nod
         assert (first.links(), second.links()) == ([], ["nic0"])
         await agent.runtime.stop_pod(dead)
         assert second.links() == ["nic0"], "the late end of the first takes nothing from the second"
+        await agent.unprepare("claim")
+
+
+async def test_a_sandbox_that_has_died_since_it_began_takes_nothing_from_the_one_that_runs(node: TestNode) -> None:
+    agent = build_agent(node)
+    first, second = node.begin_pod("first"), node.begin_pod("second")
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer")
+        dead = build_sandbox("trainer", first.path)
+        await agent.runtime.run_pod(dead)
+        await agent.runtime.run_pod(build_sandbox("trainer", second.path, number=2))
+        second.run("ip neigh del 10.0.0.9 dev nic0")
+        agent.runtime.pods[dead.id] = replace(dead, pid=0)
+        agent.runtime.plugins[0].connection.close()
+        while "lladdr" not in second.run("ip neigh show nud permanent"):  # noqa: ASYNC110 - in the kernel
+            await asyncio.sleep(0.01)
+        assert (first.links(), second.links()) == ([], ["nic0"])
         await agent.unprepare("claim")
 
 
