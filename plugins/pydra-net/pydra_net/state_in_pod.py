@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from ipaddress import ip_interface, ip_network
+from collections.abc import Callable, Sequence
+from ipaddress import ip_address, ip_interface, ip_network
 
 from msgspec.structs import replace
 
@@ -12,6 +12,8 @@ from pydra_net.interface_state import InterfaceState, by_dependency
 from pydra_net.network_types import MAIN_TABLE, Address, Interface, Neighbour, Route, Rule
 
 _STATIC = 4
+_PRIORITY_OF_IPV6 = 1024
+"""What the kernel gives to routes without one."""
 _NO_DETECTION = 0x2
 
 
@@ -41,7 +43,10 @@ def find_state_in_pod(
         routes=tuple(sorted(routes, key=by_dependency)),
         neighbours=(
             *interface.neighbours,
-            *(Neighbour(destination=one.destination, mac=one.hardware_addr.lower()) for one in config.neighbors),
+            *(
+                Neighbour(destination=_format(one.destination, ip_address), mac=one.hardware_addr.lower())
+                for one in config.neighbors
+            ),
         ),
         rules=(*(interface.rules if keeps and not table else ()), *map(_build_rule, config.rules)),
         features=ethtool.features if ethtool else {},
@@ -69,13 +74,16 @@ def _without_detection(address: Address) -> Address:
 
 
 def _build_route(config: RouteConfig) -> Route:
+    """As the kernel reports it."""
+    destination = ip_network(config.destination)
     return Route(
-        destination=str(ip_network(config.destination)),
-        gateway=config.gateway or "",
-        source=config.source or "",
-        scope=config.scope,
+        destination=str(destination),
+        gateway=_format(config.gateway, ip_address),
+        source=_format(config.source, ip_address),
+        scope=config.scope if destination.version == 4 else 0,
         table=config.table or MAIN_TABLE,
         protocol=_STATIC,
+        priority=0 if destination.version == 4 else _PRIORITY_OF_IPV6,
     )
 
 
@@ -84,6 +92,11 @@ def _build_rule(config: RuleConfig) -> Rule:
         family=ip_network(config.source or config.destination or "").version,
         table=config.table,
         priority=config.priority,
-        source=config.source or "",
-        destination=config.destination or "",
+        source=_format(config.source, ip_network),
+        destination=_format(config.destination, ip_network),
     )
+
+
+def _format(text: str | None, parse: Callable[[str], object]) -> str:
+    """The address as the kernel has it: in small letters, and as short as possible."""
+    return str(parse(text)) if text else ""
