@@ -143,4 +143,6 @@ def _find_exclusion(share: ShareInterface, kind: str, vlan: int, ipvlan_mode: st
 
 
 def _list_ips(target: InterfaceState) -> set[Ip]:
-    return {ipaddress.ip_interface(one.address).ip for one in target.addresses}
+    """Without those that each link may have: link-local ones of IPv6."""
+    found = {ipaddress.ip_interface(one.address).ip for one in target.addresses}
+    return {one for one in found if one.version == 4 or not one.is_link_local}

@@ -83,7 +83,7 @@ def _plan_routes(wanted: InterfaceState, link: Link, reading: Reading) -> Iterat
     present = set(map(_identify, reading.routes.get(link.index, ())))
     for route in wanted.routes:
         if _identify(route) not in present and route not in wanted.later_routes:
-            yield Add(index=link.index, item=route)
+            yield Add(index=link.index, item=route, beside=wanted.on_node)
 
 
 def _plan_neighbours_and_rules(wanted: InterfaceState, link: Link, reading: Reading) -> Iterator[Operation]:

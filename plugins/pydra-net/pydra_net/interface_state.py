@@ -24,7 +24,9 @@ _LOCAL_TABLE = 255
 _UNICAST = 1
 _KEPT_FLAGS = 0xF12
 """Of addresses, those that somebody chose: no duplicate detection (2), home, temporary ones, no prefix route, ..."""
-_NO_PREFIX_ROUTE = 0x200
+_TEMPORARY, _NO_PREFIX_ROUTE, _STABLE = 0x1, 0x200, 0x800
+_BY_ROUTER, _BY_LINK = 2, 3
+"""Protocols of addresses: IFAPROT_KERNEL_RA, IFAPROT_KERNEL_LL."""
 
 
 class InterfaceState(Configuration, frozen=True, kw_only=True, omit_defaults=True):
@@ -41,6 +43,8 @@ class InterfaceState(Configuration, frozen=True, kw_only=True, omit_defaults=Tru
     without_programs: bool = False
     dhcp: bool = False
     slaac: bool = False
+    on_node: bool = False
+    """Routes by other interfaces to the same destinations stay."""
     sysctls: Mapping[str, int | str] = {}
     """By names such as `ipv6/conf/accept_ra`. The kernel resets them whenever a link is moved."""
 
@@ -66,33 +70,53 @@ def read_interface(reading: Reading, link: Link) -> Interface:
     return Interface(
         link=link,
         master=master.name if master else "",
-        addresses=tuple(
-            replace(one, flags=one.flags & _KEPT_FLAGS)
-            for one in reading.addresses.get(link.index, ())
-            if not _is_automatic(one)
-        ),
+        addresses=tuple(_list_addresses(reading.addresses.get(link.index, ()), link)),
         routes=tuple(sorted(routes, key=by_dependency)),
         neighbours=reading.neighbours.get(link.index, ()),
         rules=tuple(one for one in reading.rules if one.table in own_tables),
     )
 
 
-def _is_automatic(address: Address) -> bool:
-    is_temporary = address.family == 6 and address.flags & 0x1
-    return bool(address.family == 6 and (address.scope == LINK_SCOPE or address.protocol == 2 or is_temporary))
+def _list_addresses(found: Sequence[Address], link: Link) -> Iterator[Address]:
+    """Yield them in the order in which they were added: the kernel lists those of IPv6 beginning with the newest."""
+    for family, ordered in ((4, found), (6, reversed(found))):
+        for one in ordered:
+            if one.family == family and not _is_automatic(one, link):
+                yield replace(one, flags=one.flags & _KEPT_FLAGS)
+
+
+def _is_automatic(address: Address, link: Link) -> bool:
+    if address.family == 4:
+        return False
+    if address.scope == LINK_SCOPE:  # kernels before 5.18 do not say by whom it is
+        by_kernel = address.protocol == _BY_LINK or address.flags & _STABLE
+        return bool(by_kernel) or ipaddress.ip_interface(address.address).ip.packed[8:] == _derive(link.mac)
+    return bool(address.protocol == _BY_ROUTER or address.flags & _TEMPORARY)
+
+
+def _derive(mac: str) -> bytes:
+    """The part of an address that follows from a MAC address (EUI-64)."""
+    own = bytes.fromhex(mac.replace(":", ""))
+    return bytes((own[0] ^ 2, *own[1:3], 0xFF, 0xFE, *own[3:])) if len(own) == 6 else b""
 
 
 def _list_prefixes(addresses: Sequence[Address]) -> Iterator[str]:
-    """The destinations of the routes that the kernel makes for addresses; not for those whose owner makes them."""
+    """The destinations of the routes that the kernel makes for addresses; not for those whose owner makes them.
+
+    That to a peer by IPv6 it only makes for a link that is up when it gets the address.
+    """
     for one in addresses:
         if not one.flags & _NO_PREFIX_ROUTE:
-            yield str(ipaddress.ip_interface(one.peer or one.address).network)
+            yield str(ipaddress.ip_interface((one.family == 4 and one.peer) or one.address).network)
 
 
 def _is_configured(route: Route, by_addresses: Collection[str]) -> bool:
-    made = route.protocol == BY_KERNEL and route.destination in by_addresses
-    automatic = made or (route.family == 6 and route.protocol == BY_ADVERTISEMENT)
-    return route.type == _UNICAST and route.table != _LOCAL_TABLE and not automatic
+    """Kernels before 5.11 do not say that they made the route of multicast addresses."""
+    if route.protocol == BY_KERNEL:
+        made = route.type != _UNICAST or route.table == _LOCAL_TABLE or route.destination in by_addresses
+    else:
+        made = (route.destination, route.table) == ("ff00::/8", _LOCAL_TABLE)
+    return not made and not (route.family == 6 and route.protocol == BY_ADVERTISEMENT)
 
 
 def by_dependency(route: Route) -> tuple[bool, int, str]:
@@ -105,6 +129,7 @@ def find_state_before(interface: Interface) -> InterfaceState:
     link = interface.link
     return InterfaceState(
         name=link.name,
+        on_node=True,
         up=link.up,
         mtu=link.mtu,
         mac=link.mac,

@@ -98,10 +98,11 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Add(msgspec.Struct, frozen=True, kw_only=True):
-    """Add what is configured on a link, or a rule, which is of no link."""
+    """Add what is configured on a link, or a rule, which is of no link; a route `beside` others to its destination."""
 
     index: int = 0
     item: Address | Route | Neighbour | Rule
+    beside: bool = False
 
     def __str__(self) -> str:
         return f"add {self.item}"

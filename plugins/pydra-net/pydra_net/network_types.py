@@ -56,6 +56,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     protocol: int = 0
     priority: int = 0
     flags: int = 0
+    preference: int = 0
     metrics: Mapping[str, int | str] = {}
     not_recorded: str = ""
 

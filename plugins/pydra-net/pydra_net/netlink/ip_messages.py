@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from pydra_net.netlink.link_messages import pack_mac
-from pydra_net.netlink.messages import CREATE, REPLACE, change, pack, pack_number
+from pydra_net.netlink.messages import APPEND, CREATE, REPLACE, change, pack, pack_number
 from pydra_net.network_change_types import Add, Remove
 from pydra_net.network_types import FOREVER, Address, Neighbour, Route, Rule
 
@@ -24,7 +24,7 @@ _ADDRESS = struct.Struct("=BBBBi")
 _PEER, _LOCAL, _LABEL, _BROADCAST, _LIFETIMES, _ADDRESS_FLAGS, _METRIC, _PROTOCOL = 1, 2, 3, 4, 6, 8, 9, 11
 
 _ROUTE = struct.Struct("=BBBBBBBBI")
-_TO, _BY, _GATEWAY, _PRIORITY, _SOURCE, _METRICS, _TABLE, _VIA = 1, 4, 5, 6, 7, 8, 15, 18
+_TO, _BY, _GATEWAY, _PRIORITY, _SOURCE, _METRICS, _TABLE, _VIA, _PREFERENCE = 1, 4, 5, 6, 7, 8, 15, 18, 20
 _METRIC_NUMBERS = {name: number for number, (name, *_) in enumerate(rtmsg.metrics.nla_map)}
 
 _NEIGHBOUR = struct.Struct("=BxxxiHBB")
@@ -40,10 +40,10 @@ Attributes: TypeAlias = dict[int, bytes]
 def add(operation: Add) -> None:
     """Add to a link, in place of what is there for the same destination or address. Raises KernelRefused.
 
-    A rule is added only if there is none like it; else the error is `taken`.
+    A rule, or a route beside others, is added only if there is none like it; else the error is `taken`.
     """
     kind, flags, pack_item = _ADDED[type(operation.item)]
-    change(kind, flags, pack_item(operation.index, operation.item))
+    change(kind, APPEND if operation.beside else flags, pack_item(operation.index, operation.item))
 
 
 def remove(operation: Remove) -> None:
@@ -73,7 +73,7 @@ def _pack_address(index: int, one: Address) -> bytes:
         attributes[_METRIC] = pack_number(one.metric)
     if one.protocol:
         attributes[_PROTOCOL] = bytes([one.protocol])
-    if one.valid != FOREVER:
+    if (one.valid, one.preferred) != (FOREVER, FOREVER):
         attributes[_LIFETIMES] = struct.pack("=IIII", one.preferred, one.valid, 0, 0)
     return _pack_place(index, interface, one.scope) + pack(attributes)
 
@@ -99,6 +99,8 @@ def _pack_route(index: int, route: Route) -> bytes:
         attributes[_PRIORITY] = pack_number(route.priority)
     if route.metrics:
         attributes[_METRICS] = pack({_METRIC_NUMBERS[name]: _metric(value) for name, value in route.metrics.items()})
+    if route.preference:
+        attributes[_PREFERENCE] = bytes([route.preference])
     family, length = _FAMILIES[destination.version], destination.prefixlen
     # The attribute has the table, which may have more than eight bits.
     header = _ROUTE.pack(family, length, 0, 0, 0, route.protocol or 4, route.scope, route.type, route.flags)

@@ -159,15 +159,15 @@ class NetlinkKernel:
                 except KernelRefused as error:
                     if isinstance(operation, SetLink) and len(parts := operation.split()) > 1:
                         waiting.extendleft(reversed(parts))  # to know which
-                    elif not (error.taken and (isinstance(operation, Mark) or _adds_rule(operation))):
+                    elif not (error.taken and (isinstance(operation, Mark) or _adds_beside(operation))):
                         refused.append(f"{operation}: {error}")
             return refused
 
         return _run(where, apply_all) if operations else ()
 
 
-def _adds_rule(operation: Operation) -> bool:
-    return isinstance(operation, Add) and isinstance(operation.item, Rule)
+def _adds_beside(operation: Operation) -> bool:
+    return isinstance(operation, Add) and (operation.beside or isinstance(operation.item, Rule))
 
 
 def _list(directory: str) -> list[str]:

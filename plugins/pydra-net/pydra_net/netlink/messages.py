@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pydra_net.kernel import KernelRefused
 
 REQUEST, ACK, DUMP = 0x1, 0x4, 0x300
-REPLACE, CREATE = 0x500, 0x600
-"""Flags of a message that makes something: in place of what is there, or only if there is nothing."""
+REPLACE, CREATE, APPEND = 0x500, 0x600, 0xC00
+"""Flags of a message that makes something: in place of what is there, only if there is nothing, or beside it."""
 _ERROR, _DONE = 2, 3
 
 HEADER = struct.Struct("=IHHII")

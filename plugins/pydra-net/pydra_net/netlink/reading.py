@@ -28,6 +28,8 @@ _IFF_UP = 1
 _AF_INET, _AF_INET6, _AF_MPLS = 2, 10, 28
 _FAMILIES = {_AF_INET: 4, _AF_INET6: 6}
 _NUD_PERMANENT = 0x80
+_DEPRECATED = 0x20
+"""Of addresses, which the kernel calls preferred for ever if they are valid for ever."""
 _VLAN_PROTOCOL = 0x8100
 """802.1Q; others have IDs of their own."""
 _UNKNOWN = 0xFFFFFFFF
@@ -180,15 +182,16 @@ def _read_address(message: Any) -> Address:
     address, local = message.get_attr("IFA_ADDRESS"), message.get_attr("IFA_LOCAL")
     lifetimes = message.get_attr("IFA_CACHEINFO") or {}
     flags = message.get_attr("IFA_FLAGS")
+    flags = message["flags"] if flags is None else flags
     return Address(
         address=f"{local or address}/{length}",
         peer=f"{address}/{length}" if local and address and local != address else "",
         broadcast=message.get_attr("IFA_BROADCAST") or "",
         scope=message["scope"],
-        flags=message["flags"] if flags is None else flags,
+        flags=flags,
         label=message.get_attr("IFA_LABEL") or "",
         valid=lifetimes.get("ifa_valid", FOREVER),
-        preferred=lifetimes.get("ifa_preferred", FOREVER),
+        preferred=0 if flags & _DEPRECATED else lifetimes.get("ifa_preferred", FOREVER),
         metric=message.get_attr("IFA_RT_PRIORITY") or 0,
         protocol=message.get_attr("IFA_PROTO") or 0,
     )
@@ -214,6 +217,7 @@ def _read_routes(message: Any) -> Iterator[tuple[int, Route]]:
         protocol=message["proto"],
         priority=message.get_attr("RTA_PRIORITY") or 0,
         flags=message["flags"] & 0x4,  # onlink; the others say how it is
+        preference=message.get_attr("RTA_PREF") or 0,
         metrics=_read_metrics(message.get_attr("RTA_METRICS")),
         not_recorded=_find_not_recorded(message),
     )

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from namespaces import TestNamespace, TestNode, find_problem, make_node
 from net_agent import NetAgent, build_sandbox, build_settings
 from pydra import ClaimError, UndoLater
-from pydra_net.claim_config import InterfaceConfig, NetworkConfig
+from pydra_net.claim_config import InterfaceConfig, NeighborConfig, NetworkConfig, RouteConfig, RuleConfig
+from pydra_net.doctor_claim_interfaces import examine_node
 from pydra_net.netlink.events import LinkEvents
 from pydra_net.netlink.namespaces import OpenNamespace
 from pydra_nri import Container, PodSandbox
@@ -105,6 +106,52 @@ async def test_whatever_is_configured_on_the_interface_is_there_again(node: Test
             assert text in pod.describe("nic0")
         await agent.unprepare("claim")
     assert node.host.describe("nic0") == before
+
+
+async def test_addresses_and_routes_are_chosen_in_the_pod_and_afterwards_as_on_the_node(node: TestNode) -> None:
+    node.host.run(
+        """
+        ip addr add 10.0.0.7/24 preferred_lft 0 dev nic0; ip addr add fd00::7/64 nodad preferred_lft 0 dev nic0
+        ip addr add fd00::2/64 nodad dev nic0; ip addr add fd00::3/64 nodad dev nic0
+        ip addr add fe80::1/64 nodad dev nic0; ip addr add fd77::1 peer fd77::2 nodad dev nic0
+        ip route add local 198.51.100.0/24 dev nic0; ip -6 route add local fd08::/64 dev nic0
+        ip route add multicast 224.1.0.0/16 table 100 dev nic0
+        ip -6 route add fd09::/32 via fd00::9 pref high
+        """
+    )
+    chosen = """
+        ip -o addr show deprecated dev nic0 | cut -d" " -f2-
+        ip -6 route get fd00::9; ip -o addr show to fe80::1 | cut -d" " -f2-; ip -6 route show fd77::2
+        ip route show table local 198.51.100.0/24; ip -6 route show table local fd08::/64
+        ip route show table 100 type multicast; ip -6 route show fd09::/32
+    """
+    before = node.host.run(chosen)
+    agent = build_agent(node)
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer")
+        pod = node.begin_pod("trainer")
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        assert pod.run(chosen) == before
+        await agent.unprepare("claim")
+    assert node.host.run(chosen) == before
+
+
+async def test_routes_of_other_interfaces_to_the_same_destinations_stay(node: TestNode) -> None:
+    node.host.run(
+        """
+        ip link add nic1 type veth peer name nic2; ip link set nic1 up; ip link set nic2 up
+        ip route add 10.9.0.0/16 dev nic1; ip route append 10.9.0.0/16 dev nic0
+        ip -6 route add fd09::/64 dev nic1; ip -6 route append fd09::/64 dev nic0
+        """
+    )
+    listed = "ip route show 10.9.0.0/16; ip -6 route show fd09::/64"
+    before = node.host.run(listed)
+    agent = build_agent(node)
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer")
+        await agent.runtime.run_pod(build_sandbox("trainer", node.begin_pod("trainer").path))
+        await agent.unprepare("claim")
+    assert node.host.run(listed) == before
 
 
 @pytest.mark.parametrize(
@@ -309,6 +356,21 @@ async def test_what_was_moved_is_back_when_the_pod_cannot_have_all_of_its_interf
         assert pod.links() == ["nic1", "other"]
         await agent.unprepare("claim")
     assert node.host.describe("nic0") == before
+
+
+async def test_the_doctor_finds_nothing_missing_of_what_the_kernel_reports_in_other_words(node: TestNode) -> None:
+    config = NetworkConfig(
+        interface=InterfaceConfig(addresses=("FD00::0005/64",)),
+        routes=(RouteConfig(destination="FD50::/32", gateway="FD00:0::9"),),
+        rules=(RuleConfig(source="FD00::/64", table=7),),
+        neighbors=(NeighborConfig(destination="FD00::0009", hardware_addr="02:00:00:00:00:0A"),),
+    )
+    agent = build_agent(node)
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer", configs=(config,))
+        await agent.runtime.run_pod(build_sandbox("trainer", node.begin_pod("trainer").path))
+        assert [*examine_node(agent.settings, tuple(agent.held.values()))] == []
+        await agent.unprepare("claim")
 
 
 async def test_a_pod_on_the_nodes_network_cannot_have_an_interface(node: TestNode) -> None:

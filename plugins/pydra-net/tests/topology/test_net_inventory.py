@@ -162,7 +162,7 @@ def test_no_text_is_longer_than_the_api_allows(tmp_path: Path) -> None:
     reading = replace(reading, links=links, addresses={**reading.addresses, 3: addresses})
     found = publish(tmp_path, reading)["pci-0000-10-00-0"].attributes
     assert found["alias"] == "ä" * 32
-    assert found["ipv6"] == "2001:db8:aaaa:bbbb:cccc:dddd:eeee:1/64", "only whole addresses"
+    assert found["ipv6"] == "2001:db8:aaaa:bbbb:cccc:dddd:eeee:8/64", "only whole addresses, the oldest first"
 
 
 def test_an_interface_without_carrier_is_unhealthy(tmp_path: Path) -> None:
