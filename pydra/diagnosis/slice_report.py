@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from pydra.devices import TaintEffect
 from pydra.diagnosis.cluster_reader import EventLine, Reader
 from pydra.diagnosis.findings import Finding, Level
 from pydra.kube.api_resources import NODES, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
@@ -168,7 +169,8 @@ def judge_taints(devices: Iterable[PublishedDevice]) -> Iterator[Finding]:
             tainted.setdefault((one.driver, taint, one.rules.get(taint, "")), []).append(one.device)
     for (driver, taint, rule), names in sorted(tainted.items()):
         found = f"{list_names(names, 8)}: tainted {taint}"
-        yield Finding(subject="taints", level=Level.PROBLEM, found=found, advice=_advise(driver, taint, rule))
+        level = Level.NOTE if taint.endswith(f":{TaintEffect.NONE.value}") else Level.PROBLEM  # for information only
+        yield Finding(subject="taints", level=level, found=found, advice=_advise(driver, taint, rule))
 
 
 def _advise(driver: str, taint: str, rule: str) -> str:

@@ -158,6 +158,16 @@ def test_taints_of_rules_and_node_selectors_of_pods_are_seen_as_the_scheduler_se
     quiet.api.request("DELETE", "/api/v1/namespaces/default/pods/choosy")
 
 
+def test_a_taint_for_information_is_no_problem(quiet: Node, tool: Tool) -> None:
+    device, path = quiet.board.device(), "/apis/resource.k8s.io/v1beta2/devicetaintrules"
+    taint = {"key": "board.example.com/seen", "effect": "None"}
+    rule = {"metadata": {"name": "seen"}, "spec": {"deviceSelector": {"device": device}, "taint": taint}}
+    quiet.api.request("POST", path, rule)
+    found = tool.findings("slices")
+    quiet.api.request("DELETE", f"{path}/seen")
+    assert found == {f"pool {NODE}": "ok", "taints": "note"}
+
+
 @pytest.mark.usefixtures("board_class")
 def test_what_no_device_has_is_reported_with_the_selector_the_values_and_the_count(quiet: Node, tool: Tool) -> None:
     selector = {"cel": {"expression": f"device.attributes['{DRIVER}'].?serail.orValue('') == 'b9'"}}
