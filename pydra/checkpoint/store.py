@@ -219,7 +219,8 @@ class RecordStore:
         Under another uid, because the claim may be prepared again under its own.
         """
         uid = record.claim.uid
-        number = next(n for n in itertools.count(1) if f"{uid}{LEFT_OVER}{n}" not in self._records)
+        taken = self._records.keys() | self._unreadable.keys()
+        number = next(n for n in itertools.count(1) if f"{uid}{LEFT_OVER}{n}" not in taken)
         left = name_left_over(record, f"{uid}{LEFT_OVER}{number}")
         await self._perform(f"renaming the record of claim {uid}", self._leave_over, uid, left.claim.uid)
         self._records.pop(uid, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -229,3 +230,22 @@ async def test_a_claim_whose_undoing_failed_halfway_is_not_answered_from_its_rec
         assert ("prepare", "a") in agent.hardware.calls
         assert await agent.unprepare("a") == [None]
         assert node.traces() == NOTHING
+
+
+async def test_a_record_of_what_is_left_over_that_is_too_new_is_left_alone(tmp_path: Path) -> None:
+    node = two_claims(tmp_path)
+    path = tmp_path / "records" / "a.left-1.undo"
+    async with node.running() as agent:
+        await agent.prepare("a")
+        fail(agent, UndoLater("the GPU is lost"), at="take slot-0", operation="undo")
+        await agent.unprepare("a")
+    record = json.dumps({**json.loads(path.read_text())["record"], "schema": 3}).encode()
+    path.write_bytes(b'{"checksum":"sha256:%s","record":%s}\n' % (sha256(record).hexdigest().encode(), record))
+    newer = path.read_bytes()
+    node.api.allocate("a", "gpu-1")
+    async with node.running() as agent:
+        await agent.prepare("a")
+        fail(agent, UndoLater("the GPU is lost"), at="take slot-0", operation="undo")
+        await agent.unprepare("a")
+        assert path.read_bytes() == newer
+        assert node.traces()["records"] == ["a.left-1.undo", "a.left-2.undo"]
