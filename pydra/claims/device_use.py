@@ -146,6 +146,10 @@ class DeviceIndex:
         for counter, amount in _sum_counters(consumption).items() if consumption else ():
             self._counters.setdefault(counter, {})[uid] = amount
 
+    def holds(self, uid: str) -> bool:
+        """Return whether the claim is known."""
+        return uid in self._claims
+
     def release(self, uid: str) -> None:
         """Release everything that the uid holds."""
         devices, consumption = self._claims.pop(uid, ((), {}))

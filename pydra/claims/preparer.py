@@ -588,7 +588,6 @@ class ClaimPreparer:
                 await self._store.write(left, in_place=True)
                 return
             await self._store.leave_over(left)
-        self.left_over.set()
         _log.warning("the claim has ended, and is not completely undone: %s; tried again", left.left_over)
         self._report(StepsLeftOver(driver=self._driver, ref=ClaimRef.of(claim), reason=left.left_over))
 
@@ -669,6 +668,8 @@ class ClaimPreparer:
         record, unreadable = self._store.records.get(uid), self._store.unreadable.get(uid)
         published = self._published or {}
         if record is not None:
+            if record.left_over and not self._index.holds(uid):  # by whichever instance
+                self.left_over.set()
             consumption = record.consumption or find_consumption(record.claim, published)
             self._index.hold(record.claim, consumption, left_over=record.left_over)
         elif unreadable is not None:

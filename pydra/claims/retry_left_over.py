@@ -13,12 +13,12 @@ FIRST_SECONDS = 5.0
 CAP_SECONDS = 300.0
 
 
-async def retry_left_over(preparer: ClaimPreparer, store: RecordStore) -> None:
+async def retry_left_over(preparer: ClaimPreparer, store: RecordStore, *, first: float = FIRST_SECONDS) -> None:
     """Try at once, so at each start, and again after growing pauses; never returns.
 
-    What has just been left over is first tried after `FIRST_SECONDS`, because it has just failed.
+    What has just been left over is tried after `first` seconds, because it has just failed.
     """
-    pause = FIRST_SECONDS
+    pause = first
     while True:
         left = [record.claim for _, record in sorted(store.records.items()) if record.left_over]
         tries = [preparer.reconcile(ClaimRef.of(claim)) for claim in left]
@@ -29,9 +29,9 @@ async def retry_left_over(preparer: ClaimPreparer, store: RecordStore) -> None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await preparer.left_over.wait()  # a new one: the others are tried with it
-                    await asyncio.sleep(FIRST_SECONDS)
+                    await asyncio.sleep(first)
             pause = min(pause * 2, CAP_SECONDS)
         else:
-            pause = FIRST_SECONDS
+            pause = first
             await preparer.left_over.wait()
-            await asyncio.sleep(FIRST_SECONDS)
+            await asyncio.sleep(first)

@@ -132,6 +132,21 @@ async def test_what_cannot_be_undone_now_lets_the_pod_end_and_is_undone_later(tm
         assert node.traces() == NOTHING
 
 
+async def test_what_another_instance_has_left_over_is_undone_later(tmp_path: Path) -> None:
+    node = two_claims(tmp_path)
+    async with node.running() as old, node.running() as new:
+        retrying = asyncio.create_task(retry_left_over(new.preparer, new.store, first=0.0))
+        await old.prepare("a")
+        fail(old, UndoLater("the GPU is lost"), at="take slot-0", operation="undo")
+        await old.unprepare("a")
+        await new.garbage.collect()
+        async with asyncio.timeout(20):
+            while new.store.records:
+                await asyncio.sleep(0)
+        retrying.cancel()
+        assert node.traces() == NOTHING
+
+
 async def test_a_claim_for_a_device_that_is_left_over_has_it_undone_first(tmp_path: Path) -> None:
     node = two_claims(tmp_path)
     async with node.running() as agent:
