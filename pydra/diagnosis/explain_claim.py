@@ -186,10 +186,11 @@ async def _read_pods(reader: Reader, claim: _Claim) -> Sequence[JsonObject]:
 
 
 def find_claim_names(pod: JsonObject) -> set[str]:
-    """Return the names of the claims that the pod uses, those made from templates included."""
-    direct = {one.get("resourceClaimName") for one in pod["spec"].get("resourceClaims") or ()}
-    made = {one.get("resourceClaimName") for one in (pod.get("status") or {}).get("resourceClaimStatuses") or ()}
-    return {name for name in direct | made if name}
+    """Return the names of the claims that the pod uses, those for extended resources or of templates too."""
+    status = pod.get("status") or {}
+    extended = status.get("extendedResourceClaimStatus") or {}
+    used = (*(pod["spec"].get("resourceClaims") or ()), *(status.get("resourceClaimStatuses") or ()), extended)
+    return {name for one in used if (name := one.get("resourceClaimName"))}
 
 
 async def _read_events(reader: Reader, claim: _Claim, pods: Sequence[JsonObject]) -> Sequence[EventLine]:

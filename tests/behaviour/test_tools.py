@@ -209,6 +209,29 @@ def test_a_config_for_a_misspelt_driver_is_reported_of_a_claim_that_is_prepared(
     quiet.kubelet.release(claim)
 
 
+def test_the_events_of_a_pod_with_extended_resources_are_those_of_its_claim(quiet: Node, tool: Tool) -> None:
+    claim, path = quiet.api.create_claim(quiet.board.device()), "/api/v1/namespaces/default/pods"
+    pod = {"metadata": {"name": "extended"}, "spec": {"containers": [{"name": "main", "image": "none"}]}}
+    made = quiet.api.request("POST", path, pod)
+    made["status"] = {"extendedResourceClaimStatus": {"resourceClaimName": claim.name, "requestMappings": []}}
+    quiet.api.request("PUT", f"{path}/extended/status", made)
+    event = {
+        "metadata": {"name": "extended.1"},
+        "regarding": {"kind": "Pod", "name": "extended", "namespace": "default"},
+        "reason": "FailedPrepareDynamicResources",
+        "note": "failed to prepare",
+        "type": "Warning",
+        "action": "Prepare",
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        "reportingController": "kubelet",
+        "reportingInstance": "node",
+    }
+    quiet.api.request("POST", "/apis/events.k8s.io/v1/namespaces/default/events", event)
+    found = tool.json("explain", "claim", claim.name)["last_error"]
+    quiet.api.request("DELETE", f"{path}/extended")
+    assert found == "FailedPrepareDynamicResources: failed to prepare"
+
+
 def test_a_claim_of_a_wrong_name_is_answered_with_the_one_that_there_is(quiet: Node, tool: Tool) -> None:
     quiet.api.create_claim(name="patient", allocated=False)
     code, printed = tool.run("explain", "claim", "default/patent")
