@@ -121,7 +121,7 @@ def test_all_faults_of_all_configs_come_in_one_message_with_their_paths(resource
                 f"{at}[1].opaque.parameters.env.A: found 2, allowed: a string; "
                 f'{at}[2].opaque.parameters.sharing.timeSlicingConfig.interval: found "Tiny", allowed: "Default", '
                 '"Long", "Medium", "Short"; '
-                f'{at}[3].opaque.parameters.kind: found "GpuConfg" (did you mean "{group}/GpuConfig"?), allowed '
+                f'{at}[3].opaque.parameters.kind: found "GpuConfg" (did you mean "GpuConfig"?), allowed '
                 f"(apiVersion/kind): {group}/GpuConfig, {group}/MigDeviceConfig, {group}/VfioDeviceConfig",
             },
         },

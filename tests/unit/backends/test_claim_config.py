@@ -77,14 +77,14 @@ def test_a_type_may_have_kind_and_api_version_of_its_own() -> None:
         (
             {"apiVersion": API, "kind": "GpuConfg"},
             [
-                f'$.kind: found "GpuConfg" (did you mean "{API}/GpuConfig"?), '
+                f'$.kind: found "GpuConfg" (did you mean "GpuConfig"?), '
                 f"allowed (apiVersion/kind): {API}/GpuConfig, {API}/Tagged"
             ],
         ),
         (
             {"apiVersion": "gpu.example.com/v2", "kind": "GpuConfig"},
             [
-                f'$.apiVersion: found "gpu.example.com/v2" (did you mean "{API}/GpuConfig"?), '
+                f'$.apiVersion: found "gpu.example.com/v2" (did you mean "{API}"?), '
                 f"allowed (apiVersion/kind): {API}/GpuConfig, {API}/Tagged"
             ],
         ),
