@@ -188,7 +188,8 @@ class Reports:
 
     def _publish_failed(self, event: PublishFailed) -> None:
         self._metrics.publish_failures.labels(self._driver, event.error.reason).inc()
-        self._record_event(self._node, "PublishFailed", f"driver {self._driver}: {event.error}", "Publish")
+        if not event.is_race:
+            self._record_event(self._node, "PublishFailed", f"driver {self._driver}: {event.error}", "Publish")
 
     def _fields_dropped(self, event: FieldsDropped) -> None:
         if event.gates or event.refused:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.devices import Pool
-from pydra.errors import Conflict, Invalid, KubeError, NotFound
+from pydra.errors import Invalid, KubeError, NotFound
 from pydra.kube.api_resources import (
     NODES,
     RESOURCE_SLICES,
@@ -322,9 +322,10 @@ class SliceReconciler:
             return  # the next reconciliation, for the new pool, is due already
         pause = self._schedule.note_failure(error)
         pool = self._target.wanted.name if self._target is not None else self._node
-        level = logging.INFO if isinstance(error, Conflict) else logging.WARNING
+        failed = PublishFailed(pool=pool, error=error, pause=pause)
+        level = logging.INFO if failed.is_race else logging.WARNING
         log.log(level, "pool %s cannot be published: retrying in %.1f s: %s", pool, pause, error)
-        self._report(PublishFailed(pool=pool, error=error, pause=pause))
+        self._report(failed)
 
     async def _fetch_owner(self) -> Owner:
         node = await self._client.get(NODES, self._node)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pydra.errors import KubeError
+from pydra.errors import Conflict, KubeError, NotFound
 from pydra.slices.server_limitations import (
     ALLOCATABLE,
     BINDING,
@@ -65,6 +65,11 @@ class PublishFailed(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     error: KubeError
     pause: float
+
+    @property
+    def is_race(self) -> bool:
+        """Whether what was to be written changed or went meanwhile, as when the kubelet starts and deletes slices."""
+        return isinstance(self.error, Conflict | NotFound) and self.pause < 1
 
 
 class FieldsDropped(msgspec.Struct, frozen=True, kw_only=True):

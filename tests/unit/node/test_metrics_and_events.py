@@ -15,7 +15,17 @@ from pydra.claims.device_status import DeviceWarning
 from pydra.claims.gc import GarbageCollected, GarbageCounts
 from pydra.claims.preparer_events import ClaimEvent, Operation, OperationEnded
 from pydra.devices import DeviceHealth, HealthStatus, Pool
-from pydra.errors import ClaimError, InvalidConfig, KubeError, Unavailable, Unsupported, of_call
+from pydra.errors import (
+    ClaimError,
+    Conflict,
+    Invalid,
+    InvalidConfig,
+    KubeError,
+    NotFound,
+    Unavailable,
+    Unsupported,
+    of_call,
+)
 from pydra.inventory.build_pool import Published
 from pydra.kube.client import RequestDone
 from pydra.kube.event_recorder import EventRequest
@@ -25,7 +35,7 @@ from pydra.kubelet.plugin import KubeletEvent
 from pydra.kubelet.registration import Registered, RegistrationRefused
 from pydra.observability.metrics import Metrics
 from pydra.slices.foreign_slices import ForeignSlices
-from pydra.slices.reconciler_events import FieldsDropped, FieldsKept, SliceEvent
+from pydra.slices.reconciler_events import FieldsDropped, FieldsKept, PublishFailed, SliceEvent
 
 DRIVER = "sim.pydra.dev"
 REF = ClaimRef(uid="u-1", namespace="team", name="gpu")
@@ -121,6 +131,17 @@ def test_slices_that_may_not_be_listed_are_reported_on_the_node_and_a_silent_ser
     assert request.note == f"driver {DRIVER}: list resourceslices.resource.k8s.io: forbidden"
     series = f'pydra_resourceslice_publish_failures_total{{driver="{DRIVER}",reason='
     assert desk.value(f'{series}"KubernetesAPI"}}') == 1
+
+
+def test_a_write_that_another_one_forestalled_is_an_event_only_if_it_stays(desk: Desk) -> None:
+    for error, pause in (
+        (NotFound("a went"), 0.1),
+        (Conflict("b changed"), 0.05),
+        (Invalid("c"), 5.0),
+        (Conflict("d"), 3.0),
+    ):
+        desk.report(PublishFailed(pool="node-1", error=error, pause=pause))
+    assert [request.note for request in desk.requests] == [f"driver {DRIVER}: {text}" for text in ("c", "d")]
 
 
 def test_a_sweep_counts_what_it_put_right(desk: Desk) -> None:
