@@ -135,7 +135,8 @@ def read_gpu(
         numa_node=read_numa_node(tree, address),
         pcie_root=read_root(tree, address),
         mode=mode,
-        compute_modes=_split(read("available_compute_partition")),
+        # Without the file, as in a guest, the mode cannot change: see amdgpu_gfx_sysfs_xcp_init.
+        compute_modes=_split(read("available_compute_partition")) or ((mode.compute,) if mode else ()),
         memory_modes=read_memory_modes(tree, address),
         # The driver reports 0 where all memory is the node's, as a MI300A's; KFD says how much of that it can have.
         memory=(int(memory) if memory.isdecimal() else 0) or sum(one.memory for one in partitions),

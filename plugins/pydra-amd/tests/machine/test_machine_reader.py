@@ -224,6 +224,14 @@ def test_partitions_of_a_gpu_without_memory_of_its_own_have_their_parts_of_what_
     assert memory == {("spx", whole), ("tpx", whole // 3), ("cpx", whole // 6)}
 
 
+def test_a_gpu_whose_mode_cannot_change_has_no_devices_of_other_modes(tmp_path: Path) -> None:
+    tree = open_tree(tmp_path)
+    os.unlink(tree.sys(f"{BOUND}/{ADDRESS}/available_compute_partition"))  # as in a guest, which may not write either
+    found = build_inventory(HardwareReader(tree).read_here(), Partitioning.COMPUTE).devices
+    assert [one.attributes["computePartition"] for one in found if one.attributes["pciAddr"] == ADDRESS] == ["spx"]
+    assert len(found) == 1 + 15
+
+
 def test_partitions_are_there_whatever_the_kernel_calls_their_platform_devices(tmp_path: Path) -> None:
     tree = open_tree(tmp_path, "mi300x-8-cpx")
     before = publish(HardwareReader(tree))
