@@ -5,12 +5,13 @@ from __future__ import annotations
 import ipaddress
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from pydra_net.gso_sizes_and_sysctls import IPV4, SIZES
 from pydra_net.netlink.bridge_ports import read_port_settings
 from pydra_net.netlink.link_messages import WITHOUT_COUNTERS
+from pydra_net.netlink.nexthops import read_nexthops
 from pydra_net.network_types import (
     BY_ADVERTISEMENT,
     FOREVER,
@@ -73,8 +74,10 @@ def read_all(ip: Any) -> Reading:
     neighbours: defaultdict[int, list[Neighbour]] = defaultdict(list)
     for message in ip.get_addr():
         addresses[message["index"]].append(_read_address(message))
+    nexthops: Mapping[int, Collection[int]] = {}
     for message in ip.get_routes():
-        for index, route in _read_routes(message):
+        nexthops = nexthops or (read_nexthops() if _find_nexthop(message) else {})
+        for index, route in _read_routes(message, nexthops):
             routes[index].append(route)
     for message in ip.get_neighbours():
         if message["state"] == _NUD_PERMANENT and (mac := message.get_attr("NDA_LLADDR")):
@@ -164,12 +167,11 @@ def _read_functions(message: Any) -> Iterator[VirtualFunctionState]:
 
 def _read_parameters(message: Any) -> Iterator[tuple[str, int]]:
     # pyroute2 0.9 does not know those of IPv4.
-    unknown = {one[1]["header"]["type"]: one[1] for one in message["attrs"] if one[0] == "UNKNOWN"}
+    unknown = _read_unknown(message)
     for name, number in SIZES.items():
-        if (value := message.get_attr(f"IFLA_{name.upper()}")) is not None:
-            yield name, value
-        elif (raw := unknown.get(number)) is not None:
-            yield name, int.from_bytes(raw.data[raw.offset + 4 : raw.offset + 8], sys.byteorder)
+        value = message.get_attr(f"IFLA_{name.upper()}")
+        if value is not None or number in unknown:
+            yield name, unknown[number] if value is None else value
     families = message.get_attr("IFLA_AF_SPEC")
     # pyroute2 takes the header for the first number, so the others have the kernel's places, which begin with 1.
     values: Any = families.get_attr("AF_INET") if families is not None else None
@@ -197,11 +199,12 @@ def _read_address(message: Any) -> Address:
     )
 
 
-def _read_routes(message: Any) -> Iterator[tuple[int, Route]]:
+def _read_routes(message: Any, nexthops: Mapping[int, Collection[int]]) -> Iterator[tuple[int, Route]]:
     """Yield the route for each of its links, with the link's index."""
     family = message["family"]
     legs = message.get_attr("RTA_MULTIPATH")
     indexes = {leg["oif"] for leg in legs} if legs else {message.get_attr("RTA_OIF")} - {None}
+    indexes |= set(nexthops.get(_find_nexthop(message), ()))
     if family == _AF_MPLS:
         yield from ((index, Route(destination="a label", not_recorded="MPLS")) for index in indexes)
     if family not in _FAMILIES or message["flags"] & 0x200:  # cloned: a cache
@@ -224,11 +227,24 @@ def _read_routes(message: Any) -> Iterator[tuple[int, Route]]:
     yield from ((index, route) for index in indexes)
 
 
+def _find_nexthop(message: Any) -> int:
+    """The number of the nexthop object of a route, or 0."""
+    return _read_unknown(message).get(_NEXTHOP, 0)
+
+
+def _read_unknown(message: Any) -> Mapping[int, int]:
+    """What pyroute2 does not know, as numbers, by the kind of attribute."""
+    unknown = [value for name, value in message["attrs"] if name == "UNKNOWN"]
+    return {
+        one["header"]["type"]: int.from_bytes(one.data[one.offset + 4 : one.offset + 8], sys.byteorder)
+        for one in unknown
+    }
+
+
 def _find_not_recorded(message: Any) -> str:
-    unknown = {value["header"]["type"] for name, value in message["attrs"] if name == "UNKNOWN"}
     lifetime = (message.get_attr("RTA_CACHEINFO") or {}).get("rta_expires")
     has = {what: bool(message.get_attr(name)) for name, what in _NOT_RECORDED.items()} | {
-        "a nexthop object": _NEXTHOP in unknown,
+        "a nexthop object": bool(_find_nexthop(message)),
         "a type of service": bool(message["tos"]),
         "a lifetime": bool(lifetime) and message["proto"] != BY_ADVERTISEMENT,
     }

@@ -170,6 +170,19 @@ async def test_an_interface_whose_routes_could_not_be_put_back_stays(node: TestN
             await agent.prepare("claim", "nic0", pod="trainer")
 
 
+async def test_the_uplink_of_a_default_route_that_names_only_a_nexthop_object_stays(node: TestNode) -> None:
+    node.host.run(
+        """
+        sysctl -qw net.ipv4.nexthop_compat_mode=0
+        ip nexthop add id 5 via 10.0.0.9 dev nic0; ip nexthop add id 6 group 5; ip route add default nhid 6 metric 9
+        """
+    )
+    agent = build_agent(node)
+    async with serve(agent):
+        with pytest.raises(ClaimError, match=r"nic0 .* has a default route of the node"):
+            await agent.prepare("claim", "nic0", pod="trainer")
+
+
 @pytest.mark.skipif(
     not Path("/proc/sys/net/mpls").exists(), reason="this kernel has no MPLS; `modprobe mpls_router` may help"
 )
