@@ -39,6 +39,8 @@ def find_unmovable(reading: Reading) -> Mapping[int, str]:
     for link in reading.links:
         if link.is_loopback:
             reasons.setdefault(link.index, "is the loopback interface")
+        elif "\N{REPLACEMENT CHARACTER}" in link.name:
+            reasons.setdefault(link.index, "has a name that is not UTF-8, which could not be put back")
         elif link.is_representor:
             reasons.setdefault(link.index, "stands for another function in the switch of its card, which needs it")
         elif link.kind in _NOT_MOVABLE:

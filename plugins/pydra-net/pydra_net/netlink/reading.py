@@ -107,7 +107,7 @@ def read_link(message: Any) -> Link:
     elsewhere = message.get_attr("IFLA_LINK_NETNSID") is not None
     return Link(
         index=message["index"],
-        name=message.get_attr("IFLA_IFNAME"),
+        name=_read_text(message, "IFLA_IFNAME"),
         kind=(info.get_attr("IFLA_INFO_KIND") or "") if info is not None else "",
         mac=message.get_attr("IFLA_ADDRESS") or "",
         permanent_mac="" if permanent == _NO_MAC else permanent,
@@ -115,7 +115,7 @@ def read_link(message: Any) -> Link:
         up=bool(message["flags"] & _IFF_UP),
         carrier=bool(message.get_attr("IFLA_CARRIER")),
         state=(message.get_attr("IFLA_OPERSTATE") or "").lower(),
-        alias=message.get_attr("IFLA_IFALIAS") or "",
+        alias=_read_text(message, "IFLA_IFALIAS"),
         alternative_names=tuple(names.get_attrs("IFLA_ALT_IFNAME")) if names is not None else (),
         master=message.get_attr("IFLA_MASTER") or 0,
         lower=0 if elsewhere else message.get_attr("IFLA_LINK") or 0,
@@ -129,6 +129,12 @@ def read_link(message: Any) -> Link:
         most_gso=message.get_attr("IFLA_TSO_MAX_SIZE") or 0,
         **_read_kind(info),
     )
+
+
+def _read_text(message: Any, name: str) -> str:
+    """The text; what is not UTF-8, of which pyroute2 returns the bytes, is replaced."""
+    found: str | bytes = message.get_attr(name) or ""
+    return found.decode(errors="replace") if isinstance(found, bytes) else found
 
 
 def _read_kind(info: Any) -> dict[str, Any]:

@@ -464,6 +464,13 @@ async def test_events_that_the_kernel_dropped_are_a_reason_to_look_again(node: T
     namespace.close()
 
 
+async def test_names_and_aliases_that_are_not_utf_8_hide_no_other_interface(node: TestNode) -> None:
+    node.host.run("ip link set nic0 alias $(printf 'B\\374'); ip link add $(printf 'b\\374') type veth peer name nic1")
+    async with serve(agent := build_agent(node)):
+        found = {one.name: one.attributes.get("alias") for one in (await agent.backend.discover()).devices}
+        assert found == {"nic0": "B\N{REPLACEMENT CHARACTER}", "nic1": None}
+
+
 async def test_changes_of_the_nodes_network_are_noticed_without_polling(node: TestNode) -> None:
     agent = build_agent(node)
     async with serve(agent):
