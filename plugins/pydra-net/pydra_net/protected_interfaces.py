@@ -54,6 +54,8 @@ def find_unmovable(reading: Reading) -> Mapping[int, str]:
             reasons.setdefault(
                 link.index, f"is a port of a bridge with {', '.join(settings)}, which could not be put back"
             )
+        elif above := [one.name for one in reading.links if one.lower == link.index and one.kind != "veth"]:
+            reasons.setdefault(link.index, f"is below {above[0]}, which would lose its network, and then its routes")
         elif (master := reading.find(link.master)) and master.kind in _KEPT_BY_DAEMONS:
             reasons.setdefault(
                 link.index, f"is a port of {master.name}, whose daemon ({master.kind}) keeps its settings"

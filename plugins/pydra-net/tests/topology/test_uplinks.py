@@ -59,6 +59,8 @@ def link(index: int, *, lower: int = 0, master: int = 0, kind: str = "") -> Link
             {2},
             id="part-of-a-route-of-several",
         ),
+        pytest.param([link(2), link(3, lower=2, kind="vlan")], {}, {2}, id="below-a-vlan"),
+        pytest.param([link(2, lower=3, kind="veth"), link(3, lower=2, kind="veth")], {}, set(), id="veth-not-needed"),
         pytest.param([link(2, master=3), link(3, kind="openvswitch")], {}, {2, 3}, id="a port of Open vSwitch"),
     ],
 )
