@@ -173,9 +173,8 @@ def test_an_mps_daemon_serves_until_it_gets_quit(node: Callable[..., Node]) -> N
     )
     assert answers == (0, "40.0\n40.0\n512M\n")
     nonsense = {
-        "frobnicate": "Unknown command: frobnicate",
+        "frobnicate": "Unknown command, or invalid arguments: frobnicate",
         "set_default_active_thread_percentage 101": "Invalid active thread percentage: 101",
-        "set_default_active_thread_percentage": "Invalid arguments for set_default_active_thread_percentage: none",
         "set_default_device_pinned_mem_limit 0 lots": "Invalid pinned memory limit: lots",
         "get_default_active_thread_percentage": "40.0",
     }
@@ -245,8 +244,6 @@ def test_the_hook_fails_for_what_it_cannot_do(node: Callable[..., Node]) -> None
     here = node()
     for arguments, words in (
         (("create-symlinks", "--link", "a::/b"), "failed to determine container root"),
-        (("create-symlinks", "--lnik", "a::/b"), "flag provided but not defined: --lnik"),
-        (("update-ldcache", "--folder"), "flag needs an argument: --folder"),
         ((), "no hook is named"),
     ):
         status, said = hook(here, *arguments, state={})

@@ -1,7 +1,7 @@
 """nvidia-cdi-hook: makes links in a container's root before it starts. Standard library only.
 
 Run by a container runtime with the container's state on its standard input. What only a real driver needs (the
-linker's cache, CUDA's compatibility libraries, the mask over /proc/driver/nvidia/params) is checked and left.
+linker's cache, CUDA's compatibility libraries, the mask over /proc/driver/nvidia/params) is left.
 Source: NVIDIA container toolkit 1.19, cmd/nvidia-cdi-hook; OCI runtime specification, "POSIX-platform Hooks".
 """
 
@@ -13,36 +13,23 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "create-symlinks": ("--link",),
-    "update-ldcache": ("--folder", "--ldconfig-path"),
-    "enable-cuda-compat": ("--host-driver-version", "--cuda-compat-container-root"),
-    "disable-device-node-modification": (),
-    "chmod": ("--mode", "--path"),
-}
-"""By hook, what it takes. Those unknown are left with a warning, as the real one does."""
-
 
 class Refused(Exception):
     """The hook fails, and so does the container."""
 
 
 def run(arguments: Sequence[str], state: Mapping[str, Any]) -> None:
-    """Do what one hook asks for; raises Refused."""
+    """Make the links that a hook asks for; raises Refused."""
     if not arguments:
         raise Refused("no hook is named")
-    name, *rest = arguments
-    if name not in OPTIONS:
-        print(f"unsupported CDI hook: {name}", file=sys.stderr)  # noqa: T201 - it is a program
+    if arguments[0] != "create-symlinks":
         return
-    given = _read(name, rest)
-    if name == "create-symlinks":
-        root = find_root(state)
-        for link in given:
-            target, found, path = link.partition("::")
-            if not found:
-                raise Refused(f"invalid symlink specification {link}")
-            make_link(root, target, path)
+    root = find_root(state)
+    for option, link in zip(arguments[1::2], arguments[2::2], strict=True):
+        target, found, path = link.partition("::")
+        if option != "--link" or not found:
+            raise Refused(f"invalid symlink specification {option} {link}")
+        make_link(root, target, path)
 
 
 def find_root(state: Mapping[str, Any]) -> str:
@@ -82,20 +69,6 @@ def _resolve(root: str, path: str) -> str:
             done = "/" if target.startswith("/") else os.path.dirname(done)
             left = [part for part in target.split("/") if part not in ("", ".")] + left
     return root + done
-
-
-def _read(name: str, words: Sequence[str]) -> list[str]:
-    values: list[str] = []
-    left = iter(words)
-    for word in left:
-        option, given, value = word.partition("=")
-        if option not in OPTIONS[name]:
-            raise Refused(f"flag provided but not defined: {word}")
-        found = value if given else next(left, None)
-        if found is None:
-            raise Refused(f"flag needs an argument: {option}")
-        values.append(found)
-    return values
 
 
 def main(_facts: Mapping[str, str]) -> int:

@@ -1,32 +1,30 @@
 """nvidia-cuda-mps-control: the control daemon of MPS, and what talks to it. Standard library only, to start quickly.
 
-    nvidia-cuda-mps-control -d                        # a daemon in the background; -f in the foreground
+    nvidia-cuda-mps-control -d                        # a daemon in the background
     echo get_default_active_thread_percentage | nvidia-cuda-mps-control
 
 Faults of the scenario strike `nvidia_cuda_mps_control` when a daemon is started, `nvidia_cuda_mps_control_serve` in
 it before it serves, and `nvidia_cuda_mps_control_<command>` when it gets a command: raise, delay, hang, exit.
 It starts no servers. Source: NVIDIA's guide to MPS, "nvidia-cuda-mps-control" and "Logging"; how client and daemon
-speak is our own.
+speak is our own: a connection for each command, whose answer begins with the client's status.
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import fcntl
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any, NoReturn
 
 OP = "nvidia_cuda_mps_control"
 PID_FILE = "nvidia-cuda-mps-control.pid"
 _PIPE, _LOG = "/tmp/nvidia-mps", "/var/log/nvidia-mps"  # noqa: S108 - the names that MPS itself has
-_END = b"\0"
-_UNITS = "KMGT"
 
 
 class Refused(Exception):
@@ -48,95 +46,58 @@ class Place:
         """Of a file among the pipes."""
         return os.path.join(self.pipe, name)
 
-    def write_log(self, who: str, words: str) -> None:
-        """A line in the log of the control daemon or of the servers."""
-        now = datetime.datetime.now().isoformat(" ", "milliseconds")  # noqa: DTZ005 - as the real one
-        with open(os.path.join(self.log, f"{who.lower()}.log"), "a", encoding="utf-8") as file:
-            file.write(f"[{now} {who:>7} {os.getpid():>5}] {words}\n")
+    def write_log(self, words: str) -> None:
+        """A line in the daemon's log."""
+        with open(os.path.join(self.log, "control.log"), "a", encoding="utf-8") as file:
+            file.write(f"[{time.strftime('%F %T')} Control {os.getpid():>5}] {words}\n")
 
 
-class Daemon:
-    """What the control daemon knows, and how it answers."""
-
-    def __init__(self) -> None:
-        self._percentage = 100.0
-        self._limits: dict[str, str] = {}
-        self._commands: Mapping[str, tuple[Callable[..., str], range]] = {
-            "get_default_active_thread_percentage": (self._get_percentage, range(1)),
-            "set_default_active_thread_percentage": (self._set_percentage, range(1, 2)),
-            "get_default_device_pinned_mem_limit": (self._get_limit, range(1, 2)),
-            "set_default_device_pinned_mem_limit": (self._set_limit, range(2, 3)),
-            "quit": (self._quit, range(3)),
-        }
-
-    def answer(self, line: str) -> str:
-        """What it says to a command; raises Refused."""
-        name, *words = line.split()
-        if name not in self._commands:
-            raise Refused(f"Unknown command: {name}")
-        command, counts = self._commands[name]
-        if len(words) not in counts:
-            raise Refused(f"Invalid arguments for {name}: {' '.join(words) or 'none'}")
-        return command(*words)
-
-    def _get_percentage(self) -> str:
-        return f"{self._percentage:.1f}"
-
-    def _get_limit(self, device: str) -> str:
-        return self._limits.get(device, "N/A")
-
-    def _set_percentage(self, value: str) -> str:
-        try:
-            number = float(value)
-        except ValueError:
-            number = 0.0
-        if not 0 < number <= 100:
-            raise Refused(f"Invalid active thread percentage: {value}")
-        self._percentage = number
-        return f"{number:.1f}"
-
-    def _set_limit(self, device: str, value: str) -> str:
-        if not value[:-1].isdecimal() or value[-1] not in _UNITS:
-            raise Refused(f"Invalid pinned memory limit: {value}")
-        self._limits[device] = value
-        return ""
-
-    @staticmethod
-    def _quit(*_options: str) -> str:
-        return ""
+def answer(line: str, limits: dict[str, str]) -> str:
+    """What the daemon says to a command; `limits` are those of devices, and the percentage. Raises Refused."""
+    match line.split():
+        case ["get_default_active_thread_percentage"]:
+            return limits["percentage"]
+        case ["set_default_active_thread_percentage", value]:
+            if not value.isdecimal() or not 0 < int(value) <= 100:
+                raise Refused(f"Invalid active thread percentage: {value}")
+            limits["percentage"] = f"{int(value):.1f}"
+            return limits["percentage"]
+        case ["get_default_device_pinned_mem_limit", device]:
+            return limits.get(device, "N/A")
+        case ["set_default_device_pinned_mem_limit", device, value]:
+            if not value[:-1].isdecimal() or value[-1] not in "KMGT":
+                raise Refused(f"Invalid pinned memory limit: {value}")
+            limits[device] = value
+            return ""
+        case ["quit"]:
+            return ""
+    raise Refused(f"Unknown command, or invalid arguments: {line}")
 
 
 def serve(place: Place, listener: socket.socket, facts: Mapping[str, Any]) -> None:
     """Answer until it gets `quit`."""
-    devices = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
-    place.write_log("Control", f"Starting control daemon using socket {place.path('control')}")
-    place.write_log(
-        "Control", f"To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={place.pipe}"
-    )
-    place.write_log("Control", f"Devices: {', '.join(devices) or 'all'}")
+    place.write_log(f"Starting control daemon for {os.environ.get('CUDA_VISIBLE_DEVICES') or 'all devices'}")
     with contextlib.suppress(Refused):
         _strike(f"{OP}_serve", facts)
-    daemon = Daemon()
-    while True:
+    limits = {"percentage": "100.0"}
+    line = ""
+    while line != "quit":
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError):
-            for line in _lines(connection):
-                status, words = 0, ""
-                name = line.split()[0]
-                place.write_log("Control", f"Accepting command: {line}")
-                try:
-                    _strike(f"{OP}_{name}", facts)
-                    words = daemon.answer(line)
-                except Refused as refused:
-                    status, words = refused.status, str(refused)
-                    place.write_log("Control", words)
-                connection.sendall(f"{status}{words}".encode() + _END)
-                if name == "quit" and status == 0:
-                    place.write_log("Control", "Exit")
-                    return
+            line = _receive(connection)
+            place.write_log(f"Accepting command: {line}")
+            status = 0
+            try:
+                _strike(f"{OP}_{line.partition(' ')[0]}", facts)
+                words = answer(line, limits)
+            except Refused as refused:
+                status, words, line = refused.status, str(refused), ""
+                place.write_log(words)
+            connection.sendall(f"{status}{words}".encode())
+    place.write_log("Exit")
 
 
-def start(place: Place, facts: Mapping[str, Any], *, background: bool) -> int:
+def start(place: Place, facts: Mapping[str, Any]) -> int:
     """Become a daemon; returns the status of what was started from a shell."""
     try:
         _strike(OP, facts)
@@ -144,17 +105,15 @@ def start(place: Place, facts: Mapping[str, Any], *, background: bool) -> int:
         os.makedirs(place.log, exist_ok=True)
         lock = os.open(place.path("control_lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        listeners = [_listen(place.path(name)) for name in ("control", "control_privileged")]
-        with contextlib.suppress(FileExistsError):
-            os.mkfifo(place.path("log"), 0o666)
+        listener = _listen(place.path("control"))
     except BlockingIOError:
         return _say("An instance of this daemon is already running")
     except (Refused, OSError) as error:
         return _say(f"Failed to start the MPS control daemon in {place.pipe}: {error}")
-    with listeners[0], listeners[1]:
-        started = _detach() if background else os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+    with listener:
+        started = _detach()
         if started is not None:
-            _run(place, listeners[0], facts, started)
+            _run(place, listener, facts, started)
     return 0
 
 
@@ -168,42 +127,35 @@ def _run(place: Place, listener: socket.socket, facts: Mapping[str, Any], starte
         os.close(started)  # last: the program that waits for it may end the daemon at once
         serve(place, listener, facts)
     finally:
-        for name in (PID_FILE, "control", "control_privileged", "log", "control_lock"):
+        for name in (PID_FILE, "control", "control_lock"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(place.path(name))
 
 
-def tell(place: Place, lines: Iterator[str]) -> int:
+def tell(place: Place, lines: Iterable[str]) -> int:
     """Pass commands on to the daemon, and say what it answers."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        try:
-            connection.connect(place.path("control"))
-        except OSError:
-            return _say("Cannot find MPS control daemon process")
-        for line in lines:
-            if not line.strip():
-                continue
+    for line in filter(None, map(str.strip, lines)):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             try:
-                connection.sendall(line.strip().encode() + b"\n")
-                reply = b""
-                while not reply.endswith(_END):
-                    part = connection.recv(4096)
-                    if not part:
-                        return _say("Lost the connection to the MPS control daemon")
-                    reply += part
-            except OSError as error:
-                return _say(f"Lost the connection to the MPS control daemon: {error.strerror}")
-            words = reply[1:-1].decode()
-            if words:
-                print(words, flush=True)  # noqa: T201 - it is a program
-            if reply[:1] != b"0":
-                return 1
+                connection.connect(place.path("control"))
+            except OSError:
+                return _say("Cannot find MPS control daemon process")
+            reply = ""
+            with contextlib.suppress(OSError):
+                connection.sendall(line.encode())
+                connection.shutdown(socket.SHUT_WR)
+                reply = _receive(connection)
+        if not reply:
+            return _say("Lost the connection to the MPS control daemon")
+        if reply[1:]:
+            print(reply[1:], flush=True)  # noqa: T201 - it is a program
+        if reply[0] != "0":
+            return 1
     return 0
 
 
-def _lines(connection: socket.socket) -> Iterator[str]:
-    with connection.makefile("r", encoding="utf-8") as file:
-        yield from (line.strip() for line in file if line.strip())
+def _receive(connection: socket.socket) -> str:
+    return b"".join(iter(lambda: connection.recv(4096), b"")).decode()
 
 
 def _listen(path: str) -> socket.socket:
@@ -262,8 +214,6 @@ def main(facts: Mapping[str, Any]) -> int:
     """Run it with this process's arguments, environment and standard input; its status."""
     place = Place(os.environ)
     options = set(sys.argv[1:])
-    if unknown := options - {"-d", "-f", "-M", "-multiuser-server"}:
-        return _say(f"nvidia-cuda-mps-control: unknown option {min(unknown)}; there are -d, -f, -multiuser-server")
-    if options & {"-d", "-f"}:
-        return start(place, facts, background="-d" in options)
-    return tell(place, iter(sys.stdin))
+    if unknown := options - {"-d", "-M"}:
+        return _say(f"nvidia-cuda-mps-control: unknown option {min(unknown)}; there are -d, -M")
+    return start(place, facts) if "-d" in options else tell(place, sys.stdin)
