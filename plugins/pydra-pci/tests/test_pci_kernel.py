@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pydra_pci.simulation.kernel import Deaf
+from pydra_pci.simulation.kernel import Listener
 
 
 def write(node: Any, path: str, text: str) -> None:
@@ -118,7 +118,7 @@ def test_an_override_keeps_every_other_driver_away(node: Any) -> None:
     assert node.driver() == "vfio-pci"
 
 
-class User(Deaf):
+class User(Listener):
     """Somebody has every device open."""
 
     def users(self, _address: str) -> tuple[int, ...]:

@@ -14,9 +14,10 @@ from pydra_amd.simulation.machine_types import MACHINE_TYPES, MachineType
 from pydra_amd.simulation.mode_and_driver_faults import FALL, KEEP, MODULE_FAULTS, SLOW, STALE, take_fault
 from pydra_amd.simulation.tree import read_memory, read_modes, read_text, write_file, write_memory, write_topology
 from pydra_pci import Tree
+from pydra_pci.simulation.kernel import Listener
 
 
-class Driver:
+class Driver(Listener):
     """The driver amdgpu of a machine: how it reacts to writes."""
 
     def __init__(self, root: str, machine: MachineType) -> None:
@@ -41,18 +42,11 @@ class Driver:
             if (mode := read_text(f"{folder}/{COMPUTE}").lower()) != known:
                 self._give_mode(gpu, mode if mode in self._machine.list_compute_modes(memory) else known)
 
-    def users(self, _address: str) -> tuple[int, ...]:
-        """Who has the GPU open, as far as the kernel waits for them."""
-        return ()
-
     def moved(self, address: str, driver: str) -> None:
         """A GPU that the driver gets has the mode in which it starts."""
         if driver == AMDGPU and self._machine.mode:
             memory, _ = read_memory(self._root)
             self._give_mode(self._machine.addresses.index(address), self._machine.list_compute_modes(memory)[0])
-
-    def overridden(self, address: str, driver: str) -> None:
-        """Nothing follows."""
 
     def is_used(self) -> bool:
         """Whether a process that runs has the driver open."""

@@ -24,7 +24,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from typing import Protocol
 
 from pydra_pci.simulation.files import change_files, device
 
@@ -34,34 +33,18 @@ VFIO, VFIO_DEVICE = 242, 243
 PAGE = 4096
 
 
-class Listener(Protocol):
-    """The hardware that is bound to drivers."""
+class Listener:
+    """The hardware that is bound to drivers; to this one nothing matters."""
 
     def users(self, address: str) -> Sequence[int]:
         """The processes that have the function's device open. The real kernel waits for them; here they are EBUSY."""
-        ...
+        return ()
 
     def moved(self, address: str, driver: str) -> None:
         """The function has this driver now, empty for none."""
-        ...
 
     def overridden(self, address: str, driver: str) -> None:
         """Only this driver may have the function from now on; empty: any that fits."""
-        ...
-
-
-class Deaf:
-    """A listener to whom nothing matters."""
-
-    def users(self, _address: str) -> Sequence[int]:
-        """Nobody."""
-        return ()
-
-    def moved(self, _address: str, _driver: str) -> None:
-        """Nothing follows."""
-
-    def overridden(self, _address: str, _driver: str) -> None:
-        """Nothing follows."""
 
 
 class PciKernel:
@@ -76,7 +59,7 @@ class PciKernel:
         self._dev = dev
         self._ids = ids
         self._pci = os.path.join(sys, "bus/pci")
-        self._listener = listener or Deaf()
+        self._listener = listener or Listener()
         self._lock = threading.RLock()
 
     def wrote(self, path: str, text: str) -> None:
