@@ -11,9 +11,9 @@ what somebody damaged on purpose stays damaged. All is done under the machine's 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from uuid import uuid4
 
 import msgspec
 
@@ -27,7 +27,7 @@ from pydra_nvidia.simulation.tree.installation import hook_path
 from pydra_nvidia.simulation.tree.sections import installation_root, list_sections, wanted_driver
 from pydra_pci import Roots, Tree
 from pydra_pci.simulation.files import Files, change_files, folder
-from pydra_pci.simulation.kernel import PciKernel
+from pydra_pci.simulation.kernel import Listener, PciKernel
 
 _NOTES = ".made"
 _FUNCTIONS = "sys/bus/pci/devices/"
@@ -47,7 +47,7 @@ class TreeSync:
         self.machine = machine
         self._keys: dict[str, object] = {}
         self._made: dict[str, Files] = {}
-        self._generation: str | None = None
+        self._stamp = 0
         self._view: View | None = None
         sys = os.path.join(self.root, "sys")
         dev = os.path.join(self.root, "dev")
@@ -75,7 +75,7 @@ class TreeSync:
 
     def follow(self, view: View) -> None:
         """The machine has changed, and is this caller's alone: bring the files in line."""
-        self._forget_if_stale()
+        self._read_notes()
         rebooted = self._was_rebooted(view)
         if rebooted:
             self._keys.clear()
@@ -90,7 +90,8 @@ class TreeSync:
             for name in gone:
                 self._bring(name, {})
                 self._keys.pop(name, None)
-            self._write_generation()
+                del self._made[name]
+            self._write_notes()
         self._bind(view)
         self._view = view
 
@@ -142,41 +143,26 @@ class TreeSync:
     def _bring(self, name: str, files: Files, *, rebooted: bool = False) -> None:
         before = self._made.get(name, {})
         change_files(self.root, dict.fromkeys(before, folder()) if rebooted else before, files, CONTENTS)
-        if before != files:
-            self._made[name] = files
-            self._write_note(name.replace("/", "."), msgspec.json.encode(files))
+        self._made[name] = files
 
-    def _forget_if_stale(self) -> None:
+    def _read_notes(self) -> None:
         """Another process may have been at the tree: then what it wrote down counts."""
-        generation = self._read_generation()
-        if generation is None or generation != self._generation:
+        try:
+            with open(os.path.join(self.root, _NOTES), "rb") as file:
+                if (stamp := os.fstat(file.fileno()).st_mtime_ns) != self._stamp:
+                    self._keys.clear()
+                    self._stamp, self._made = stamp, msgspec.json.decode(file.read(), type=dict[str, Files])
+        except FileNotFoundError:
             self._keys.clear()
             self._made.clear()
-            self._generation = generation
-            folder = os.path.join(self.root, _NOTES)
-            with suppress(FileNotFoundError):
-                for name in os.listdir(folder):
-                    if not name.endswith((".draft", "generation")):
-                        with open(os.path.join(folder, name), "rb") as file:
-                            self._made[name.replace(".", "/", 1)] = msgspec.json.decode(file.read(), type=Files)
 
-    def _read_generation(self) -> str | None:
-        try:
-            with open(os.path.join(self.root, _NOTES, "generation"), encoding="ascii") as file:
-                return file.read()
-        except FileNotFoundError:
-            return None
-
-    def _write_generation(self) -> None:
-        self._generation = uuid4().hex
-        self._write_note("generation", self._generation.encode())
-
-    def _write_note(self, name: str, content: bytes) -> None:
-        path = os.path.join(self.root, _NOTES, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(f"{path}.draft", "wb") as file:
-            file.write(content)
-        os.replace(f"{path}.draft", path)
+    def _write_notes(self) -> None:
+        self._stamp = max(time.time_ns(), self._stamp + 1)  # others tell by it that there are other notes
+        notes = os.path.join(self.root, _NOTES)
+        with open(f"{notes}.draft", "wb") as file:
+            file.write(msgspec.json.encode(self._made))
+        os.utime(f"{notes}.draft", ns=(self._stamp, self._stamp))
+        os.replace(f"{notes}.draft", notes)
 
 
 class SyncedTree(Tree):
@@ -202,7 +188,7 @@ def build_tree(root: str, machine: Machine) -> TreeSync:
     return sync
 
 
-class GpuListener:
+class GpuListener(Listener):
     """The GPUs of `machine` by their PCI addresses; other functions are nothing to it."""
 
     def __init__(self, machine: Machine) -> None:
