@@ -1,10 +1,10 @@
 """Gives a GPU another compute partition mode, through the kernel's file for it. Blocks: the driver may take seconds.
 
 Source: the kernel's drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c: the write returns when KFD has the new nodes, with EBUSY
-while a process uses the GPU, EINVAL for a mode that does not go with the memory mode. What uses a GPU is decided by
-kgd2kfd_check_and_lock_kfd in drivers/gpu/drm/amd/amdkfd/kfd_device.c: with the change of May 2025 ("allow compute
-partition mode switch with cgroup exclusions") a process that has /dev/kfd open counts for the GPUs whose render nodes
-it may open, which in a container are those of its claims; before it, for all GPUs of the node.
+while a process uses the GPU, EPERM during a reset, EINVAL for a mode that does not go with the memory mode. What uses a
+GPU is decided by kgd2kfd_check_and_lock_kfd in drivers/gpu/drm/amd/amdkfd/kfd_device.c: with the change of May 2025
+("allow compute partition mode switch with cgroup exclusions") a process that has /dev/kfd open counts for the GPUs
+whose render nodes it may open, which in a container are those of its claims; before it, for all GPUs of the node.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def set_compute_partition(tree: Tree, address: str, compute: str) -> None:
         )
     found = read_mode(tree, address)
     if found is None:
-        raise ModeRefused(f"GPU {address} cannot be partitioned")
+        raise ModeRefused(f"GPU {address} reports no mode: it is being reset, or cannot be partitioned")
     if found.compute == compute:
         return
     path = tree.sys(f"{BOUND}/{address}/{COMPUTE}")
@@ -101,7 +101,9 @@ def name_users(tree: Tree) -> str:
 def explain(error: OSError) -> str:
     """What the kernel answered to a write, and who can change that."""
     text = error.strerror or str(error)
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if error.errno == errno.EPERM:
+        return f"{text}; the driver answers that while the GPU is reset, and it is tried again"
+    if error.errno in (errno.EACCES, errno.EROFS):
         return f"{text}; PYDRA_AMD_SYS_ROOT must be a place where the agent has the host's /sys writable"
     if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
         return f"{text}; the driver does not allow this mode now: a virtual machine's guest has none of its own"

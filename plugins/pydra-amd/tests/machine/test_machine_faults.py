@@ -63,7 +63,7 @@ async def machine(root: Path) -> AsyncIterator[Node]:
 
 FAULTS = {
     "EBUSY": "GPU 0000:27:00.0 is in use, so its mode cannot change from spx to cpx; no process is in .*; end what",
-    "EPERM": "writing CPX to .* failed: Operation not permitted; PYDRA_AMD_SYS_ROOT must be",
+    "EPERM": "writing CPX to .* failed: Operation not permitted; the driver answers that while the GPU is reset",
     "EROFS": "writing CPX to .* failed: Read-only file system; PYDRA_AMD_SYS_ROOT must be",
     "EINVAL": "writing CPX to .* failed: Invalid argument; the driver does not allow this mode now",
     "EIO": "writing CPX to .* failed: Input/output error; the kernel's log says why, and .* needs a reset",

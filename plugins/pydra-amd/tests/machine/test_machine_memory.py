@@ -136,7 +136,7 @@ async def test_a_claim_whose_plan_cannot_be_read_keeps_the_memory_mode(tmp_path:
 
 
 FAULTS = {
-    ("0000:05:00.0", "EPERM"): "writing NPS4 to .* failed: Operation not permitted; PYDRA_AMD_SYS_ROOT must be",
+    ("0000:05:00.0", "EPERM"): "writing NPS4 to .* failed: Operation not permitted; the driver answers that while",
     ("driver", "EPERM"): "^modprobe -r amdgpu failed with 1: modprobe: ERROR: Operation not permitted",
     ("driver", "EBUSY"): "cannot change from nps1 to nps4: modprobe -r .* in use.; end what uses",
     ("driver", "- EIO"): "modprobe amdgpu failed with 1: modprobe: ERROR: Input/output error",
