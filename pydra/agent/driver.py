@@ -244,8 +244,9 @@ class DriverService:
                 await stop.wait()
                 deadline = anyio.current_time() + self._settings.drain_grace
                 front.cancel_scope.cancel()
+            # Claims for which the kubelet no longer waits have the rest of the grace period.
             with anyio.CancelScope(deadline=deadline):
-                await claims.wait_idle()  # claims for which the kubelet no longer waits have the rest of the grace
+                await claims.queue.wait_idle()
             parts.cancel_scope.cancel()
         await claims.stop()
         # The lock file stays open until the process ends, after the backend: that may still prepare, or restore.
@@ -344,7 +345,7 @@ class DriverService:
         )
         for operation in Operation:
             in_flight = self._context.metrics.in_flight.labels(self._driver, operation.value)
-            in_flight.set_function(partial(claims.count_in_progress, operation))
+            in_flight.set_function(partial(claims.queue.count, operation))
         return claims
 
     def _report_and_wake(self, statuses: DeviceStatusWriter, event: ClaimEvent) -> None:

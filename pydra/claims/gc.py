@@ -214,14 +214,14 @@ class GarbageCollector:
         A claim that is refused may wait for one that is abandoned.
         """
         while True:
-            self._preparer.conflict.clear()
+            self._preparer.queue.conflict.clear()
             done = await self.collect()
             pause = min(self._period, self._grace) if done.counts.waiting or done.problem else self._period
             least = min(pause, self._conflict_pause)
             await asyncio.sleep(least)  # each collection looks up every held claim, and each retry may be a conflict
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause - least):
-                    await self._preparer.conflict.wait()
+                    await self._preparer.queue.conflict.wait()
 
     async def collect(self) -> GarbageCollected:
         """Collect once."""
@@ -301,7 +301,7 @@ class GarbageCollector:
 
         async with asyncio.TaskGroup() as tasks:
             for uid, record in records.items():
-                if uid not in in_use and not record.left_over and not self._preparer.is_working_on(uid):
+                if uid not in in_use and not record.left_over and not self._preparer.queue.has(uid):
                     tasks.create_task(check(ClaimRef.of(record.claim), record.claim))
             for uid, ref in unreadable.items():
                 if uid not in in_use and uid not in records:
@@ -350,7 +350,7 @@ class GarbageCollector:
         known = {uid: ClaimRef.of(record.claim) for uid, record in records.items()}
         refs = {**unreadable, **known}
         unprepared = await _gather(
-            self._preparer.unprepare(refs[uid]) for uid in gone if uid in refs and not self._preparer.is_working_on(uid)
+            self._preparer.unprepare(refs[uid]) for uid in gone if uid in refs and not self._preparer.queue.has(uid)
         )
         unnamed = ClaimRef(uid="", namespace="", name="")
         reconciled = await _gather(

@@ -2,10 +2,6 @@
 
 `_prepare` and `_unprepare` contain all steps: fetch, decide, carry out, answer. Every effect is idempotent, and their
 order makes a crash harmless: between any two, the record has all that is needed to continue or undo.
-
-The work on a claim is one task, which outlives the kubelet's call: if the kubelet gives up, the work continues, and the
-retry joins it. Tasks of one claim run one after the other, those of different claims concurrently; an error of one
-claim does not affect another.
 """
 
 from __future__ import annotations
@@ -13,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -51,12 +47,12 @@ from pydra.claims.lifecycle import (
     decide_reconcile,
     decide_unprepare,
 )
-from pydra.claims.preparer_events import ClaimEvent, Operation, OperationEnded, StepsLeftOver
+from pydra.claims.preparer_events import ClaimEvent, Operation, StepsLeftOver
 from pydra.claims.steps import StepIndex, StepRunner, build_left_over
+from pydra.claims.work_queue import Work, WorkQueue
 from pydra.device_status import ClaimDeviceStatus
-from pydra.errors import BackendError, BackendUnavailable, CdiError, DeviceInUse, InternalError, PydraError, Unavailable
+from pydra.errors import BackendUnavailable, CdiError, DeviceInUse, PydraError
 from pydra.kube.api_resources import RESOURCE_CLAIMS
-from pydra.observability.logging import set_logging_fields
 
 if TYPE_CHECKING:
     from pydra.backends.supervisor import BackendSupervisor
@@ -85,35 +81,13 @@ class Reconciled(Enum):
     FILE_RESTORED = "file restored"
 
 
-class _Work(msgspec.Struct, kw_only=True, eq=False):
-    """One operation on one claim. The caller waits for `answer`; the task may continue after it, to undo.
-
-    `carry_out` does it. `operation` is None for what the kubelet did not ask for, which no event reports. `fields` are
-    log fields that come from the claim's object. `record` is the claim's, as far as its steps have come. `ended` says
-    when each part of it ended, in their order.
-    """
-
-    carry_out: Callable[[_Work], Awaitable[Any]]
-    operation: Operation | None
-    ref: ClaimRef
-    answer: asyncio.Future[Any]
-    began: float
-    task: asyncio.Task[None] | None = None
-    resource_claim: Mapping[str, Any] = {}
-    fields: dict[str, str] = {}
-    record: Record | None = None
-    from_record: bool = False
-    ended: dict[str, float] = {}
-
-
 class ClaimPreparer:
     """Prepares and unprepares the claims of one driver. Ending the event loop at any moment is as safe as a crash.
 
     `reads_held`: the backend gets every record that changes.
     `writes_metadata`: claims that are prepared from now on get metadata files. Those that have them keep them.
     `one_pod`: a claim can be used by one pod only, which the backend is given.
-    `conflict` is set when a claim is refused since another one, which may be gone from the API, holds its device;
-    `left_over` when steps of a claim that has ended are left over.
+    `queue` has the work in progress. `left_over` is set when steps of a claim that has ended are left over.
     """
 
     def __init__(
@@ -152,10 +126,9 @@ class ClaimPreparer:
         self._host_root = host_root
         self._deadlines = deadlines
         self._report = report
-        self.conflict = asyncio.Event()
+        self.queue = WorkQueue(driver=driver, report=report)
         self.left_over = asyncio.Event()
         self._index = DeviceIndex()
-        self._work: dict[str, _Work] = {}
         self._clock = asyncio.get_running_loop().time
         self._step_index = StepIndex()
         self._steps = StepRunner(
@@ -181,15 +154,15 @@ class ClaimPreparer:
 
     def prepare(self, ref: ClaimRef) -> asyncio.Future[PrepareOutcome]:
         """Start to prepare the claim, or join a task that does; the future never raises."""
-        return self._begin_work(self._prepare, ref, Operation.PREPARE)
+        return self.queue.begin(self._prepare, ref, Operation.PREPARE)
 
     def unprepare(self, ref: ClaimRef) -> asyncio.Future[UnprepareOutcome]:
         """Start to unprepare the claim, without the API server, or join a task that does; the future never raises."""
-        return self._begin_work(self._unprepare, ref, Operation.UNPREPARE)
+        return self.queue.begin(self._unprepare, ref, Operation.UNPREPARE)
 
     def reconcile(self, ref: ClaimRef) -> asyncio.Future[Reconciled | PydraError]:
         """Make the claim's record and CDI file agree: undo what was only started, restore or remove the file."""
-        return self._begin_work(self._reconcile, ref)
+        return self.queue.begin(self._reconcile, ref)
 
     async def restore_files(self, *, seconds: float) -> None:
         """Restore the CDI files of prepared claims that are missing, as far as that is possible within these seconds.
@@ -215,115 +188,16 @@ class ClaimPreparer:
             return
         if renew_metadata(record, self._latest) is not None:
             # Behind work of the same kind: that may have read what was said before.
-            self._begin_work(self._renew_metadata, ClaimRef.of(record.claim), joins=False)
-
-    def is_working_on(self, uid: str) -> bool:
-        """Return whether work on the claim is in progress."""
-        return uid in self._work
-
-    def count_in_progress(self, operation: Operation) -> int:
-        """Return how many claims are being prepared, or unprepared; called from any thread."""
-        return sum(work.operation is operation for work in tuple(self._work.values()))
-
-    async def wait_idle(self) -> None:
-        """Wait until no work is in progress."""
-        while self._work:
-            await asyncio.wait([work.task for work in self._work.values() if work.task is not None])
+            self.queue.begin(self._renew_metadata, ClaimRef.of(record.claim), joins=False)
 
     async def stop(self) -> None:
         """Cancel the work in progress, as a crash would; calls that wait for it fail, since the agent stops."""
         self._lock.keep_claims()
-        tasks = [work.task for work in self._work.values() if work.task is not None]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-
-    # One operation: its order, its errors, its report
-
-    def _begin_work(
-        self,
-        carry_out: Callable[[_Work], Awaitable[Any]],
-        ref: ClaimRef,
-        operation: Operation | None = None,
-        *,
-        joins: bool = True,
-    ) -> asyncio.Future[Any]:
-        before = self._work.get(ref.uid)
-        is_same = before is not None and before.carry_out == carry_out and before.ref == ref
-        if joins and before is not None and is_same and not before.answer.done():
-            return before.answer
-        loop = asyncio.get_running_loop()
-        answer = loop.create_future()
-        work = _Work(carry_out=carry_out, operation=operation, ref=ref, answer=answer, began=self._clock())
-        self._work[ref.uid] = work
-        work.task = loop.create_task(self._run(work, before), name=f"claim {ref.uid}")
-        return work.answer
-
-    async def _run(self, work: _Work, before: _Work | None) -> None:
-        ref, operation = work.ref, work.operation
-        set_logging_fields(driver=self._driver, claim=str(ref), uid=ref.uid)
-        try:
-            # Not cancelled: a backend that is stopped halfway would have to undo at the same moment.
-            if before is not None and before.task is not None:
-                await asyncio.wait((before.task,))
-            try:
-                outcome = await work.carry_out(work)
-            except Exception as error:  # noqa: BLE001 - one of the two boundaries: an error affects only its own claim
-                outcome = self._note_failure(work, error)
-            if not work.answer.done():
-                work.answer.set_result(outcome)
-            if operation is not None:
-                self._report(self._build_event(work, operation, outcome))
-        finally:
-            if not work.answer.done():
-                work.answer.set_result(Unavailable(f"claim {ref}: the agent is stopping; the kubelet will try again"))
-            if self._work.get(ref.uid) is work:
-                del self._work[ref.uid]
-
-    def _note_failure(self, work: _Work, error: Exception) -> PydraError:
-        """Log why the work failed; return the error for the claim."""
-        if not isinstance(error, PydraError):
-            _log.error(
-                "internal error in pydra; the next attempt or garbage collection undoes what was started",
-                exc_info=error,
-            )
-            what = f"{type(error).__name__}: {error}"
-            return InternalError(
-                f"claim {work.ref}: internal error in pydra ({what}); the agent's log has the traceback"
-            )
-        if isinstance(error, DeviceInUse):
-            self.conflict.set()
-        details = error.details if isinstance(error, BackendError) and not error.logged else ""
-        fields = {"reason": error.reason, **work.fields, **({"details": details} if details else {})}
-        _log.warning("%s", error, extra={"fields": fields})
-        return error
-
-    def _build_event(self, work: _Work, operation: Operation, outcome: object) -> OperationEnded:
-        seconds = self._clock() - work.began
-        began = (work.began, *work.ended.values())
-        timings = {step: end - begin for (step, end), begin in zip(work.ended.items(), began, strict=False)}
-        error = outcome if isinstance(outcome, PydraError) else None
-        # A repeated prepare, and an unprepare of what was never prepared, happen all the time.
-        is_routine = work.from_record is (operation is Operation.PREPARE)
-        level = logging.DEBUG if is_routine else logging.INFO
-        if error is None and _log.isEnabledFor(level):
-            steps = ", ".join([f"{step} {took * 1000:.0f}" for step, took in timings.items()])
-            text = f"{operation.value}d in {seconds * 1000:.0f} ms" + (f" ({steps})" if steps else "")
-            _log.log(level, "%s", text, extra={"fields": work.fields})
-        return OperationEnded(
-            driver=self._driver,
-            operation=operation,
-            ref=work.ref,
-            seconds=seconds,
-            error=error,
-            from_record=work.from_record,
-            timings=timings,
-        )
+        await self.queue.cancel()
 
     # Prepare
 
-    async def _prepare(self, work: _Work) -> tuple[ContainerDevice, ...]:
+    async def _prepare(self, work: Work) -> tuple[ContainerDevice, ...]:
         uid = work.ref.uid
         until = self._clock() + self._deadlines.prepare
         # Also for a claim that is prepared: under one uid, its allocation may have changed since.
@@ -353,7 +227,7 @@ class ClaimPreparer:
         finally:
             self._lock.release_claim(uid)
 
-    async def _begin(self, work: _Work, asked: Claim | PydraError, until: float) -> Record:
+    async def _begin(self, work: Work, asked: Claim | PydraError, until: float) -> Record:
         """Return the record to continue with, which is on disk: a new one, *started*, or the *completed* one of this
         or an earlier boot.
         """
@@ -411,7 +285,7 @@ class ClaimPreparer:
                 "again",
             ) from None
 
-    async def _plan(self, work: _Work, claim: Claim, until: float) -> Record:
+    async def _plan(self, work: Work, claim: Claim, until: float) -> Record:
         """Have the backend plan, one claim at a time on this node, and write the plan before anything is done."""
         try:
             async with self._planning:
@@ -433,7 +307,7 @@ class ClaimPreparer:
             self._note_record(claim.uid)
             raise
 
-    async def _write_started(self, work: _Work, claim: Claim) -> Record:
+    async def _write_started(self, work: Work, claim: Claim) -> Record:
         """Let the claim hold its devices, and write that it does; called in `async with self._store`."""
         consumption = find_consumption(claim, self._published or {})
         self._index.hold(claim, consumption)
@@ -457,7 +331,7 @@ class ClaimPreparer:
             raise
         return record
 
-    async def _run_prepare(self, work: _Work, record: Record, until: float) -> tuple[Record, ClaimSpec]:
+    async def _run_prepare(self, work: Work, record: Record, until: float) -> tuple[Record, ClaimSpec]:
         """Call the backend, write the CDI file and the *completed* record. Answer a failure before it is undone."""
         uid = record.claim.uid
         is_new = record.stage is Stage.STARTED
@@ -519,7 +393,7 @@ class ClaimPreparer:
 
     # Unprepare
 
-    async def _unprepare(self, work: _Work) -> None:
+    async def _unprepare(self, work: Work) -> None:
         uid = work.ref.uid
         unreadable = self._store.unreadable.get(uid)
         asked = None
@@ -600,7 +474,7 @@ class ClaimPreparer:
 
     # Reconcile
 
-    async def _reconcile(self, work: _Work) -> Reconciled:
+    async def _reconcile(self, work: Work) -> Reconciled:
         uid = work.ref.uid
         claim_offset = find_offset(CLAIMS, uid)
         if not self._lock.try_lock(claim_offset):
@@ -624,7 +498,7 @@ class ClaimPreparer:
         finally:
             self._lock.release_claim(uid)
 
-    async def _renew_metadata(self, work: _Work) -> None:
+    async def _renew_metadata(self, work: Work) -> None:
         """Rewrite the claim's metadata files with the next generation, the record first."""
         uid = work.ref.uid
         await self._lock.take_claim(uid, self._clock() + self._deadlines.unprepare)
@@ -646,7 +520,7 @@ class ClaimPreparer:
         for path in await self._store.put_back(uid):
             _log.info("the record %s can be read again, and is used", path)
 
-    async def _fetch(self, work: _Work) -> Claim | PydraError:
+    async def _fetch(self, work: Work) -> Claim | PydraError:
         """Return the claim as the API server has it now, or the error."""
         ref = work.ref
         known = self._store.records.get(ref.uid)

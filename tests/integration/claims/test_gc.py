@@ -245,7 +245,7 @@ async def test_conflicts_do_not_start_one_collection_after_the_other(node: Node)
         running = asyncio.create_task(agent.garbage.run())
         await seen.get()
         for _ in range(10):
-            agent.preparer.conflict.set()
+            agent.preparer.queue.conflict.set()
             await agent.prepare("a")
         assert seen.empty()
         running.cancel()

@@ -167,7 +167,7 @@ async def test_a_failure_is_answered_before_it_is_undone(node: Node) -> None:
         assert str(outcome) == "no"
         await gate.reached.wait()
         gate.opened.set()
-        await agent.preparer.wait_idle()
+        await agent.preparer.queue.wait_idle()
     assert node.traces() == NOTHING
 
 
@@ -181,7 +181,7 @@ async def test_a_claim_refused_before_the_backends_code_ran_is_not_unprepared(no
         agent.hardware.before_prepare = refuse
         for _ in range(2):
             assert isinstance((await agent.prepare("a"))[0], BackendUnavailable)
-        await agent.preparer.wait_idle()
+        await agent.preparer.queue.wait_idle()
         assert agent.hardware.calls == [("prepare", "a"), ("prepare", "a")]
     assert node.traces() == NOTHING
 
@@ -290,7 +290,7 @@ async def test_a_host_path_that_is_missing_undoes_the_claim(node: Node) -> None:
         agent.hardware.prepare = prepare  # type: ignore[assignment, method-assign]
         (outcome,) = await agent.prepare("a")
         assert isinstance(outcome, HostPathMissing)
-        await agent.preparer.wait_idle()
+        await agent.preparer.queue.wait_idle()
     assert node.traces() == NOTHING
 
 
@@ -342,7 +342,7 @@ async def test_what_an_earlier_boot_prepared_is_kept_when_it_cannot_be_prepared_
     async with node.running() as agent:
         agent.hardware.before_prepare = fail
         assert isinstance((await agent.prepare("a"))[0], BackendUnavailable)
-        await agent.preparer.wait_idle()
+        await agent.preparer.queue.wait_idle()
         assert agent.hardware.owners("slot-0") == ["a"]
         assert agent.store.held()[0].prepared
         assert await agent.unprepare("a") == [None]
@@ -456,7 +456,7 @@ async def test_what_the_backend_prepared_is_undone_with_its_answer_when_it_canno
 
         agent.hardware.unprepare = note  # type: ignore[method-assign]
         assert isinstance((await agent.prepare("a"))[0], CheckpointError)
-        await agent.preparer.wait_idle()
+        await agent.preparer.queue.wait_idle()
     assert [[one.state for one in prepared] for prepared in undone] == [[{"since": 1}]]
     assert node.traces() == NOTHING
 

@@ -113,7 +113,7 @@ class History:
         for outcomes in await asyncio.gather(*calls):
             for outcome in outcomes:
                 assert not isinstance(outcome, InternalError) or "OSError" in str(outcome), outcome
-        await agent.preparer.wait_idle()
+        await agent.preparer.queue.wait_idle()
 
     async def _end(self) -> None:
         """When all is well again every claim can be prepared that has its devices for itself, and all of them end."""

@@ -92,7 +92,7 @@ async def test_a_step_that_fails_is_undone_if_it_may_have_changed_something(
     async with node.running() as agent:
         fail(agent, error, at="take slot-0", operation="apply")
         assert await agent.prepare("a") == [error]
-        await agent.preparer.wait_idle()
+        await agent.preparer.queue.wait_idle()
         assert agent.hardware.calls.count(("undo", "a")) == 1 + undone
         assert node.traces() == NOTHING
 
@@ -229,7 +229,7 @@ async def test_the_disk_fails_between_a_step_and_its_result(tmp_path: Path) -> N
         node.step = break_third
         (outcome,) = await agent.prepare("a")
         assert isinstance(outcome, CheckpointError)
-        await agent.preparer.wait_idle()
+        await agent.preparer.queue.wait_idle()
         assert node.traces() == NOTHING
 
 

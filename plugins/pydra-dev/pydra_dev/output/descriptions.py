@@ -329,7 +329,7 @@ def describe_log(text: str) -> list[Paragraph]:
                 paragraphs.append(Paragraph(headline=headline, details=(hint,)))
         elif _is_quoted(record["logger"], message):
             paragraphs.append(Paragraph(headline=message))
-        elif record["logger"] == "claims.preparer" and message.startswith("prepared in ") and message.endswith(")"):
+        elif record["logger"] == "claims.work_queue" and message.startswith("prepared in ") and message.endswith(")"):
             paragraphs.append(Paragraph(headline=f"steps in ms: {message}"))
         elif record["logger"].startswith("backend."):
             paragraphs.append(Paragraph(headline=f"{record['logger']}: {message}", details=tuple(lines)))
