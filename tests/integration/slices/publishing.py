@@ -76,9 +76,8 @@ class Publishing:
 
     async def wipe(self) -> None:
         """As the kubelet does when it starts."""
-        async with self.api.connect() as raw:
-            selector = f"spec.nodeName={self.scratch.node}"
-            await raw.request("DELETE", "/apis/resource.k8s.io/v1/resourceslices", params={"fieldSelector": selector})
+        for body in await self.slices():
+            await self.client.delete(RESOURCE_SLICES, body["metadata"]["name"])
 
     def writes(self) -> list[str]:
         """What was written since the last `clear`, by the events of the reconciler."""
