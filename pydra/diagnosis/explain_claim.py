@@ -137,7 +137,7 @@ async def explain_claim(
     claim = await _read_claim(client, namespace, name)
     mine = [one for one in held if claim.has(one)]
     pods = await _read_pods(reader, claim)
-    findings = await _judge_claim(reader, claim, pods, settings.node_name, is_held=bool(mine))
+    findings = await _judge_claim(reader, claim, pods, is_held=bool(mine))
     published = await _find_published(reader, claim.results)
     findings += _judge_devices(claim, published)
     reviews: Sequence[DeviceReview] = ()
@@ -223,16 +223,14 @@ def _is_about_claim(event: EventLine) -> bool:
 # The claim in the API
 
 
-async def _judge_claim(
-    reader: Reader, claim: _Claim, pods: Sequence[JsonObject], node: str, *, is_held: bool
-) -> list[Finding]:
+async def _judge_claim(reader: Reader, claim: _Claim, pods: Sequence[JsonObject], *, is_held: bool) -> list[Finding]:
     if claim.refusal:
         return [Finding(subject="claim", level=Level.UNKNOWN, found=claim.refusal)]
     if claim.body is None:
         return [await _miss(reader, claim, is_held=is_held)]
     if not claim.results:
         return [
-            *_judge_pending(pods, node),
+            *_judge_pending(pods),
             *await _judge_classes(reader, claim.body),
             *await _judge_drivers(reader, claim.body, Level.PROBLEM),
         ]
@@ -280,7 +278,7 @@ def _judge_statuses(body: JsonObject) -> Iterator[Finding]:
         yield Finding(subject="device status", level=level, found="; ".join((found, *wrong)))
 
 
-def _judge_pending(pods: Sequence[JsonObject], node: str) -> Iterator[Finding]:
+def _judge_pending(pods: Sequence[JsonObject]) -> Iterator[Finding]:
     if not pods:
         found = "not yet, since no pod uses the claim"
         yield Finding(subject="allocated", level=Level.NOTE, found=found, advice="create a pod that names it")
@@ -288,7 +286,7 @@ def _judge_pending(pods: Sequence[JsonObject], node: str) -> Iterator[Finding]:
         status, name = pod.get("status") or {}, pod["metadata"]["name"]
         scheduled = [one for one in status.get("conditions") or () if one["type"] == "PodScheduled"]
         why = next((one.get("message") or "" for one in scheduled if one["status"] != "True"), "")
-        advice = f"pydra slices --node-name {node} lists what this node has, with taints and holders"
+        advice = "pydra slices --all-nodes lists what each node has, with taints and holders"
         found = f"not yet; the scheduler says of pod {name}: {why or 'nothing yet'}"
         if pod["spec"].get("nodeName"):
             found = f"no, but pod {name} is on node {pod['spec']['nodeName']}: the scheduler did not place it"

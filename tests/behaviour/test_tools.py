@@ -191,7 +191,7 @@ def test_what_no_device_has_is_reported_with_the_selector_the_values_and_the_cou
     assert "wants 31 devices of class board, of 0 that match 0 are available" in printed
     assert f"not selected by the request: device.attributes['{DRIVER}'].?serail.orValue('') == 'b9' (" in printed
     assert 'no attribute serail (did you mean "serial"?)' in printed
-    assert f"pydra slices --node-name {NODE} lists" in printed
+    assert "pydra slices --all-nodes lists" in printed
 
 
 def test_a_config_for_a_misspelt_driver_is_reported_of_a_claim_that_is_prepared(quiet: Node, tool: Tool) -> None:

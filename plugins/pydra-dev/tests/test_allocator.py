@@ -355,7 +355,7 @@ def test_a_review_says_for_each_device_why_a_request_does_not_have_it() -> None:
         node=NODE,
         slices=[a_slice(*devices)],
         classes={"gpu": schema.ClassSpec()},
-        in_use=read_in_use([status_of({"device": "used"})]),
+        in_use=read_in_use([status_of({"device": "used"}), status_of({"device": "none"})]),
     )
     assert [(one.device[-1], one.picked, one.reason) for one in reviews.devices] == [
         ("used", False, "in use"),

@@ -91,11 +91,15 @@ def review_devices(
 
 
 def _review(search: Search, wish: Wish, candidate: Candidate, *, is_picked: bool) -> Judgement:
-    reason = "" if is_picked else search.find_obstacle(wish, candidate)
-    mismatch = search.selection.find_mismatch(wish, candidate)
-    is_mismatch = mismatch is not None and mismatch.text == reason
-    values = search.selection.describe_values(wish, candidate) if is_mismatch else ""
+    reason = "" if is_picked else _find_obstacle(search, wish, candidate)
+    values = "" if search.selection.selects(wish, candidate) else search.selection.describe_values(wish, candidate)
     return Judgement(request=wish.name, device=candidate.key, reason=reason, picked=is_picked, values=values)
+
+
+def _find_obstacle(search: Search, wish: Wish, candidate: Candidate) -> str:
+    """What is against the device, above all that it is none which is wanted: nobody waits then until it is free."""
+    mismatch = search.selection.find_mismatch(wish, candidate)
+    return mismatch.text if mismatch is not None else search.find_obstacle(wish, candidate)
 
 
 def _explain(search: Search) -> str:
@@ -114,7 +118,7 @@ def _explain(search: Search) -> str:
 
 def _explain_wish(search: Search, wish: Wish) -> str:
     """Why the request cannot be satisfied even alone; empty if it can."""
-    obstacles = [search.find_obstacle(wish, one) for one in search.candidates]
+    obstacles = [_find_obstacle(search, wish, one) for one in search.candidates]
     matching = [
         obstacle
         for obstacle, one in zip(obstacles, search.candidates, strict=True)

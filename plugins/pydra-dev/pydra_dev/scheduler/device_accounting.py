@@ -40,7 +40,7 @@ class DeviceAccounting:
             return "already in this claim" if wish.claim in holders else ""
         if candidate.key in self._in_use.whole:
             return "in use"
-        return "taken by another request of the pod" if holders else ""
+        return "taken for the pod already" if holders else ""
 
     def find_shortage(self, wish: Wish, candidate: Candidate) -> str:
         """Which capacity the device does not have, or has no longer, for the request."""
