@@ -109,10 +109,10 @@ class CdiStore:
         booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         try:
             with os.scandir(self._path) as entries:
-                new = [entry.name for entry in entries if entry.stat(follow_symlinks=False).st_mtime >= booted]
+                own = {uid: entry for entry in entries if (uid := self._find_uid(entry.name))}
+            return tuple(sorted(uid for uid, entry in own.items() if _read_time(entry) >= booted))
         except OSError as error:
             raise self._failed("reading", error) from error
-        return tuple(sorted(uid for name in new if (uid := self._find_uid(name))))
 
     async def read(self) -> Mapping[str, bytes]:
         """Read this driver's files by claim uid, in a thread; one that cannot be read is returned empty."""
@@ -144,6 +144,14 @@ class CdiStore:
 
     def _failed(self, doing: str, error: OSError) -> CdiError:
         return CdiError(atomic_files.explain(error, f"{doing} the CDI directory {self._path}"))
+
+
+def _read_time(entry: os.DirEntry[str]) -> float:
+    """Return when the file was written; 0 if another instance has removed it."""
+    try:
+        return entry.stat(follow_symlinks=False).st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _parse_devices(content: bytes, uid: str, *, pool: str) -> tuple[AllocatedDevice, ...]:

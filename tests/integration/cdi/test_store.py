@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,20 @@ def step(event, arguments):
 sys.addaudithook(step)
 store.write("a1", b"new")
 """
+
+
+def test_files_that_others_remove_meanwhile_are_passed_over(tmp_path: Path) -> None:
+    store = CdiStore(str(tmp_path), DRIVER)
+    others = [tmp_path / f"other-{number}.json" for number in range(100)]
+
+    def come_and_go() -> None:
+        for _ in range(3):
+            for path in others:
+                path.touch()
+            for path in others:
+                path.unlink()
+
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(come_and_go)
+        while not coming.done():
+            assert store.list_of_this_boot() == ()
