@@ -56,6 +56,8 @@ WARM = 2
 """Requests in flight that share the connections that are kept warm; what is beyond is a burst."""
 PAGE_SIZE = 500
 WATCH_SECONDS = (300.0, 600.0)
+SILENT_SECONDS = 150.0
+"""API servers send a bookmark each minute. A connection without any is dead, though a proxy may keep it open."""
 MEBIBYTE = 1024 * 1024
 BODY_LIMIT = 64 * MEBIBYTE
 """Bytes of one answer: 500 objects of 128 KiB. etcd takes objects of up to 1.5 MiB."""
@@ -111,6 +113,7 @@ class KubeClient:
         retry_for: float = RETRY_FOR,
         requests: int = REQUESTS,
         burst_idle: float = BURST_IDLE_SECONDS,
+        silent: float = SILENT_SECONDS,
         report: Callable[[RequestDone], None] = lambda _: None,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
@@ -124,6 +127,7 @@ class KubeClient:
         self._free_slots = requests
         self._steady_slots = requests - WARM  # with at least so many slots left, a request is not part of a burst
         self._burst_idle = burst_idle
+        self._silent = silent
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._problem = ""
         self._session: aiohttp.ClientSession | None = None
@@ -278,6 +282,7 @@ class KubeClient:
     ) -> AsyncGenerator[WatchEvent, None]:
         """Yield the events after `resource_version`, bookmarks included, until the server ends it in 5 to 10 minutes.
 
+        It also ends when nothing comes any more: to go on, watch from the last event's version.
         Events that cannot be decoded are left out, with a warning. Raises Gone if a new list is needed, Unavailable if
         the connection breaks. Close the iterator.
         """
@@ -294,7 +299,8 @@ class KubeClient:
         response: aiohttp.ClientResponse | None = None
         try:
             async with asyncio.timeout(self._deadline):  # for the head of the answer
-                response = await self._send("watch", resource, _add_query(path, query), seconds=lifetime + 30)
+                url = _add_query(path, query)
+                response = await self._send("watch", resource, url, seconds=lifetime + 30, silent=self._silent)
                 if response.status != 200:
                     raise await self._read_refusal("watch", resource, path, response)
             lines = LineSplitter(LINE_LIMIT)
@@ -309,6 +315,8 @@ class KubeClient:
                         status = read_status(event.object)
                         raise build_error(describe("watch", resource, path), status.code or 500, status)
                     yield event
+        except aiohttp.SocketTimeoutError:
+            log.info("watch of %s: nothing has come for %g s, trying another connection", resource, self._silent)
         except _UNUSABLE as error:
             raise self._explain("watch", resource, path, error, self._deadline) from error
         finally:
@@ -477,6 +485,7 @@ class KubeClient:
         headers: Mapping[str, str] = MappingProxyType({}),
         data: bytes | None = None,
         seconds: float,
+        silent: float | None = None,
     ) -> aiohttp.ClientResponse:
         """Send the request; return the response with its body unread. Refused credentials are reloaded once."""
         session = self._session if self._free_slots >= self._steady_slots else self._burst_session
@@ -500,7 +509,7 @@ class KubeClient:
                         url,
                         data=data,
                         headers={**self._headers, **headers, **access.headers},
-                        timeout=self._timeout if seconds == self._deadline else _build_timeout(seconds),
+                        timeout=self._timeout if seconds == self._deadline else _build_timeout(seconds, silent),
                         allow_redirects=False,
                         ssl=access.ssl,
                         proxy=access.proxy,
@@ -586,8 +595,8 @@ def _quote(resource: Resource, part: str) -> str:
     return quote(part, safe="", errors="replace")
 
 
-def _build_timeout(seconds: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=seconds, ceil_threshold=math.inf)
+def _build_timeout(seconds: float, silent: float | None = None) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=seconds, sock_read=silent, ceil_threshold=math.inf)
 
 
 def _add_query(path: str, query: Mapping[str, str]) -> str:

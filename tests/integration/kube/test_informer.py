@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from pydra.kube.informer import Informer, WatchFailed
 from pydra_dev.apiserver.faults import Fault
 from tests.integration.api_handle import ApiHandle, Scratch, open_api
 from tests.integration.kube.opened import open_client
+from tests.integration.kube.raw_server import open_raw_client, reply, serve_raw
 from tests.integration.recorder import Recorder
 
 JsonObject = dict[str, Any]
@@ -241,3 +243,34 @@ async def test_a_watch_from_a_forgotten_version_is_gone(api_server: ApiHandle) -
         async with aclosing(watch) as events:
             with pytest.raises(Gone):
                 await anext(events)
+
+
+async def test_a_watch_in_which_nothing_comes_any_more_is_replaced_by_another() -> None:
+    """A proxy keeps the connection of a dead API server open, and answers the probes of TCP."""
+    watches = 0
+    event = b'{"type": "ADDED", "object": {"metadata": {"namespace": "n", "name": "late", "resourceVersion": "8"}}}\n'
+
+    async def answer(target: str, writer: asyncio.StreamWriter) -> None:
+        nonlocal watches
+        if "watch=1" not in target:
+            writer.write(reply(b'{"kind": "ResourceClaimList", "metadata": {"resourceVersion": "7"}, "items": []}'))
+            return
+        watches += 1
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        if watches > 1:
+            writer.write(b"%x\r\n%s\r\n" % (len(event), event))
+
+    failures = Recorder()
+    async with (
+        serve_raw(answer) as url,
+        open_raw_client(url, silent=0.05) as client,
+        anyio.create_task_group() as tasks,
+    ):
+        informer, seen = Informer(client, RESOURCE_CLAIMS, report=failures), anyio.Event()
+        informer.subscribe(lambda _: seen.set())
+        tasks.start_soon(informer.run)
+        with anyio.fail_after(30):
+            await seen.wait()
+        tasks.cancel_scope.cancel()
+    assert list(informer.objects) == [("n", "late")]
+    assert failures.events == []
