@@ -30,6 +30,8 @@ ADVICE_BY_STATUS: dict[int, str] = {
     401: "the credentials are not accepted; check the kubeconfig or the pod's ServiceAccount",
     403: "check the RBAC rules of this ServiceAccount",
 }
+_OF_ADMISSION = ("admission webhook", "being terminated", "exceeded quota")
+"""In the message of a 403 that no RBAC rule is the reason for."""
 MESSAGE_LIMIT = 2000
 LINE_LIMIT = 200
 RETRY_AFTER_LIMIT = 30.0
@@ -107,7 +109,7 @@ def build_error(doing: str, status: int, answer: Status, *, retry_after: str = "
         text += f": {answer.message[:MESSAGE_LIMIT]}"
     if answer.non_kubernetes_body:
         text += f", and the body is not from the Kubernetes API (is there a proxy?): {answer.non_kubernetes_body}"
-    if status in ADVICE_BY_STATUS:
+    if status in ADVICE_BY_STATUS and not any(words in answer.message for words in _OF_ADMISSION):
         text += f" ({ADVICE_BY_STATUS[status]})"
     kind = error_class(status)
     if issubclass(kind, Unavailable):

@@ -91,6 +91,11 @@ def test_the_message_says_what_was_done_what_came_and_what_to_do() -> None:
     assert error.cause == "Forbidden"
 
 
+def test_a_refusal_by_a_webhook_of_somebody_else_is_not_blamed_on_rbac() -> None:
+    said = 'admission webhook "nodes.example.com" denied the request: no team label'
+    assert str(build_error("create x", 403, Status(message=said, reason="Forbidden"))).endswith(said)
+
+
 @pytest.mark.parametrize(
     ("verb", "resource", "path", "words"),
     [
