@@ -351,9 +351,16 @@ class RecordStore:
 
     def _scan(self) -> None:
         """Update memory from the disk."""
+        changed: set[str] = set()
+        try:
+            self._read_changes(changed)
+        finally:  # what was read before an error is in memory, and not read again
+            for uid in sorted(changed):
+                self._on_change(uid)
+
+    def _read_changes(self, changed: set[str]) -> None:
         self._counter = -1  # a scan that fails is repeated
         present: set[str] = set()
-        changed: set[str] = set()
         self._directory = self._stat_directory()
         self._write_back(self._list_placeholders())
         counter = self.lock.read_counter()
@@ -386,8 +393,6 @@ class RecordStore:
             changed.add(uid)
         changed |= self._scan_unreadable(present)
         self._counter = counter
-        for uid in sorted(changed):
-            self._on_change(uid)
 
     def _scan_unreadable(self, present: Collection[str]) -> set[str]:
         """Update memory from the files that were set aside, whenever and by whom: those claims hold their devices."""

@@ -36,6 +36,24 @@ async def test_each_instance_goes_on_from_what_the_other_did(tmp_path: Path) -> 
     assert node.traces() == NOTHING
 
 
+async def test_what_was_read_of_the_others_records_before_the_disk_failed_holds_its_devices(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for uid, device in (("a", "gpu-0"), ("b", "gpu-1"), ("rival", "gpu-0")):
+        node.api.allocate(uid, device)
+
+    def refuse(effect: str) -> None:
+        if effect == "records: make directory":
+            raise OSError(30, "Read-only file system")
+
+    async with node.running() as old, node.running() as new:
+        await old.prepare("a", "b")
+        node.record_file("b").write_bytes(b"damaged, so it is set aside")
+        node.step = refuse
+        assert isinstance((await new.prepare("rival"))[0], CheckpointError)
+        node.step = lambda _: None
+        assert isinstance((await new.prepare("rival"))[0], DeviceInUse)
+
+
 async def test_records_of_the_other_that_could_not_be_read_once_are_read_the_next_time(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.api.allocate("a", "gpu-0")
