@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pydra import ClaimError, LeftBehind, UndoLater
 from pydra_net.find_interface import find, is_in, locating
 from pydra_net.gso_sizes_and_sysctls import SIZES
-from pydra_net.interface_diff import plan_changes
+from pydra_net.interface_diff import plan_changes, plan_rest
 from pydra_net.interface_state import find_state_before
 from pydra_net.kernel import Kernel, KernelRefused, Namespace
 from pydra_net.network_change_types import Mark
@@ -29,7 +29,8 @@ class AttachFailed(ClaimError):
 def configure(kernel: Kernel, step: InterfaceStep, pod: Namespace, link: Link, reading: Reading) -> None:
     """Make it as it should be in the pod. Raises AttachFailed."""
     marks = (Mark(index=link.index, name=step.mark),) if step.mark and step.mark not in link.alternative_names else ()
-    refused = kernel.apply(pod, (*marks, *plan_changes(step.target, link, reading)))
+    plan = plan_rest if link.up else plan_changes
+    refused = kernel.apply(pod, (*marks, *plan(step.target, link, reading)))
     if refused:
         raise AttachFailed(f"{step.name} ({step.device}) cannot be configured in the pod: {'; '.join(refused)}")
 

@@ -41,6 +41,11 @@ def plan_changes(wanted: InterfaceState, link: Link, reading: Reading) -> tuple[
     )
 
 
+def plan_rest(wanted: InterfaceState, link: Link, reading: Reading) -> tuple[Operation, ...]:
+    """What may be missing of an interface that is up in its pod; the rest came before, and the pod may change it."""
+    return (*_plan_routes(wanted, link, reading), *_plan_neighbours_and_rules(wanted, link, reading))
+
+
 def _is_new(wanted: InterfaceState, link: Link) -> bool:
     """Whether it gets another MAC address, for which it is down meanwhile: many drivers change it only then."""
     return bool(wanted.mac) and wanted.mac != link.mac

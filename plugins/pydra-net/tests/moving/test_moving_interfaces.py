@@ -325,6 +325,27 @@ async def test_a_pod_whose_containers_run_gets_its_interface_when_the_backend_st
     assert "nic0" in node.host.links()
 
 
+async def test_what_a_pod_has_changed_of_its_interface_stays_when_the_backend_starts_again(node: TestNode) -> None:
+    agent = build_agent(node)
+    pod = node.begin_pod("trainer")
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer")
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+    pod.run(
+        """
+        ip link set nic0 down; ip link set nic0 address 02:00:00:00:00:01 name lan mtu 1300; ip link set lan up
+        ip addr add fd07::1/64 nodad dev lan; ip addr del 10.0.0.1/24 dev lan; ip addr add 10.0.0.7/24 dev lan
+        """
+    )
+    before = pod.run("ip -o link show lan; ip -o addr show lan scope global")
+    async with serve(agent):
+        while "10.5.0.0/16" not in pod.run("ip route"):  # noqa: ASYNC110 - in the kernel
+            await asyncio.sleep(0.01)
+        assert pod.run("ip -o link show lan; ip -o addr show lan scope global") == before
+        await agent.unprepare("claim")
+    assert "nic0" in node.host.links()
+
+
 async def test_another_sandbox_of_the_pod_gets_the_interface_of_the_dead_one(node: TestNode) -> None:
     agent = build_agent(node)
     first, second = node.begin_pod("first"), node.begin_pod("second")
