@@ -9,13 +9,14 @@ from __future__ import annotations
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT = 10
+_SMALL = 256
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
 
 
@@ -136,37 +137,43 @@ def decode(data: bytes, kind: type[V]) -> V:
         Malformed: it ends inside a field, or text is not UTF-8.
     """
     fields = _fields(kind)
-    found: dict[str, list[Any]] = {}
+    found: dict[str, Any] = {}
     for number, wire_type, content in _read_fields(data):
         field = fields.get(number)
-        if field is not None and (wire_type == _VARINT) == (field.kind in (int, bool)):
-            found.setdefault(field.name, []).append(_convert(field, content))
-    shapes = {field.name: field.shape for field in fields.values()}
-    return kind(**{name: _join(shapes[name], items) for name, items in found.items()})
+        if field is None or (wire_type == _VARINT) != (field.kind in (int, bool)):
+            continue
+        value = _convert(field, content)
+        if field.shape is _Shape.REPEATED:
+            found.setdefault(field.name, []).append(value)
+        elif field.shape is _Shape.MAP:
+            found.setdefault(field.name, {})[value.key] = value.value
+        else:
+            found[field.name] = value.value if field.shape is _Shape.OPTIONAL else value
+    return kind(**{name: tuple(value) if type(value) is list else value for name, value in found.items()})
 
 
-def _join(shape: _Shape, items: list[Any]) -> Any:
-    match shape:
-        case _Shape.MAP:
-            return {item.key: item.value for item in items}
-        case _Shape.OPTIONAL:
-            return items[-1].value
-        case _Shape.REPEATED:
-            return tuple(items)
-    return items[-1]
+@lru_cache(maxsize=1024)
+def _decode_small(data: bytes, kind: type[V]) -> V:
+    """The same for what thousands of containers have alike: their mounts, namespaces and devices."""
+    return decode(data, kind)
 
 
 def _read_fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
     """Number, wire type and content (int or bytes) of each field that has one of the two types used here."""
     position = 0
     while position < len(data):
-        tag, position = _read_varint(data, position)
+        if data[position] < 0x80:  # most are
+            tag, position = data[position], position + 1
+        else:
+            tag, position = _read_varint(data, position)
         wire_type = tag & 7
         if wire_type == _VARINT:
             content, position = _read_varint(data, position)
             yield tag >> 3, wire_type, content
             continue
-        if wire_type == _BYTES:
+        if wire_type == _BYTES and position < len(data) and data[position] < 0x80:
+            length, position = data[position], position + 1
+        elif wire_type == _BYTES:
             length, position = _read_varint(data, position)
         elif wire_type in _FIXED:
             length = _FIXED[wire_type]
@@ -200,4 +207,7 @@ def _convert(field: _Field, content: Any) -> Any:
             return content.decode()
         except UnicodeDecodeError as error:
             raise Malformed(f"{field.name} is not UTF-8: {error.reason}") from None
-    return content if field.kind is bytes else decode(content, cast("type[Value]", field.kind))
+    if field.kind is bytes:
+        return content
+    kind = cast("type[Value]", field.kind)
+    return _decode_small(content, kind) if len(content) <= _SMALL else decode(content, kind)

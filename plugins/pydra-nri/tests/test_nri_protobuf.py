@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pydra_nri.messages import ObjectRequest, SynchronizeRequest
 from pydra_nri.protobuf import Malformed, Value, decode, encode
+from pydra_nri.values import Container, Mount
 from tests.fuzz.damage import damage
 
 PROTO = """\
@@ -147,3 +148,12 @@ def test_damaged_bytes_are_a_message_or_malformed(data: bytes) -> None:
 def test_the_error_says_what_is_malformed(data: bytes, message: str) -> None:
     with pytest.raises(Malformed, match=message):
         decode(data, Sample)
+
+
+def test_what_containers_have_alike_is_decoded_once() -> None:
+    """Runtimes wait for 2 s for the answer to Synchronize, which has all containers of the node."""
+    mounts = (Mount(destination="/proc", type="proc", options=("nosuid", "noexec")),)
+    containers = tuple(Container(id=name, mounts=mounts) for name in ("first", "second"))
+    first, second = decode(encode(SynchronizeRequest(containers=containers)), SynchronizeRequest).containers
+    assert (first, second) == containers
+    assert first.mounts[0] is second.mounts[0]
