@@ -436,6 +436,18 @@ def test_daemons_are_replaced_when_no_pod_uses_the_domain_one_domain_after_the_o
     assert cluster.condition("cd", "DaemonsUpToDate")[0] == "UpToDate"
 
 
+def test_daemons_whose_deletion_another_holds_up_do_not_keep_those_of_other_domains_from_being_replaced() -> None:
+    cluster, _ = start()
+    name = f"computedomain-daemon-{cluster.create_domain('held')}"
+    cluster.settle()
+    cluster.patch(DAEMON_SETS, name, {"metadata": {"finalizers": [FINALIZER, "example.com/audit"]}}, OWN)
+    cluster.delete_domain("held")
+    cluster.settle()
+    cluster.settings = msgspec.structs.replace(SETTINGS, daemon_image="pydra:2")
+    cluster.settle()
+    assert cluster.condition("cd", "DaemonsUpToDate")[0] == "UpToDate"
+
+
 def test_with_daemons_of_the_hosts_a_domain_has_only_its_template() -> None:
     cluster = Cluster(NODES_OF_RACK, msgspec.structs.replace(SETTINGS, host_managed=True, daemon_image=""))
     uid = cluster.create_domain("cd")

@@ -57,12 +57,11 @@ def get_num_nodes(domain: JsonObject) -> int:
 
 
 def is_updating(daemon_set: JsonObject) -> bool:
-    """Whether the DaemonSet's controller has not replaced all pods yet."""
+    """Whether the DaemonSet's controller has not replaced all pods yet; it does nothing for one that is deleted."""
     status, generation = daemon_set.get("status") or {}, daemon_set["metadata"].get("generation") or 0
     desired = int(status.get("desiredNumberScheduled") or 0)
-    return int(status.get("observedGeneration") or 0) < generation or (
-        int(status.get("updatedNumberScheduled") or 0) < desired
-    )
+    observed, updated = (int(status.get(name) or 0) for name in ("observedGeneration", "updatedNumberScheduled"))
+    return not is_deleting(daemon_set) and (observed < generation or updated < desired)
 
 
 def is_status_change(before: JsonObject, after: JsonObject) -> bool:
