@@ -21,7 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pydra-nvidia",
         description="NVIDIA GPUs for Kubernetes Dynamic Resource Allocation: look at this node, record it, play with a "
-        "simulated one. Settings are those of the backend, variables PYDRA_NVIDIA_*.",
+        "simulated one. Settings are those of the backend: variables PYDRA_NVIDIA_*, and those of PYDRA_CONFIG.",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in COMMANDS:

@@ -5,9 +5,20 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from pydra import SettingsError
 from pydra_nvidia.machine_access import MachineAccess, find_machine
-from pydra_nvidia.settings import PREFIX
+from pydra_nvidia.settings import PREFIX, parse_settings
+
+
+class _AgentSettings(msgspec.Struct, rename="camel"):
+    """What the command reads of the agent's settings file."""
+
+    backend_settings: dict[str, dict[str, Any]] = {}
 
 
 def add_node_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,9 +34,19 @@ def add_node_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def machine_of(parsed: argparse.Namespace, environ: Mapping[str, str]) -> MachineAccess:
-    """The node that the arguments and variables mean; raises SettingsError, ScenarioError."""
+    """The node that arguments, variables and the agent's settings file mean; raises SettingsError, ScenarioError."""
     given = {f"{PREFIX}SCENARIO": parsed.scenario, f"{PREFIX}STATE": parsed.state}
-    return find_machine({**environ, **{name: value for name, value in given.items() if value}})
+    variables = {**environ, **{name: value for name, value in given.items() if value}}
+    return find_machine(variables, parse_settings(variables, _read_agent_settings(environ.get("PYDRA_CONFIG", ""))))
+
+
+def _read_agent_settings(path: str) -> Mapping[str, Any]:
+    """What the agent's settings file has for this backend, which is where the chart puts its settings."""
+    try:
+        agent = msgspec.yaml.decode(Path(path).read_bytes(), type=_AgentSettings | None) if path else None
+    except msgspec.MsgspecError as error:
+        raise SettingsError([f"{path}: {error}"]) from error
+    return agent.backend_settings.get("nvidia", {}) if agent is not None else {}
 
 
 def minor(text: str) -> int:

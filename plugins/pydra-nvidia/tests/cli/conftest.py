@@ -57,7 +57,7 @@ def process(tmp_path: Path) -> Run:
 
 
 def _variables(named: dict[str, str]) -> dict[str, str]:
-    return {f"PYDRA_NVIDIA_{name}": value for name, value in named.items()}
+    return {name if name.startswith("PYDRA_") else f"PYDRA_NVIDIA_{name}": value for name, value in named.items()}
 
 
 @pytest.fixture

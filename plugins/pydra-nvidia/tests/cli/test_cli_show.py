@@ -43,6 +43,20 @@ def test_the_reading_is_reported_as_json(command: Run, tmp_path: Path) -> None:
     assert sorted(gpu.minor for gpu in reading.gpus) == [0, 1, 2, 3]
 
 
+def test_settings_that_the_agent_has_from_a_file_are_those_of_the_command(command: Run, tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    own = {"scenario": "hgx-h100", "state": str(tmp_path / "m"), "vfio": True}
+    path.write_text(json.dumps({"nodeName": "n", "backendSettings": {"nvidia": own, "sim": {}}}))
+    ran = command("show", PYDRA_CONFIG=str(path))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.count("NVIDIA H100") == 8
+    assert "not offered" not in ran.stdout
+    path.write_text("backendSettings: {nvidia: {vfioo: true}}")
+    ran = command("show", PYDRA_CONFIG=str(path))
+    assert ran.returncode == 2
+    assert "vfioo" in ran.stderr
+
+
 def test_a_node_without_nvidia_hardware_has_no_problem(command: Run, bare_root: dict[str, str]) -> None:
     ran = command("show", **bare_root)
     assert (ran.returncode, ran.stderr) == (0, "")
