@@ -215,6 +215,9 @@ RECOVERY = {
     "quiet, and the driver wants no action": (79, QUIET, 0, False),
     "quiet, but the driver wants a reset": (79, QUIET, 1, True),
     "quiet, and the driver is too old to tell": (79, 10 * QUIET, None, True),
+    "that the driver wants no action any more": (154, 0, 0, False),
+    "that the driver wants one, which the GPU reports": (154, 0, 1, False),
+    "that the driver wants one, which the GPU cannot report": (154, 10 * QUIET, None, True),
     "one that passes by itself, on an old driver": (94, QUIET, None, False),
     "one of an application, on an old driver": (31, QUIET, None, False),
 }

@@ -15,7 +15,7 @@ from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.device_names import DRIVER
 from pydra_nvidia.hardware_types import Gpu, LostGpu, Placement, Reading
 from pydra_nvidia.health.incident_store import Incident
-from pydra_nvidia.health.xid_catalogue import APPLICATION_XIDS, PASSING_XIDS, explain
+from pydra_nvidia.health.xid_catalogue import APPLICATION_XIDS, PASSING_XIDS, RECOVERY_XID, explain
 from pydra_nvidia.settings import Settings, Signal
 from pydra_pci import Assessment, Finding, Reaction, assess, combine
 
@@ -125,13 +125,18 @@ def add_vanished(diagnosis: Diagnosis, vanished: Mapping[str, str], *, settings:
 def is_settled(incident: Incident, reading: Reading, *, settings: Settings, now: float) -> bool:
     """Whether the incident no longer counts, as far as its GPU can tell.
 
-    Quiet is needed in any case. Beyond that the driver's word is taken: no recovery action is wanted. A driver too
-    old to say so is believed for what passes by itself only; anything else lasts until the GPU is known to be reset.
+    A changed recovery action is none where the action is known, since it may have changed to none. Else quiet is needed
+    in any case. Beyond that the driver's word is taken: no recovery action is wanted. A driver too old to say so is
+    believed for what passes by itself only; anything else lasts until the GPU is known to be reset.
     """
     gpu = reading.gpu(incident.gpu)
-    if gpu is None or now - incident.last < settings.quiet_period:
+    if gpu is None:
         return False
     recovery = gpu.condition.recovery
+    if incident.xid == RECOVERY_XID and recovery is not None:
+        return True
+    if now - incident.last < settings.quiet_period:
+        return False
     passes = recovery is None and incident.xid in PASSING_XIDS
     return recovery == 0 or passes or _is_ignored(incident.xid, settings)
 

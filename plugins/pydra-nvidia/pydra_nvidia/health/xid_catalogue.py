@@ -1,6 +1,7 @@
 """XIDs, the driver's codes of errors: what they mean, and which say nothing of the GPU, or pass by themselves.
 
-Sources: NVIDIA's XID catalogue; the skip list of NVIDIA's device plugin and DRA driver.
+Sources: NVIDIA's XID catalogue; the skip list of NVIDIA's device plugin and DRA driver; of XID 154
+_gpuRefreshRecoveryActionInLock in the open kernel modules' gpu.c.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """Errors of applications: the GPU is as good as before. NVIDIA's drivers skip the same."""
 PASSING_XIDS = frozenset({63, 92, 94})
 """The driver has dealt with them: a row remapped, corrected errors, an error contained to one application."""
+RECOVERY_XID = 154
+"""Follows any other XID that changes the recovery action, and comes again when that is over; it is an event too."""
 MEANINGS = {
     13: "graphics engine exception",
     31: "GPU memory page fault",

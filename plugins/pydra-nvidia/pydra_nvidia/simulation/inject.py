@@ -97,11 +97,12 @@ class Injector:
         self._set(minor, lambda gpu: gpu.gauges, Gauges, gauges)
 
     def recovery_action(self, minor: int, action: int) -> None:
-        """NVML's field 230: 1 GPU reset, 2 reboot, ...; an event too, where the GPU has it."""
+        """NVML's field 230: 1 GPU reset, 2 reboot, ...; where the GPU has it, an event too, and XID 154."""
         with self._gpu(minor) as (view, board, gpu):
             gpu.recovery = action
             if board.model.events & RECOVERY_ACTION:
                 self._machine.record(view.state, board.uuid, RECOVERY_ACTION, action)
+                self._machine.record(view.state, board.uuid, XID, 154)
 
     def links_down(self, minor: int, links: Collection[int]) -> None:
         """These NVLinks are inactive, and no others."""
