@@ -46,6 +46,7 @@ ALL_ON = overlay(
     },
 )
 
+STATUS = {"deviceStatus": True}
 AGENTS = ("pydra-amd", "pydra-cpu", "pydra-net", "pydra-nvidia", "pydra-sim", "pydra-tpu")
 
 
@@ -79,6 +80,18 @@ def as_rules(rules: list[Object]) -> set[tuple[str, str, str]]:
 def test_the_agents_role_is_that_of_the_guide() -> None:
     role = render(SIM).one("ClusterRole", "pydra-agent.pydra-system")
     assert as_rules(role["rules"]) == as_rules(guide_object("ClusterRole")["rules"])
+
+
+@pytest.mark.parametrize(
+    "its",
+    [
+        {"agentSettings": STATUS},
+        {"nodePools": {"label": "l", "pools": {"a": {"values": ["b"], "agentSettings": STATUS}}}},
+    ],
+)
+def test_one_agent_that_writes_status_is_allowed_to(its: Object) -> None:
+    role = render(SIM, at("backends.sim", its)).one("ClusterRole", "pydra-agent.pydra-system")
+    assert ("resource.k8s.io", "resourceclaims/status", "patch") in as_rules(role["rules"])
 
 
 def test_requests_have_series_from_the_start_if_the_agents_role_allows_them() -> None:

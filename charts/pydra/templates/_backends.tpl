@@ -179,6 +179,13 @@ What the chart knows of a backend is in files/backends/, written from the backen
 {{- toJson $sets -}}
 {{- end -}}
 
+{{- /* The settings of the agent of a set of backends: the common ones, and its own over them, as JSON. Args: root, backends. */ -}}
+{{- define "pydra.agentSettings" -}}
+{{- $settings := deepCopy (default dict .root.Values.settings) -}}
+{{- range .backends -}}{{- $settings = mergeOverwrite $settings (default dict .agentSettings) -}}{{- end -}}
+{{- toJson $settings -}}
+{{- end -}}
+
 {{- /* The drivers of a set of backends, sorted, with commas. */ -}}
 {{- define "pydra.drivers" -}}
 {{- $drivers := list -}}
