@@ -198,6 +198,19 @@ def test_a_node_that_leaves_frees_its_index_for_the_next() -> None:
     assert [entry[1:] for entry in cluster.indexes()] == [("d", 0), ("b", 1), ("c", 2)]
 
 
+def test_a_node_that_leaves_does_not_make_the_domain_unready_while_its_daemon_ends() -> None:
+    cluster, uid = start("a", "b")
+    cluster.end_pod("pod-b")
+    cluster.send(cluster.plan(uid))
+    [pod] = [one for one in cluster.list(PODS) if one["spec"]["nodeName"] == "b"]
+    cluster.api.delete(POD_KIND, pod["metadata"]["name"], {"gracePeriodSeconds": 30}, namespace=OWN)
+    cluster.set_ready("b", ready=False)
+    cluster.send(cluster.plan(uid))
+    assert cluster.condition("cd") == ("NodesReady", "all 1 nodes are ready")
+    assert [one["name"] for one in cluster.domain("cd")["status"]["nodes"]] == ["a"]
+    assert [entry[1:] for entry in cluster.indexes()] == [("a", 0), ("b", 1)]  # nvidia-imex may still run there
+
+
 def test_a_daemon_that_is_force_deleted_comes_back_with_the_number_of_its_node() -> None:
     cluster, _ = start("a", "b")
     before = {entry[1:] for entry in cluster.indexes()}

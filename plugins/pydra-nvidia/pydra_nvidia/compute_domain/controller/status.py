@@ -52,9 +52,10 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_node_states(view: View, members: Mapping[str, Member], settings: ControllerSettings) -> Sequence[NodeState]:
-    """All nodes that the domain has, or that pods of it are on, sorted."""
+    """All nodes that the domain has, or that pods of it are on, sorted; without those that leave it."""
     pods = choose_pods(view.pods)
-    nodes = {*view.own_nodes, *pods, *(claim.node for claim in view.own_claims)}
+    staying = (node for node, pod in pods.items() if not is_deleting(pod))
+    nodes = {*view.own_nodes, *staying, *(claim.node for claim in view.own_claims)}
     return [
         NodeState(
             node=node,
