@@ -51,7 +51,7 @@ from pydra.errors import (
 )
 from pydra.plan import ClaimStep, Plan, StepStage, describe_step
 from pydra.quantity import canonical_quantity, is_quantity, parse_quantity
-from pydra.samples import Sample, SampleKind
+from pydra.samples import Sample
 
 __version__ = "0.1.0"
 
@@ -98,7 +98,6 @@ __all__ = [
     "RequestPolicy",
     "Restores",
     "Sample",
-    "SampleKind",
     "SettingsError",
     "StepStage",
     "Steps",

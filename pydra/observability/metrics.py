@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from pydra.devices import HealthStatus
 from pydra.errors import KubeError
-from pydra.samples import Sample, SampleKind
+from pydra.samples import Sample
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40)
@@ -217,5 +217,5 @@ def _labels(sample: Sample) -> Mapping[str, str]:
 
 
 def _family(name: str, sample: Sample, labels: tuple[str, ...]) -> Metric:
-    kind = CounterMetricFamily if sample.kind is SampleKind.COUNTER else GaugeMetricFamily
+    kind = CounterMetricFamily if sample.name.endswith("_total") else GaugeMetricFamily
     return kind(name, sample.help or f"Measured by the backend: {sample.name}.", labels=list(labels))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pydra import Sample, SampleKind
+from pydra import Sample
 from pydra_amd.amdsmi.links_and_throttling import GpuReading
 from pydra_amd.host.sensors import Sensors
 
@@ -19,8 +19,8 @@ def build_samples(
 ) -> Iterator[Sample]:
     """Of one GPU, whose name as a whole is `device`."""
 
-    def sample(name: str, text: str, value: float, kind: SampleKind = SampleKind.GAUGE, **labels: str) -> Sample:
-        return Sample(name=name, value=float(value), help=text, kind=kind, device=device, labels=labels)
+    def sample(name: str, text: str, value: float, **labels: str) -> Sample:
+        return Sample(name=name, value=float(value), help=text, device=device, labels=labels)
 
     used, total = sensors.memory_used, sensors.memory_total
     free = total - used if used is not None and total is not None else None
@@ -40,12 +40,12 @@ def build_samples(
     for block, counts in errors.items():
         for kind, count in counts.items():
             text = "Errors since the driver was loaded, by block; xgmi_wafl has those of xGMI links."
-            yield sample("ecc_errors_total", text, count, SampleKind.COUNTER, block=block, error=kind)
+            yield sample("ecc_errors_total", text, count, block=block, error=kind)
     for state in sorted(set(reading.links)):
         yield sample("xgmi_links", "xGMI links, by state.", reading.links.count(state), state=state)
     for cause, count in reading.throttled.items():
         text = "How often the firmware held clocks down, by cause."
-        yield sample("throttled_total", text, count, SampleKind.COUNTER, cause=cause)
+        yield sample("throttled_total", text, count, cause=cause)
 
 
 def _share(percent: float | None) -> float | None:

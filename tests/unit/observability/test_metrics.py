@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pydra.observability.metrics import Metrics
-from pydra.samples import Sample, SampleKind
+from pydra.samples import Sample
 
 
 def lines(metrics: Metrics) -> list[str]:
@@ -41,7 +41,7 @@ def test_a_backends_samples_appear_under_its_name() -> None:
         [
             Sample(name="temperature_celsius", value=41, help="Of the die.", device="gpu-0"),
             Sample(name="temperature_celsius", value=45, device="gpu-1"),
-            Sample(name="replays_total", value=3, kind=SampleKind.COUNTER, labels={"link": "2"}),
+            Sample(name="replays_total", value=3, labels={"link": "2"}),
         ],
     )
     found = lines(metrics)

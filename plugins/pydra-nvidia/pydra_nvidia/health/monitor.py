@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from pydra import Sample, SampleKind
+from pydra import Sample
 from pydra_nvidia.device_names import gpu_name
 from pydra_nvidia.hardware_types import Gpu, GpuInstance, Placement, Reading
 from pydra_nvidia.health.diagnosis import Diagnosis, diagnose, is_settled, suspend
@@ -132,7 +132,6 @@ class HealthMonitor:
                 name="xids_total",
                 value=count,
                 help="XID errors since the backend started, by code.",
-                kind=SampleKind.COUNTER,
                 device=names.get(uuid, uuid),
                 labels={"xid": str(xid)},
             )

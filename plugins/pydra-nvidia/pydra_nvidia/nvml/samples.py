@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from pydra import Sample, SampleKind
+from pydra import Sample
 from pydra_nvidia.device_names import gpu_name, mig_name
 from pydra_nvidia.hardware_types import Gpu, Reading
 from pydra_nvidia.nvml.errors import STALE, NvmlError
@@ -138,5 +138,4 @@ def _read_partitions(nvml: Nvml, asked: Looks, gpu: Gpu) -> Iterator[Sample]:
 
 
 def _sample(name: str, text: str, device: str, value: float, labels: Mapping[str, str] = {}) -> Sample:
-    kind = SampleKind.COUNTER if name.endswith("_total") else SampleKind.GAUGE
-    return Sample(name=name, value=float(value), help=text, kind=kind, device=device, labels=labels)
+    return Sample(name=name, value=float(value), help=text, device=device, labels=labels)

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from pydra import HeldClaim, PydraError, Sample, SampleKind, held_claims
+from pydra import HeldClaim, PydraError, Sample, held_claims
 from pydra_nvidia.claim_records import Entry, read_entries
 from pydra_nvidia.settings import Orphans, Settings
 from pydra_nvidia.sharing.apply_mps import StartMpsApplier
@@ -64,13 +64,11 @@ class MpsWatch:
                 name="mps_restarts_total",
                 value=self._restarts,
                 help="MPS control daemons that had died and were started again.",
-                kind=SampleKind.COUNTER,
             ),
             Sample(
                 name="mps_restart_failures_total",
                 value=self._failures,
                 help="Attempts to start a dead MPS control daemon again that failed.",
-                kind=SampleKind.COUNTER,
             ),
         )
 
