@@ -14,8 +14,8 @@ from pydra_amd.host.amdgpu import BOUND, COMPUTE, KFD_NODE, MEMORY
 from pydra_amd.host.kfd import GENERATION, NODES, XGMI
 from pydra_amd.models import PARTITIONS, VENDOR, WHOLE
 from pydra_amd.simulation.machine_types import MachineType
-from pydra_pci.simulation.files import Files, change_files, link, text
-from pydra_pci.simulation.functions import Function, Slot, function_files
+from pydra_pci.simulation.files import Files, change_files, folder, link, text
+from pydra_pci.simulation.functions import Function, Slot, driver_files, function_files, module_files
 
 GIB = 1 << 30
 PCIE = 2
@@ -35,21 +35,17 @@ RAS_BLOCKS = ("umc", "sdma", "gfx", "mmhub", "xgmi_wafl")
 
 def write_files(draft: str, machine: MachineType) -> None:
     """All files of the machine; links to /dev/null stand for device nodes."""
-    _draft_file(f"{draft}/sys/module/amdgpu/version", machine.driver_version)
-    _draft_file(f"{draft}/sys/module/amdgpu/srcversion", "0D4DFC1B7F5A2C4E6B8A901")
-    _draft_file(f"{draft}/sys/module/amdgpu/refcnt", "0")
-    _draft_file(f"{draft}/sys/module/amdgpu/initstate", "live")
+    files = {"proc": folder()} | module_files("amdgpu", machine.driver_version) | driver_files("vfio-pci")
+    files["sys/module/amdgpu/srcversion"] = text("0D4DFC1B7F5A2C4E6B8A901")
+    files |= {node.lstrip("/"): link("/dev/null") for node in (KFD_NODE, "/dev/vfio/vfio", "/dev/iommu")}
     for gpu in range(len(machine.buses)):
-        change_files(draft, {}, _function_files(machine, gpu))
-        for partition in range(0 if machine.virtual else machine.model.xccs):
-            _write_partition(draft, machine, gpu, partition)
+        files |= _function_files(machine, gpu)
         if machine.virtual:
-            change_files(draft, {}, _virtual_files(machine, gpu))
-    for name in ("bind", "unbind"):
-        _draft_file(f"{draft}/sys/bus/pci/drivers/vfio-pci/{name}", "")
-    for node in (KFD_NODE, "/dev/vfio/vfio", "/dev/iommu"):
-        _link(f"{draft}{node}", "/dev/null")
-    os.makedirs(f"{draft}/proc")
+            files |= _virtual_files(machine, gpu)
+        else:
+            for partition in range(machine.model.xccs):
+                files |= _partition_files(machine, gpu, partition)
+    change_files(draft, {}, files)
     if machine.mode:
         write_memory(draft, machine.mode.memory, machine.mode.memory)
     write_topology(draft, machine, [machine.mode.compute if machine.mode else WHOLE] * len(machine.buses))
@@ -74,22 +70,22 @@ def write_memory(root: str, present: str, requested: str) -> None:
 
 def write_topology(root: str, machine: MachineType, modes: Sequence[str]) -> None:
     """Give the GPUs these compute modes: KFD has a node for each partition then. Readers see the old or the new one."""
-    folder = f"{root}/sys/{os.path.dirname(NODES)}"
-    os.makedirs(folder, exist_ok=True)
-    nodes = tempfile.mkdtemp(prefix="nodes-", dir=folder)
+    topology = f"{root}/sys/{os.path.dirname(NODES)}"
+    os.makedirs(topology, exist_ok=True)
+    nodes = tempfile.mkdtemp(prefix="nodes-", dir=topology)
     os.chmod(nodes, 0o755)  # noqa: S103 - as in a machine; mkdtemp makes it private
-    for number in range(PROCESSORS):
-        _draft_file(f"{nodes}/{number}/properties", "cpu_cores_count 96\nsimd_count 0\ndrm_render_minor 0")
+    processor = text("cpu_cores_count 96\nsimd_count 0\ndrm_render_minor 0")
+    files = {f"{number}/properties": processor for number in range(PROCESSORS)}
     modes_shown = [] if machine.virtual else modes
     counts = [PARTITIONS[machine.model.xccs][mode] if machine.mode else 1 for mode in modes_shown]
     firsts = [PROCESSORS + sum(counts[:gpu]) for gpu in range(len(counts))]
     for gpu, count in enumerate(counts):
         for partition in range(count):
-            _write_node(f"{nodes}/{firsts[gpu] + partition}", machine, gpu, partition, count)
-        _write_links(f"{nodes}/{firsts[gpu]}", gpu, firsts, hive=machine.hive)
+            files |= _node_files(firsts[gpu] + partition, machine, gpu, partition, count)
+        files |= _link_files(firsts[gpu], firsts, hive=machine.hive)
+    change_files(nodes, {}, files)
     before = os.path.realpath(f"{root}/sys/{NODES}")
-    _link(f"{folder}/.next", os.path.basename(nodes))
-    os.rename(f"{folder}/.next", f"{root}/sys/{NODES}")
+    change_files(root, {}, {f"sys/{NODES}": link(os.path.basename(nodes))})
     generation = f"{root}/sys/{GENERATION}"
     write_file(generation, str(_read_number(generation) + 1))
     if before != f"{root}/sys/{NODES}":
@@ -103,21 +99,10 @@ def read_text(path: str) -> str:
         return file.read().strip()
 
 
-def write_file(path: str, text: str) -> None:
+def write_file(path: str, content: str) -> None:
     """The whole of it at once, where others may be reading."""
-    _draft_file(f"{path}.next", text)
-    os.rename(f"{path}.next", path)
-
-
-def _draft_file(path: str, text: str) -> None:
-    """Where nobody reads yet."""
-    try:
-        file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed below, whichever call opened it
-    except FileNotFoundError:
-        os.makedirs(os.path.dirname(path))
-        file = open(path, "w", encoding="utf-8")  # noqa: SIM115
-    with file:
-        file.write(f"{text}\n")
+    directory, name = os.path.split(path)
+    change_files(directory, {}, {name: text(content)})
 
 
 def _function_files(machine: MachineType, gpu: int) -> Files:
@@ -175,17 +160,18 @@ def _describe_function(machine: MachineType, gpu: int) -> Function:
     )
 
 
-def _write_partition(root: str, machine: MachineType, gpu: int, partition: int) -> None:
+def _partition_files(machine: MachineType, gpu: int, partition: int) -> Files:
     """The nodes of one partition, which are there in every mode: the first one's belong to the PCI function."""
     card, render = machine.find_nodes(gpu, partition)
     number = gpu * (machine.model.xccs - 1) + partition - 1
-    device = f"{BOUND}/{machine.addresses[gpu]}" if partition == 0 else f"devices/platform/amdgpu_xcp_{number}"
-    for name in (f"card{card}", f"renderD{render}"):
-        os.makedirs(f"{root}/sys/{device}/drm/{name}")
-        _link(f"{root}/dev/dri/{name}", "/dev/null")
+    whole = _describe_function(machine, gpu).slot.path
+    device = whole if partition == 0 else f"sys/devices/platform/amdgpu_xcp_{number}"
+    names = f"card{card}", f"renderD{render}"
+    nodes = {f"dev/dri/{name}": link("/dev/null") for name in names}
+    return nodes | {f"{device}/drm/{name}": folder() for name in names}
 
 
-def _write_node(folder: str, machine: MachineType, gpu: int, partition: int, count: int) -> None:
+def _node_files(number: int, machine: MachineType, gpu: int, partition: int, count: int) -> Files:
     model = machine.model
     simds_per_unit = model.simds // model.compute_units
     properties = {
@@ -203,20 +189,23 @@ def _write_node(folder: str, machine: MachineType, gpu: int, partition: int, cou
         "unique_id": machine.hive ^ (gpu + 1) << 20,
         "num_xcc": model.xccs // count,
     }
-    _draft_file(f"{folder}/properties", "\n".join(f"{name} {value}" for name, value in properties.items()))
-    _draft_file(f"{folder}/gpu_id", str(gpu << 8 | partition + 1))
     memory = model.memory * GIB // count - (RESERVED if partition == count - 1 else 0)
-    _draft_file(f"{folder}/mem_banks/0/properties", f"heap_type 1\nsize_in_bytes {memory}")
+    return {
+        f"{number}/properties": text("\n".join(f"{name} {value}" for name, value in properties.items())),
+        f"{number}/gpu_id": text(gpu << 8 | partition + 1),
+        f"{number}/mem_banks/0/properties": text(f"heap_type 1\nsize_in_bytes {memory}"),
+    }
 
 
-def _write_links(folder: str, gpu: int, firsts: Sequence[int], *, hive: int) -> None:
-    """To a processor, and to the other GPUs of the hive."""
-    for number, other in enumerate((0, *(first for first in firsts if hive and first != firsts[gpu]))):
-        kind = XGMI if number else PCIE
-        _draft_file(
-            f"{folder}/io_links/{number}/properties",
-            f"type {kind}\nnode_from {firsts[gpu]}\nnode_to {other}\nweight 15",
+def _link_files(node: int, firsts: Sequence[int], *, hive: int) -> Files:
+    """Its links to a processor, and to the other GPUs of the hive."""
+    others = (0, *(first for first in firsts if hive and first != node))
+    return {
+        f"{node}/io_links/{number}/properties": text(
+            f"type {XGMI if number else PCIE}\nnode_from {node}\nnode_to {other}\nweight 15"
         )
+        for number, other in enumerate(others)
+    }
 
 
 def _read_number(path: str) -> int:
@@ -225,8 +214,3 @@ def _read_number(path: str) -> int:
             return int(file.read())
     except FileNotFoundError:
         return 0
-
-
-def _link(path: str, target: str) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    os.symlink(target, path)
