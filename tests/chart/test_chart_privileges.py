@@ -380,6 +380,11 @@ def test_openshift_allows_what_the_enabled_backends_need_and_no_more() -> None:
             for key in volume
         }
         assert used - {"name"} <= set(one["volumes"])
+    pool = {"label": "l", "pools": {"a": {"values": ["b"], "settings": {"vfio": True}}}}
+    amd = render(AMD, on, at("backends.amd.nodePools", pool)).one("SecurityContextConstraints")
+    assert amd["allowHostPID"], "what one pool of nodes needs"
+    file = {"name": "a", "mountPath": "/a", "configMap": {"name": "a"}}
+    assert "configMap" in render(SIM, on, at("backends.sim.volumes", [file])).one(sim["kind"])["volumes"]
     role = render(SIM, on).one("Role", "pydra-scc")
     assert role["rules"][0]["resourceNames"] == [sim["metadata"]["name"]]
     webhook = render(SIM, on, at("webhook.enabled", True)).one("Deployment")["spec"]["template"]["spec"]
