@@ -65,6 +65,11 @@ def test_feature_gates_that_are_needed_and_off_are_named(version: str, are_off: 
         assert (gate in text) == are_off, gate
 
 
+def test_a_gate_that_one_pool_of_nodes_needs_is_named() -> None:
+    pool = {"label": "l", "pools": {"a": {"values": ["b"], "settings": {"dynamicMig": True}}}}
+    assert "dynamicMig: the feature gate" in notes(overlay(NVIDIA, at("backends.nvidia.nodePools", pool)), "v1.34.1")
+
+
 def test_shares_by_memory_need_their_gate_too() -> None:
     assert "DRAConsumableCapacity" in notes(
         overlay(NVIDIA, at("backends.nvidia.settings.consumableShares", "memory")), "v1.34.1"

@@ -42,12 +42,16 @@ those of its own Kubernetes, so that nothing is refused there; with --api-versio
 
 {{- /*
 The feature gates without which a setting of a backend does not work, as JSON: by gate, what needs it. A cluster that has
-one of them off drops the fields that carry it, and says nothing. Takes a backend.
+one of them off drops the fields that carry it, and says nothing. Takes a backend, with the pools of its nodes.
 */ -}}
 {{- define "pydra.gates" -}}
 {{- $gates := dict -}}
 {{- range $gate, $unless := dig "featureGates" dict (default dict .settingsNeed) -}}
-{{- with include "pydra.needing" (dict "settings" $.settings "unless" $unless) | fromJsonArray -}}
+{{- $needing := include "pydra.needing" (dict "settings" $.settings "unless" $unless) | fromJsonArray -}}
+{{- range dig "nodePools" "pools" dict $ -}}
+{{- $needing = concat $needing (include "pydra.needing" (dict "settings" .settings "unless" $unless) | fromJsonArray) -}}
+{{- end -}}
+{{- with uniq $needing | sortAlpha -}}
 {{- $_ := set $gates $gate (join " and " .) -}}
 {{- end -}}
 {{- end -}}
