@@ -130,6 +130,15 @@ def paths(*entries: Mapping[str, Any], backend: str = "sim") -> dict[str, Any]:
             id="an extended resource for two classes",
         ),
         pytest.param(
+            overlay(
+                BOTH,
+                at("backends.nvidia-compute-domain.enabled", True),
+                at("backends.nvidia.nodePools", {"label": "l", "pools": {"compute-domain": {"values": ["a"]}}}),
+            ),
+            "its DaemonSet would be called pydra-nvidia-compute-domain, as that of backends.nvidia-compute-domain is",
+            id="a pool of nodes with the name of a backend",
+        ),
+        pytest.param(
             overlay(BOTH, at("image.digest", DIGEST)),
             "image.digest: backends nvidia and sim have an image each, and a digest is of one image: set"
             " backends.NAME.image.digest",

@@ -149,6 +149,9 @@ What the chart knows of a backend is in files/backends/, written from the backen
 {{- if gt (len $called) 63 -}}
 {{- fail (printf "backends.%s.nodePools.pools.%s: its DaemonSet would be called %s, which has %d bytes, and 63 are allowed; shorten the pool's name, or set fullnameOverride" $name $pool $called (len $called)) -}}
 {{- end -}}
+{{- if hasKey $sets $called -}}
+{{- fail (printf "backends.%s.nodePools.pools.%s: its DaemonSet would be called %s, as that of %s is; give the pool another name" $name $pool $called (get $sets $called | keys | first | printf "backends.%s")) -}}
+{{- end -}}
 {{- $member := deepCopy $backend -}}
 {{- $_ := set $member "pool" $pool -}}
 {{- $_ := set $member "settings" (mergeOverwrite (dict) (deepCopy (default dict $backend.settings)) (deepCopy (default dict $own.settings))) -}}
