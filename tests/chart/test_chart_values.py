@@ -71,7 +71,9 @@ def test_null_is_like_empty_or_refused_with_the_name_of_the_value() -> None:
     found = dict(nullable(schema, {name: one for name, one in defaults.items() if name != "backends"}))
     for around in (
         SIM,
-        overlay(SIM, {one: {"create": True} for one in ("monitor", "dashboard")}, {"webhook": {"enabled": True}}),
+        overlay(
+            SIM, {one: {"create": True} for one in ("alerts", "monitor", "dashboard")}, {"webhook": {"enabled": True}}
+        ),
     ):
         render(around, *(at(path, None) for path, allowed in found.items() if allowed))
     refused = [path for path, allowed in found.items() if not allowed]
