@@ -14,8 +14,11 @@ from pydra.errors import KubeError, NotFound
 from pydra.kube.api_resources import DEVICE_TAINT_RULES, EVENTS, JsonObject, Resource
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
+from pydra.kube.version import parse_version
 from pydra.settings import Settings
 
+_SELECTS_ALL = (1, 37)
+"""The last release in which a DeviceTaintRule without a selector selects every device."""
 _DEADLINE = 5.0
 _RETRY_FOR = 2.0
 """Seconds; somebody waits, and can repeat the command."""
@@ -68,10 +71,22 @@ class Reader:
             return ()
 
     async def list_taint_rules(self) -> Sequence[JsonObject]:
-        """Return the DeviceTaintRules in the newest version that is served; most clusters serve none."""
+        """Return the DeviceTaintRules in the newest version that is served; most clusters serve none.
+
+        One without a selector selects nothing, but every device up to Kubernetes 1.37 (kubernetes#141648).
+        """
         for resource in DEVICE_TAINT_RULES:
             try:
-                return (await self.client.list(resource)).items
+                rules = (await self.client.list(resource)).items
+                if all(one["spec"].get("deviceSelector") is not None for one in rules):
+                    return rules
+                version = parse_version(await self.client.fetch("/version"))
+                if (version.major, version.minor) > _SELECTS_ALL:
+                    return rules
+                return [
+                    {**one, "spec": {**one["spec"], "deviceSelector": one["spec"].get("deviceSelector") or {}}}
+                    for one in rules
+                ]
             except NotFound:
                 continue
             except KubeError as error:

@@ -158,6 +158,16 @@ def test_taints_of_rules_and_node_selectors_of_pods_are_seen_as_the_scheduler_se
     quiet.api.request("DELETE", "/api/v1/namespaces/default/pods/choosy")
 
 
+def test_a_rule_without_a_selector_taints_all_devices_as_kubernetes_up_to_1_37_does(quiet: Node, tool: Tool) -> None:
+    device, path = quiet.board.device(), "/apis/resource.k8s.io/v1beta2/devicetaintrules"
+    taint = {"key": "board.example.com/all", "effect": "NoSchedule"}
+    quiet.api.request("POST", path, {"metadata": {"name": "all"}, "spec": {"taint": taint}})
+    report = tool.json("slices")
+    quiet.api.request("DELETE", f"{path}/all")
+    [found] = [one["taints"] for one in report["devices"] if one["device"] == device]
+    assert found == ["board.example.com/all:NoSchedule"]
+
+
 def test_a_taint_for_information_is_no_problem(quiet: Node, tool: Tool) -> None:
     device, path = quiet.board.device(), "/apis/resource.k8s.io/v1beta2/devicetaintrules"
     taint = {"key": "board.example.com/seen", "effect": "None"}
