@@ -32,12 +32,16 @@ def plan_changes(wanted: InterfaceState, link: Link, reading: Reading) -> tuple[
     restarts the hardware is set while it is down, and a VRF is joined before there are addresses: IPv6 would
     lose them.
     """
+    restarts = link.up and (wanted.name != link.name or _is_new(wanted, link))
+    present = Reading() if restarts else reading
     return (
+        # Many drivers change the MAC address only of a link that is down, and kernels before 6.2 the name.
+        *((SetLink(index=link.index, up=False),) if restarts else ()),
         *_plan_link(wanted, link, reading),
-        *_plan_addresses(wanted, link, reading),
-        *((SetLink(index=link.index, up=wanted.up),) if wanted.up != link.up or _is_new(wanted, link) else ()),
-        *(_plan_routes(wanted, link, reading) if wanted.up else ()),
-        *_plan_neighbours_and_rules(wanted, link, reading),
+        *_plan_addresses(wanted, link, present),
+        *((SetLink(index=link.index, up=wanted.up),) if wanted.up != (link.up and not restarts) else ()),
+        *(_plan_routes(wanted, link, present) if wanted.up else ()),
+        *_plan_neighbours_and_rules(wanted, link, present),
     )
 
 
@@ -47,15 +51,13 @@ def plan_rest(wanted: InterfaceState, link: Link, reading: Reading) -> tuple[Ope
 
 
 def _is_new(wanted: InterfaceState, link: Link) -> bool:
-    """Whether it gets another MAC address, for which it is down meanwhile: many drivers change it only then."""
+    """Whether it gets another MAC address."""
     return bool(wanted.mac) and wanted.mac != link.mac
 
 
 def _plan_link(wanted: InterfaceState, link: Link, reading: Reading) -> Iterator[Operation]:
     index = link.index
     mac = wanted.mac if _is_new(wanted, link) else None
-    if mac and link.up:
-        yield SetLink(index=index, up=False)
     if wanted.name != link.name:
         yield SetLink(index=index, name=wanted.name)
     mtu = wanted.mtu if wanted.mtu and wanted.mtu != link.mtu else None

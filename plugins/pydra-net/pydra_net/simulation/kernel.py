@@ -438,6 +438,8 @@ def _set(reading: Reading, link: Link, wanted: SetLink | SetFunction) -> Reading
         holder = reading.find_name(wanted.name)
         if holder is not None and holder.index != link.index:
             raise KernelRefused(os.strerror(errno.EEXIST), taken=True)
+        if link.up:  # as before Linux 6.2
+            raise KernelRefused(os.strerror(errno.EBUSY))
     names = ("name", "up", "mtu", "mac", "alias", "master")
     changes = {name: value for name in names if (value := getattr(wanted, name)) is not None}
     changed = _exchange(reading, replace(link, **changes))

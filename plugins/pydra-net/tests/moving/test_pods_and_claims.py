@@ -116,6 +116,20 @@ async def test_a_pod_of_the_same_name_has_nothing_of_the_claims_of_an_earlier_on
         assert node.names_in(earlier) == ["eth1"]
 
 
+async def test_an_interface_that_came_back_by_itself_and_was_switched_on_has_its_name_again(
+    node: SimulatedNode,
+) -> None:
+    """The kernel returns it with its name in the pod, and the node's network manager sees a new interface."""
+    async with node.run() as agent:
+        await agent.prepare("claim", ETH1)
+        host = node.kernel.open(HOST)
+        index = next(one.index for one in node.before.links if one.name == "eth1")
+        back = (SetLink(index=index, up=False), SetLink(index=index, name="net1"), SetLink(index=index, up=True))
+        assert node.kernel.apply(host, back) == []
+        await agent.unprepare("claim")
+    assert node.is_as_before()
+
+
 async def test_an_interface_that_has_gone_is_not_offered_and_its_claim_says_so(node: SimulatedNode) -> None:
     """Not so in DRANET's google/dranet#155: it stayed in the slice, and claims for it failed for ever."""
     async with node.run() as agent:
