@@ -155,6 +155,8 @@ class Mover:
                     f"the pod has an interface {step.target.name} already; set another interface.name in the claim"
                 ) from error
             raise AttachFailed(f"{link.name} ({step.device}) cannot be moved into the pod: {error}") from error
+        if link.master:  # a bond gives back its MTU, too
+            return self._kernel.read(pod)
         sizes = {name: value for name, value in link.parameters.items() if name in SIZES}
         arrived = replace(link, index=index, name=step.target.name, up=False, master=0, parameters=sizes)
         return Reading(links=(arrived,))

@@ -139,9 +139,10 @@ class VirtualFunctionState(msgspec.Struct, frozen=True, kw_only=True, omit_defau
 class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A network interface. `kind` is that of a virtual one (`veth`, `macvlan`), empty for hardware.
 
-    `lower` is the index of the link below (or of a veth's other end) if it is in the same namespace, else 0. `parent`
-    is the device that it belongs to, as `pci/0000:3b:00.0`; `port` the name of the device's port. `parameters` are
-    those of `gso_sizes_and_sysctls` that the kernel knows; `most_gso` is its limit for the sizes of segments.
+    `mac` is its own address also while a bond gives it another one. `lower` is the index of the link below (or of a
+    veth's other end) if it is in the same namespace, else 0. `parent` is the device that it belongs to, as
+    `pci/0000:3b:00.0`; `port` the name of the device's port. `parameters` are those of `gso_sizes_and_sysctls` that
+    the kernel knows; `most_gso` is its limit for the sizes of segments.
     """
 
     index: int
@@ -170,6 +171,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The ID of a VLAN interface."""
     ipvlan_mode: str = ""
     """That of all ipvlan interfaces on one."""
+    immovable: bool = False
+    """Whether the kernel keeps it in its namespace, as far as it says so."""
 
     @property
     def is_loopback(self) -> bool:

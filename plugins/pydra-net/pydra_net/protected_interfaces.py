@@ -11,6 +11,9 @@ from pydra_net.network_types import Link, Reading
 _NOT_MOVABLE = frozenset({"bridge", "bond", "team", "vrf", "openvswitch"})
 """Kinds that the kernel keeps in their namespace, or which are of use only with their members."""
 
+_MADE_BY_MODULES = ("tunl0", "sit0", "gre0", "gretap0", "erspan0", "ip6tnl0", "ip6gre0", "ip_vti0", "ip6_vti0")
+"""Tunnels that each namespace has of its own as soon as the kernel's module is loaded."""
+
 _KEPT_BY_DAEMONS = frozenset({"team", "openvswitch"})
 
 
@@ -45,6 +48,8 @@ def find_unmovable(reading: Reading) -> Mapping[int, str]:
             reasons.setdefault(link.index, "stands for another function in the switch of its card, which needs it")
         elif link.kind in _NOT_MOVABLE:
             reasons.setdefault(link.index, f"is a {link.kind}, which cannot leave the node's network namespace")
+        elif link.immovable or (link.kind and link.name in _MADE_BY_MODULES):
+            reasons.setdefault(link.index, "cannot leave the node's network namespace")
         elif lost := [one for one in reading.routes.get(link.index, ()) if one.not_recorded]:
             reasons.setdefault(
                 link.index,

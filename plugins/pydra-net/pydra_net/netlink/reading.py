@@ -44,6 +44,8 @@ _NOT_RECORDED = {
 """Attributes of routes."""
 _NEXTHOP = 30
 """RTA_NH_ID, which pyroute2 0.9 does not know."""
+_IMMOVABLE = 67
+"""IFLA_NETNS_IMMUTABLE, of Linux 6.15, which pyroute2 0.9 does not know."""
 _SELECTORS = (
     "FRA_FWMARK",
     "FRA_IIFNAME",
@@ -105,11 +107,13 @@ def read_link(message: Any) -> Link:
     permanent = message.get_attr("IFLA_PERM_ADDRESS") or ""
     names = message.get_attr("IFLA_PROP_LIST")
     elsewhere = message.get_attr("IFLA_LINK_NETNSID") is not None
+    slave: Any = info.get_attr("IFLA_INFO_SLAVE_DATA") if info is not None else None
+    own = slave.get_attr("IFLA_BOND_SLAVE_PERM_HWADDR") if hasattr(slave, "get_attr") else None
     return Link(
         index=message["index"],
         name=_read_text(message, "IFLA_IFNAME"),
         kind=(info.get_attr("IFLA_INFO_KIND") or "") if info is not None else "",
-        mac=message.get_attr("IFLA_ADDRESS") or "",
+        mac=own or message.get_attr("IFLA_ADDRESS") or "",
         permanent_mac="" if permanent == _NO_MAC else permanent,
         mtu=message.get_attr("IFLA_MTU") or 0,
         up=bool(message["flags"] & _IFF_UP),
@@ -127,6 +131,7 @@ def read_link(message: Any) -> Link:
         functions=tuple(_read_functions(message)),
         parameters=dict(_read_parameters(message)),
         most_gso=message.get_attr("IFLA_TSO_MAX_SIZE") or 0,
+        immovable=bool(_read_unknown(message).get(_IMMOVABLE)),
         **_read_kind(info),
     )
 

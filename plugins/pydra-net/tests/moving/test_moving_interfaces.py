@@ -19,6 +19,7 @@ from pydra import ClaimError, UndoLater
 from pydra_net.claim_config import InterfaceConfig, NeighborConfig, NetworkConfig, RouteConfig, RuleConfig
 from pydra_net.doctor_claim_interfaces import examine_node
 from pydra_net.netlink.events import LinkEvents
+from pydra_net.netlink.kernel import NetlinkKernel
 from pydra_net.netlink.namespaces import OpenNamespace
 from pydra_nri import Container, PodSandbox
 from pydra_nri.simulation.runtime import OperationFailed
@@ -168,6 +169,38 @@ async def test_an_interface_whose_routes_could_not_be_put_back_stays(node: TestN
     async with serve(agent):
         with pytest.raises(ClaimError, match=f"has the route to 10.7.0.0/16 with {what}, which could not be put back"):
             await agent.prepare("claim", "nic0", pod="trainer")
+
+
+@pytest.mark.skipif(bool(problem := find_problem("bond")), reason=problem)
+async def test_a_member_of_a_bond_has_its_own_mac_address_in_the_pod_and_afterwards(node: TestNode) -> None:
+    node.host.run(
+        """
+        ip link add bond0 mtu 9000 type bond mode active-backup
+        ip link add dummy1 address 02:00:00:00:00:01 type dummy; ip link set dummy1 master bond0
+        ip link add dummy2 address 02:00:00:00:00:02 type dummy; ip link set dummy2 master bond0
+        """
+    )
+    member = "ip -d -o link show dummy2 | grep -o -e 'mtu [0-9]*' -e 'master bond0' -e 'perm_hwaddr [0-9a-f:]*'"
+    before = node.host.run(member)
+    agent = build_agent(node)
+    async with serve(agent):
+        (prepared,) = await agent.prepare("claim", "dummy2", pod="trainer")
+        assert prepared.status
+        assert prepared.status.network_data
+        assert prepared.status.network_data.hardware_address == "02:00:00:00:00:02"
+        pod = node.begin_pod("trainer")
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        assert re.search("mtu 9000 .* 02:00:00:00:00:02", pod.run("ip -o link show dummy2"))
+        await agent.unprepare("claim")
+    assert node.host.run(member) == before
+
+
+def test_the_kernel_says_which_links_it_keeps_in_their_namespace(node: TestNode) -> None:
+    host = OpenNamespace(node.host.path)
+    found = {link.name: link.immovable for link in NetlinkKernel(()).read_links(host).links}
+    host.close()
+    says = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (6, 15)
+    assert (found["lo"], found["nic0"]) == (says, False)
 
 
 async def test_the_uplink_of_a_default_route_that_names_only_a_nexthop_object_stays(node: TestNode) -> None:

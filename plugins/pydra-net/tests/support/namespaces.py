@@ -14,6 +14,7 @@ import pytest
 _LINKS = {
     "veth": "ip link add test0 type veth peer name test1",
     "dummy": "ip link add test0 type dummy",
+    "bond": "ip link add test0 type bond; ip link add test1 type dummy",
     "macvlan": "ip link add nic0 type veth peer name nic1; ip link add link nic0 name test0 type macvlan mode bridge",
     "ipvlan": "ip link add nic0 type veth peer name nic1; ip link add link nic0 name test0 type ipvlan mode l2",
     "vlan": "ip link add nic0 type veth peer name nic1; ip link add link nic0 name test0 type vlan id 5",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from pydra_net.network_types import Address, Link, Reading, Route
 from pydra_net.protected_interfaces import find_needed, find_unmovable
@@ -60,6 +61,10 @@ def link(index: int, *, lower: int = 0, master: int = 0, kind: str = "") -> Link
             id="part-of-a-route-of-several",
         ),
         pytest.param([link(2), link(3, lower=2, kind="vlan")], {}, {2}, id="below-a-vlan"),
+        pytest.param(
+            [replace(link(2, kind="ipip"), name="tunl0"), link(3, kind="ipip")], {}, {2}, id="a-modules-tunnel"
+        ),
+        pytest.param([replace(link(2), immovable=True), link(3)], {}, {2}, id="immovable"),
         pytest.param([link(2, lower=3, kind="veth"), link(3, lower=2, kind="veth")], {}, set(), id="veth-not-needed"),
         pytest.param([link(2, master=3), link(3, kind="openvswitch")], {}, {2, 3}, id="a port of Open vSwitch"),
     ],
