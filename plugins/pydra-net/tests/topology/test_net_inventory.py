@@ -165,6 +165,20 @@ def test_no_text_is_longer_than_the_api_allows(tmp_path: Path) -> None:
     assert found["ipv6"] == "2001:db8:aaaa:bbbb:cccc:dddd:eeee:8/64", "only whole addresses, the oldest first"
 
 
+def test_interfaces_at_one_usb_controller_are_devices_of_their_own(tmp_path: Path) -> None:
+    reading, folder = MACHINE.build(), tmp_path / "sys/bus/usb/devices"
+    links = [Link(index=20 + number, name=f"usb{number}", parent=f"usb/2-{number}:1.0") for number in (1, 2)]
+    MACHINE.write(tmp_path)
+    folder.mkdir(parents=True)
+    for number in (1, 2):
+        (folder / f"2-{number}:1.0").symlink_to(
+            f"../../../devices/pci0000:00/0000:00:14.0/usb2/2-{number}/2-{number}:1.0"
+        )
+    found = publish(tmp_path, replace(reading, links=(*reading.links, *links)))
+    assert found["pci-0000-00-14-0-2-1-1-0"].attributes["ifName"] == "usb1"
+    assert found["pci-0000-00-14-0-2-2-1-0"].attributes["ifName"] == "usb2"
+
+
 def test_an_interface_without_carrier_is_unhealthy(tmp_path: Path) -> None:
     reading = MACHINE.build()
     links = tuple(replace(one, carrier=False) if one.name == "eth2" else one for one in reading.links)
@@ -180,6 +194,15 @@ def test_an_interface_without_carrier_is_unhealthy(tmp_path: Path) -> None:
         (Link(index=2, name="eth1"), "10000:8a:00.1", 1, "pci-10000-8a-00-1-port1"),
         (Link(index=2, name="eth1_0", port="pf0vf3"), "0000:8a:00.0", 0, "pci-0000-8a-00-0-pf0vf3"),
         (Link(index=2, name="eth1", port="p0"), "0000:8a:00.0", 0, "pci-0000-8a-00-0"),
+        (Link(index=2, name="eth1", parent="virtio/virtio3"), "0000:8a:00.0", 0, "pci-0000-8a-00-0"),
+        (Link(index=2, name="eth1", parent="usb/2-1.4:1.0"), "0000:00:14.0", 0, "pci-0000-00-14-0-2-1-4-1-0"),
+        (
+            Link(index=2, name="sf4", parent="auxiliary/mlx5_core.sf.4"),
+            "0000:8a:00.0",
+            0,
+            "pci-0000-8a-00-0-mlx5-core-sf-4",
+        ),
+        (Link(index=2, name="ib0.8001", kind="ipoib", lower=3), "0000:8a:00.0", 0, "net-nfrdalrygaydc"),
         (Link(index=2, name="dummy0"), "", 0, "dummy0"),
         (Link(index=2, name="bond0.100"), "", 0, "net-mjxw4zbqfyytama"),
     ],
