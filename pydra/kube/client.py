@@ -282,9 +282,8 @@ class KubeClient:
     ) -> AsyncGenerator[WatchEvent, None]:
         """Yield the events after `resource_version`, bookmarks included, until the server ends it in 5 to 10 minutes.
 
-        It also ends when nothing comes any more: to go on, watch from the last event's version.
-        Events that cannot be decoded are left out, with a warning. Raises Gone if a new list is needed, Unavailable if
-        the connection breaks. Close the iterator.
+        Events that cannot be decoded are left out, with a warning. Raises Gone if a new list is needed, as when nothing
+        comes any more, Unavailable if the connection breaks. Close the iterator.
         """
         lifetime = int(self._uniform(*WATCH_SECONDS))
         query = {
@@ -315,8 +314,11 @@ class KubeClient:
                         status = read_status(event.object)
                         raise build_error(describe("watch", resource, path), status.code or 500, status)
                     yield event
-        except aiohttp.SocketTimeoutError:
-            log.info("watch of %s: nothing has come for %g s, trying another connection", resource, self._silent)
+        except aiohttp.SocketTimeoutError as error:
+            # A server that was restored from a backup is silent, too, until it has reached the version again.
+            text = f"watch of {resource}: nothing has come for {self._silent:g} s; it is listed again"
+            log.info("%s", text)
+            raise Gone(text) from error
         except _UNUSABLE as error:
             raise self._explain("watch", resource, path, error, self._deadline) from error
         finally:
