@@ -209,7 +209,7 @@ def test_a_strategy_with_the_others_config_is_reported_with_what_is_wrong_in_tha
 
 def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
     assert problems_of("GPUConfig") == (
-        f'$.kind: found "GPUConfig" (did you mean "{GROUP}/GpuConfig"?), allowed (apiVersion/kind): {GROUP}/GpuConfig,'
+        f'$.kind: found "GPUConfig" (did you mean "GpuConfig"?), allowed (apiVersion/kind): {GROUP}/GpuConfig,'
         f" {GROUP}/MigDeviceConfig, {GROUP}/VfioDeviceConfig",
     )
 
