@@ -152,6 +152,17 @@ def test_the_installation_is_found_with_paths_of_this_machine(
     assert any(one.path.endswith("580.105.08/gsp_ga10x.bin") for one in found.files)
 
 
+def test_programs_start_without_a_shell_which_images_lack_unless_pythons_path_is_too_long(
+    open_tree: OpenTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, executable, first in (
+        ("image", "/usr/local/bin/python3", "#!/usr/local/bin/python3 -IS"),
+        ("deep", f"/{'deep/' * 30}python3", "#!/bin/sh"),
+    ):
+        monkeypatch.setattr(sys, "executable", executable)
+        assert read(open_tree("t4", name), "usr/bin/nvidia-smi").splitlines()[0] == first
+
+
 def test_daemons_of_the_driver_have_their_sockets(open_tree: OpenTree) -> None:
     sockets = {one.path for one in installed(open_tree("hgx-h100"))[1].sockets}
     assert sockets == {"/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket"}

@@ -1,8 +1,8 @@
 """The driver's installation in its root: libraries, programs, firmware, configuration, sockets of its daemons.
 
 Programs are files by which `simulation.programs` are started: each is a script for the interpreter that this process
-has, for the machine whose state and scenario it names. A launcher is a program for the shell in its second line, and
-for Python in the others.
+has, for the machine whose state and scenario it names. Images for nodes have no shell, so only where the kernel would
+cut the interpreter's path a launcher begins with two lines that the shell and Python read differently.
 Source: the packages of driver 580 for Ubuntu, and what NVIDIA's container toolkit looks for.
 """
 
@@ -162,6 +162,8 @@ def _below(root: str, files: Files) -> Files:
     return {f"{prefix}/{path}": entry for path, entry in files.items()} if prefix else files
 
 
+SHEBANG_LIMIT = 127
+"""Bytes of a script's first line that every kernel reads."""
 _PROGRAMS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "programs")
 
 
@@ -172,13 +174,11 @@ def launcher(module: str, facts: Mapping[str, object], function: str = "main") -
     finds it where this process does, without reading site-packages again.
     """
     paths = [_PROGRAMS, *filter(None, sys.path)]
+    first = f"#!{sys.executable} -IS\n"
+    if len(os.fsencode(first)) > SHEBANG_LIMIT or " " in sys.executable:
+        first = f'#!/bin/sh\n"exec" \'{sys.executable}\' \'-IS\' "$0" "$@"\n'
     return program(
-        "#!/bin/sh\n"
-        f'"exec" \'{sys.executable}\' \'-IS\' "$0" "$@"\n'
-        "import sys\n"
-        f"sys.path[:] = {paths!r}\n"
-        f"import {module}\n"
-        f"sys.exit({module}.{function}({dict(facts)!r}))\n"
+        f"{first}import sys\nsys.path[:] = {paths!r}\nimport {module}\nsys.exit({module}.{function}({dict(facts)!r}))\n"
     )
 
 
