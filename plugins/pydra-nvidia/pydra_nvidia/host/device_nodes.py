@@ -36,8 +36,9 @@ _DRM = re.compile(r"(card|renderD)[0-9]+")
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """A device node: `path` in the container, `host` on the host.
 
-    `numbers`, major and minor, are given where the host has no character device there but something that stands for
-    one: the runtime then makes the node from them. `gid` is a group that a process must be in to use it, 0 for none.
+    `numbers`, major and minor, are given where the host has no character device there, but the module that has it, or
+    something that stands for one: the runtime then makes the node from them. `gid` is a group that a process must be in
+    to use it, 0 for none.
     """
 
     path: str
@@ -54,7 +55,10 @@ class DevRoots:
         self._roots = tuple(dict.fromkeys(roots))
 
     def find(self, path: str) -> Node | None:
-        """The node at `/dev/...`; None when nothing is there. A link is nothing: it may lead to another device."""
+        """The node at `/dev/...`; None when nothing is there. A link is nothing: it may lead to another device.
+
+        Those of UVM are made by nvidia-modprobe or a rule of udev, not by the module: it may be loaded without them.
+        """
         for root in self._roots:
             host = below(root, path)
             try:
@@ -65,6 +69,8 @@ class DevRoots:
                 return Node(path=path, host=host, gid=find_group(status.st_mode, status.st_gid))
             if not stat.S_ISLNK(status.st_mode):
                 return Node(path=path, host=host, numbers=self._numbers(path))
+        if path in _UVM_MINORS and (numbers := self._numbers(path)) is not None:
+            return Node(path=path, host=path, numbers=numbers)
         return None
 
     def find_gpus(self) -> tuple[Node, ...]:

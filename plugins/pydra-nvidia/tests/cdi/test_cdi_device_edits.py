@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cdi_claims import HOOK, LIB, MIG, V, edits_of, gpu, nodes, partitioned, reading, settle, target
-from pydra import ClaimError
+from pydra import ClaimError, DeviceNode
 from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec
 from pydra_nvidia.cdi.edits import DeviceEdits
@@ -141,12 +141,16 @@ async def test_what_is_missing_is_said_and_found_when_it_comes(
 
 async def test_nodes_that_are_not_always_there_are_left_out(machine: Any) -> None:
     seen, maker = reading(), DeviceEdits(machine.tree, Settings())
+    machine.put("/proc/devices", b"Character devices:\n195 nvidia\n")
     machine.at("/dev/nvidia-uvm").unlink()
     assert nodes(edits_of(maker, target("gpu-0", seen), seen)) == [
         "/dev/nvidiactl",
         "/dev/nvidia-uvm-tools",
         "/dev/nvidia0",
     ]
+    machine.put("/proc/devices", b"Character devices:\n195 nvidia\n511 nvidia-uvm\n")
+    edits = edits_of(maker, target("gpu-0", seen), seen)
+    assert DeviceNode(path="/dev/nvidia-uvm", type="c", major=511, minor=0) in edits.device_nodes, "nobody has made it"
     machine.devices("nvidia-uvm", "nvidia-modeset")
     assert set(nodes(edits_of(maker, target("gpu-0", seen), seen))) == {
         "/dev/nvidiactl",
@@ -203,11 +207,11 @@ async def test_a_driver_container_has_its_own_dev(node: Any) -> None:
     root = "/run/nvidia/driver"
     node.driver = root
     node.driver_libraries("/usr/lib64")
-    node.devices("nvidiactl", "nvidia0", root=root)
+    node.devices("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia0", root=root)
     node.put("/usr/local/nvidia/toolkit/nvidia-cdi-hook", b"#!", 0o755)
     seen = reading()
     edits = edits_of(DeviceEdits(node.tree, Settings()), target("gpu-0", seen), seen)
-    assert nodes(edits) == ["/dev/nvidiactl", "/dev/nvidia0"]
+    assert nodes(edits) == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia0"]
     assert {mount.host_path: mount.container_path for mount in edits.mounts} == {
         f"{root}/usr/lib64/{name}.so.{V}": f"/usr/lib64/{name}.so.{V}" for name in ("libcuda", "libnvidia-ml")
     }
