@@ -40,8 +40,16 @@ class BackendSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_backends() -> tuple[BackendSource, ...]:
-    """Return every installed backend, by name. A name that two distributions claim appears twice."""
-    return build_sources(entry_points(group=ENTRY_POINT_GROUP))
+    """Return every installed backend, by name. A name that two distributions claim appears twice.
+
+    Raises:
+        SettingsError: the entry points of a distribution cannot be read, as while it is being installed.
+    """
+    try:
+        return build_sources(entry_points(group=ENTRY_POINT_GROUP))
+    except (OSError, ValueError, TypeError) as error:
+        why = f"the entry points of the installed distributions cannot be read ({error}); install again what is damaged"
+        raise SettingsError([why]) from error
 
 
 def find_backend(name: str) -> BackendSource:
@@ -50,13 +58,14 @@ def find_backend(name: str) -> BackendSource:
 
 
 def refresh_source(source: BackendSource) -> BackendSource:
-    """Return the backend as it is installed now; unchanged if it is not found, as during an upgrade."""
+    """Return the backend as it is installed now; unchanged if it is not found whole, as during an upgrade."""
     if not source.distribution:
         return source
     try:
-        return find_backend(source.name)
+        found = find_backend(source.name)
     except SettingsError:
         return source
+    return found if found.distribution else source
 
 
 def build_sources(points: Iterable[EntryPoint]) -> tuple[BackendSource, ...]:
@@ -65,8 +74,8 @@ def build_sources(points: Iterable[EntryPoint]) -> tuple[BackendSource, ...]:
         BackendSource(
             name=point.name,
             target=point.value,
-            distribution=point.dist.name if point.dist else "",
-            version=point.dist.version if point.dist else "",
+            distribution=(point.dist and point.dist.name) or "",
+            version=(point.dist and point.dist.version) or "",
         )
         for point in points
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -61,4 +62,17 @@ async def test_requests_that_stay_half_sent_do_not_take_the_descriptors_of_claim
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
+        assert await agent.stop() == 0
+
+
+async def test_an_agent_without_descriptors_outlives_its_backends_process() -> None:
+    async with run_node(lambda _: None) as node, run_agent(node, "--backend", "sim") as agent:
+        await agent.wait_ready()
+        limits = resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE)
+        (backend,) = children(agent.process.pid)
+        resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+        os.kill(backend, signal.SIGKILL)
+        await agent.wait_log(lambda said: "cannot be started: [Errno 24] Too many open files" in said)
+        resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, limits)
+        await agent.wait_log(lambda said: said.count("ready again") == 1)
         assert await agent.stop() == 0

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pydra.backends.discovery import (
     BackendSource,
@@ -13,6 +14,7 @@ from pydra.backends.discovery import (
     extend_module_path,
     list_backends,
     locate_file,
+    refresh_source,
     variable_prefix,
 )
 from pydra.errors import SettingsError
@@ -100,6 +102,18 @@ def test_installed_backends_are_listed_without_being_imported() -> None:
     (sim,) = (one for one in list_backends() if one.name == "sim")
     assert sim.distribution == "pydra-sim"
     assert sim.version
+
+
+@pytest.mark.parametrize("written", ["[pydra.backends]\nsi", "[pydra.backends]\nsim = x_sim:\n"])
+def test_a_distribution_that_is_being_installed_changes_no_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    before = replace(source("sim"), target="pydra_sim:")
+    directory = tmp_path / "pydra_sim-2.0.dist-info"  # which has no METADATA yet
+    directory.mkdir()
+    (directory / "entry_points.txt").write_text(written)
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    assert refresh_source(before) == before
 
 
 @pytest.mark.parametrize(
