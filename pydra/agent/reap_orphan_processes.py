@@ -21,7 +21,9 @@ async def reap_orphans(period: float = _PERIOD_SECONDS) -> None:
         return
     before: set[int] = set()
     while True:
-        found = {int(name) for name in os.listdir("/proc") if name.isdigit() and _is_zombie_of_process_1(name)}
+        found: set[int] = set()
+        with suppress(OSError):  # too many open files
+            found = {int(name) for name in os.listdir("/proc") if name.isdigit() and _is_zombie_of_process_1(name)}
         for pid in found & before:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - which does not wait

@@ -44,6 +44,9 @@ def _collect() -> None:
 
 
 def _measure() -> int:
-    """Return the bytes of this process that are in memory: one read of a file of the kernel."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
+    """Return the bytes of this process that are in memory: one read of a file of the kernel; 0 if it cannot be read."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:  # too many open files
+        return 0

@@ -30,11 +30,19 @@ def children(pid: int) -> list[int]:
 
 
 AS_PROCESS_1 = """\
-import asyncio, os, sys, uvloop
+import asyncio, os, resource, sys, uvloop
 from pydra.agent.reap_orphan_processes import reap_orphans
+from pydra.agent.return_memory import return_memory
 
 async def run():
     reaping = asyncio.create_task(reap_orphans(0.05))
+    returning = asyncio.create_task(return_memory(start=0.0, period=0.05))
+    await asyncio.sleep(0.1)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    await asyncio.sleep(0.2)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not reaping.done() and not returning.done()
     spawn, pipe = asyncio.create_subprocess_exec, asyncio.subprocess.PIPE
     parent = await spawn("sh", "-c", "sleep 0.01 >/dev/null & echo $!; exit 3", stdout=pipe)
     orphan = int((await parent.communicate())[0])
@@ -47,7 +55,7 @@ sys.exit(uvloop.run(run()))
 """
 
 
-async def test_process_1_reaps_orphans_and_leaves_its_own_children_to_the_event_loop() -> None:
+async def test_process_1_reaps_orphans_also_after_it_had_no_descriptors_but_not_its_own_children() -> None:
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", AS_PROCESS_1]
     with anyio.fail_after(DEADLINE):
         ended = await anyio.run_process(command, check=False, stderr=subprocess.STDOUT)
