@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pydra.cdi.edits import ContainerEdits
 from pydra.cdi.spec import build_spec
-from pydra.cdi.spec_validation import find_spec_problems
 from pydra.claim import PreparedDevice
+from pydra.diagnosis.cdi_validation import find_spec_problems
 from pydra.errors import EditConflict
 from pydra_dev.container_runtime import cdi_specs
 from tests.unit.cdi import strategies

@@ -156,7 +156,7 @@ class ObservedCalls(CallServer):
         for kind, config_type in types.configs.items():
             self._observe(_try_config_type(kind, config_type, check))
 
-        _UnawaitedWatch(self._observe).start()
+        _watch_unawaited(self._observe)
 
     def receive(self, message: ToBackend) -> None:
         """Start the watch with the first call: what happens at the import keeps nobody waiting."""
@@ -303,25 +303,18 @@ class _LoopWatch:
                     self._observe(Observation(blocked=blocked, place=self._places[0]))
 
 
-class _UnawaitedWatch:
-    """Notices coroutines that are called and never awaited: Python only warns of them, on stderr."""
+def _watch_unawaited(observe: Callable[[Observation], None]) -> None:
+    """Notice coroutines that are called and never awaited: Python only warns of them, on stderr."""
+    show = warnings.showwarning
 
-    def __init__(self, observe: Callable[[Observation], None]) -> None:
-        self._observe = observe
-        self._show = warnings.showwarning
-
-    def start(self) -> None:
-        sys.set_coroutine_origin_tracking_depth(1)
-        warnings.filterwarnings("always", r"coroutine .* was never awaited", RuntimeWarning)
-        warnings.showwarning = self._note
-
-    def _note(self, message: Warning | str, *more: Any, **named: Any) -> None:
-        """Take the place of `warnings.showwarning`."""
-        self._show(message, *more, **named)
+    def note(message: Warning | str, *more: Any, **named: Any) -> None:
+        show(message, *more, **named)
         if found := _UNAWAITED.match(str(message)):
-            self._observe(
-                Observation(unawaited=f"{found['what']}: {found['file']}:{found['line']}, in {found['name']}")
-            )
+            observe(Observation(unawaited=f"{found['what']}: {found['file']}:{found['line']}, in {found['name']}"))
+
+    sys.set_coroutine_origin_tracking_depth(1)
+    warnings.filterwarnings("always", r"coroutine .* was never awaited", RuntimeWarning)
+    warnings.showwarning = note
 
 
 def _format_place(frame: FrameType | None) -> str:

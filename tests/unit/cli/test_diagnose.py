@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pydra.cdi.spec_validation import find_spec_problems
 from pydra.checkpoint.record import Record, Stage, build_record
 from pydra.claim import AllocatedDevice, Claim
 from pydra.cli.tool import main
+from pydra.diagnosis.cdi_validation import find_spec_problems
 from pydra.diagnosis.container_runtime import judge_runtime
 from pydra.settings import Settings
 

@@ -25,8 +25,7 @@ from pydra_dev.command.backend_declarations import read_declarations
 from pydra_dev.command.delete_pods import PodDeletion
 from pydra_dev.command.options import Options
 from pydra_dev.command.real_containers import Containers, find_runtime, run_containers
-from pydra_dev.command.run_error import RunError, describe_failure
-from pydra_dev.command.wait_until import wait_until
+from pydra_dev.command.run_steps import RunError, describe_failure, wait_until
 from pydra_dev.command.watch_source_files import find_sources, wait_for_change
 from pydra_dev.container_runtime.cdi_specs import read_specs
 from pydra_dev.kubelet.observations import Called, ContainerCreated, PodFailed, PodRunning, Registered, Step

@@ -14,7 +14,6 @@ import msgspec
 
 from pydra.diagnosis.explain_claim import Judgement
 from pydra.message_text import list_names, suggest
-from pydra_dev.api.errors import JsonObject
 from pydra_dev.container_runtime.cdi_injection import OciSpec
 from pydra_dev.container_runtime.cdi_specs import Hook, Mount
 from pydra_dev.kubelet.observations import (
@@ -214,7 +213,7 @@ def describe_allocation(claim: Mapping[str, Any]) -> Paragraph:
     """What the scheduler gave to a claim."""
     results = claim["status"]["allocation"]["devices"].get("results") or ()
     return Paragraph(
-        headline=f"allocated: claim {claim['metadata']['namespace']}/{claim['metadata']['name']}",
+        headline=f"allocated: claim {full_name(claim)}",
         details=tuple(
             f"request {one['request']} gets device {one['device']} of pool {one['pool']}, driver {one['driver']}"
             for one in results
@@ -230,8 +229,7 @@ def describe_network(claim: Mapping[str, Any]) -> Paragraph | None:
         for device, data in given
         if data and (name := f"{data.get('interfaceName', 'an interface')} (device {device})")
     )
-    name = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
-    return Paragraph(headline=f"claim {name} gives its pod", details=details) if details else None
+    return Paragraph(headline=f"claim {full_name(claim)} gives its pod", details=details) if details else None
 
 
 def describe_unused(claim: Mapping[str, Any], drivers: Collection[str]) -> Paragraph | None:
@@ -243,8 +241,8 @@ def describe_unused(claim: Mapping[str, Any], drivers: Collection[str]) -> Parag
         for place, driver in named
         if driver and driver not in drivers
     ]
-    name = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
-    return Paragraph(headline=f"without effect: config of claim {name}", details=tuple(unused)) if unused else None
+    headline = f"without effect: config of claim {full_name(claim)}"
+    return Paragraph(headline=headline, details=tuple(unused)) if unused else None
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -401,6 +399,6 @@ def render(paragraph: Paragraph, seconds: float) -> str:
     return "\n".join([f"{seconds:8.3f} s  {paragraph.headline}", *(f"{margin}  {line}" for line in paragraph.details)])
 
 
-def full_name(obj: JsonObject) -> str:
+def full_name(obj: Mapping[str, Any]) -> str:
     """`namespace/name`."""
     return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"

@@ -92,30 +92,23 @@ def parse_address(text: str) -> Address:
     return Address(str(address), int(port))
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A paragraph of the terminal; `seconds` since the start."""
-
-    seconds: float
-    headline: str
-    details: tuple[str, ...]
-
-
 class Page:
     """What there is to see: the run that is shown, and the last paragraphs. `changed` wakes those who look.
 
-    Who has the `token` may do something.
+    `entries` has the paragraphs, each with its number and the seconds since the start. Who has the `token` may do
+    something.
     """
 
     def __init__(self) -> None:
         self.token = secrets.token_urlsafe(32)
         self.changed = Signal()
         self.operations: Operations | None = None
-        self.entries: deque[tuple[int, Entry]] = deque(maxlen=KEPT_PARAGRAPHS)
+        self.entries: deque[tuple[int, float, Paragraph]] = deque(maxlen=KEPT_PARAGRAPHS)
 
     def tell(self, paragraph: Paragraph, seconds: float) -> None:
         """Add a paragraph."""
         number = self.entries[-1][0] + 1 if self.entries else 1
-        self.entries.append((number, Entry(seconds=seconds, headline=paragraph.headline, details=paragraph.details)))
+        self.entries.append((number, seconds, paragraph))
         self.changed.notify()
 
     def show(self, operations: Operations | None) -> None:
@@ -252,8 +245,8 @@ class _Server:
         sent, told = b"", 0
         while True:
             wakeup, closed = page.changed.event, page.changed.closed
-            for number, entry in [one for one in page.entries if one[0] > told]:
-                await _send(response, "entry", entry)
+            for number, seconds, paragraph in [one for one in page.entries if one[0] > told]:
+                await _send(response, "entry", {"seconds": seconds, **msgspec.structs.asdict(paragraph)})
                 told = number
             view = msgspec.json.encode(page.operations.build_view() if page.operations is not None else None)
             if view != sent:
