@@ -39,8 +39,10 @@ def read_gpu(library: Amdsmi, handle: Any) -> GpuReading:
     """Of one GPU; what it does not support is left out. Raises AmdsmiError: the library as a whole does not answer."""
     status = _ask(library, "amdsmi_get_gpu_xgmi_link_status", handle).get("status", ())
     metrics = _ask(library, "amdsmi_get_gpu_metrics_info", handle)
+    links = tuple(_STATES[one] for one in status if one in _STATES)
     return GpuReading(
-        links=tuple(_STATES[one] for one in status if one in _STATES),
+        # None is up: before ROCm 7.12 that is also what the library says where a guest may not see the state.
+        links=links if "up" in links else (),
         throttled={cause: value for cause, key in _COUNTERS.items() if isinstance(value := metrics.get(key), int)},
     )
 

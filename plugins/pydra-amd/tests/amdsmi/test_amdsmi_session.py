@@ -71,6 +71,11 @@ def test_links_and_throttling_are_told_by_gpu_and_what_is_not_available_is_left_
     assert told[ADDRESS].throttled == {"power": 0, "socket": 7}
 
 
+def test_links_are_not_known_where_none_is_up_as_old_libraries_say_in_a_guest(node: Node) -> None:
+    node.tell(f"{ADDRESS}/links", "DDDDDDDX")
+    assert node.session.read()[ADDRESS].links == ()
+
+
 def test_a_partitioned_gpu_is_asked_once(tmp_path: Path) -> None:
     one = Node(tmp_path, "mi300x-8-cpx")
     assert len(one.session.read()) == 8
