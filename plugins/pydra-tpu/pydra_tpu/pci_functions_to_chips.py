@@ -30,7 +30,7 @@ def keep_places(before: Sequence[ChipFunction], found: Sequence[ChipFunction]) -
     there = {one.address: one for one in found}
     known = {one.address for one in before}
     new = [one for one in found if one.address not in known]
-    if all(one.address in there for one in before):
+    if new and all(one.address in there for one in before):
         return tuple(sorted(found, key=lambda one: one.address))
     places = [there.get(one.address) or (new.pop(0) if new else _mark_gone(one)) for one in before]
     return (*places, *new)

@@ -97,6 +97,7 @@ async def test_a_chip_that_comes_back_at_another_address_has_its_place_again(
     assert {one.health.status for one in after} == {HealthStatus.HEALTHY}
     place = {one.name: one.attributes.get("resource.kubernetes.io/pciBusID") for one in after}
     assert (place["chip-3"], place["chip-4"]) == ("0000:00:1f.0", "0000:00:08.0")
+    assert (await backend.discover()).devices == after, "nobody moves up later"
 
 
 async def test_chips_that_vanish_keep_their_places_and_the_others_theirs(backend: TpuBackend, tmp_path: Path) -> None:
