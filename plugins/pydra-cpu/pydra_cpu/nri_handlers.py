@@ -88,8 +88,11 @@ class ContainerHandlers:
             self.containers[container.id] = replace(known, limit=_read_limit(wanted.cpu))
         pins = self._find_pins()
         wrong = self._correct(pins)
-        pin = pins.get(container.id)
-        return _build_updates({**wrong, container.id: pin} if isinstance(pin, Pin) else wrong)
+        pin, known = pins.get(container.id), self.containers.get(container.id)
+        if isinstance(pin, Pin) and known and (known.cpus or wanted.cpu.cpus):
+            wrong[container.id] = pin
+            self.containers[container.id] = known.with_cpus(pin.cpus)
+        return _build_updates(wrong)
 
     async def stop_container(self, _pod: nri.PodSandbox, container: nri.Container) -> Sequence[nri.ContainerUpdate]:
         """Forget the container, and give its CPUs to others. Its claim has them again with its next container."""

@@ -110,6 +110,17 @@ async def test_the_kubelets_changes_leave_containers_on_their_cpus(tmp_path: Pat
         assert changed.linux.resources.cpu == LinuxCPU(shares=512, cpus="0-2", mems="0")
 
 
+async def test_the_kubelets_changes_do_not_restrict_containers_to_all_cpus(tmp_path: Path) -> None:
+    """Such a container would never run on a CPU that comes later."""
+    async with serve(tmp_path) as node:
+        await node.create("neighbour")
+        neighbour = node.runtime.containers["neighbour"]
+        changed = await node.runtime.update_container(neighbour, LinuxResources(cpu=LinuxCPU(shares=512)))
+        assert changed.linux.resources.cpu == LinuxCPU(shares=512)
+        changed = await node.runtime.update_container(neighbour, LinuxResources(cpu=LinuxCPU(cpus="0-3")))
+        assert changed.linux.resources.cpu == LinuxCPU(shares=512, cpus="0-7"), "nor to fewer"
+
+
 async def test_the_owner_of_a_claim_is_warned_of_a_limit_that_throttles_a_container_on_its_own_cpus(
     tmp_path: Path,
 ) -> None:
