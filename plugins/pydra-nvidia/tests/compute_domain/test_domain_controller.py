@@ -22,6 +22,7 @@ from pydra.controllers import (
     Informer,
     KubeClient,
     LostLease,
+    Resource,
     load_credentials,
 )
 from pydra_dev.api import kinds
@@ -238,10 +239,11 @@ async def test_the_label_of_a_node_belongs_to_its_domain(scene: Scene) -> None:
         scene.server.api.apply(kinds.NODES, "a", build_label(request), manager=name_manager("another"))
 
 
-async def test_a_node_whose_slice_comes_after_the_claim_is_labelled_when_it_comes(scene: Scene) -> None:
-    """As when the kubelet has restarted, which removes the slices of its node."""
+@pytest.mark.parametrize("gone", [RESOURCE_SLICES, NODES], ids=["slice", "node"])
+async def test_a_node_whose_slice_comes_after_the_claim_is_labelled_when_it_comes(scene: Scene, gone: Resource) -> None:
+    """As when the kubelet has restarted, which removes the slices of its node, or when the node was made again."""
     published = scene.server.api.get(kinds.RESOURCE_SLICES, "a")
-    scene.cluster.delete(RESOURCE_SLICES, "a")
+    scene.cluster.delete(gone, "a")
     uid = scene.cluster.create_domain("cd")
     scene.cluster.start_pod("pod-a", uid, "a")
     scene.cluster.settle()  # so that the controller writes no status, after which it would look again
@@ -251,7 +253,11 @@ async def test_a_node_whose_slice_comes_after_the_claim_is_labelled_when_it_come
         scene.cluster.delete_domain("later")
         await scene.until(lambda: len(scene.cluster.list(COMPUTE_DOMAINS)) == 1)  # nothing wakes it any more
         assert scene.cluster.labels() == {}
-        metadata = {key: published["metadata"][key] for key in ("name", "ownerReferences")}
+        [owner] = published["metadata"]["ownerReferences"]
+        if gone is NODES:
+            scene.cluster.delete(RESOURCE_SLICES, "a")
+            owner["uid"] = scene.server.api.create(kinds.NODES, {"metadata": {"name": "a"}})["metadata"]["uid"]
+        metadata = {"name": "a", "ownerReferences": [owner]}
         scene.server.api.create(kinds.RESOURCE_SLICES, {"metadata": metadata, "spec": published["spec"]})
         await scene.until(lambda: scene.cluster.labels() == {"a": uid})
 

@@ -93,7 +93,7 @@ class Controller:
         self._due = dict[str, float]()
         self._active = set[str]()
         self._failures = dict[str, int]()
-        self._unpublished = dict[str, set[str]]()  # by domain, the nodes whose slice it waits for
+        self._nodes = dict[str, set[str]]()  # of each domain: those of its claims, labelled or not
         self._woken = anyio.Event()
         self._forced = anyio.Event()
         self.synced = False
@@ -146,8 +146,8 @@ class Controller:
         if resource is RESOURCE_SLICES:
             name = str((found.get("spec") or {}).get("nodeName") or "")
             label = _label_or_none(self._caches[NODES].find(name))
-            waiting = [uid for uid, nodes in self._unpublished.items() if name in nodes]
-            return [*waiting, *([label] if label else [])]
+            claiming = [uid for uid, nodes in self._nodes.items() if name in nodes]
+            return [*claiming, *([label] if label else [])]
         if resource is RESOURCE_CLAIM_TEMPLATES:
             key = object_key(found)
             return [get_uid(domain) for domain in self._list(COMPUTE_DOMAINS) if template_key(domain) == key] + [
@@ -192,9 +192,9 @@ class Controller:
     async def _reconcile(self, uid: str) -> float | None:
         """Look at one domain; return in how many seconds to look again after a failure."""
         view = self._build_view(uid)
-        self._unpublished.pop(uid, None)
-        if view is not None and (nodes := {claim.node for claim in view.own_claims} - view.node_uids.keys()):
-            self._unpublished[uid] = nodes
+        self._nodes.pop(uid, None)
+        if view is not None:
+            self._nodes[uid] = {claim.node for claim in view.own_claims}
         if view is None or not self._may_act():
             self._failures.pop(uid, None)
             return await self._tell_unknown(uid) if self._may_act() else None
