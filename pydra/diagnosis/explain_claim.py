@@ -146,7 +146,8 @@ async def explain_claim(
         try:
             reviews = await _review_devices(reader, claim.body, pods, review)
         except ClaimError as error:
-            findings.append(Finding(subject="request", level=Level.PROBLEM, found=str(error)))
+            advice = "give a value for devices without it: .?key.orValue(value)" if "no such key" in str(error) else ""
+            findings.append(Finding(subject="request", level=Level.PROBLEM, found=str(error), advice=advice))
     for record in mine:
         findings += await judge_record(settings, record, is_wanted=bool(claim.results or claim.refusal))
     findings += unknown
@@ -314,20 +315,26 @@ async def _judge_classes(reader: Reader, body: JsonObject) -> list[Finding]:
 
 
 async def _judge_drivers(reader: Reader, body: JsonObject, level: Level) -> list[Finding]:
-    """Find configs for a driver of which no device is published: the others ignore them."""
+    """Find configs for a driver of which no device is published, or the claim has none: the others ignore them."""
     slices = await reader.list(RESOURCE_SLICES)
     known = {str(one["spec"]["driver"]) for one in slices}
+    has = {one["driver"] for one in find_results(body)} or known
     configs = ((body.get("spec") or {}).get("devices") or {}).get("config") or ()
     named = ((place, str((one.get("opaque") or {}).get("driver") or "")) for place, one in enumerate(configs))
     return [
         Finding(
             subject="config",
             level=level,
-            found=f"config[{place}] is for driver {driver}, which publishes no device{suggest(driver, known)}",
+            found=f"config[{place}] is for driver {driver}, "
+            + (
+                "of which the claim has no device"
+                if driver in known
+                else f"which publishes no device{suggest(driver, known)}"
+            ),
             advice="a driver ignores what is for another one; kubectl get resourceslices lists the drivers",
         )
         for place, driver in named
-        if known and driver and driver not in known
+        if known and driver and driver not in known & has
     ]
 
 

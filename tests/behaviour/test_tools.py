@@ -204,17 +204,26 @@ def test_what_no_device_has_is_reported_with_the_selector_the_values_and_the_cou
     assert "pydra slices --all-nodes lists" in printed
 
 
-def test_a_config_for_a_misspelt_driver_is_reported_of_a_claim_that_is_prepared(quiet: Node, tool: Tool) -> None:
-    config = [{"opaque": {"driver": "baord.example.com", "parameters": {"apiVersion": "v1", "kind": "Board"}}}]
+def test_a_config_for_a_driver_that_ignores_it_is_reported_of_a_claim_that_is_prepared(quiet: Node, tool: Tool) -> None:
+    parameters = {"apiVersion": "v1", "kind": "Board"}
+    drivers = ("baord.example.com", "other.example.com")
+    config = [{"opaque": {"driver": driver, "parameters": parameters}} for driver in drivers]
     requests = [{"name": "r0", "exactly": {"deviceClassName": "board"}}]
     claim = quiet.api.create_claim(quiet.board.device(), devices={"requests": requests, "config": config})
     quiet.kubelet.prepare_one(claim)
-    found = tool.json("explain", "claim", claim.name)["findings"]
+    spec = {**quiet.api.slices()[0]["spec"], "driver": "other.example.com"}
+    path = "/apis/resource.k8s.io/v1/resourceslices"
+    quiet.api.request("POST", path, {"metadata": {"name": "others"}, "spec": spec})
+    try:
+        found = tool.json("explain", "claim", claim.name)["findings"]
+    finally:
+        quiet.api.request("DELETE", f"{path}/others")
     assert [(one["level"], one["found"]) for one in found if one["subject"] == "config"] == [
         (
             "note",
             'config[0] is for driver baord.example.com, which publishes no device (did you mean "board.example.com"?)',
-        )
+        ),
+        ("note", "config[1] is for driver other.example.com, of which the claim has no device"),
     ]
     quiet.kubelet.release(claim)
 
