@@ -533,7 +533,10 @@ class BackendSupervisor:
 
     async def _check_for_upgrade(self) -> None:
         """Use a newly installed version, and forget the crashes of the former one."""
-        source = await anyio.to_thread.run_sync(self._refresh, self._source)
+        try:
+            source = await anyio.to_thread.run_sync(self._refresh, self._source)
+        except RuntimeError:  # no thread can be started, and so no process either: asked before the next one
+            return
         if source != self._source:
             _log.info("backend %s: now %s", self._source, source)
             self._source = source

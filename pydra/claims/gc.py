@@ -278,7 +278,7 @@ class GarbageCollector:
     async def _read_kubelet(self, problems: list[str]) -> Collection[str] | None:
         try:
             return await asyncio.to_thread(read_kubelet_claims, self._kubelet_state)
-        except CheckpointError as error:
+        except (CheckpointError, RuntimeError) as error:  # the latter: no thread can be started
             problems.append(str(error))
             return None
 
@@ -338,7 +338,7 @@ class GarbageCollector:
     async def _read_files(self, read: Callable[[], Awaitable[FilesT]], problems: list[str]) -> FilesT | None:
         try:
             return await read()
-        except CdiError as error:
+        except (CdiError, RuntimeError) as error:  # as above
             problems.append(f"files of claims were not read: {error}")
             return None
 

@@ -431,6 +431,16 @@ async def test_a_claim_that_kills_twice_is_quarantined_without_touching_the_hard
             await backend.prepare(claim("segfault"))
 
 
+async def test_a_backend_is_started_again_by_an_agent_that_cannot_start_a_thread() -> None:
+    def refresh(_source: BackendSource) -> BackendSource:
+        raise RuntimeError("can't start new thread")
+
+    async with supervised(refresh=refresh) as backend:
+        with pytest.raises(BackendDied):
+            await backend.prepare(claim("segfault"))
+        assert await backend.prepare(claim("ok", "u2"))
+
+
 async def test_another_version_of_the_backend_is_not_judged_by_the_last() -> None:
     upgraded = BackendSource(name="faulty", target="faulty:", distribution="pydra-faulty", version="2.0")
     async with supervised(restarts=RestartPolicy(first=0.01, crashes=1), refresh=lambda source: upgraded) as backend:

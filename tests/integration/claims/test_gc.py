@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -250,3 +251,16 @@ async def test_conflicts_do_not_start_one_collection_after_the_other(node: Node)
         assert seen.empty()
         running.cancel()
         await asyncio.wait((running,))
+
+
+async def test_a_collection_is_put_off_while_no_thread_can_be_started(node: Node) -> None:
+    async with node.running() as agent:
+        await agent.prepare("a")
+        del node.api.claims["a"]
+        threading.stack_size(2**47)  # more than a process can have
+        try:
+            done = await agent.garbage.collect()
+        finally:
+            threading.stack_size(0)
+        assert (done.counts, "can't start new thread" in done.problem) == (QUIET, True)
+        assert (await agent.garbage.collect()).counts == GarbageCounts(claims_unprepared=1)
