@@ -59,7 +59,9 @@ def _read_containerd(host: str, version: str) -> tuple[bool, Sequence[str], str]
     file = next(filter(os.path.isfile, places), "")
     section: dict[str, Any] = {}
     document = _read_toml(file) if file else {}
-    imported = [part for pattern in document.get("imports") or () for part in sorted(glob(host + pattern))]
+    beside = os.path.dirname(file.removeprefix(host))  # of which imports may be relative
+    patterns = [host + os.path.join(beside, pattern) for pattern in document.get("imports") or ()]
+    imported = [part for pattern in patterns for part in sorted(glob(pattern))]
     for one in (document, *map(_read_toml, imported)):
         for name in _CRI:
             section.update((one.get("plugins") or {}).get(name) or {})

@@ -164,6 +164,12 @@ SECTION = "[plugins.'io.containerd.cri.v1.runtime']\n"
             "problem",
             "has CDI switched off",
         ),
+        (
+            "containerd://2.1.4",
+            {CONTAINERD: "imports = ['d/a.toml']", "etc/containerd/d/a.toml": f"{SECTION}enable_cdi = false"},
+            "problem",
+            "has CDI switched off",
+        ),
         ("containerd://2.1.4", {CONTAINERD: "["}, "unknown", "cannot be read"),
         ("cri-o://1.34.0", {}, "ok", "reads /var/run/cdi"),
         (
