@@ -36,12 +36,12 @@ def configure(kernel: Kernel, step: InterfaceStep, pod: Namespace, link: Link, r
 
 
 class Mover:
-    """Moves the interfaces of one node. `has_function` says whether a PCI function can have an interface now."""
+    """Moves the interfaces of one node. `has_device` says whether what a link belongs to can have an interface now."""
 
-    def __init__(self, kernel: Kernel, host: Namespace, has_function: Callable[[str], bool]) -> None:
+    def __init__(self, kernel: Kernel, host: Namespace, has_device: Callable[[Link], bool]) -> None:
         self._kernel = kernel
         self._host = host
-        self._has_function = has_function
+        self._has_device = has_device
 
     def mark(self, step: GiveInterface, pods: Sequence[Namespace]) -> None:
         """Let the interface be found again, wherever it is. Raises ClaimError, LeftBehind."""
@@ -183,8 +183,8 @@ class Mover:
         name = step.before.link.name
         if step.before.link.kind:
             _log.warning("%s (%s) is gone: the kernel removed it with the pod's network namespace", name, step.device)
-        elif step.pci_address and not self._has_function(step.pci_address):
-            _log.warning("%s (%s) is gone: its PCI function has no network driver any more", name, step.device)
+        elif not self._has_device(step.before.link):
+            _log.warning("%s (%s) is gone: its device has no network driver any more", name, step.device)
         else:
             raise UndoLater(
                 f"{name} ({step.device}) is in a network namespace that cannot be seen; the kernel returns it when "

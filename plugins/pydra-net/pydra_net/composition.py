@@ -44,7 +44,7 @@ async def open_backend(
         stack.callback(host.close)
         tree = tree or Tree(Roots(sys=settings.sys_root, dev=settings.dev_root))
         reader = HardwareReader(tree, kernel, host, settings)
-        appliers = StepAppliers(kernel, host, reader.has_function, tree)
+        appliers = StepAppliers(kernel, host, reader, tree)
         interfaces = PodInterfaces(kernel, appliers, held)
         stack.push_async_callback(interfaces.close)
         claims_known = asyncio.Event()

@@ -118,6 +118,13 @@ class HardwareReader:
         driver = read_driver(self._tree, address)
         return bool(driver) and "vfio" not in driver
 
+    def has_device(self, link: Link) -> bool:
+        """Whether what a link belongs to is there, with a driver that can make an interface of it."""
+        bus, _, name = link.parent.partition("/")
+        if bus in ("", "pci"):
+            return not name or self.has_function(name)
+        return bool(self._tree.link(self._tree.sys(f"bus/{bus}/devices/{name}/driver")))
+
     def _name(self, link: Link) -> str:
         port = self._tree.read(self._tree.sys(f"class/net/{link.name}/dev_port"))
         return name_device(link, self.find_pci_address(link), int(port) if port.isdecimal() else 0)

@@ -5,7 +5,7 @@ Every function can be interrupted anywhere and called again: it looks where the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +14,7 @@ from pydra_net.apply_rdma import RdmaMover
 from pydra_net.apply_share import Sharer
 from pydra_net.apply_virtual_function import FunctionConfigurer
 from pydra_net.find_interface import find
+from pydra_net.hardware_reader import HardwareReader
 from pydra_net.kernel import Kernel, Namespace, NamespaceGone
 from pydra_net.network_types import Link
 from pydra_net.steps import ConfigureFunction, GiveInterface, GiveRdma, ShareInterface, Step
@@ -21,14 +22,14 @@ from pydra_pci import Tree
 
 
 class StepAppliers:
-    """Those of one node. `has_function` says whether a PCI function can have an interface now."""
+    """Those of one node, whose hardware `reader` reads."""
 
-    def __init__(self, kernel: Kernel, host: Namespace, has_function: Callable[[str], bool], tree: Tree) -> None:
+    def __init__(self, kernel: Kernel, host: Namespace, reader: HardwareReader, tree: Tree) -> None:
         self._kernel = kernel
         self._appliers: dict[type, Any] = {
-            GiveInterface: Mover(kernel, host, has_function),
+            GiveInterface: Mover(kernel, host, reader.has_device),
             ShareInterface: Sharer(kernel, host),
-            GiveRdma: RdmaMover(kernel, host, has_function),
+            GiveRdma: RdmaMover(kernel, host, reader.has_function),
             ConfigureFunction: FunctionConfigurer(kernel, host, tree),
         }
 

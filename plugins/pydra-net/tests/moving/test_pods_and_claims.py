@@ -11,9 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from net_agent import build_sandbox
-from pydra import UnknownDevice
+from pydra import UndoLater, UnknownDevice
 from pydra_net.doctor_claim_interfaces import examine_interfaces
 from pydra_net.network_change_types import SetLink
+from pydra_net.network_types import Link
 from pydra_net.simulation.kernel import HOST
 from pydra_net.simulation.machine import MACHINE_TYPES
 from pydra_nri.simulation.runtime import OperationFailed
@@ -128,6 +129,30 @@ async def test_an_interface_that_came_back_by_itself_and_was_switched_on_has_its
         assert node.kernel.apply(host, back) == []
         await agent.unprepare("claim")
     assert node.is_as_before()
+
+
+async def test_an_adapter_that_was_unplugged_in_the_pod_does_not_keep_its_claim(
+    node: SimulatedNode, tmp_path: Path
+) -> None:
+    """The USB controller is still there, with its driver."""
+    controller, adapter = tmp_path / "sys/bus/pci/devices/0000:00:14.0", tmp_path / "sys/usb/0000:00:14.0/2-1:1.0"
+    for place, driver in ((controller, "xhci_hcd"), (adapter, "r8152")):
+        place.mkdir(parents=True)
+        (place / "driver").symlink_to(driver)
+    devices = tmp_path / "sys/bus/usb/devices"
+    devices.mkdir(parents=True)
+    (devices / "2-1:1.0").symlink_to(adapter)
+    node.kernel.add_link(Link(index=30, name="usb0", parent="usb/2-1:1.0", permanent_mac="02:00:00:00:00:30"))
+    async with node.run() as agent:
+        await agent.prepare("claim", "pci-0000-00-14-0-2-1-1-0", pod="trainer")
+        sandbox = node.begin_pod("trainer")
+        await agent.runtime.run_pod(sandbox)
+        assert node.names_in(sandbox) == ["usb0"]
+        node.kernel.end_links("usb/2-1:1.0")
+        with pytest.raises(UndoLater, match="in a network namespace that cannot be seen"):
+            await agent.unprepare("claim")
+        (adapter / "driver").unlink()
+        await agent.unprepare("claim")
 
 
 async def test_an_interface_that_has_gone_is_not_offered_and_its_claim_says_so(node: SimulatedNode) -> None:
