@@ -33,6 +33,8 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=524280)]
 
 EthtoolName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_+./ -]{1,32}$")]
 
+_KERNELS_NAMES = (".", "..", "lo", "all", "default")
+"""Those of sysctls of all links and of new ones, and of the loopback interface, included."""
 _OWN_TABLES = (253, 254, 255)
 _FIRST_TABLE = 1000
 _MAC = re.compile(r"[0-9a-f][02468ace]:.*")
@@ -96,8 +98,8 @@ class VrfConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         """Refuse names and tables that the kernel needs."""
-        if self.name in (".", ".."):
-            raise ValueError("name: must not be . or ..")
+        if self.name in _KERNELS_NAMES:
+            raise ValueError(f"name: found {self.name}, which the kernel refuses; choose another")
         if self.table in _OWN_TABLES:
             raise ValueError(f"table: found {self.table}, which is one of the kernel's own (253 to 255)")
 
@@ -167,8 +169,8 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def __post_init__(self) -> None:
         """Refuse names, types and addresses that the kernel would refuse."""
         self._check_type()
-        if self.name in (".", ".."):
-            raise ValueError("name: must not be . or ..")
+        if self.name in _KERNELS_NAMES:
+            raise ValueError(f"name: found {self.name}, which the kernel refuses; choose another")
         if self.vrf is not None and self.vrf.name == self.name:
             raise ValueError(f"vrf.name: found {self.name}, which is the name of the interface itself")
         self._check_addresses()

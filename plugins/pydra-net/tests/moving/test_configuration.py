@@ -95,6 +95,12 @@ async def test_what_the_kernel_would_refuse_is_refused_before_the_pod_starts(
             await agent.prepare("claim", ETH1, configs=(config(interface=interface),))
 
 
+@pytest.mark.parametrize("interface", [{"name": "all"}, {"name": "lo"}, {"vrf": {"name": "default"}}])
+def test_a_name_that_the_kernel_refuses_is_refused_before_there_is_a_claim(interface: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError, match=r"name: found (all|lo|default), which the kernel refuses"):
+        config(interface=interface)
+
+
 async def test_settings_of_the_hardware_are_so_in_the_pod_only(node: SimulatedNode) -> None:
     before = Ethtool(features={"rx-gro": Feature(enabled=True)}, private_flags={"legacy-rx": False})
     node.kernel.ethtool["02:00:00:00:00:03"] = before
