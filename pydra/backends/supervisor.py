@@ -493,14 +493,16 @@ class BackendSupervisor:
 
     def _read_refusal(self, refusal: Refusal) -> BackendTrouble | BackendRefused:
         fault = refusal.fault
-        if refusal.final:
+        if refusal.final and self._facts is None:
             return BackendRefused(
                 backend=self._name,
                 violations=fault.problems,
                 details=fault.traceback,
                 invalid_settings=fault.kind is FaultKind.INVALID_SETTINGS,
             )
-        return self._trouble(Trouble.START, parse_fault(fault, self._name, "connect"), details=fault.traceback)
+        # A backend that could be called before: its files are being replaced, or cannot be read now.
+        why = "; ".join(fault.problems) if refusal.final else parse_fault(fault, self._name, "connect")
+        return self._trouble(Trouble.START, why, details=fault.traceback)
 
     def _trouble(self, trouble: Trouble, message: object, *, details: str = "", ended: bool = False) -> BackendTrouble:
         text = str(message).removeprefix(f"backend {self._name}: ")

@@ -39,7 +39,7 @@ from pydra.errors import (
     TerminalError,
 )
 from pydra.samples import Sample
-from tests.integration.backends.harness import claim, find_troubles, supervised, until
+from tests.integration.backends.harness import SOURCE, claim, find_troubles, supervised, until
 
 LONG_TIMEOUTS = ProcessTimeouts(
     ping_interval=0.05,
@@ -228,6 +228,17 @@ async def test_another_version_that_the_driver_was_not_set_up_for_is_refused_unt
     assert "DRIVER was faulty.example.com and is tuned.example.com in version 2.0, installed meanwhile" in str(
         caught.value
     )
+
+
+async def test_a_backend_whose_files_are_just_being_replaced_is_started_once_they_are_there() -> None:
+    events: list[BackendEvent] = []
+    incomplete = iter([replace(SOURCE, target="not_there_yet:")])
+    async with supervised(refresh=lambda _: next(incomplete, SOURCE), events=events) as backend:
+        with pytest.raises(BackendDied):
+            await backend.prepare(claim("segfault"))
+        assert await backend.prepare(claim("ok", "u2"))
+    (trouble,) = find_troubles(events, Trouble.START)
+    assert trouble.message == "there is no module not_there_yet on the module path; is it installed, or in PYTHONPATH?"
 
 
 async def _survive(backend: Any, uid: str) -> None:
