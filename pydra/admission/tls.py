@@ -170,7 +170,8 @@ class ServedCertificate:
         report: Callable[[Certificate | None], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.context = _build_context()
+        self.context = self._with_pair = _build_context()
+        self.context.sni_callback = self._choose
         self.current: Certificate | None = None
         self._paths = (certificate, key)
         self._report = report
@@ -218,11 +219,18 @@ class ServedCertificate:
             self._report_problem(f"the certificate {new} {new.problem_at(now)}")
 
     def _serve_pair(self, new: Certificate) -> None:
-        load_pair(self.context, new.certificate, new.key)
+        # A context of its own: one that has had another kind of key, such as EC, may go on serving that certificate.
+        fresh = _build_context()
+        load_pair(fresh, new.certificate, new.key)
+        self._with_pair = fresh
         self.current = new
         self._problem = self._logged = ""
         _log.info("serving the certificate %s", new)
         self._report(new)
+
+    def _choose(self, connection: ssl.SSLObject, _name: str | None, _listening: ssl.SSLContext) -> None:
+        """Let a handshake that begins have the current pair; OpenSSL calls this also if the client names no server."""
+        connection.context = self._with_pair
 
     def _report_problem(self, problem: str) -> None:
         """Report a problem found twice in a row: while two files are replaced one by one, they do not match."""

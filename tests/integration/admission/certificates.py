@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
@@ -65,9 +65,10 @@ class Authority:
         address: str = "127.0.0.1",
         days: tuple[float, float] = (-1, 30),
         usage: ObjectIdentifier = ExtendedKeyUsageOID.SERVER_AUTH,
+        is_rsa: bool = False,
     ) -> Pair:
         """A certificate that is valid from and until so many days from now."""
-        key = ec.generate_private_key(_CURVE)
+        key = rsa.generate_private_key(65537, 2048) if is_rsa else ec.generate_private_key(_CURVE)
         now = datetime.datetime.now(datetime.UTC)
         certificate = (
             x509.CertificateBuilder()

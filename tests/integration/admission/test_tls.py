@@ -52,11 +52,12 @@ def serve(mount: SecretMount, loads: Loads | None = None) -> ServedCertificate:
     return served
 
 
-async def seen_by_a_client(url: str, authority: Authority = AUTHORITY) -> str:
-    """The DNS name in the certificate that a new client gets, after its own checks."""
+async def seen_by_a_client(url: str, *, named: str | None = None, newest: ssl.TLSVersion | None = None) -> str:
+    """The DNS name in the certificate that a new client gets, after its own checks; it names the server `named`."""
     host, _, port = url.removeprefix("https://").rpartition(":")
-    context = trusting(authority)
-    _, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    context = trusting(AUTHORITY)
+    context.maximum_version = newest or context.maximum_version
+    _, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname=named)
     names = dict(writer.get_extra_info("peercert")["subjectAltName"])
     writer.close()
     await writer.wait_closed()
@@ -84,6 +85,19 @@ async def test_a_new_certificate_is_served_and_open_connections_go_on(tmp_path: 
         (still,) = [one for connections in session.connector._conns.values() for one in connections]  # type: ignore[union-attr]
         assert still[0] is kept[0]
     assert [one.names[0] for one in loads.seen if one] == ["first.example.com", "second.example.com"]
+
+
+async def test_a_certificate_with_another_kind_of_key_takes_the_place_of_the_former_one(tmp_path: Path) -> None:
+    """OpenSSL keeps one of each kind, and chooses between them."""
+    mount = SecretMount(tmp_path, AUTHORITY.issue(name="ec.example.com"))
+    served = serve(mount)
+    async with serve_webhook(tls=served.context) as webhook:
+        for name in ("rsa.example.com", "again.example.com"):
+            mount.replace(AUTHORITY.issue(name=name, is_rsa=name.startswith("rsa")))
+            await served.renew()
+            for newest in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+                assert await seen_by_a_client(webhook.url, newest=newest) == name
+                assert await seen_by_a_client(webhook.url, named=name, newest=newest) == name
 
 
 async def test_a_change_is_noticed_by_itself_while_reviews_come_in(tmp_path: Path) -> None:
