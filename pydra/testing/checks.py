@@ -31,7 +31,7 @@ from pydra.errors import (
 )
 from pydra.inventory.api_rules import validate_inventory
 from pydra.settings import Settings, parse_settings
-from pydra.testing.compare_answers import find_changes, find_plan_changes
+from pydra.testing.compare_answers import find_changes, find_differences, find_plan_changes
 from pydra.testing.interruptions import cancel_everywhere, crash_in_prepare, crash_in_restore, crash_in_unprepare
 from pydra.testing.leaks import Leaks
 from pydra.testing.report import Check, fold_alike
@@ -506,7 +506,7 @@ class Checks:
 
     async def _prepare_again(self) -> list[str]:
         again = await self._session.hold(self._session.claim("one"))
-        return [] if again == self._prepared else [f"first {self._prepared}, then {again}"]
+        return [f"prepare: {one}" for one in find_differences(self._prepared, again)]
 
     async def _prepare_after_crash(self) -> list[str]:
         await self._session.crash()

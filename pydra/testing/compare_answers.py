@@ -1,8 +1,11 @@
-"""How two answers of a backend's `discover`, or of its `plan`, differ. Pure."""
+"""How two answers of a backend's `discover`, `plan` or `prepare` differ. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
 
 from pydra.claim import Claim
 from pydra.devices import Device
@@ -41,3 +44,17 @@ def find_plan_changes(first: Claim, again: Claim) -> list[str]:
         if one != other:
             changes.append(f"plan: steps[{place}] was {one.step!r}, then {other.step!r}")
     return changes
+
+
+def find_differences(first: Any, again: Any, path: str = "$") -> Iterator[str]:
+    """Yield how two answers of `prepare` for one claim differ, each value by its path."""
+    if isinstance(first, msgspec.Struct) and type(first) is type(again):
+        first, again = msgspec.structs.asdict(first), msgspec.structs.asdict(again)
+    if isinstance(first, Mapping) and isinstance(again, Mapping):
+        for name in {**first, **again}:
+            yield from find_differences(first.get(name), again.get(name), f"{path}.{name}")
+    elif isinstance(first, list | tuple) and isinstance(again, list | tuple) and len(first) == len(again):
+        for place, (one, other) in enumerate(zip(first, again, strict=True)):
+            yield from find_differences(one, other, f"{path}[{place}]")
+    elif first != again:
+        yield f"{path} was {first!r}, then {again!r}"

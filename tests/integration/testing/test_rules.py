@@ -134,7 +134,8 @@ PROOFS = {
         "async def prepare(claim):\n"
         "    await good(claim)\n"
         "    calls[claim.uid] = calls.get(claim.uid, 0) + 1\n"
-        "    return [one.prepared(state=calls[claim.uid]) for one in claim.devices]"
+        "    return [one.prepared(state=calls[claim.uid]) for one in claim.devices]",
+        says="prepare: $[0].state was 1, then 2\n",
     ),
     Rule.PREPARE_AFTER_CRASH: Proof(
         "async def prepare(claim):\n"
