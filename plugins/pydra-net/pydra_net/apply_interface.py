@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pydra import ClaimError, LeftBehind, UndoLater
 from pydra_net.find_interface import find, is_in, locating
-from pydra_net.gso_sizes_and_sysctls import SIZES
+from pydra_net.gso_sizes_and_sysctls import IPV4
 from pydra_net.interface_diff import plan_changes, plan_rest
 from pydra_net.interface_state import find_state_before
 from pydra_net.kernel import Kernel, KernelRefused, Namespace
@@ -157,8 +157,8 @@ class Mover:
             raise AttachFailed(f"{link.name} ({step.device}) cannot be moved into the pod: {error}") from error
         if link.master:  # a bond gives back its MTU, too
             return self._kernel.read(pod)
-        sizes = {name: value for name, value in link.parameters.items() if name in SIZES}
-        arrived = replace(link, index=index, name=step.target.name, up=False, master=0, parameters=sizes)
+        kept = {name: value for name, value in link.parameters.items() if name not in IPV4}
+        arrived = replace(link, index=index, name=step.target.name, up=False, master=0, parameters=kept)
         return Reading(links=(arrived,))
 
     def _bring_back(self, step: GiveInterface, pods: Sequence[Namespace]) -> bool:

@@ -1,4 +1,4 @@
-"""The sizes of GSO and GRO, and the sysctls, that a link has: their names, numbers and order. No I/O.
+"""The sizes of GSO and GRO, the sysctls and what else a link has as numbers: their names and order. No I/O.
 
 Names are those of iproute2 and of /proc/sys/net.
 Source: linux/if_link.h, linux/ip.h.
@@ -10,6 +10,10 @@ from collections.abc import Iterator, Mapping
 
 SIZES = {"gso_max_size": 41, "gro_max_size": 58, "gso_ipv4_max_size": 63, "gro_ipv4_max_size": 64}
 """Attributes of a link, which it keeps when it is moved."""
+KEPT = {"txqlen": 13, "group": 27}
+"""Others that it keeps, as whoever had it has changed them; so are its `flags`."""
+FLAGS = 0x1380
+"""IFF_NOARP, IFF_PROMISC, IFF_ALLMULTI and IFF_MULTICAST; the others follow from what is set elsewhere."""
 IPV4 = {"forwarding": 1, "proxy_arp": 3, "rp_filter": 8, "arp_announce": 18, "arp_ignore": 19}
 """What the kernel resets to the defaults of the namespace whenever a link is moved."""
 IPV6 = (
@@ -31,4 +35,6 @@ def list_changes(wanted: Mapping[str, int], present: Mapping[str, int]) -> Itera
     sizes = {name: wanted[name] for name in SIZES if name in wanted}
     if any(present.get(name) != value for name, value in sizes.items()):
         yield from sizes.items()
-    yield from ((name, wanted[name]) for name in IPV4 if name in wanted and wanted[name] != present.get(name))
+    for name in (*KEPT, "flags", *IPV4):
+        if name in wanted and wanted[name] != present.get(name):
+            yield name, wanted[name]

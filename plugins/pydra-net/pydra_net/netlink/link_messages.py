@@ -13,7 +13,7 @@ from typing import Any
 
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from pydra_net.gso_sizes_and_sysctls import IPV4, SIZES
+from pydra_net.gso_sizes_and_sysctls import FLAGS, IPV4, KEPT, SIZES
 from pydra_net.netlink.messages import CREATE, ask, change, pack, pack_number
 from pydra_net.network_change_types import Mark, RemoveLink, SetLink, SetParameter
 
@@ -77,8 +77,10 @@ def remove_link(operation: RemoveLink) -> None:
 def set_parameter(operation: SetParameter) -> None:
     """Set one of a link's `gso_sizes_and_sysctls`. Raises KernelRefused."""
     index, name, value = operation.index, operation.name, pack_number(operation.value)
-    if name in SIZES:
-        _change(_SET_LINK, index, {SIZES[name]: value})
+    if name == "flags":
+        change(_SET_LINK, 0, _LINK.pack(0, 0, index, operation.value, FLAGS))
+    elif name in SIZES or name in KEPT:
+        _change(_SET_LINK, index, {{**SIZES, **KEPT}[name]: value})
     else:
         of_inet = pack({_INET_CONF: pack({IPV4[name]: value})})
         _change(_SET_LINK, index, {_FAMILIES: pack({_INET: of_inet})})

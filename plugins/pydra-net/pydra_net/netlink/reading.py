@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from pydra_net.gso_sizes_and_sysctls import IPV4, SIZES
+from pydra_net.gso_sizes_and_sysctls import FLAGS, IPV4, KEPT, SIZES
 from pydra_net.netlink.bridge_ports import read_port_settings
 from pydra_net.netlink.link_messages import WITHOUT_COUNTERS
 from pydra_net.netlink.nexthops import read_nexthops
@@ -179,7 +179,8 @@ def _read_functions(message: Any) -> Iterator[VirtualFunctionState]:
 def _read_parameters(message: Any) -> Iterator[tuple[str, int]]:
     # pyroute2 0.9 does not know those of IPv4.
     unknown = _read_unknown(message)
-    for name, number in SIZES.items():
+    yield "flags", message["flags"] & FLAGS
+    for name, number in {**SIZES, **KEPT}.items():
         value = message.get_attr(f"IFLA_{name.upper()}")
         if value is not None or number in unknown:
             yield name, unknown[number] if value is None else value

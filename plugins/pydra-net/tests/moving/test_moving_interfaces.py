@@ -248,6 +248,20 @@ async def test_a_port_of_a_bridge_whose_settings_could_not_be_put_back_stays(
             await agent.prepare("claim", "nic0", pod="trainer")
 
 
+async def test_flags_that_a_pod_sets_are_not_there_for_the_next_one(node: TestNode) -> None:
+    node.host.run("ip link set nic0 txqueuelen 500 group 7")
+    described = "ip -o link show nic0 | sed 's/^[0-9]*: //'"
+    before = node.host.run(described)
+    agent = build_agent(node)
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer")
+        pod = node.begin_pod("trainer")
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        pod.run("ip link set nic0 arp off promisc on allmulticast on multicast off txqueuelen 7 group 5")
+        await agent.unprepare("claim")
+    assert node.host.run(described) == before
+
+
 async def test_sizes_and_sysctls_of_the_interface_are_set_in_the_pod_and_put_back(node: TestNode) -> None:
     """The kernel resets the sysctls whenever an interface moves."""
 
