@@ -8,6 +8,7 @@ from glob import iglob
 from typing import Any
 
 import anyio
+from msgspec.structs import replace
 
 from pydra.backends.claim_config import build_header
 from pydra.backends.discovery import BackendSource
@@ -337,12 +338,14 @@ class Checks:
         inventory = await self._session.backend.discover()
         self._notes += [f"hardware cannot be read: {text}" for text in inventory.unreadable]
         valid = validate_inventory(inventory)
-        self._inventory = Inventory(devices=valid.devices, counter_sets=valid.counter_sets)
+        self._inventory = replace(inventory, devices=valid.devices, counter_sets=valid.counter_sets)
         return [*valid.problems, *valid.dropped]
 
     async def _discover_again(self) -> list[str]:
-        valid = validate_inventory(await self._session.backend.discover())
-        problems = find_changes(self._inventory.devices if self._inventory is not None else (), valid.devices)
+        inventory = await self._session.backend.discover()
+        valid = validate_inventory(inventory)
+        again = replace(inventory, devices=valid.devices, counter_sets=valid.counter_sets)
+        problems = find_changes(self._inventory or Inventory(), again)
         await self._look_for_leaks(Method.DISCOVER, "discover", lambda _place: self._session.backend.discover())
         return problems
 

@@ -8,16 +8,17 @@ from typing import Any
 import msgspec
 
 from pydra.claim import Claim
-from pydra.devices import Device
+from pydra.devices import Device, Inventory
 
 
-def find_changes(before: Sequence[Device], after: Sequence[Device]) -> list[str]:
-    """Return how two answers of `discover` differ; the order counts only if nothing else differs."""
-    old, new = ({device.name: device for device in devices} for devices in (before, after))
+def find_changes(before: Inventory, after: Inventory) -> list[str]:
+    """Return how two answers of `discover` differ, but for health; the order counts only if nothing else differs."""
+    old, new = ({device.name: device for device in one.devices} for one in (before, after))
     changes = [f"device {name} is gone" for name in sorted(old.keys() - new.keys())]
     changes += [f"device {name} is new" for name in sorted(new.keys() - old.keys())]
     for name in sorted(old.keys() & new.keys()):
         changes += [f"device {name}: {change}" for change in _compare(old[name], new[name])]
+    changes += _compare_fields(before, after, ("counter_sets", "partition_type", "unreadable"))
     if not changes and list(old) != list(new):
         changes.append("the devices come in another order")
     return changes
@@ -28,9 +29,14 @@ def _compare(before: Device, after: Device) -> Iterator[str]:
     for what in ("attributes", "capacity"):
         old, new = getattr(before, what), getattr(after, what)
         for name in sorted(old.keys() | new.keys()):
-            if old.get(name) != new.get(name):
+            if repr(old.get(name)) != repr(new.get(name)):  # 1 is not True to the API server
                 yield f"{what}: {name} changed from {old.get(name)!r} to {new.get(name)!r}"
-    for field in ("consumes_counters", "allow_multiple_allocations", "node_allocatable"):
+    others = [field for field in Device.__struct_fields__ if field not in ("attributes", "capacity", "health")]
+    yield from _compare_fields(before, after, others)
+
+
+def _compare_fields(before: object, after: object, fields: Sequence[str]) -> Iterator[str]:
+    for field in fields:
         if getattr(before, field) != getattr(after, field):
             yield f"{field} changed from {getattr(before, field)} to {getattr(after, field)}"
 
