@@ -395,7 +395,7 @@ class Checks:
 
     async def _absent(self) -> list[str]:
         """Advise UnknownDevice: it happens only with a device that disappeared after it was published."""
-        claim = self._session.claim("absent", Device(name=ABSENT))
+        claim = self._session.claim("absent", replace(self._session.device, name=ABSENT))
         try:
             await self._session.hold(claim)
         except ClaimError:

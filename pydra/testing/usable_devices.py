@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import combinations
 from typing import TypeAlias
 
-from pydra.devices import Device, HealthStatus, Inventory
+from pydra.devices import Device, HealthStatus, Inventory, TaintEffect
 from pydra.inventory.compatibility_groups import is_compatible
 from pydra.quantity import parse_quantity
 
@@ -18,7 +18,12 @@ Counter: TypeAlias = tuple[str, str]
 
 def list_usable(inventory: Inventory) -> list[Device]:
     """Return the devices that a scheduler gives to claims."""
-    return [one for one in inventory.devices if one.health.status is not HealthStatus.UNHEALTHY and not one.taints]
+    return [
+        one
+        for one in inventory.devices
+        if one.health.status is not HealthStatus.UNHEALTHY
+        and all(taint.effect is TaintEffect.NONE for taint in one.taints)
+    ]
 
 
 def find_unaffordable(inventory: Inventory) -> list[str]:

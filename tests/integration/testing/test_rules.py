@@ -300,6 +300,24 @@ async def test_what_a_backend_without_unprepare_leaves_open_is_reported(tmp_path
     assert [check.rule for check in report.checks if check.problems] == [Rule.LEAKED_DESCRIPTORS.value], report.text
 
 
+async def test_a_device_is_asked_for_as_the_scheduler_gives_it_to_claims(tmp_path: Path) -> None:
+    code = """
+async def discover():
+    taint = Taint(key="proof.example.com/old-firmware", effect=TaintEffect.NONE)
+    memory = Capacity("8Gi", RequestPolicy(default="2Gi"))
+    return Inventory(devices=(
+        Device(name="a", taints=(taint,), allow_multiple_allocations=True, capacity={"memory": memory}),
+    ))
+async def prepare(claim):
+    for one in claim.devices:
+        if one.consumed_capacity["memory"] != "2Gi": raise ValueError(one)
+    return await good(claim)
+"""
+    report = await check(Proof(code), tmp_path)
+    assert report.ok, report.text
+    assert "ok    prepare answers for each device of the claim" in report.text
+
+
 async def test_a_backend_of_which_nothing_could_be_prepared_is_not_said_to_keep_the_contract(tmp_path: Path) -> None:
     code = """
 async def discover():
