@@ -564,13 +564,20 @@ class Checks:
             async with anyio.create_task_group() as tasks:
                 for claim in claims:
                     tasks.start_soon(hold, claim)
+        changed = [] if errors else [change for claim in claims for change in await self._compare_alone(claim)]
         for claim in claims:
             if claim.uid in self._session.records:
                 await self._session.release(claim, self._session.records[claim.uid].prepared)
         if errors and all(isinstance(error, ClaimError) for error in errors):
             for claim in claims:
                 await self._hold_alone(claim)
-        return [f"refused beside another claim, and not alone: {error}" for error in errors]
+        return [*changed, *(f"refused beside another claim, and not alone: {error}" for error in errors)]
+
+    async def _compare_alone(self, claim: Claim) -> list[str]:
+        """Prepare a claim again that has been prepared at the same time as another."""
+        beside = self._session.records[claim.uid].prepared
+        again = await self._session.hold(claim)
+        return [] if again == beside else [f"beside another claim {beside}, then {again}"]
 
     async def _hold_alone(self, claim: Claim) -> tuple[PreparedDevice, ...]:
         """Prepare and unprepare the claim; what refuses it alone as well has nothing to do with other claims."""
