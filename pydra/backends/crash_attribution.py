@@ -15,7 +15,7 @@ import msgspec
 
 from pydra.backends.crash_diagnosis import CallInFlight, Cause, Diagnosis, Ending, is_in_wait_changed
 from pydra.backends.wire import Call, Method
-from pydra.claim import Claim
+from pydra.claim import AllocatedDevice, Claim
 from pydra.errors import BackendDied, BackendError, BackendTimeout, ContractError
 
 MAX_CLAIMS = 1024
@@ -119,7 +119,7 @@ class CrashAttribution:
         key = (claim.uid, method)
         crashes = self._crashes.get(key)
         if crashes is not None and crashes.count >= self._limit:
-            return _list_quarantined(crashes)[0]
+            return _describe(crashes)
         if key in self._suspected:
             self.suspects[call_id] = None
         return None
@@ -158,12 +158,13 @@ class CrashAttribution:
         self._crashes.move_to_end((claim.uid, method))
         while len(self._crashes) > MAX_CLAIMS:
             self._crashes.popitem(last=False)
-        return _list_quarantined(crashes)[0] if crashes.count >= self._limit else None
+        return _describe(crashes) if crashes.count >= self._limit else None
 
     def quarantined(self) -> tuple[Quarantined, ...]:
         """Return the devices of quarantined claims, until release: no other claim should get them."""
         full = (one for one in self._crashes.values() if one.count >= self._limit)
-        devices = {(entry.pool, entry.device, entry.uid): entry for one in full for entry in _list_quarantined(one)}
+        entries = [_describe(one, device) for one in full for device in one.claim.devices]
+        devices = {(entry.pool, entry.device, entry.uid): entry for entry in entries}
         return tuple(devices[key] for key in sorted(devices))
 
     def release(self, uid: str) -> bool:
@@ -181,19 +182,18 @@ class CrashAttribution:
         self.remembers = False
 
 
-def _list_quarantined(crashes: _Crashes) -> list[Quarantined]:
+def _describe(crashes: _Crashes, device: AllocatedDevice | None = None) -> Quarantined:
+    """Describe the quarantine of a claim, by its first device if none is given; one that has ended may have none."""
     claim = crashes.claim
-    return [
-        Quarantined(
-            pool=device.pool,
-            device=device.device,
-            uid=claim.uid,
-            claim=f"{claim.namespace}/{claim.name}",
-            crashes=crashes.count,
-            line=crashes.line,
-        )
-        for device in claim.devices
-    ]
+    one = device or next(iter(claim.devices), None)
+    return Quarantined(
+        pool=one.pool if one else "",
+        device=one.device if one else "",
+        uid=claim.uid,
+        claim=f"{claim.namespace}/{claim.name}",
+        crashes=crashes.count,
+        line=crashes.line,
+    )
 
 
 def build_failure(name: str, call: Call, one: CallInFlight, cause: Cause, diagnosis: Diagnosis) -> BackendError:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pydra.backends.crash_attribution import MAX_CLAIMS, CrashAttribution, Involvement, attribute_crash
 from pydra.backends.crash_diagnosis import CallInFlight, Cause, Ending
@@ -114,6 +115,15 @@ def test_a_quarantined_claim_may_be_unprepared_and_stays_quarantined(strict: Cra
     strict.note_answer(claim("u1"), Method.UNPREPARE, succeeded=True)  # as after each prepare that failed
     assert [one.uid for one in strict.quarantined()] == ["u1"]
     assert is_refused(strict, claim("u1"), Method.PREPARE)
+
+
+def test_a_claim_that_has_left_over_steps_without_devices_can_be_quarantined(strict: CrashAttribution) -> None:
+    left = replace(claim("u1.left-1"), devices=())
+    quarantined = strict.note_crash(left, Method.UNDO, "died of SIGSEGV")
+    assert quarantined is not None
+    assert "claim ns/c-u1.left-1 (uid u1.left-1) ended the process of backend b 1 times" in quarantined.explain("b")
+    assert is_refused(strict, left, Method.UNDO)
+    assert [one.uid for one in strict.quarantined()] == ["u1"]
 
 
 def test_another_claim_of_the_same_name_is_another_claim(strict: CrashAttribution) -> None:
