@@ -263,7 +263,9 @@ class SliceReconciler:
             await self._client.delete(
                 RESOURCE_SLICES, delete.name, uid=delete.uid, resource_version=delete.resource_version
             )
-        except NotFound:
+        except NotFound as error:
+            if not error.is_of_object:  # of a proxy, or of an API server that does not serve slices
+                raise
             log.debug("slice %s is gone already", delete.name)
         self._pending.note_delete(delete.uid)
         self._report(SliceWritten(pool=delete.pool, name=delete.name, kind=WriteKind.DELETE))

@@ -328,6 +328,16 @@ async def test_a_refused_slice_is_reported_and_not_hammered(api_server: ApiHandl
         assert [len(body["spec"]["devices"]) for body in await it.slices()] == [4]
 
 
+async def test_a_slice_is_gone_only_if_the_api_server_says_so_of_it(api_server: ApiHandle) -> None:
+    """Else the scheduler would have two slices of a pool of one, and allocate none of its devices."""
+    page = Fault(verb="delete", resource="resourceslices", status=404, body="404 page not found")
+    async with publishing(api_server) as it:
+        await it.publish(*gpus(200))
+        api_server.embedded.faults.add(page)
+        await it.publish(*gpus(3))
+        assert [len(body["spec"]["devices"]) for body in await it.slices()] == [3]
+
+
 async def test_a_node_that_is_not_there_yet_is_waited_for(api_server: ApiHandle) -> None:
     server = api_server.embedded
     server.faults.add(Fault(verb="get", resource="nodes", status=404, times=2))
