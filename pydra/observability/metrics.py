@@ -20,7 +20,7 @@ from pydra.samples import Sample
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40)
-_CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGKILL", "exit", "hang", "memory")
+_CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSYS", "exit", "hang", "memory")
 
 
 class ProcessMetrics:
@@ -169,6 +169,7 @@ class Metrics(ProcessMetrics):
             self.devices_withheld,
             self.devices_stale,
             self.slices,
+            self.foreign_slices,
             self.registered,
             self.health_streams,
             self.claims_left_over,

@@ -17,10 +17,13 @@ def test_a_backends_series_exist_before_anything_happened() -> None:
     found = lines(metrics)
     for series in (
         'pydra_backend_crashes_total{backend="sim",signal="SIGSEGV"} 0.0',
+        'pydra_backend_crashes_total{backend="sim",signal="SIGILL"} 0.0',
+        'pydra_backend_crashes_total{backend="sim",signal="SIGSYS"} 0.0',
         'pydra_backend_up{backend="sim"} 0.0',
         'pydra_claim_operation_duration_seconds_count{driver="sim.pydra.dev",operation="prepare",result="ok"} 0.0',
         'pydra_claim_operations_in_flight{driver="sim.pydra.dev",operation="unprepare"} 0.0',
         'pydra_devices{driver="sim.pydra.dev",health="Unhealthy"} 0.0',
+        'pydra_foreign_resourceslices{driver="sim.pydra.dev"} 0.0',
         'pydra_resourceslice_writes_total{driver="sim.pydra.dev",verb="create"} 0.0',
         'pydra_checkpoint_records{driver="sim.pydra.dev",stage="completed"} 0.0',
         'pydra_sweeps_total{driver="sim.pydra.dev",result="ok"} 0.0',
