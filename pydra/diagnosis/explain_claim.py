@@ -172,10 +172,9 @@ async def explain_claim(
 async def _read_claim(client: KubeClient, namespace: str, name: str) -> _Claim:
     try:
         body = await client.get(RESOURCE_CLAIMS, name, namespace=namespace)
-    except NotFound:
-        return _Claim(namespace=namespace, name=name)
     except KubeError as error:
-        return _Claim(namespace=namespace, name=name, refusal=str(error))
+        is_absent = isinstance(error, NotFound) and error.is_of_object
+        return _Claim(namespace=namespace, name=name, refusal="" if is_absent else str(error))
     return _Claim(namespace=namespace, name=name, body=body)
 
 

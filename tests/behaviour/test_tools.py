@@ -280,6 +280,16 @@ def test_without_the_api_server_what_the_node_has_is_explained(quiet: Node, tool
     quiet.kubelet.release(claim)
 
 
+def test_a_claim_of_a_cluster_that_serves_no_claims_is_unknown_and_not_absent(quiet: Node, tool: Tool) -> None:
+    claim = quiet.api.create_claim(quiet.board.device())
+    quiet.api_fault(verb="get", resource="resourceclaims", status=404, body="404 page not found", times=None)
+    try:
+        findings = tool.findings("explain", "claim", claim.name)
+    finally:
+        quiet.server.faults.clear()
+    assert findings["claim"] == "unknown"
+
+
 def test_what_the_agents_account_may_not_list_is_unknown_and_no_failure(quiet: Node, tool: Tool) -> None:
     claim = quiet.api.create_claim(quiet.board.device())
     quiet.kubelet.prepare_one(claim)
