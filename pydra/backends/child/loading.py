@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib
 import traceback
+from collections.abc import Iterable
 from typing import Any
 
 from pydra.backends.error_codec import INTERNAL_PATHS, Fault, FaultKind, build_fault
+from pydra.message_text import suggest
 
 
 class LoadError(Exception):
@@ -26,7 +28,11 @@ def load_object(target: str) -> Any:
     try:
         loaded: Any = importlib.import_module(module)
         for name in filter(None, attribute.split(".")):
+            if not hasattr(loaded, name):
+                raise LoadError(_build_absence(target, module, name, dir(loaded)))
             loaded = getattr(loaded, name)
+    except LoadError:
+        raise
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # another one, that it needs
             raise _failed(target, error) from error
@@ -35,6 +41,14 @@ def load_object(target: str) -> Any:
     except BaseException as error:  # the call boundary, for the module's own code
         raise _failed(target, error) from error
     return loaded
+
+
+def _build_absence(target: str, module: str, name: str, known: Iterable[str]) -> Fault:
+    problem = (
+        f"{target} cannot be loaded: {module} has no {name}{suggest(name, known)}; correct what names it, such as "
+    )
+    problem += "the entry point in the group pydra.backends"
+    return Fault(kind=FaultKind.CONTRACT, problems=(problem,))
 
 
 def _failed(target: str, error: BaseException) -> LoadError:

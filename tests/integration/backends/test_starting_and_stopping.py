@@ -21,7 +21,7 @@ from tests.integration.backends.harness import claim, find_troubles, supervised,
     ("target", "violations"),
     [
         ("absent_module:", ["there is no module absent_module on the module path"]),
-        ("faulty:nothing", ["faulty:nothing cannot be loaded: AttributeError"]),
+        ("faulty:nothing", ["faulty:nothing cannot be loaded: faulty has no nothing; correct what names it"]),
         ("unfit:", ["discover is a plain function", "prepare is missing", "unprepare()", 'DRIVER is "Not A Name"']),
         ("unfit:connects_to_nothing", ["discover is missing", "prepare is missing", "unprepare is missing"]),
         ("unfit_import:", ["unfit_import cannot be loaded: SystemExit"]),

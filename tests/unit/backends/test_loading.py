@@ -34,7 +34,8 @@ from pydra.backends.child.loading import LoadError, load_object
         pytest.param(
             "",
             "{name}:backend",
-            "{name}:backend cannot be loaded: AttributeError: module '{name}' has no attribute 'backend'",
+            "{name}:backend cannot be loaded: {name} has no backend; correct what names it, such as the entry point in "
+            "the group pydra.backends",
             id="no such object",
         ),
         pytest.param(
