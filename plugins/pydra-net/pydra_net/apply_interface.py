@@ -13,7 +13,7 @@ from pydra_net.gso_sizes_and_sysctls import IPV4
 from pydra_net.interface_diff import plan_changes, plan_rest
 from pydra_net.interface_state import find_state_before
 from pydra_net.kernel import Kernel, KernelRefused, Namespace
-from pydra_net.network_change_types import Mark
+from pydra_net.network_change_types import DetachPrograms, Mark
 from pydra_net.network_types import Link, Programs, Reading
 from pydra_net.steps import GiveInterface, InterfaceStep
 
@@ -168,6 +168,7 @@ class Mover:
             if found is None:
                 return False
             where, link = found
+            self._detach_programs(step, where, link)
             try:
                 self._kernel.move(where, link.index, self._host, wanted)
             except KernelRefused as error:
@@ -177,6 +178,19 @@ class Mover:
                 if self._find(step, self._host) is None:
                     self._kernel.move(where, link.index, self._host, f"pydra{link.index}"[:15])
         return True
+
+    def _detach_programs(self, step: GiveInterface, pod: Namespace, link: Link) -> None:
+        """Detach the eBPF programs that the pod has attached: the kernel moves them with the interface."""
+        before, keeps_xdp = step.before.programs.tcx, step.before.link.has_xdp
+        try:
+            present = self._kernel.read_programs(pod, (link.index,)).get(link.index, Programs()).tcx
+        except KernelRefused as error:
+            _log.warning("the eBPF programs of %s (%s) are not known: %s", step.name, step.device, error)
+            return
+        if not set(present) <= set(before) or (link.has_xdp and not keeps_xdp):
+            detach = DetachPrograms(index=link.index, kept=before, keeps_xdp=keeps_xdp)
+            for refused in self._kernel.apply(pod, (detach,)):
+                _log.warning("%s (%s) is back with programs of its pod: %s", step.name, step.device, refused)
 
     def _explain_absence(self, step: GiveInterface) -> None:
         """Hardware comes back when the kernel has ended the pod's namespace; what is virtual ends with it."""

@@ -67,9 +67,11 @@ class SetEthtool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DetachPrograms(msgspec.Struct, frozen=True, kw_only=True):
-    """Detach all eBPF programs of a link."""
+    """Detach the eBPF programs of a link, but for those of tcx with these names, and for that of XDP."""
 
     index: int
+    kept: tuple[str, ...] = ()
+    keeps_xdp: bool = False
 
     def __str__(self) -> str:
         return "detach eBPF programs"

@@ -36,7 +36,7 @@ def read_programs(ip: Any, indexes: Sequence[int]) -> Mapping[int, Programs]:
 
 
 def detach_programs(operation: DetachPrograms) -> None:
-    """Detach all of a link. Raises KernelRefused."""
+    """Detach those of a link. Raises KernelRefused."""
     index = operation.index
     try:
         with IPRoute() as ip:  # type: ignore[no-untyped-call]
@@ -45,8 +45,10 @@ def detach_programs(operation: DetachPrograms) -> None:
             for place in _PLACES:
                 for program, link in _query(index, place):
                     with suppress(FileNotFoundError):  # detached meanwhile
-                        bpf_syscall.detach(index, place, program, link)
-            _detach_xdp(ip, index)
+                        if bpf_syscall.read_name(program) not in operation.kept:
+                            bpf_syscall.detach(index, place, program, link)
+            if not operation.keeps_xdp:
+                _detach_xdp(ip, index)
     except NetlinkError as error:
         raise KernelRefused(os.strerror(error.code)) from error
     except OSError as error:

@@ -171,6 +171,29 @@ async def test_ebpf_programs_are_told_and_detached_in_the_pod(node: TestNode, ca
         os.close(link)
 
 
+async def test_ebpf_programs_that_a_pod_has_attached_end_with_its_claim(node: TestNode) -> None:
+    host = KERNEL.open(node.host.path)
+    pod = node.begin_pod("trainer")
+    async with serve(node) as agent:
+        await agent.prepare("claim", "nic0", pod="trainer")
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        inside = KERNEL.open(pod.path)
+        (index,) = [link.index for link in KERNEL.read_links(inside).links if link.name == "nic0"]
+        try:
+            links = inside.run(lambda: attach_programs(index))
+        except OSError as error:
+            pytest.skip(f"this kernel has no tcx: {error}")
+        finally:
+            inside.close()
+        await agent.unprepare("claim")
+    link = KERNEL.read_links(host).find_name("nic0")
+    assert link is not None
+    assert (link.has_xdp, KERNEL.read_programs(host, [link.index])) == (False, {})
+    host.close()
+    for one in links:
+        os.close(one)
+
+
 async def test_interfaces_are_in_a_vrf_of_the_pod_with_their_routes(node: TestNode) -> None:
     if problem := find_problem("vrf"):
         pytest.skip(problem)
