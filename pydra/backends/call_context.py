@@ -35,7 +35,7 @@ def held_claims() -> tuple[HeldClaim, ...]:
     """Return the claims that this node holds, in the order of their uids, as the agent's records have them.
 
     Never older than the running call, and kept up to date between calls, for backends with `plan` or `restore`; empty
-    for others. Do not change these objects.
+    for others. Works wherever `time_left` does. Do not change these objects.
     """
     return held_copy.read()
 

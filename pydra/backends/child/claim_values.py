@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Union
 
 import msgspec
@@ -80,24 +80,30 @@ class BackendTypes:
 
 
 class HeldClaims:
-    """The claims that the node holds, as the agent has sent them. A claim is decoded when it is read, and then kept."""
+    """The claims that the node holds, as the agent has sent them. A claim is decoded when it is read, and then kept.
+
+    Threads of calls may read while the event loop updates: both dictionaries are replaced together, never changed,
+    except that what a thread has decoded is added to those that it read.
+    """
 
     def __init__(self, types: BackendTypes) -> None:
         self._types = types
-        self._encoded: dict[str, msgspec.Raw] = {}
-        self._decoded: dict[str, HeldClaim] = {}
+        self._known: tuple[dict[str, msgspec.Raw], dict[str, HeldClaim]] = {}, {}
 
     def update(self, message: Held) -> None:
         """Take over what has changed."""
-        gone: Mapping[str, object] = self._encoded.copy() if message.complete else dict.fromkeys(message.ended)
-        for uid in (*gone, *message.claims):
-            self._encoded.pop(uid, None)
-            self._decoded.pop(uid, None)
-        self._encoded.update({uid: raw.copy() for uid, raw in message.claims.items()})
+        encoded = {} if message.complete else dict(self._known[0])
+        decoded = {} if message.complete else dict(self._known[1])
+        for uid in (*message.ended, *message.claims):
+            encoded.pop(uid, None)
+            decoded.pop(uid, None)
+        encoded.update({uid: raw.copy() for uid, raw in message.claims.items()})
+        self._known = encoded, decoded
 
     def read(self) -> tuple[HeldClaim, ...]:
         """Return all of them, in the order of their uids."""
-        for uid in self._encoded.keys() - self._decoded.keys():
-            held = parse_held(self._encoded[uid])
-            self._decoded[uid] = replace(held, claim=self._types.decode_what_fits(held.claim))
-        return tuple([self._decoded[uid] for uid in sorted(self._encoded)])
+        encoded, decoded = self._known
+        for uid in encoded.keys() - decoded.keys():
+            held = parse_held(encoded[uid])
+            decoded[uid] = replace(held, claim=self._types.decode_what_fits(held.claim))
+        return tuple([decoded[uid] for uid in sorted(encoded)])
