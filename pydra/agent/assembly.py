@@ -25,7 +25,7 @@ from pydra.errors import KubeError, SettingsError, Unsupported
 from pydra.kube.api_resources import EVENTS, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
-from pydra.kube.event_recorder import EventRecorder, build_event_recorder
+from pydra.kube.event_recorder import EventRecorder
 from pydra.kube.version import check_server
 from pydra.observability.http import serve_http
 from pydra.observability.metrics import Metrics
@@ -62,7 +62,12 @@ async def serve(settings: Settings, backends: Sequence[StartedBackend], reread: 
         counts = Reports(metrics, lambda _: None, node=settings.node_name)
         agent = f"pydra-agent/{__version__}"
         client = await stack.enter_async_context(KubeClient(credentials, user_agent=agent, report=counts))
-        recorder = _build_recorder(client, settings, metrics)
+        recorder = EventRecorder(
+            client,
+            controller="pydra-agent",
+            instance=f"pydra-agent-{settings.pod_uid or settings.node_name}",
+            report=lambda result: metrics.events.labels(result).inc(),
+        )
         tracer = open_tracer(os.environ, node=settings.node_name, version=__version__)
         context = AgentContext(settings=settings, client=client, metrics=metrics, record=recorder.record, tracer=tracer)
         cluster = Cluster(client, Reports(metrics, recorder.record, node=settings.node_name))
@@ -146,13 +151,6 @@ def _reload_settings(settings: Settings, reread: Callable[[], Settings]) -> None
     later = [name for name in settings.__struct_fields__ if not name.startswith("log_")]
     changed = [name for name in later if getattr(fresh, name) != getattr(settings, name)]
     _log.info("settings read again%s", f"; need a restart: {', '.join(changed)}" if changed else "")
-
-
-def _build_recorder(client: KubeClient, settings: Settings, metrics: Metrics) -> EventRecorder:
-    instance = f"pydra-agent-{settings.pod_uid or settings.node_name}"
-    return build_event_recorder(
-        client, controller="pydra-agent", instance=instance, report=lambda result: metrics.events.labels(result).inc()
-    )
 
 
 def _build_readiness(client: KubeClient, cluster: Cluster, drivers: Sequence[Driver]) -> Callable[[], Sequence[str]]:

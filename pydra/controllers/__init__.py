@@ -20,7 +20,7 @@ from pydra.kube.api_resources import (
 )
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
-from pydra.kube.event_recorder import EventRecorder, EventRequest, Subject, build_event_recorder
+from pydra.kube.event_recorder import EventRecorder, EventRequest, Subject
 from pydra.kube.informer import Informer
 from pydra.observability.http import serve_http
 from pydra.observability.logging import configure_logs
@@ -50,7 +50,6 @@ __all__ = [
     "NotFound",
     "Resource",
     "Subject",
-    "build_event_recorder",
     "configure_logs",
     "load_credentials",
     "object_key",

@@ -174,7 +174,7 @@ async def _judge_clock(client: KubeClient) -> Finding:
     """Compare with the time at which the API server would have created an Event."""
     subject = Subject(api_version=NODES.api_version, kind=NODES.kind, name="pydra-doctor")
     request = EventRequest(subject=subject, reason="Examined", note="", action="Examine", warning=False)
-    events = EventDeduplicator(controller="pydra-doctor", instance="pydra-doctor", default_namespace="default")
+    events = EventDeduplicator(controller="pydra-doctor", instance="pydra-doctor")
     stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     event = events.decide(request, now=0.0, stamp=stamp, suffix="0")
     try:

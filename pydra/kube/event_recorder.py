@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
@@ -25,6 +25,8 @@ from pydra.kube.client import KubeClient
 
 _log = logging.getLogger(__name__)
 _WAITING = 256
+_DEFAULT_NAMESPACE = "default"
+"""Of Events about objects that have none."""
 
 NOTE_BYTES = 1024
 REMEMBERED = 1000
@@ -79,10 +81,9 @@ class _WrittenEvent(msgspec.Struct):
 class EventDeduplicator:
     """Remembers the last `REMEMBERED` Events and decides what to write for a request. No clock, no I/O."""
 
-    def __init__(self, *, controller: str, instance: str, default_namespace: str) -> None:
+    def __init__(self, *, controller: str, instance: str) -> None:
         self._controller = controller
         self._instance = instance[:128]
-        self._default_namespace = default_namespace
         self._written: dict[tuple[str, str, str, str], _WrittenEvent] = {}
 
     def decide(self, request: EventRequest, *, now: float, stamp: str, suffix: str) -> Create | Repetition | None:
@@ -92,7 +93,7 @@ class EventDeduplicator:
         Event's name unique.
         """
         subject = request.subject
-        namespace = subject.namespace or self._default_namespace
+        namespace = subject.namespace or _DEFAULT_NAMESPACE
         note = shorten(request.note, NOTE_BYTES)
         key = (subject.uid or f"{namespace}/{subject.name}", request.reason, request.action, note)
         written = self._written.get(key)
@@ -147,21 +148,22 @@ class EventDeduplicator:
 
 
 class EventRecorder:
-    """Queues and writes Events: `record` never waits, `run` writes. If the queue is full, new ones are dropped.
+    """Queues and writes a controller's Events: `record` never waits, `run` writes.
 
-    `write` sends a Create or Repetition, or raises KubeError; `report` is called with every result.
+    If the queue is full, new ones are dropped. `report` is called with every result.
     """
 
     def __init__(
         self,
-        write: Callable[[Create | Repetition], Awaitable[None]],
-        deduplicator: EventDeduplicator,
+        client: KubeClient,
         *,
-        report: Callable[[str], None] = lambda result: None,
+        controller: str,
+        instance: str,
+        report: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._write = write
-        self._deduplicator = deduplicator
+        self._client = client
+        self._deduplicator = EventDeduplicator(controller=controller, instance=instance)
         self._report = report
         self._clock = clock
         self._send, self._receive = anyio.create_memory_object_stream[EventRequest](_WAITING)
@@ -185,7 +187,10 @@ class EventRecorder:
 
     async def _try(self, write: Create | Repetition) -> None:
         try:
-            await self._write(write)
+            if isinstance(write, Create):
+                await self._client.create(EVENTS, write.body, namespace=write.namespace)
+            else:
+                await self._client.patch(EVENTS, write.name, write.body, namespace=write.namespace)
         except NotFound:
             # The namespace, or the Event itself (they expire after an hour), no longer exists.
             self._deduplicator.note_lost(write)
@@ -197,21 +202,6 @@ class EventRecorder:
             _log.warning("Event not written: %s", error)
         else:
             self._report("ok")
-
-
-def build_event_recorder(
-    client: KubeClient, *, controller: str, instance: str, report: Callable[[str], None] = lambda _: None
-) -> EventRecorder:
-    """A recorder for the controller of this name; Events about objects without a namespace go to `default`."""
-    deduplicator = EventDeduplicator(controller=controller, instance=instance, default_namespace="default")
-
-    async def write(event: Create | Repetition) -> None:
-        if isinstance(event, Create):
-            await client.create(EVENTS, event.body, namespace=event.namespace)
-        else:
-            await client.patch(EVENTS, event.name, event.body, namespace=event.namespace)
-
-    return EventRecorder(write, deduplicator, report=report)
 
 
 def shorten(text: str, limit: int) -> str:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import anyio
 
 from pydra.errors import KubeError, NotFound, Unavailable
-from pydra.kube.event_recorder import Create, EventDeduplicator, EventRecorder, EventRequest, Repetition, Subject
+from pydra.kube.event_recorder import EventRecorder, EventRequest, Subject
 
 
 class Desk:
-    """Keeps the Events that it is given to write, or refuses them."""
+    """A client that keeps the Events that it is given to write, or refuses them."""
 
     def __init__(self, refusal: KubeError | None = None) -> None:
         self.created: list[dict[str, Any]] = []
         self.refusal = refusal
 
-    async def write(self, event: Create | Repetition) -> None:
+    async def create(self, *event: Any, namespace: str) -> None:
+        assert namespace == "default"
         if self.refusal is not None:
             raise self.refusal
-        self.created.append(event.body)
+        self.created.append(event[-1])
+
+    patch = create
 
 
 def request(number: int = 0) -> EventRequest:
@@ -30,8 +33,7 @@ def request(number: int = 0) -> EventRequest:
 
 async def results(desk: Desk, requests: int, expected: int) -> list[str]:
     written: list[str] = []
-    deduplicator = EventDeduplicator(controller="pydra-agent", instance="pydra-agent-n", default_namespace="default")
-    recorder = EventRecorder(desk.write, deduplicator, report=written.append)
+    recorder = EventRecorder(cast("Any", desk), controller="test", instance="n", report=written.append)
     for number in range(requests):
         recorder.record(request(number))
     async with anyio.create_task_group() as tasks:
@@ -56,8 +58,7 @@ async def test_an_api_server_that_refuses_costs_the_event_and_nothing_else() -> 
 async def test_an_event_that_was_refused_is_created_when_it_is_repeated() -> None:
     """An API server that has too much to do refuses Events first, and a claim is tried again each minute."""
     times, desk, written = [0.0], Desk(Unavailable("too many requests", status=429)), list[str]()
-    deduplicator = EventDeduplicator(controller="pydra-agent", instance="pydra-agent-n", default_namespace="default")
-    recorder = EventRecorder(desk.write, deduplicator, report=written.append, clock=times.pop)
+    recorder = EventRecorder(cast("Any", desk), controller="test", instance="n", report=written.append, clock=times.pop)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(recorder.run)
         for refusal, now in ((desk.refusal, 0.0), (None, 60.0), (NotFound("expired"), 120.0), (None, 180.0)):

@@ -27,7 +27,7 @@ def request(note: str = "no such device", uid: str = "u-1") -> EventRequest:
 
 
 def deduplicator() -> EventDeduplicator:
-    return EventDeduplicator(controller="pydra-agent", instance="pydra-agent-node-1", default_namespace="default")
+    return EventDeduplicator(controller="pydra-agent", instance="pydra-agent-node-1")
 
 
 def decide(events: EventDeduplicator, what: EventRequest, now: float) -> Create | Repetition | None:

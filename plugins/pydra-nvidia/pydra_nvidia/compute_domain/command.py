@@ -18,12 +18,12 @@ import anyio
 
 from pydra import SettingsError, __version__
 from pydra.controllers import (
+    EventRecorder,
     KubeClient,
     LeaderElection,
     LogFormat,
     LogLevel,
     LostLease,
-    build_event_recorder,
     configure_logs,
     load_credentials,
     serve_http,
@@ -117,7 +117,7 @@ async def _serve_controller(given: argparse.Namespace) -> None:
     metrics = ControllerMetrics()
     async with AsyncExitStack() as stack:
         client = await _open_client(stack, given, CONTROLLER)
-        recorder = build_event_recorder(client, controller=CONTROLLER, instance=given.identity)
+        recorder = EventRecorder(client, controller=CONTROLLER, instance=given.identity)
         election = None
         if times is not None:
             election = LeaderElection(
