@@ -1,4 +1,7 @@
-"""Prints errors and what the tools find out: JSON, tables, findings; with rich on a terminal, where it is installed."""
+"""Prints errors and what the tools find out: JSON, tables, findings; with rich on a terminal, where it is installed.
+
+Texts are from anywhere, such as Events that a tenant wrote: what a terminal takes for a command is escaped.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pydra.diagnosis.findings import Finding, Level
+from pydra.foreign_text import escape
 
 _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.PROBLEM: "bold red", Level.UNKNOWN: "yellow"}
 _MARKS = {"ok": "green", "note": "cyan", "FAIL": "bold red", "skip": "yellow"}
@@ -32,9 +36,10 @@ def print_json(value: Any) -> None:
 
 def print_tables(*tables: Table) -> None:
     """Print the tables; one with a title comes after an empty line."""
-    for table in tables:
-        if not table.rows:
+    for given in tables:
+        if not given.rows:
             continue
+        table = given._replace(rows=[tuple(map(escape, row)) for row in given.rows])
         if table.title:
             print(f"\n{table.title}")
         if _is_rich():
@@ -48,9 +53,9 @@ def print_findings(findings: Iterable[Finding]) -> None:
     found = tuple(findings)
     width = max((len(finding.subject) for finding in found), default=0)
     for finding in found:
-        print(f"{_style(finding.level)}{_GAP}{finding.subject:<{width}}{_GAP}{finding.found}")
+        print(f"{_style(finding.level)}{_GAP}{finding.subject:<{width}}{_GAP}{escape(finding.found)}")
         if finding.advice:
-            print(f"{'':<7}{_GAP}{'':<{width}}{_GAP}-> {finding.advice}")
+            print(f"{'':<7}{_GAP}{'':<{width}}{_GAP}-> {escape(finding.advice)}")
 
 
 def hide_tracebacks(program: str) -> None:
@@ -68,7 +73,7 @@ def hide_tracebacks(program: str) -> None:
 def print_errors(program: str, problems: Sequence[str], *, code: int) -> int:
     """Print one line for each problem to stderr; return the exit code."""
     for problem in problems:
-        print(f"{program}: {problem}", file=sys.stderr)
+        print(escape(f"{program}: {problem}", keep="\n"), file=sys.stderr)
     if code == 2:
         print(f"{program}: see {program} --help", file=sys.stderr)
     return code

@@ -238,7 +238,7 @@ def test_the_events_of_a_pod_with_extended_resources_are_those_of_its_claim(quie
         "metadata": {"name": "extended.1"},
         "regarding": {"kind": "Pod", "name": "extended", "namespace": "default"},
         "reason": "FailedPrepareDynamicResources",
-        "note": "failed to prepare",
+        "note": "failed to \x1b]0;prepare",
         "type": "Warning",
         "action": "Prepare",
         "eventTime": "2026-01-01T00:00:00.000000Z",
@@ -247,8 +247,11 @@ def test_the_events_of_a_pod_with_extended_resources_are_those_of_its_claim(quie
     }
     quiet.api.request("POST", "/apis/events.k8s.io/v1/namespaces/default/events", event)
     found = tool.json("explain", "claim", claim.name)["last_error"]
+    printed = tool.run("explain", "claim", claim.name)[1]
     quiet.api.request("DELETE", f"{path}/extended")
-    assert found == "FailedPrepareDynamicResources: failed to prepare"
+    assert found == "FailedPrepareDynamicResources: failed to \x1b]0;prepare"
+    assert printed.count("failed to \\x1b]0;prepare") == 2, "among the findings, and in the table of Events"
+    assert "\x1b" not in printed, "a terminal would take it for a command"
 
 
 def test_a_claim_of_a_wrong_name_is_answered_with_the_one_that_there_is(quiet: Node, tool: Tool) -> None:
