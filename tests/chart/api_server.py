@@ -26,9 +26,9 @@ CLAIMS = f"{DRA}/namespaces/pydra-system/resourceclaims"
 Queries: TypeAlias = Mapping[str, Mapping[str, list[str]]]
 
 QUERIES: Queries = {
-    SLICES: {"limit": ["500"], "fieldSelector": ["spec.driver=sim.pydra.dev"]},
+    SLICES: {"limit": ["50"], "fieldSelector": ["spec.driver=sim.pydra.dev"]},
     CLAIMS: {"dryRun": ["All"]},
-    PODS: {"labelSelector": ["pydra.dev/agent=pydra-sim"]},
+    PODS: {"limit": ["50"], "labelSelector": ["pydra.dev/agent=pydra-sim"]},
     EVENTS: {"fieldSelector": ["involvedObject.name=pydra-sim,reason=FailedCreate"]},
 }
 """What must be asked for at a path; another query is refused."""
@@ -44,13 +44,14 @@ def refused(message: str, code: int = 403) -> Answer:
 
 @contextmanager
 def serve_api(answers: Answers, scratch: Path, queries: Queries = QUERIES) -> Iterator[dict[str, str]]:
-    """The variables with which a pod would find this API server."""
+    """The variables with which a pod would find this API server; `continue` is added to a path."""
 
     class Handler(_Quiet):
         def do_GET(self) -> None:
-            path, _, query = self.path.partition("?")
-            code, body = answers.get(path, refused("not found", 404))
-            if self.headers["Authorization"] != f"Bearer {TOKEN}" or parse_qs(query) != queries.get(path, {}):
+            path, _, text = self.path.partition("?")
+            query = parse_qs(text)
+            code, body = answers.get(path + "".join(query.pop("continue", [])), refused("not found", 404))
+            if self.headers["Authorization"] != f"Bearer {TOKEN}" or query != queries.get(path, {}):
                 code, body = refused(f"asked {self.path} with {self.headers['Authorization']}", 401)
             self.answer(code, json.dumps(body).encode())
 

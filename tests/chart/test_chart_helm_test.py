@@ -400,8 +400,8 @@ def test_a_feature_gate_that_is_off_and_needed_is_a_problem(tmp_path: Path) -> N
         **{f"{CLASSES}/{name}": (200, {}) for name in ("gpu.nvidia.com", "mig.nvidia.com", "vfio.gpu.nvidia.com")},
     }
     queries = {
-        SLICES: {"limit": ["500"], "fieldSelector": ["spec.driver=gpu.nvidia.com"]},
-        PODS: {"labelSelector": ["pydra.dev/agent=pydra-nvidia"]},
+        SLICES: {"limit": ["50"], "fieldSelector": ["spec.driver=gpu.nvidia.com"]},
+        PODS: {"limit": ["50"], "labelSelector": ["pydra.dev/agent=pydra-nvidia"]},
     }
     page = metrics_without("gpu.nvidia.com", "DRAPartitionableDevices")
     values = overlay(NVIDIA, at("backends.nvidia.settings", {"dynamicMig": True, "vfio": True}))
@@ -423,7 +423,6 @@ def test_a_feature_gate_that_is_off_and_needed_is_a_problem(tmp_path: Path) -> N
             ["note: driver sim.pydra.dev: the agents on node-1, node-3 are ready and find no device; see their logs"],
             id="nodes without devices",
         ),
-        pytest.param(published({"name": "accel-0"}, more=True), [], id="there are more slices than were looked at"),
         pytest.param(
             (
                 200,
@@ -451,6 +450,20 @@ def test_what_is_remarkable_is_noted(slices: Answer, notes: list[str], tmp_path:
         done = run(environ)
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("note: ")] == notes
+
+
+def test_slices_and_pods_are_read_in_pages(tmp_path: Path) -> None:
+    """Those of a large cluster at once are more than the pod's memory."""
+    first, second = published({"name": "accel-0"}, node="node-2", more=True), WELL[SLICES]
+    agents = {PODS: (200, {**WELL[PODS][1], "metadata": {"continue": "x"}}), f"{PODS}x": (200, {"items": []})}
+    with serve_api({**WELL, **agents, SLICES: first, f"{SLICES}x": second}, tmp_path) as environ:
+        done = run(environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "driver sim.pydra.dev: 4 devices on 3 nodes" in done.stdout
+    many = (200, {**first[1], "items": first[1]["items"] * 50})
+    with serve_api({**WELL, SLICES: many, f"{SLICES}x": many}, tmp_path) as environ:
+        done = run(environ)
+    assert "driver sim.pydra.dev: at least 500 devices on 1 nodes" in done.stdout
 
 
 def test_an_api_server_that_is_not_there_is_said_without_a_traceback(tmp_path: Path) -> None:

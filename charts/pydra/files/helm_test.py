@@ -36,6 +36,8 @@ WORDS = 600
 """So many characters of a pod's last words are shown."""
 MOST = 500
 """So many slices are looked at."""
+PAGE = 50
+"""So many objects are read at once: those of a large cluster are more than the pod's memory."""
 DROPPED = re.compile(
     r'^pydra_resourceslice_fields_dropped\{driver="([^"]*)",feature="([^"]*)"\} 1(?:\.0)?$', re.MULTILINE
 )
@@ -64,6 +66,16 @@ def call(path, body=None, **query):
             return error.code, json.loads(text)
         except ValueError:  # of something between, which speaks no JSON
             return error.code, {"message": f"status {error.code}: {text[:200]}"}
+
+
+def list_pages(path, **query):
+    """Status and body of each page of a list."""
+    while True:
+        status, found = call(path, limit=PAGE, **query)
+        yield status, found
+        query["continue"] = found.get("metadata", {}).get("continue")
+        if status != 200 or not query["continue"]:
+            return
 
 
 def ask_agent(pod, port, page):
@@ -142,8 +154,7 @@ def look_at_agents(release, name, pools, nodes):
             ),
         )
         return
-    _, listed = call(f"/api/v1/namespaces/{namespace}/pods", labelSelector=f"pydra.dev/agent={name}")
-    pods = [pod for pod in listed.get("items", ()) if not pod["metadata"].get("deletionTimestamp")]
+    pods = list_pods(namespace, name)
     updated = counts.get("updatedNumberScheduled", 0)
     on_delete = found.get("spec", {}).get("updateStrategy", {}).get("type") == "OnDelete"
     if ready < wanted or (updated < wanted and not on_delete):
@@ -180,6 +191,21 @@ def look_at_agents(release, name, pools, nodes):
             )
         else:
             yield NOTE, f"{text}: devices are published without what it is for, or not at all; see the nodes' Events"
+
+
+def list_pods(namespace, name):
+    """The pods of a DaemonSet that are not about to go, with what is asked of them."""
+    pages = list_pages(f"/api/v1/namespaces/{namespace}/pods", labelSelector=f"pydra.dev/agent={name}")
+    return [
+        {
+            "metadata": {"name": pod["metadata"]["name"]},
+            "spec": {"nodeName": pod.get("spec", {}).get("nodeName")},
+            "status": pod.get("status", {}),
+        }
+        for _, found in pages
+        for pod in found.get("items", ())
+        if not pod["metadata"].get("deletionTimestamp")
+    ]
 
 
 def refused(status):
@@ -244,28 +270,34 @@ def count_nodes(namespace, name):
 
 def look_at_slices(driver, nodes):
     """Whether the agents on these nodes publish devices, and which must not be used."""
-    status, found = call(f"{DRA}/resourceslices", limit=MOST, fieldSelector=f"spec.driver={driver}")
-    if status != 200:
-        yield refused(status), f"driver {driver}: {found.get('message')}"
-        return
-    if not found["items"]:
+    devices, looked, all_of_them = [], 0, True
+    for status, found in list_pages(f"{DRA}/resourceslices", fieldSelector=f"spec.driver={driver}"):
+        if status != 200:
+            yield refused(status), f"driver {driver}: {found.get('message')}"
+            return
+        looked += len(found["items"])
+        devices += [
+            (one["spec"].get("nodeName", ""), device["name"], device.get("taints", ()))
+            for one in found["items"]
+            for device in one["spec"].get("devices", ())
+        ]
+        if looked >= MOST and found.get("metadata", {}).get("continue"):
+            all_of_them = False
+            break
+    if not looked:
         yield (
             PROBLEM,
             f"driver {driver}: no ResourceSlice is published; see the agents' logs, and the Events of their nodes",
         )
         return
-    devices = [
-        (one["spec"].get("nodeName", ""), device) for one in found["items"] for device in one["spec"].get("devices", ())
-    ]
-    all_of_them = not found.get("metadata", {}).get("continue")
-    places = {node for node, _ in devices}
+    places = {node for node, _, _ in devices}
     yield FOUND, f"driver {driver}: {'' if all_of_them else 'at least '}{len(devices)} devices on {len(places)} nodes"
     if all_of_them and (idle := sorted(nodes - places)):
         yield NOTE, f"driver {driver}: the agents on {shorten(idle)} are ready and find no device; see their logs"
     tainted = [
-        f"{device['name']} on {node} ({taint['key']})"
-        for node, device in devices
-        for taint in device.get("taints", ())
+        f"{device} on {node} ({taint['key']})"
+        for node, device, taints in devices
+        for taint in taints
         if taint.get("effect") in ("NoSchedule", "NoExecute")
     ]
     if tainted:
