@@ -13,7 +13,7 @@ from pydra_net.gso_sizes_and_sysctls import IPV4
 from pydra_net.interface_diff import plan_changes, plan_rest
 from pydra_net.interface_state import find_state_before
 from pydra_net.kernel import Kernel, KernelRefused, Namespace
-from pydra_net.network_change_types import DetachPrograms, Mark
+from pydra_net.network_change_types import DetachPrograms, Mark, SetLink
 from pydra_net.network_types import Link, Programs, Reading
 from pydra_net.steps import GiveInterface, InterfaceStep
 
@@ -31,7 +31,10 @@ def configure(kernel: Kernel, step: InterfaceStep, pod: Namespace, link: Link, r
     marks = (Mark(index=link.index, name=step.mark),) if step.mark and step.mark not in link.alternative_names else ()
     plan = plan_rest if link.up else plan_changes
     refused = kernel.apply(pod, (*marks, *plan(step.target, link, reading)))
-    if refused:
+    if refused and link.up:
+        _log.warning("%s (%s) in its pod: %s", step.name, step.device, "; ".join(refused))
+    elif refused:
+        kernel.apply(pod, (SetLink(index=link.index, up=False),))  # the next attempt configures all of it again
         raise AttachFailed(f"{step.name} ({step.device}) cannot be configured in the pod: {'; '.join(refused)}")
 
 

@@ -375,19 +375,23 @@ async def test_a_pod_whose_containers_run_gets_its_interface_when_the_backend_st
 async def test_what_a_pod_has_changed_of_its_interface_stays_when_the_backend_starts_again(node: TestNode) -> None:
     agent = build_agent(node)
     pod = node.begin_pod("trainer")
+    sandbox = build_sandbox("trainer", pod.path)
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer")
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.runtime.run_pod(sandbox)
     pod.run(
         """
         ip link set nic0 down; ip link set nic0 address 02:00:00:00:00:01 name lan mtu 1300; ip link set lan up
-        ip addr add fd07::1/64 nodad dev lan; ip addr del 10.0.0.1/24 dev lan; ip addr add 10.0.0.7/24 dev lan
+        ip addr add fd00::2/64 nodad dev lan; ip addr del 10.0.0.1/24 dev lan; ip addr add 10.7.0.7/24 dev lan
         """
     )
     before = pod.run("ip -o link show lan; ip -o addr show lan scope global")
     async with serve(agent):
-        while "10.5.0.0/16" not in pod.run("ip route"):  # noqa: ASYNC110 - in the kernel
+        while "fd05::/32" not in pod.run("ip -6 route"):  # noqa: ASYNC110 - in the kernel
             await asyncio.sleep(0.01)
+        await agent.runtime.create_container(build_container(sandbox))
+        (found,) = (await agent.backend.discover()).claim_statuses
+        assert found.warning == "", "nor is it a failure that its gateway cannot be reached any more"
         assert pod.run("ip -o link show lan; ip -o addr show lan scope global") == before
         await agent.unprepare("claim")
     assert "nic0" in node.host.links()
