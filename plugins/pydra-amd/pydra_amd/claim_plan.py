@@ -194,7 +194,7 @@ def _plan_memory(
     gpus = {every.gpu.address: every.gpu for every in offered.values()}
     modes = {address: gpu.mode for address, gpu in sorted(gpus.items()) if gpu.mode is not None}
     names_held = tuple(sorted(name_gpu(gpus[address]) for address in modes))
-    return (SetMemoryPartition(before=modes, target=target, devices=names_held),)
+    return (SetMemoryPartition(before=modes, target=target, holds=names_held),)
 
 
 def _refuse_reload(one: Offered, target: str, held: Iterable[HeldClaim]) -> None:
@@ -227,7 +227,7 @@ def _plan_compute(
             gpu=address,
             before=None if changes_memory else one.gpu.mode.compute,
             target=one.mode.compute,
-            devices=tuple(other.name for other in wanted if other.gpu.address == address),
+            holds=tuple(other.name for other in wanted if other.gpu.address == address),
         )
         if isinstance(known := begun.get(step.key), SetComputePartition):
             yield replace(step, before=known.before)

@@ -1,6 +1,6 @@
 """What is done to the hardware for a claim, as values: planned before anything is done.
 
-A step's `key` is what it changes, and to what. Its `devices` are those that stay held while it cannot be undone. The
+A step's `key` is what it changes, and to what. `holds` are devices of the claim, which stay held while it cannot be undone. The
 state before is a field of it, which `plan` reads.
 """
 
@@ -24,7 +24,8 @@ class SetComputePartition(msgspec.Struct, frozen=True, kw_only=True, tag_field="
     gpu: str
     before: str | None
     target: str
-    devices: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
+    """The claim's devices of the GPU."""
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -35,11 +36,6 @@ class SetComputePartition(msgspec.Struct, frozen=True, kw_only=True, tag_field="
     def key(self) -> str:
         """Several claims can have partitions of one GPU in one mode."""
         return f"{self.gpu}={self.target}"
-
-    @property
-    def holds(self) -> tuple[str, ...]:
-        """The claim's devices of the GPU."""
-        return self.devices
 
     def __str__(self) -> str:
         """`set-compute-partition cpx of GPU 0000:05:00.0`, for messages."""
@@ -54,7 +50,8 @@ class SetMemoryPartition(msgspec.Struct, frozen=True, kw_only=True, tag_field="s
 
     before: Mapping[str, Mode]
     target: str
-    devices: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
+    """All GPUs, since a claim of any of them needs the driver."""
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -65,11 +62,6 @@ class SetMemoryPartition(msgspec.Struct, frozen=True, kw_only=True, tag_field="s
     def key(self) -> str:
         """All claims of the node have it, as long as one needs it."""
         return self.target
-
-    @property
-    def holds(self) -> tuple[str, ...]:
-        """All GPUs, since a claim of any of them needs the driver."""
-        return self.devices
 
     def __str__(self) -> str:
         """`set-memory-partition nps4`, for messages."""
@@ -83,26 +75,11 @@ class BindVfio(pydra_pci.BindVfio, frozen=True, kw_only=True, tag="bind-vfio"):
     """
 
     compute: str = ""
-    devices: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> tuple[str, ...]:
         """The addresses of the GPUs that change."""
         return (self.address,)
-
-    @property
-    def key(self) -> str:
-        """Only one claim has it."""
-        return f"{self.address}={self.target}"
-
-    @property
-    def holds(self) -> tuple[str, ...]:
-        """The function."""
-        return self.devices
-
-    def __str__(self) -> str:
-        """`bind-vfio 0000:05:00.0 to vfio-pci`, for messages."""
-        return f"bind-vfio {self.address} to {self.target}"
 
 
 Step: TypeAlias = SetComputePartition | SetMemoryPartition | BindVfio

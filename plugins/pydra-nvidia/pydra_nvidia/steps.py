@@ -22,32 +22,24 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True, tag_field="step"):
     holds: tuple[str, ...] | None = None
 
 
-class MigModeOn(_Step, frozen=True, tag="mig-mode-on"):
+class _MigMode(_Step, frozen=True):
+    gpu: str
+
+    @property
+    def key(self) -> str:
+        """The GPU."""
+        return self.gpu
+
+    def __str__(self) -> str:
+        return f"{self.__struct_config__.tag} of {self.gpu}"
+
+
+class MigModeOn(_MigMode, frozen=True, tag="mig-mode-on"):
     """Switch the GPU to MIG mode. Undone when no partition is left on it; only where that needs no reset."""
 
-    gpu: str
 
-    @property
-    def key(self) -> str:
-        """The GPU."""
-        return self.gpu
-
-    def __str__(self) -> str:
-        return f"mig-mode-on of {self.gpu}"
-
-
-class MigModeOff(_Step, frozen=True, tag="mig-mode-off"):
+class MigModeOff(_MigMode, frozen=True, tag="mig-mode-off"):
     """Leave MIG mode, so that the GPU can be given whole or passed through. There is nothing to undo."""
-
-    gpu: str
-
-    @property
-    def key(self) -> str:
-        """The GPU."""
-        return self.gpu
-
-    def __str__(self) -> str:
-        return f"mig-mode-off of {self.gpu}"
 
 
 class CreateMig(_Step, frozen=True, tag="create-mig"):
@@ -144,15 +136,6 @@ class BindVfio(pydra_pci.BindVfio, frozen=True, kw_only=True, tag="bind-vfio"):
     """Passthrough of a GPU. `persistence`: it gets its persistence mode back with its driver."""
 
     persistence: bool = False
-    holds: tuple[str, ...] | None = None
-
-    @property
-    def key(self) -> str:
-        """The function and the driver that it gets."""
-        return f"{self.address}/{self.target}"
-
-    def __str__(self) -> str:
-        return f"bind-vfio {self.address} to {self.target}"
 
 
 Step: TypeAlias = MigModeOn | MigModeOff | CreateMig | ActivateFabric | SetTimeSlice | StartMps | BindVfio

@@ -34,13 +34,22 @@ class BindVfio(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag=
     """Take the function from its kernel driver and bind it to vfio-pci or a variant. Undone by giving it back.
 
     `before` is the driver that has it, empty for none; the same as `target` where somebody else bound it to that, who
-    keeps it so. `override` is its driver_override before, empty for none.
+    keeps it so. `override` is its driver_override before, empty for none. `holds` are the claim's devices of it.
     """
 
     address: str
     before: str
     target: str
     override: str = ""
+    holds: tuple[str, ...] | None = None
+
+    @property
+    def key(self) -> str:
+        """The function and the driver that it gets."""
+        return f"{self.address}/{self.target}"
+
+    def __str__(self) -> str:
+        return f"bind-vfio {self.address} to {self.target}"
 
 
 class VfioHost(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,7 +35,7 @@ def _plan_step(offered: OfferedFunction) -> BindVfio:
         before=step.before,
         target=step.target,
         compute=mode.compute if mode and step.before != step.target else "",
-        devices=(offered.name,),
+        holds=(offered.name,),
     )
 
 

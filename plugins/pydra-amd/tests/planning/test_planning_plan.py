@@ -21,7 +21,7 @@ from pydra_pci import PciFunction, VfioHost
 
 READING = reading_of(gpu_of(), gpu_of(index=1))
 CPX = "gpu-0-128-cpx-nps1"
-TO_CPX = SetComputePartition(gpu="0000:05:00.0", before="spx", target="cpx", devices=(f"{CPX}-3",))
+TO_CPX = SetComputePartition(gpu="0000:05:00.0", before="spx", target="cpx", holds=(f"{CPX}-3",))
 
 
 def hold(claim: Claim, planned: Plan) -> HeldClaim:
@@ -131,4 +131,4 @@ def test_a_guest_beside_a_memory_mode_that_claims_chose_may_be_the_one_that_ends
         held = (*held, hold(claim, plan_claim(claim, OFFERED, FUNCTIONS, host=MACHINE.vfio, held=held)))
     before, all_gpus = dict.fromkeys(ADDRESSES, Mode("spx", "nps1")), ("gpu-0-128", "gpu-8-136")
     changes = [list_steps(one.claim)[0] for one in held]
-    assert changes[0] == changes[1] == SetMemoryPartition(before=before, target="nps4", devices=all_gpus)
+    assert changes[0] == changes[1] == SetMemoryPartition(before=before, target="nps4", holds=all_gpus)
