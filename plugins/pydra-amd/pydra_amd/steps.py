@@ -1,7 +1,7 @@
 """What is done to the hardware for a claim, as values: planned before anything is done.
 
-A step's `key` is what it changes, and to what. `holds` are devices of the claim, which stay held while it cannot be undone. The
-state before is a field of it, which `plan` reads.
+A step's `key` is what it changes, and to what. `holds` are devices of the claim, which stay held while it cannot be
+undone. The state before is a field of it, which `plan` reads.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ Source: ROCm/k8s-gpu-dra-driver, cmd/gpu-kubeletplugin/checkpoint.go and state.g
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -19,23 +18,17 @@ from typing import Annotated
 
 import msgspec
 
-from pydra import AllocatedDevice, Claim, ClaimError, Inheritance, InheritedClaim
+from pydra import AllocatedDevice, Claim, Inheritance, InheritedClaim
 from pydra_amd.cdi.edits import build_edits
 from pydra_amd.claim_records import Hold, build_data
 from pydra_amd.devices import Offered, identify, list_offered
 from pydra_amd.hardware_types import Reading
 from pydra_amd.settings import Partitioning
-from pydra_pci import Tree, find_live_socket, read_checkpoint
+from pydra_pci import Tree, read_left_checkpoint
 
 FILE = "checkpoint.json"
 
 _log = logging.getLogger(__name__)
-
-
-class VendorRuns(ClaimError):
-    """AMD's own plugin still serves on this node."""
-
-    reason = "VendorRuns"
 
 
 class _Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,14 +48,9 @@ class _Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 async def inherit_claims(directory: str, reading: Reading, tree: Tree) -> Inheritance:
     """What the plugin directory holds of that driver's. Raises VendorRuns."""
     path = os.path.join(directory, FILE)
-    text = await asyncio.to_thread(read_checkpoint, path)
+    text = await read_left_checkpoint(path, "AMD")
     if text is None:
         return Inheritance()
-    if socket := await find_live_socket(directory):
-        raise VendorRuns(
-            f"AMD's own DRA driver still serves on this node ({socket} answers, {FILE} is there); uninstall it, and "
-            "its prepared claims are taken over"
-        )
     try:
         checkpoint = msgspec.json.decode(text, type=_Checkpoint)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -45,7 +45,7 @@ from pydra_pci.processes import (
     shows_all_processes,
     wait_until_idle,
 )
-from pydra_pci.takeover import find_live_socket, read_checkpoint
+from pydra_pci.takeover import find_live_socket, read_left_checkpoint
 from pydra_pci.vfio_drivers import DriverUnavailable, Loader, VfioDrivers
 
 __all__ = [
@@ -91,11 +91,11 @@ __all__ = [
     "parse_regions",
     "plan_binding",
     "read_attribute",
-    "read_checkpoint",
     "read_command",
     "read_driver",
     "read_function",
     "read_iommu_group",
+    "read_left_checkpoint",
     "read_numa_node",
     "read_root",
     "read_vfio_host",

@@ -1,4 +1,4 @@
-"""Takeover from another driver on this node: whether it still serves, and its checkpoint."""
+"""Takeover from a vendor's driver on this node: whether it still serves, and its checkpoint."""
 
 from __future__ import annotations
 
@@ -8,6 +8,27 @@ import os
 from pydra import ClaimError
 
 _SECONDS = 2.0
+
+
+class VendorRuns(ClaimError):
+    """The vendor's own plugin still serves on this node."""
+
+    reason = "VendorRuns"
+
+
+async def read_left_checkpoint(path: str, vendor: str, advice: str = "uninstall it") -> bytes | None:
+    """Return the checkpoint that a plugin left at `path`, in its directory; None if there is none.
+
+    `advice` is how the admin ends the plugin. Raises VendorRuns if it serves, ClaimError if the file cannot be read.
+    """
+    text = await asyncio.to_thread(_read_checkpoint, path)
+    directory, name = os.path.split(path)
+    if text is not None and (socket := await find_live_socket(directory)):
+        raise VendorRuns(
+            f"{vendor}'s own DRA driver still serves on this node ({socket} answers, {name} is there); {advice}, and "
+            "its prepared claims are taken over"
+        )
+    return text
 
 
 async def find_live_socket(directory: str, prefix: str = "") -> str | None:
@@ -35,8 +56,7 @@ async def _is_live(path: str) -> bool:
     return True
 
 
-def read_checkpoint(path: str) -> bytes | None:
-    """Return the content of another driver's checkpoint; None if there is none. Raises ClaimError."""
+def _read_checkpoint(path: str) -> bytes | None:
     try:
         with open(path, "rb") as file:
             return file.read()

@@ -50,7 +50,7 @@ def test_a_second_claim_has_the_change_that_the_first_began_whether_it_is_done_o
     first = plan(f"{CPX}-0")
     for present in ("spx_nps1", "cpx_nps1"):
         second = plan(f"{CPX}-1", uid="uid-2", held=(first,), reading=reading_of(gpu_of(mode=present)))
-        assert list_steps(second.claim) == (replace(TO_CPX, devices=(f"{CPX}-1",)),)
+        assert list_steps(second.claim) == (replace(TO_CPX, holds=(f"{CPX}-1",)),)
 
 
 def test_a_gpu_in_another_mode_for_a_claim_is_refused_whatever_the_scheduler_believed() -> None:

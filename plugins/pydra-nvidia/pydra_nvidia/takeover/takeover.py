@@ -32,15 +32,9 @@ from pydra_nvidia.takeover.vendor_checkpoint import (
     parse_vendor_checkpoint,
 )
 from pydra_nvidia.takeover.vendor_claims import ConvertedClaim, convert_claim, plan_cleaning
-from pydra_pci import Tree, find_live_socket, is_vfio, read_checkpoint, read_function
+from pydra_pci import Tree, find_live_socket, is_vfio, read_function, read_left_checkpoint
 
 _log = logging.getLogger(__name__)
-
-
-class VendorRuns(ClaimError):
-    """NVIDIA's own plugin still serves on this node."""
-
-    reason = "VendorRuns"
 
 
 class FabricUnknown(ClaimError):
@@ -175,15 +169,8 @@ async def read_left(directory: str, tree: Tree, *, switch: str) -> VendorCheckpo
     `switch` is the value of its chart that ends it. Raises VendorRuns, and ClaimError for a file that cannot be read.
     """
     path = os.path.join(directory, FILE)
-    text = await asyncio.to_thread(read_checkpoint, path)
-    if text is None:
-        return None
-    if socket := await find_live_socket(directory):
-        raise VendorRuns(
-            f"NVIDIA's own DRA driver still serves on this node ({socket} answers, {FILE} is there); uninstall it, "
-            f"or switch off its {switch}, and its prepared claims are taken over"
-        )
-    return await asyncio.to_thread(_parse, path, text, tree)
+    text = await read_left_checkpoint(path, "NVIDIA", f"uninstall it, or switch off its {switch}")
+    return None if text is None else await asyncio.to_thread(_parse, path, text, tree)
 
 
 def _parse(path: str, text: bytes, tree: Tree) -> VendorCheckpoint:
