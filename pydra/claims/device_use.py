@@ -134,7 +134,7 @@ class DeviceIndex:
         uid = claim.uid
         known = self._claims.get(uid)
         if known is not None:
-            if known == (claim.devices, consumption):
+            if known == (claim.devices, consumption) and self._holders[uid].left_over == left_over:
                 return
             self.release(uid)
         name = f"{claim.namespace}/{claim.name}" if claim.name else f"with uid {uid}"

@@ -132,6 +132,19 @@ async def test_what_cannot_be_undone_now_lets_the_pod_end_and_is_undone_later(tm
         assert node.traces() == NOTHING
 
 
+async def test_a_claim_is_told_why_what_it_needs_cannot_be_undone_now(tmp_path: Path) -> None:
+    node = two_claims(tmp_path)
+    node.api.allocate("c", "gpu-0")
+    async with node.running() as agent:
+        await agent.prepare("a")
+        mend = fail(agent, UndoLater("the GPU is lost"), at="take slot-0", operation="undo")
+        await agent.unprepare("a")
+        mend()
+        fail(agent, UndoLater("in maintenance"), at="take slot-0", operation="undo")
+        (refused,) = await agent.prepare("c")
+        assert "step take slot-0: in maintenance" in str(refused)
+
+
 async def test_what_another_instance_has_left_over_is_undone_later(tmp_path: Path) -> None:
     node = two_claims(tmp_path)
     async with node.running() as old, node.running() as new:
