@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 import pydra_nri as nri
 from pydra import HeldClaim
-from pydra_cpu.cpu_list import format_cpu_list, parse_cpu_list
+from pydra_cpu.cpu_list import format_cpu_list, parse_kernel_list
 from pydra_cpu.hardware_types import Topology
 from pydra_cpu.pinning import Container, Pin, PinRefused, find_pins
 
@@ -132,7 +132,7 @@ def _read_container(pod: nri.PodSandbox, container: nri.Container) -> Container:
         pod=pod.name,
         name=container.name,
         env=container.env,
-        cpus=parse_cpu_list(container.linux.resources.cpu.cpus),
+        cpus=parse_kernel_list(container.linux.resources.cpu.cpus),
         limit=_read_limit(container.linux.resources.cpu),
     )
 

@@ -121,6 +121,17 @@ async def test_the_kubelets_changes_do_not_restrict_containers_to_all_cpus(tmp_p
         assert changed.linux.resources.cpu == LinuxCPU(shares=512, cpus="0-7"), "nor to fewer"
 
 
+async def test_a_container_whose_list_of_cpus_is_written_otherwise_is_corrected_as_others(tmp_path: Path) -> None:
+    """The kernel takes it, as from `crictl update --cpuset-cpus`, and the runtime reports it as it was written."""
+    node = Node(FakeRuntime(request_timeout=100.0))
+    linux = LinuxContainer(resources=LinuxResources(cpu=LinuxCPU(cpus="0-1, 3")))
+    node.runtime.pods[POD.id] = POD
+    node.runtime.containers["neighbour"] = Container(id="neighbour", pod_sandbox_id=POD.id, linux=linux)
+    async with serve(tmp_path, node=node):
+        await node.create("fast", await node.prepare("claim", 3))
+        assert node.cpus("neighbour") == "3-7"
+
+
 async def test_the_owner_of_a_claim_is_warned_of_a_limit_that_throttles_a_container_on_its_own_cpus(
     tmp_path: Path,
 ) -> None:
