@@ -224,14 +224,16 @@ def build_left_over(record: Record, later: Mapping[str, str]) -> Record:
     """
     claim = record.claim
     steps = tuple([one for one in claim.steps if one.key in later])
-    devices: dict[str, AllocatedDevice] = {}
-    for name in _list_held(claim, steps):
-        own = next((one for one in claim.devices if one.device == name), None)
-        devices[name] = own or AllocatedDevice(request="", pool=claim.devices[0].pool, device=name)
-    consumption = {key: one for key, one in record.consumption.items() if key.rpartition("/")[2] in devices}
+    names = dict.fromkeys(_list_held(claim, steps))
+    devices = [one for one in claim.devices if one.device in names]  # of a device that is shared, every share
+    known = {one.device for one in devices}
+    devices += [
+        AllocatedDevice(request="", pool=claim.devices[0].pool, device=name) for name in names if name not in known
+    ]
+    consumption = {key: one for key, one in record.consumption.items() if key.rpartition("/")[2] in names}
     return replace(
         record,
-        claim=replace(claim, devices=tuple(devices.values()), steps=steps),
+        claim=replace(claim, devices=tuple(devices), steps=steps),
         consumption=consumption,
         prepared=(),
         metadata=None,

@@ -145,6 +145,18 @@ async def test_a_claim_is_told_why_what_it_needs_cannot_be_undone_now(tmp_path: 
         assert "step take slot-0: in maintenance" in str(refused)
 
 
+async def test_steps_that_are_left_over_hold_every_share_of_a_device_that_the_claim_had(tmp_path: Path) -> None:
+    node = two_claims(tmp_path)
+    node.api.allocate("a", "gpu-0", "gpu-0", share="one")
+    node.api.claims["a"]["status"]["allocation"]["devices"]["results"][1]["shareID"] = "two"
+    node.api.allocate("b", "gpu-0", share="two")
+    async with node.running() as agent:
+        await agent.prepare("a")
+        fail(agent, UndoLater("the GPU is lost"), at="take slot-0", operation="undo")
+        await agent.unprepare("a")
+        assert isinstance((await agent.prepare("b"))[0], DeviceInUse)
+
+
 async def test_what_another_instance_has_left_over_is_undone_later(tmp_path: Path) -> None:
     node = two_claims(tmp_path)
     async with node.running() as old, node.running() as new:
