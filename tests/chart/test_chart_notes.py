@@ -37,6 +37,13 @@ def test_each_enabled_backend_has_its_commands() -> None:
     assert "webhook" not in text
 
 
+def test_a_label_is_suggested_that_an_agents_nodes_have_and_none_that_they_lack() -> None:
+    own = [{"key": "gpu", "operator": "Exists"}, {"key": "old", "operator": "NotIn", "values": ["yes"]}]
+    text = render_files(NVIDIA, at("backends.nvidia.nodeAffinity", own))["NOTES.txt"]
+    assert "kubectl label node NODE gpu=true" in text
+    assert "old=yes" not in text
+
+
 def test_a_backend_whose_classes_come_from_somewhere_else_has_none_here() -> None:
     values = {"enabled": True, "driver": "fpga.example.com", "deviceClasses": {"classes": {}}}
     assert "DeviceClasses for claims: none of this release" in render_files(at("backends.fpga", values))["NOTES.txt"]
