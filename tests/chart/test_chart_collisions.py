@@ -154,6 +154,11 @@ def paths(*entries: Mapping[str, Any], backend: str = "sim") -> dict[str, Any]:
             "updateStrategy.rollingUpdate: maxSurge is 0% and maxUnavailable 0",
             id="neither more nor fewer",
         ),
+        pytest.param(
+            overlay(SIM, at("updateStrategy.rollingUpdate.maxUnavailable", None)),
+            "updateStrategy.rollingUpdate: maxSurge is 1 and maxUnavailable 1",
+            id="more, and as many fewer as Kubernetes says",
+        ),
     ],
 )
 def test_what_can_be_there_once_is_refused_twice(values: Mapping[str, Any], words: str) -> None:
