@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from enum import Enum
 from types import FrameType
@@ -59,6 +59,9 @@ _CHANGES = {
     "os.setxattr",
 }
 """Events of `sys.addaudithook` for calls that change something outside of the process."""
+
+_BEGIN_SECONDS = 0.1
+"""A thread that waits for a free one for longer is left out of account."""
 
 _changes: ContextVar[list[str] | None] = ContextVar("pydra_observed_changes", default=None)
 """What the running `plan` has changed."""
@@ -169,7 +172,7 @@ class ObservedCalls(CallServer):
         given = self._encode_held()
         if call.method is Method.PLAN:
             _changes.set(changes)
-        running = _Interrupted(super()._perform(call), order)
+        running = _Interrupted(super()._perform(call), order, self._threads_of.get(call.id, {}))
         try:
             return await running
         finally:
@@ -220,9 +223,10 @@ class ObservedCalls(CallServer):
 class _Interrupted:
     """Awaits a coroutine step by step, and interrupts it where the order says."""
 
-    def __init__(self, coroutine: Any, order: Order) -> None:
+    def __init__(self, coroutine: Any, order: Order, threads: Mapping[Any, list[int]]) -> None:
         self.cr_await = coroutine  # so that a stack of the call goes on below
         self._order = order
+        self._threads = threads
         self.waits = 0
         self.cancelled = 0.0
 
@@ -252,6 +256,12 @@ class _Interrupted:
             self._interrupt()
         return future
 
+    def _let_threads_begin(self) -> None:
+        """Wait for threads that were just started: at a deadline they run, and cannot be taken back any more."""
+        until = time.monotonic() + _BEGIN_SECONDS
+        while not all(tuple(self._threads.values())) and time.monotonic() < until:
+            time.sleep(0.001)
+
     def _interrupt(self) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -259,6 +269,7 @@ class _Interrupted:
             case Interruption.KILL:
                 os.kill(os.getpid(), signal.SIGKILL)
             case Interruption.CANCEL:
+                self._let_threads_begin()
                 self.cancelled = time.monotonic()
                 asyncio.get_running_loop().call_soon(task.cancel)  # once it waits for what the coroutine yielded
 

@@ -305,13 +305,23 @@ async def test_an_answer_with_something_of_a_claim_beside_it_is_reported(tmp_pat
 async def prepare(claim):
     global last
     last = claim
-    await asyncio.sleep(0)
+    await asyncio.sleep(0.2)
     await good(claim)
     return [one.prepared(ContainerEdits(env={"CARD_" + one.device: last.uid})) for one in claim.devices]
 """
     report = await check(Proof(code), tmp_path)
     assert [check.rule for check in report.checks if check.problems] == [Rule.CONCURRENT.value], report.text
     assert "beside another claim (PreparedDevice(" in report.text
+
+
+async def test_a_thread_that_goes_on_after_its_call_was_cancelled_is_reported(tmp_path: Path) -> None:
+    code = """
+async def prepare(claim):
+    await asyncio.to_thread(time.sleep, 1.5 if claim.name.startswith("conformance-cancel") else 0)
+    return await good(claim)
+"""
+    report = await check(Proof(code), tmp_path)
+    assert [check.rule for check in report.checks if check.problems] == [Rule.DEADLINE.value], report.text
 
 
 async def test_a_device_is_asked_for_as_the_scheduler_gives_it_to_claims(tmp_path: Path) -> None:
