@@ -40,6 +40,8 @@ BLOCKED_SECONDS = 1.0
 """For how long one callback may keep the event loop before that is reported."""
 
 _BEAT_SECONDS = 0.1
+_LOOKS = 4
+"""So many looks must have found the event loop late before it counts as blocked."""
 _SAMPLES: tuple[Any, ...] = (None, True, -1, 0, 1.5, "", "pydra-no-such-value", (), {}, {"pydraNoSuchField": 1})
 _UNAWAITED = re.compile(
     r"(?P<what>coroutine '.*' was never awaited)\n.*\n"
@@ -277,7 +279,8 @@ class _Interrupted:
 class _LoopWatch:
     """Notices when the event loop runs nothing but one callback for long, and where that is.
 
-    A thread that was not run either, on a busy machine, has no look at the loop, and one look proves nothing.
+    A thread that was not run either, on a busy machine, has no look at the loop, and the machine may have stood still
+    between a few of them.
     """
 
     def __init__(self, observe: Any) -> None:
@@ -297,7 +300,7 @@ class _LoopWatch:
     def _beat(self) -> None:
         blocked = time.monotonic() - self._last - _BEAT_SECONDS
         places, self._places, self._last = self._places, [], time.monotonic()
-        if blocked >= BLOCKED_SECONDS and len(places) > 1:
+        if blocked >= BLOCKED_SECONDS and len(places) >= _LOOKS:
             self._observe(Observation(blocked=blocked, place=places[0]))
         self._loop.call_later(_BEAT_SECONDS, self._beat)
 
@@ -310,7 +313,7 @@ class _LoopWatch:
             blocked = time.monotonic() - self._last - _BEAT_SECONDS
             if not is_idle and blocked >= BLOCKED_SECONDS / 4:
                 self._places.append(_format_place(frame))
-                if blocked >= BLOCKED_SECONDS and len(self._places) > 1:  # now: the process may not outlive it
+                if blocked >= BLOCKED_SECONDS and len(self._places) >= _LOOKS:  # now: the process may not outlive it
                     self._observe(Observation(blocked=blocked, place=self._places[0]))
 
 

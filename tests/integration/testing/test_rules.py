@@ -226,7 +226,7 @@ PROOFS = {
         "async def restore(held):\n    if held: raise RuntimeError('an unknown claim')", says="an unknown claim"
     ),
     Rule.HINTS: Proof("async def wait_changed(): raise RuntimeError('no udev')", says="no udev"),
-    Rule.BLOCKING: Proof("async def measure():\n    time.sleep(1.3)\n    return []", says=", in measure"),
+    Rule.BLOCKING: Proof("async def measure():\n    time.sleep(3)\n    return []", says=", in measure"),
     Rule.AWAITED: Proof(
         "async def power_up(): pass\nasync def measure():\n    power_up()\n    return []",
         says="coroutine 'power_up' was never awaited: ",
