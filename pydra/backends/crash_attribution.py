@@ -7,7 +7,9 @@ is tried again alone, so the one at fault is found and the others succeed. `wait
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -20,6 +22,8 @@ from pydra.errors import BackendDied, BackendError, BackendTimeout, ContractErro
 
 MAX_CLAIMS = 1024
 """Claims whose crashes are remembered; the oldest are forgotten first."""
+
+_UNDOING = (Method.UNPREPARE, Method.UNDO)
 
 
 class Involvement(Enum):
@@ -34,7 +38,10 @@ class Involvement(Enum):
 
 
 class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
-    """A device of a claim that crashed the backend's process `crashes` times; `line` is the last diagnosis."""
+    """A device of a claim that crashed the backend's process `crashes` times; `line` is the last diagnosis.
+
+    `again` is the pause in seconds after which it is tried again; 0: never.
+    """
 
     pool: str
     device: str
@@ -42,19 +49,25 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
     claim: str
     crashes: int
     line: str
+    again: float = 0.0
 
     def explain(self, backend: str) -> str:
         """Return the message for the claim's author."""
+        what = f"claim {self.claim} (uid {self.uid}) ended the process of backend {backend} {self.crashes} times"
+        if self.again:
+            when = f"is only tried again {self.again:g} s after that; the last time"
+            return f"{what} while it was undone, and {when} {self.line}. Have the backend upgraded"
         return (
-            f"claim {self.claim} (uid {self.uid}) ended the process of backend {backend} {self.crashes} times and is "
-            f"not tried again; the last time {self.line}. Delete the claim, or have the backend upgraded"
+            f"{what} and is not tried again; the last time {self.line}. Delete the claim, or have the backend upgraded"
         )
 
 
 class _Crashes(msgspec.Struct, kw_only=True):
     claim: Claim
+    is_undoing: bool
     count: int = 0
     line: str = ""
+    last: float = 0.0
 
 
 def attribute_crash(ending: Ending) -> dict[int, Involvement]:
@@ -81,12 +94,15 @@ def _order(call: CallInFlight) -> tuple[bool, int]:
 class CrashAttribution:
     """Remembers crashes by claim uid and coroutine, and the suspects that still have to be tried.
 
-    Crashes in `prepare` do not count for `unprepare`: undoing must stay possible. `suspects` are the ids of the calls
-    to be tried, each alone. `remembers` is false while there is nothing to consider for any call.
+    Crashes in `prepare` do not count for `unprepare`, and what undoes is tried again every `undo_again` seconds: a pod
+    cannot end before. `suspects` are the ids of the calls to be tried, each alone. `remembers` is false while there is
+    nothing to consider for any call.
     """
 
-    def __init__(self, crashes: int) -> None:
+    def __init__(self, crashes: int, *, undo_again: float = 300.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = crashes
+        self._undo_again = undo_again
+        self._clock = clock
         self._crashes: OrderedDict[tuple[str, Method], _Crashes] = OrderedDict()
         self.suspects: OrderedDict[int, None] = OrderedDict()
         self._suspected: OrderedDict[tuple[str, Method], None] = OrderedDict()
@@ -118,11 +134,14 @@ class CrashAttribution:
         """
         key = (claim.uid, method)
         crashes = self._crashes.get(key)
-        if crashes is not None and crashes.count >= self._limit:
-            return _describe(crashes)
+        if crashes is not None and crashes.count >= self._limit and not self._may_undo(crashes):
+            return self._describe(crashes)
         if key in self._suspected:
             self.suspects[call_id] = None
         return None
+
+    def _may_undo(self, crashes: _Crashes) -> bool:
+        return crashes.is_undoing and self._clock() >= crashes.last + self._undo_again
 
     def may_call(self, call_id: int, *, busy: bool = False) -> bool:
         """Return whether this call may start now: if there are suspects, only the first, and not while `busy`."""
@@ -151,19 +170,19 @@ class CrashAttribution:
 
     def note_crash(self, claim: Claim, method: Method, line: str) -> Quarantined | None:
         """Note that the claim crashed the process; return the quarantine, if there is one now."""
-        crashes = self._crashes.setdefault((claim.uid, method), _Crashes(claim=claim))
-        crashes.claim, crashes.line = claim, line
+        crashes = self._crashes.setdefault((claim.uid, method), _Crashes(claim=claim, is_undoing=method in _UNDOING))
+        crashes.claim, crashes.line, crashes.last = claim, line, self._clock()
         crashes.count += 1
         self._suspect(claim.uid, method)
         self._crashes.move_to_end((claim.uid, method))
         while len(self._crashes) > MAX_CLAIMS:
             self._crashes.popitem(last=False)
-        return _describe(crashes) if crashes.count >= self._limit else None
+        return self._describe(crashes) if crashes.count >= self._limit else None
 
     def quarantined(self) -> tuple[Quarantined, ...]:
         """Return the devices of quarantined claims, until release: no other claim should get them."""
         full = (one for one in self._crashes.values() if one.count >= self._limit)
-        entries = [_describe(one, device) for one in full for device in one.claim.devices]
+        entries = [self._describe(one, device) for one in full for device in one.claim.devices]
         devices = {(entry.pool, entry.device, entry.uid): entry for entry in entries}
         return tuple(devices[key] for key in sorted(devices))
 
@@ -181,19 +200,19 @@ class CrashAttribution:
         self._suspected.clear()
         self.remembers = False
 
-
-def _describe(crashes: _Crashes, device: AllocatedDevice | None = None) -> Quarantined:
-    """Describe the quarantine of a claim, by its first device if none is given; one that has ended may have none."""
-    claim = crashes.claim
-    one = device or next(iter(claim.devices), None)
-    return Quarantined(
-        pool=one.pool if one else "",
-        device=one.device if one else "",
-        uid=claim.uid,
-        claim=f"{claim.namespace}/{claim.name}",
-        crashes=crashes.count,
-        line=crashes.line,
-    )
+    def _describe(self, crashes: _Crashes, device: AllocatedDevice | None = None) -> Quarantined:
+        """Describe a claim's quarantine, by its first device if none is given; a claim that has ended may have none."""
+        claim = crashes.claim
+        one = device or next(iter(claim.devices), None)
+        return Quarantined(
+            pool=one.pool if one else "",
+            device=one.device if one else "",
+            uid=claim.uid,
+            claim=f"{claim.namespace}/{claim.name}",
+            crashes=crashes.count,
+            line=crashes.line,
+            again=self._undo_again if crashes.is_undoing else 0.0,
+        )
 
 
 def build_failure(name: str, call: Call, one: CallInFlight, cause: Cause, diagnosis: Diagnosis) -> BackendError:

@@ -126,6 +126,27 @@ def test_a_claim_that_has_left_over_steps_without_devices_can_be_quarantined(str
     assert [one.uid for one in strict.quarantined()] == ["u1"]
 
 
+def test_a_quarantined_claim_is_undone_again_after_a_pause_alone_since_its_pod_cannot_end_before() -> None:
+    now = 1000.0
+    attribution, bad = CrashAttribution(2, undo_again=300, clock=lambda: now), claim("u1")
+    for _ in range(2):
+        quarantined = attribution.note_crash(bad, Method.UNPREPARE, "died of SIGKILL")
+        attribution.note_crash(bad, Method.PREPARE, "died of SIGKILL")
+    assert quarantined is not None
+    assert "is only tried again 300 s after that" in quarantined.explain("b")
+    now += 299
+    assert is_refused(attribution, bad, Method.UNPREPARE)
+    now += 1
+    assert attribution.begin(1, bad, Method.UNPREPARE) is None
+    assert not attribution.may_call(2)
+    attribution.forget_call(1)
+    attribution.note_crash(bad, Method.UNPREPARE, "died of SIGKILL")
+    assert is_refused(attribution, bad, Method.UNPREPARE)
+    now += 3600
+    assert not is_refused(attribution, bad, Method.UNPREPARE)
+    assert is_refused(attribution, bad, Method.PREPARE)
+
+
 def test_another_claim_of_the_same_name_is_another_claim(strict: CrashAttribution) -> None:
     assert not is_refused(strict, claim("u2"), Method.PREPARE)
 
