@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
 
 from pydra.devices import Device, Pool
+from pydra.errors import NotFound
 from pydra.kube.api_resources import NODES, RESOURCE_SLICES
 from pydra.kube.client import KubeClient
 from pydra.kube.informer import Informer
@@ -77,7 +78,8 @@ class Publishing:
     async def wipe(self) -> None:
         """As the kubelet does when it starts."""
         for body in await self.slices():
-            await self.client.delete(RESOURCE_SLICES, body["metadata"]["name"])
+            with suppress(NotFound):  # a real garbage collector was faster
+                await self.client.delete(RESOURCE_SLICES, body["metadata"]["name"])
 
     def writes(self) -> list[str]:
         """What was written since the last `clear`, by the events of the reconciler."""
