@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 SIZES = {"gso_max_size": 41, "gro_max_size": 58, "gso_ipv4_max_size": 63, "gro_ipv4_max_size": 64}
 """Attributes of a link, which it keeps when it is moved."""
 KEPT = {"txqlen": 13, "group": 27}
-"""Others that it keeps, as whoever had it has changed them; so are its `flags`."""
+"""The length of its queue and its group, which it keeps, too, as it keeps its `flags`."""
+ATTRIBUTES = {**SIZES, **KEPT}
 FLAGS = 0x1380
 """IFF_NOARP, IFF_PROMISC, IFF_ALLMULTI and IFF_MULTICAST; the others follow from what is set elsewhere."""
 IPV4 = {"forwarding": 1, "proxy_arp": 3, "rp_filter": 8, "arp_announce": 18, "arp_ignore": 19}

@@ -13,7 +13,7 @@ from typing import Any
 
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from pydra_net.gso_sizes_and_sysctls import FLAGS, IPV4, KEPT, SIZES
+from pydra_net.gso_sizes_and_sysctls import ATTRIBUTES, FLAGS, IPV4
 from pydra_net.netlink.messages import CREATE, ask, change, pack, pack_number
 from pydra_net.network_change_types import Mark, RemoveLink, SetLink, SetParameter
 
@@ -79,8 +79,8 @@ def set_parameter(operation: SetParameter) -> None:
     index, name, value = operation.index, operation.name, pack_number(operation.value)
     if name == "flags":
         change(_SET_LINK, 0, _LINK.pack(0, 0, index, operation.value, FLAGS))
-    elif name in SIZES or name in KEPT:
-        _change(_SET_LINK, index, {{**SIZES, **KEPT}[name]: value})
+    elif name in ATTRIBUTES:
+        _change(_SET_LINK, index, {ATTRIBUTES[name]: value})
     else:
         of_inet = pack({_INET_CONF: pack({IPV4[name]: value})})
         _change(_SET_LINK, index, {_FAMILIES: pack({_INET: of_inet})})

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from pydra_net.gso_sizes_and_sysctls import FLAGS, IPV4, KEPT, SIZES
+from pydra_net.gso_sizes_and_sysctls import ATTRIBUTES, FLAGS, IPV4
 from pydra_net.netlink.bridge_ports import read_port_settings
 from pydra_net.netlink.link_messages import WITHOUT_COUNTERS
 from pydra_net.netlink.nexthops import read_nexthops
@@ -76,10 +76,12 @@ def read_all(ip: Any) -> Reading:
     neighbours: defaultdict[int, list[Neighbour]] = defaultdict(list)
     for message in ip.get_addr():
         addresses[message["index"]].append(_read_address(message))
-    nexthops: Mapping[int, Collection[int]] = {}
+    nexthops: Mapping[int, Collection[int]] | None = None
     for message in ip.get_routes():
-        nexthops = nexthops or (read_nexthops() if _find_nexthop(message) else {})
-        for index, route in _read_routes(message, nexthops):
+        nexthop = _read_unknown(message).get(_NEXTHOP, 0)
+        if nexthop and nexthops is None:
+            nexthops = read_nexthops()
+        for index, route in _read_routes(message, nexthop, (nexthops or {}).get(nexthop, ())):
             routes[index].append(route)
     for message in ip.get_neighbours():
         if message["state"] == _NUD_PERMANENT and (mac := message.get_attr("NDA_LLADDR")):
@@ -180,7 +182,7 @@ def _read_parameters(message: Any) -> Iterator[tuple[str, int]]:
     # pyroute2 0.9 does not know those of IPv4.
     unknown = _read_unknown(message)
     yield "flags", message["flags"] & FLAGS
-    for name, number in {**SIZES, **KEPT}.items():
+    for name, number in ATTRIBUTES.items():
         value = message.get_attr(f"IFLA_{name.upper()}")
         if value is not None or number in unknown:
             yield name, unknown[number] if value is None else value
@@ -211,12 +213,15 @@ def _read_address(message: Any) -> Address:
     )
 
 
-def _read_routes(message: Any, nexthops: Mapping[int, Collection[int]]) -> Iterator[tuple[int, Route]]:
-    """Yield the route for each of its links, with the link's index."""
+def _read_routes(message: Any, nexthop: int, links: Collection[int]) -> Iterator[tuple[int, Route]]:
+    """Yield the route for each of its links, with the link's index.
+
+    `nexthop` is the number of its nexthop object, or 0, and `links` has the links to which that leads.
+    """
     family = message["family"]
     legs = message.get_attr("RTA_MULTIPATH")
     indexes = {leg["oif"] for leg in legs} if legs else {message.get_attr("RTA_OIF")} - {None}
-    indexes |= set(nexthops.get(_find_nexthop(message), ()))
+    indexes |= set(links)
     if family == _AF_MPLS:
         yield from ((index, Route(destination="a label", not_recorded="MPLS")) for index in indexes)
     if family not in _FAMILIES or message["flags"] & 0x200:  # cloned: a cache
@@ -234,14 +239,9 @@ def _read_routes(message: Any, nexthops: Mapping[int, Collection[int]]) -> Itera
         flags=message["flags"] & 0x4,  # onlink; the others say how it is
         preference=message.get_attr("RTA_PREF") or 0,
         metrics=_read_metrics(message.get_attr("RTA_METRICS")),
-        not_recorded=_find_not_recorded(message),
+        not_recorded=_find_not_recorded(message, nexthop),
     )
     yield from ((index, route) for index in indexes)
-
-
-def _find_nexthop(message: Any) -> int:
-    """The number of the nexthop object of a route, or 0."""
-    return _read_unknown(message).get(_NEXTHOP, 0)
 
 
 def _read_unknown(message: Any) -> Mapping[int, int]:
@@ -253,10 +253,10 @@ def _read_unknown(message: Any) -> Mapping[int, int]:
     }
 
 
-def _find_not_recorded(message: Any) -> str:
+def _find_not_recorded(message: Any, nexthop: int) -> str:
     lifetime = (message.get_attr("RTA_CACHEINFO") or {}).get("rta_expires")
     has = {what: bool(message.get_attr(name)) for name, what in _NOT_RECORDED.items()} | {
-        "a nexthop object": bool(_find_nexthop(message)),
+        "a nexthop object": bool(nexthop),
         "a type of service": bool(message["tos"]),
         "a lifetime": bool(lifetime) and message["proto"] != BY_ADVERTISEMENT,
     }
