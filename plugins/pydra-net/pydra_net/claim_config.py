@@ -89,6 +89,12 @@ LINK_STATES = ("auto", "enable", "disable")
 """By the numbers of the kernel."""
 
 
+def _check_name(name: str | None) -> None:
+    """Refuse the name of an interface that the kernel refuses. Raises ValueError."""
+    if name in _KERNELS_NAMES:
+        raise ValueError(f"name: found {name}, which the kernel refuses; choose another")
+
+
 class VrfConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """A VRF of the pod: its interfaces have a routing table of their own."""
 
@@ -98,8 +104,7 @@ class VrfConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         """Refuse names and tables that the kernel needs."""
-        if self.name in _KERNELS_NAMES:
-            raise ValueError(f"name: found {self.name}, which the kernel refuses; choose another")
+        _check_name(self.name)
         if self.table in _OWN_TABLES:
             raise ValueError(f"table: found {self.table}, which is one of the kernel's own (253 to 255)")
 
@@ -169,8 +174,7 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def __post_init__(self) -> None:
         """Refuse names, types and addresses that the kernel would refuse."""
         self._check_type()
-        if self.name in _KERNELS_NAMES:
-            raise ValueError(f"name: found {self.name}, which the kernel refuses; choose another")
+        _check_name(self.name)
         if self.vrf is not None and self.vrf.name == self.name:
             raise ValueError(f"vrf.name: found {self.name}, which is the name of the interface itself")
         self._check_addresses()
