@@ -397,14 +397,20 @@ async def test_what_a_pod_has_changed_of_its_interface_stays_when_the_backend_st
     assert "nic0" in node.host.links()
 
 
+async def run_again(agent: NetAgent, first: TestNamespace, second: TestNamespace) -> PodSandbox:
+    """Run the pod of a claim in one sandbox after the other; the first one, which has died without a word."""
+    await agent.prepare("claim", "nic0", pod="trainer")
+    dead = build_sandbox("trainer", first.path)
+    await agent.runtime.run_pod(dead)
+    await agent.runtime.run_pod(build_sandbox("trainer", second.path, number=2))
+    return dead
+
+
 async def test_another_sandbox_of_the_pod_gets_the_interface_of_the_dead_one(node: TestNode) -> None:
     agent = build_agent(node)
     first, second = node.begin_pod("first"), node.begin_pod("second")
     async with serve(agent):
-        await agent.prepare("claim", "nic0", pod="trainer")
-        dead = build_sandbox("trainer", first.path)
-        await agent.runtime.run_pod(dead)
-        await agent.runtime.run_pod(build_sandbox("trainer", second.path, number=2))
+        dead = await run_again(agent, first, second)
         assert (first.links(), second.links()) == ([], ["nic0"])
         await agent.runtime.stop_pod(dead)
         assert second.links() == ["nic0"], "the late end of the first takes nothing from the second"
@@ -415,10 +421,7 @@ async def test_a_sandbox_that_has_died_since_it_began_takes_nothing_from_the_one
     agent = build_agent(node)
     first, second = node.begin_pod("first"), node.begin_pod("second")
     async with serve(agent):
-        await agent.prepare("claim", "nic0", pod="trainer")
-        dead = build_sandbox("trainer", first.path)
-        await agent.runtime.run_pod(dead)
-        await agent.runtime.run_pod(build_sandbox("trainer", second.path, number=2))
+        dead = await run_again(agent, first, second)
         second.run("ip neigh del 10.0.0.9 dev nic0")
         agent.runtime.pods[dead.id] = replace(dead, pid=0)
         agent.runtime.plugins[0].connection.close()
