@@ -30,4 +30,9 @@ def suggest(word: str, known: Iterable[str], *, prefix: str = "") -> str:
     `prefix` starts all of them, and is not compared: it would make all of them close.
     """
     similar = find_similar(word.removeprefix(prefix), (one.removeprefix(prefix) for one in known))
-    return f' (did you mean "{prefix}{similar}"?)' if similar else ""
+    return format_suggestion(f"{prefix}{similar}") if similar else ""
+
+
+def format_suggestion(text: str) -> str:
+    """Return ` (did you mean "text"?)`."""
+    return f' (did you mean "{text}"?)'

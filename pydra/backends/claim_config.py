@@ -16,7 +16,7 @@ from pydra.backends.json_validation import find_mismatches
 from pydra.backends.type_messages import show
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
 from pydra.errors import InvalidConfig
-from pydra.message_text import find_similar, suggest
+from pydra.message_text import find_similar, format_suggestion, suggest
 
 ConfigTypes = Mapping[str, type[Any]]
 """From `"group/version/Kind"` to the Struct of that kind; `"version/"` is that of parameters without `kind`,
@@ -134,7 +134,7 @@ def _kind_problems(parameters: Mapping[str, Any], types: ConfigTypes) -> tuple[s
         return tuple(f"{problem}, allowed (apiVersion/kind): {allowed}" for problem in absent)
     found = _kind_of(parameters)
     named = [kind for kind in types if kind]
-    meant = {name: f' (did you mean "{text}"?)' for name, text in build_header(find_similar(found, named)).items()}
+    meant = {name: format_suggestion(text) for name, text in build_header(find_similar(found, named)).items()}
     versions, kinds = {kind.rpartition("/")[0] for kind in named}, {kind.rpartition("/")[2] for kind in named}
     wrong = [
         f"$.{name}: found {show(parameters[name])}{meant.get(name, '')}"

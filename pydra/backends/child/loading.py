@@ -45,9 +45,9 @@ def load_object(target: str) -> Any:
 
 def _build_absence(target: str, module: str, name: str, known: Iterable[str]) -> Fault:
     problem = (
-        f"{target} cannot be loaded: {module} has no {name}{suggest(name, known)}; correct what names it, such as "
+        f"{target} cannot be loaded: {module} has no {name}{suggest(name, known)}; correct what names it, "
+        "such as the entry point in the group pydra.backends"
     )
-    problem += "the entry point in the group pydra.backends"
     return Fault(kind=FaultKind.CONTRACT, problems=(problem,))
 
 
