@@ -53,12 +53,15 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
 
     def explain(self, backend: str) -> str:
         """Return the message for the claim's author."""
-        what = f"claim {self.claim} (uid {self.uid}) ended the process of backend {backend} {self.crashes} times"
+        who = f"claim {self.claim} (uid {self.uid}) ended the process of backend {backend}"
         if self.again:
-            when = f"is only tried again {self.again:g} s after that; the last time"
-            return f"{what} while it was undone, and {when} {self.line}. Have the backend upgraded"
+            return (
+                f"{who} {self.crashes} times while it was undone, and is only tried again {self.again:g} s after that; "
+                f"the last time {self.line}. Have the backend upgraded"
+            )
         return (
-            f"{what} and is not tried again; the last time {self.line}. Delete the claim, or have the backend upgraded"
+            f"{who} {self.crashes} times and is not tried again; the last time {self.line}. Delete the claim, or have "
+            "the backend upgraded"
         )
 
 
