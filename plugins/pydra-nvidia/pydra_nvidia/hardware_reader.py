@@ -68,6 +68,8 @@ class _Known(msgspec.Struct, kw_only=True):
 
 
 _log = logging.getLogger(__name__)
+_READINGS = 10
+"""At most, while functions change their drivers: the end of that is noticed, and read then."""
 
 
 class HardwareReader:
@@ -200,6 +202,19 @@ class HardwareReader:
         return self._switches[1]
 
     def _read_hardware(self) -> Reading:
+        """Read again if functions changed their drivers: NVML does not know one that seems to have the old driver."""
+        for _ in range(_READINGS):
+            reading = self._read_at_once()
+            if self._has_drivers_of(reading):
+                break
+        return reading
+
+    def _has_drivers_of(self, reading: Reading) -> bool:
+        """Whether the same functions are there, with the same drivers."""
+        present = {address: driver for address, _, driver in self._bus.drivers()}
+        return present == {address: one.driver for address, one in reading.functions.items()}
+
+    def _read_at_once(self) -> Reading:
         functions = self._functions()
         vfio = read_vfio_host(self._tree)
         if not _managed(functions):
@@ -413,8 +428,7 @@ class HardwareReader:
             return self._read()
         if not wanted <= {name for gpu in last.gpus for name in (gpu.minor, gpu.uuid)}:
             return self._read()
-        drivers = {address: driver for address, _, driver in self._bus.drivers()}
-        if drivers != {address: one.driver for address, one in last.functions.items()}:
+        if not self._has_drivers_of(last):
             return self._read()
         if last.driver is None:
             return last

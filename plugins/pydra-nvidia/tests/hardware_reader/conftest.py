@@ -44,12 +44,14 @@ class Node:
         self.simulation = simulation
         self.inject = simulation.inject
         self.calls = 0
+        self.while_opening: Callable[[], None] = lambda: None
         self.session = NvmlSession(self._load)
         self.settings = Settings(**simulation.settings)
         self.hardware = HardwareReader(self.session, simulation.tree, settings=self.settings)
 
     def _load(self) -> ModuleType:
         """With the calls of its library counted."""
+        self.while_opening()
         pynvml = self.simulation.load()
         use_library(pynvml, _Counted(pynvml.nvmlLib, self._count))
         return pynvml
@@ -65,6 +67,10 @@ class Node:
     def bind(self, address: str, driver: str) -> None:
         """As an admin does it, through sysfs; the kernel takes no GPU from its driver while somebody uses it."""
         self.session.close()
+        self.bind_unused(address, driver)
+
+    def bind_unused(self, address: str, driver: str) -> None:
+        """The same, of a GPU that nobody uses."""
         tree = self.simulation.tree
         function = f"bus/pci/devices/{address}"
         if tree.link(tree.sys(f"{function}/driver")):

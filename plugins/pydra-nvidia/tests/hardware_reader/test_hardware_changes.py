@@ -106,6 +106,15 @@ async def test_the_position_of_a_gpu_that_is_bound_for_a_guest_is_known_after_a_
     assert (after.gpus, after.modules) == ((), before.modules)
 
 
+async def test_a_gpu_whose_driver_changes_while_it_is_read_is_read_with_the_new_one(node: Open) -> None:
+    machine = node(f"settings: {{vfio: true}}\n{TWO}")
+    one = (await machine.hardware.read()).gpus[0].pci
+    machine.session.close()
+    machine.while_opening = lambda: machine.bind_unused(one, "vfio-pci")
+    reading = await machine.hardware.read()
+    assert (len(reading.gpus), reading.functions[one].driver) == (1, "vfio-pci")
+
+
 async def test_a_gpu_on_vfio_is_a_function_only_and_needs_no_driver_when_all_are(node: Open) -> None:
     machine = node(TWO)
     first = await machine.hardware.read()
