@@ -116,8 +116,8 @@ class Reports:
 
     def _operation_ended(self, event: OperationEnded) -> None:
         operation, error = event.operation.value, event.error
-        result = self._label(error) if error is not None else "ok"
-        self._metrics.calls.labels(event.driver, operation, result).observe(event.seconds)
+        outcome = ("ok", "") if error is None else (self._label(error), str(error.retryable).lower())
+        self._metrics.calls.labels(event.driver, operation, *outcome).observe(event.seconds)
         if error is not None:
             self._record_event(claim_subject(event.ref), error.reason, str(error), operation)
         if self._tracer is not None:

@@ -56,10 +56,12 @@ class Metrics(ProcessMetrics):
         counter, gauge, histogram = self.counter, self.gauge, self.histogram
         self.calls = histogram(
             "claim_operation_duration_seconds",
-            "How long one claim's prepare or unprepare took, by result: ok, or the reason of the error.",
+            "How long one claim's prepare or unprepare took, by result: ok, or the reason of the error. Of errors, "
+            "retryable is true unless the claim must change.",
             "driver",
             "operation",
             "result",
+            "retryable",
         )
         self.in_flight = gauge(
             "claim_operations_in_flight", "Claims that are being prepared or unprepared.", "driver", "operation"
@@ -149,7 +151,7 @@ class Metrics(ProcessMetrics):
         """Create the series of a driver at zero, so `rate` sees the first failure."""
         for operation in ("prepare", "unprepare"):
             self.in_flight.labels(driver, operation)
-            self.calls.labels(driver, operation, "ok")
+            self.calls.labels(driver, operation, "ok", "")
         for status in HealthStatus:
             self.devices.labels(driver, status.value).set(0)
         errors: tuple[type[KubeError], ...] = (KubeError, *KubeError.__subclasses__())

@@ -155,7 +155,7 @@ def test_reasons_of_errors_in_the_expressions_are_reasons() -> None:
         for value in matchers.get(label, "ok").split("|")
     }
     assert asked <= reasons | {"failed", "malformed"}
-    assert "InvalidConfig" in asked
+    assert "DeviceInUse" in asked
 
 
 def test_nothing_of_the_file_is_left_to_fill_in() -> None:

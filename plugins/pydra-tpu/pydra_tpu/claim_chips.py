@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pydra import AllocatedDevice, ClaimError, DeviceStatus, UnknownDevice
+from pydra import AllocatedDevice, DeviceStatus, TerminalError, UnknownDevice
 from pydra_tpu.geometry import SubSlice, find_sub_slice
 from pydra_tpu.hardware_types import Chip
 
 
-class NotAMesh(ClaimError):
+class NotAMesh(TerminalError):
     """The chips of a claim cannot form a mesh."""
 
     reason = "NotAMesh"

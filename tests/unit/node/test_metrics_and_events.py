@@ -39,6 +39,7 @@ from pydra.slices.reconciler_events import FieldsDropped, FieldsKept, PublishFai
 
 DRIVER = "sim.pydra.dev"
 REF = ClaimRef(uid="u-1", namespace="team", name="gpu")
+PREPARES = f'pydra_claim_operation_duration_seconds_count{{driver="{DRIVER}",operation="prepare",result='
 
 
 class Desk:
@@ -94,16 +95,14 @@ def test_a_warning_is_reported_on_its_claim_once_as_long_as_it_stays(desk: Desk)
 
 def test_a_prepare_is_counted_with_its_result(desk: Desk) -> None:
     desk.report(OperationEnded(driver=DRIVER, operation=Operation.PREPARE, ref=REF, seconds=0.02))
-    count = f'pydra_claim_operation_duration_seconds_count{{driver="{DRIVER}",operation="prepare",result="ok"}}'
-    assert desk.value(count) == 1
+    assert desk.value(f'{PREPARES}"ok",retryable=""}}') == 1
     assert desk.requests == []
 
 
 def test_a_failed_claim_is_counted_by_reason_and_reported_on_the_claim(desk: Desk) -> None:
     error = InvalidConfig(["$.clockMHz: 99999 is too large"])
     desk.report(OperationEnded(driver=DRIVER, operation=Operation.PREPARE, ref=REF, error=error, seconds=0.01))
-    series = "pydra_claim_operation_duration_seconds_count"
-    assert desk.value(f'{series}{{driver="{DRIVER}",operation="prepare",result="InvalidConfig"}}') == 1
+    assert desk.value(f'{PREPARES}"InvalidConfig",retryable="false"}}') == 1
     (request,) = desk.requests
     assert (request.subject.kind, request.subject.namespace, request.subject.name) == ("ResourceClaim", "team", "gpu")
     assert request.subject.uid == "u-1"
@@ -116,9 +115,10 @@ def test_a_backends_own_reasons_are_labels_as_long_as_they_are_few(desk: Desk) -
     for number in range(OWN_REASONS + 3):
         error = of_call(ClaimError("no"), reason=f"Invented{number}")
         desk.report(OperationEnded(driver=DRIVER, operation=Operation.PREPARE, ref=REF, error=error, seconds=0.01))
-    series = f'pydra_claim_operation_duration_seconds_count{{driver="{DRIVER}",operation="prepare",result='
-    assert desk.value(f'{series}"Invented0"}}') == desk.value(f'{series}"Invented{OWN_REASONS - 1}"}}') == 1
-    assert desk.value(f'{series}"ClaimFailed"}}') == 3
+    end = ',retryable="true"}'
+    for name in ("Invented0", f"Invented{OWN_REASONS - 1}"):
+        assert desk.value(f'{PREPARES}"{name}"{end}') == 1
+    assert desk.value(f'{PREPARES}"ClaimFailed"{end}') == 3
     assert f"Invented{OWN_REASONS}" not in desk.metrics.text().decode()
     assert desk.requests[-1].reason == f"Invented{OWN_REASONS + 2}", "the Event has the backend's word all the same"
 

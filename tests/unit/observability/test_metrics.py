@@ -15,12 +15,13 @@ def test_a_backends_series_exist_before_anything_happened() -> None:
     metrics.announce_backend("sim")
     metrics.announce_driver("sim.pydra.dev")
     found = lines(metrics)
+    prepare = 'driver="sim.pydra.dev",operation="prepare"'
     for series in (
         'pydra_backend_crashes_total{backend="sim",signal="SIGSEGV"} 0.0',
         'pydra_backend_crashes_total{backend="sim",signal="SIGILL"} 0.0',
         'pydra_backend_crashes_total{backend="sim",signal="SIGSYS"} 0.0',
         'pydra_backend_up{backend="sim"} 0.0',
-        'pydra_claim_operation_duration_seconds_count{driver="sim.pydra.dev",operation="prepare",result="ok"} 0.0',
+        f'pydra_claim_operation_duration_seconds_count{{{prepare},result="ok",retryable=""}} 0.0',
         'pydra_claim_operations_in_flight{driver="sim.pydra.dev",operation="unprepare"} 0.0',
         'pydra_devices{driver="sim.pydra.dev",health="Unhealthy"} 0.0',
         'pydra_foreign_resourceslices{driver="sim.pydra.dev"} 0.0',

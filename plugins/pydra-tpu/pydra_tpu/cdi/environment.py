@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydra import ClaimError, Quantity, parse_quantity
+from pydra import Quantity, TerminalError, parse_quantity
 from pydra_tpu.cdi.mesh_processes import MeshProcess, NotProcesses
 from pydra_tpu.claim_config import LoggingConfig, PremappedBuffer, TpuConfig, VisibleChips
 from pydra_tpu.generations import TpuSlice
@@ -19,7 +19,7 @@ _CHIP_BOUNDS = ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS", "CH
 _PROCESS_BOUNDS = ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS", "HOST_BOUNDS")
 
 
-class NoIciResiliency(ClaimError):
+class NoIciResiliency(TerminalError):
     """A claim asks for resilience of the links between chips, which its slice does not have."""
 
     reason = "NoIciResiliency"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pydra import Claim, ClaimError
+from pydra import Claim, TerminalError
 from pydra_tpu.claim_config import Processes, TpuConfig
 from pydra_tpu.geometry import Bounds, SubSlice, divide_bounds, find_sub_slice
 
@@ -19,7 +19,7 @@ EIGHT_PROCESSES = Bounds(4, 2)
 """The bounds of eight processes of one chip each in JAX's tests. All others there follow from the mesh."""
 
 
-class NotProcesses(ClaimError):
+class NotProcesses(TerminalError):
     """The requests of a claim cannot be the processes of one mesh."""
 
     reason = "NotProcesses"
