@@ -93,6 +93,17 @@ async def spawn_program(
     )
 
 
+class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How processes of a backend are run: `settings` are the backend's own, `program` is the module that they run."""
+
+    timeouts: ProcessTimeouts
+    environ: Mapping[str, str] | None
+    settings: Mapping[str, Any]
+    program: str
+    rights: ProcessRights
+    spawn: Spawn
+
+
 class BackendProcess:
     """One process: `run` runs it, and it can be called (`in_flight.call`) while it is `open`.
 
@@ -102,25 +113,16 @@ class BackendProcess:
     def __init__(
         self,
         source: BackendSource,
+        options: ProcessOptions,
         *,
-        timeouts: ProcessTimeouts,
-        environ: Mapping[str, str] | None,
-        settings: Mapping[str, Any],
-        program: str,
-        rights: ProcessRights,
-        spawn: Spawn,
         on_change: Callable[[], None],
         on_ready: Callable[[BackendProcess, Hello], None],
         on_unsolicited: Callable[[int], None],
         on_slow: Callable[[Call, float, str], None],
     ) -> None:
         self._source = source
-        self._timeouts = timeouts
-        self._environ = environ
-        self._settings = settings
-        self._program = program
-        self._rights = rights
-        self._spawn_process = spawn
+        self._options = options
+        self._timeouts = options.timeouts
         self._on_change = on_change
         self._on_ready = on_ready
         self._loop = asyncio.get_running_loop()
@@ -135,7 +137,7 @@ class BackendProcess:
         self.in_flight = CallsInFlight(
             source.name,
             self._channel.send,
-            timeouts=timeouts,
+            timeouts=options.timeouts,
             end=self._end,
             on_change=on_change,
             on_unsolicited=on_unsolicited,
@@ -215,17 +217,18 @@ class BackendProcess:
         ours, theirs = socket.socketpair()
         writers: list[int] = []
         try:
-            command = prepare_command(self._source, theirs.fileno(), rights=self._rights, program=self._program)
+            options = self._options
+            command = prepare_command(self._source, theirs.fileno(), rights=options.rights, program=options.program)
             self._cgroup = command.cgroup
             ours.setblocking(False)
             await self._output.open(writers)
             files = (theirs.fileno(), writers[0], writers[1])
-            self._process = await self._spawn_process(command.arguments, files, self._environ)
+            self._process = await options.spawn(command.arguments, files, options.environ)
             await self._channel.open(ours)
             first = Start(
                 backend=self._source.configured_name,
                 prefix=f"{variable_prefix(self._source.name)}_",
-                settings=self._settings,
+                settings=options.settings,
                 log_level=self._output.level,
                 descriptors=_DESCRIPTORS,
             )
@@ -258,7 +261,7 @@ class BackendProcess:
         """Check the process and its calls, and end a process that uses too much memory or does not answer."""
         now = self._loop.time()
         self._output.flush()
-        if excess := find_memory_excess(self.pid, self._rights):
+        if excess := find_memory_excess(self.pid, self._options.rights):
             self._end(Ending(cause=Cause.OVER_MEMORY, reason=excess))
         if self.hello is not None and not self._ended.done():
             self._ping(now)
@@ -299,7 +302,7 @@ class BackendProcess:
         status = self._process.returncode if self._process is not None and not closed_only else None
         ending = msgspec.structs.replace(ending, status=status, output=self._output.tail())
         if status == -signal.SIGKILL and ending.cause is Cause.DIED and self._is_out_of_memory():
-            reason = f"its memoryLimit is {self._rights.memory_limit}"
+            reason = f"its memoryLimit is {self._options.rights.memory_limit}"
             return msgspec.structs.replace(ending, cause=Cause.OVER_MEMORY, reason=reason)
         return ending
 

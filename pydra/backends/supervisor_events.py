@@ -107,6 +107,14 @@ class BackendTrouble(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool = False
 
 
+def build_trouble(
+    backend: str, trouble: Trouble, message: object, *, details: str = "", ended: bool = False
+) -> BackendTrouble:
+    """Return the event; its message does not name the backend again."""
+    text = str(message).removeprefix(f"backend {backend}: ")
+    return BackendTrouble(backend=backend, trouble=trouble, message=text, details=details, ended=ended)
+
+
 BackendEvent: TypeAlias = BackendReady | BackendEnded | BackendRefused | BackendTrouble | AnswerRejected
 
 
