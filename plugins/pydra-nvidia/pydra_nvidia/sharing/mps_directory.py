@@ -15,7 +15,7 @@ from io import FileIO
 import msgspec
 
 from pydra import ClaimError, TerminalError
-from pydra_nvidia.atomic_files import replace_file
+from pydra_nvidia.atomic_files import read_clients_file, replace_file
 from pydra_nvidia.settings import Settings
 
 LONGEST_SOCKET = 107
@@ -23,6 +23,9 @@ LONGEST_SOCKET = 107
 
 _LOG_END = 600
 """Bytes at the end of a log that messages show."""
+
+_NUMBER_LIMIT = 64
+"""Bytes that are read of the file with the daemon's process id, which is among what its clients can write to."""
 
 LOG_LIMIT = 8 << 20
 """Bytes of a daemon's log on disk after which it is truncated: each client adds to it, and disks are small there."""
@@ -104,8 +107,7 @@ class MpsDirectory(msgspec.Struct, frozen=True, kw_only=True):
     def read_pid(pipe: str) -> int | None:
         """The process id that the daemon itself wrote, among the pipes."""
         try:
-            with open(f"{pipe}/nvidia-cuda-mps-control.pid", encoding="ascii") as file:
-                return int(file.read())
+            return int(read_clients_file(f"{pipe}/nvidia-cuda-mps-control.pid", _NUMBER_LIMIT))
         except (OSError, ValueError):
             return None
 

@@ -106,6 +106,25 @@ async def test_processes_of_others_are_never_ended(bench: Any, kit: Any, applier
         stranger.communicate(b"\n", timeout=10)
 
 
+@pytest.mark.parametrize("linked", [False, True])
+async def test_a_pipe_that_a_client_left_for_the_daemons_number_is_not_opened(
+    bench: Any, kit: Any, applier: StartMpsApplier, linked: bool
+) -> None:
+    place = place_of(bench)
+    place.make()
+    number = Path(place.pipe) / "nvidia-cuda-mps-control.pid"
+    pipe = bench.path / "pipe" if linked else number
+    os.mkfifo(pipe)
+    if linked:
+        number.symlink_to(pipe)
+    with subprocess.Popen(["sh", "-c", 'echo 1 >"$0"', str(pipe)]) as waits:  # noqa: ASYNC220
+        try:
+            await applier.undo(STEP, None, kit.entry("u1", STEP))
+            assert waits.poll() is None, "the pipe was opened to be read"
+        finally:
+            waits.kill()
+
+
 async def test_a_daemon_that_does_not_start_is_reported_with_its_log_and_everything_is_undone(
     bench: Any, kit: Any, applier: StartMpsApplier
 ) -> None:
