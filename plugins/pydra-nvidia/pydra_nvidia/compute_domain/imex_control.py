@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from pydra_nvidia.atomic_files import hold_clients_file
 from pydra_nvidia.compute_domain.imex_directories import DomainNotReady
 from pydra_nvidia.host.driver_programs import ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.host.driver_root import DriverRoot
@@ -22,19 +23,28 @@ class ImexControl:
 
     async def check_daemon(self, config: str) -> None:
         """The daemon with this file of configuration is ready. Raises DomainNotReady, ProgramMissing, DriverMissing."""
-        await self._check(lambda _root: ("-c", config), "the IMEX daemon of the ComputeDomain")
+        whose = "the IMEX daemon of the ComputeDomain"
+        try:
+            with hold_clients_file(config) as file:
+                await self._check(lambda _root: ("-c", f"/proc/self/fd/{file}"), whose, (file,))
+        except OSError as error:
+            raise DomainNotReady(f"{whose} has a configuration that cannot be read: {error}") from error
 
     async def check_host(self, socket: str) -> None:
         """The daemon that answers at `socket`, inside the driver's root, is ready. Raises as `check_daemon` does."""
         await self._check(lambda root: (f"--u={root.path_here(socket)}",), f"the host's IMEX daemon at {socket}")
 
-    async def _check(self, address: Callable[[DriverRoot], tuple[str, ...]], whose: str) -> None:
+    async def _check(
+        self, address: Callable[[DriverRoot], tuple[str, ...]], whose: str, files: Sequence[int] = ()
+    ) -> None:
         root = await asyncio.to_thread(self._find_root)
         program = await asyncio.to_thread(find_program, root, _CONTROL, "nvidia-imex")
         environment = find_environment(root, program, root.path_here)
         command = [program.here, "-q", *address(root)]
         try:
-            said = await run_program(f"{_CONTROL} -q", command, environment=environment, deadline=_QUERY_DEADLINE)
+            said = await run_program(
+                f"{_CONTROL} -q", command, environment=environment, deadline=_QUERY_DEADLINE, files=files
+            )
         except ProgramFailed as error:
             raise DomainNotReady(f"{whose} does not answer yet: {error}") from error
         if said != _READY:

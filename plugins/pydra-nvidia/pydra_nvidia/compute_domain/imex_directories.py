@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Collection
 
 from pydra import ClaimError, TerminalError, UndoLater
-from pydra_nvidia.atomic_files import replace_file
+from pydra_nvidia.atomic_files import read_clients_file, remove_clients_directory, replace_file
 
 TEMPLATE = """\
 # Go's text/template, filled in by the pod of the IMEX daemon. What is not here has the value that nvidia-imex gives it.
@@ -35,6 +34,10 @@ IMEX_CMD_PORT=50005
 
 DOMAIN_FILE = "domain.json"
 """Name and namespace of the ComputeDomain, which the daemon of pydra knows and its claims do not say."""
+
+
+_NAME_LIMIT = 4096
+"""Bytes that are read of it."""
 
 
 class DomainNotReady(ClaimError):
@@ -84,7 +87,7 @@ class ImexDirectories:
         """It goes; nothing to remove is success. Raises UndoLater."""
         path = self.path(domain)
         try:
-            shutil.rmtree(os.path.realpath(path))
+            remove_clients_directory(os.path.realpath(path))
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -138,10 +141,9 @@ class ImexDirectories:
     def _read_name(self, domain: str) -> tuple[str, str]:
         """Name and namespace, as the daemon wrote them; empty if it has not."""
         try:
-            with open(os.path.join(self.path(domain), DOMAIN_FILE), encoding="utf-8") as file:
-                found = json.load(file)
+            found = json.loads(read_clients_file(os.path.join(self.path(domain), DOMAIN_FILE), _NAME_LIMIT))
             return str(found["name"]), str(found["namespace"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return "", ""
 
     def _list(self) -> list[str]:

@@ -86,8 +86,9 @@ async def run_program(
     environment: Mapping[str, str],
     deadline: float,
     text: str = "",
+    files: Sequence[int] = (),
 ) -> str:
-    """Run it with `text` to read, and return what it said, both streams together.
+    """Run it with `text` to read and these descriptors, and return what it said, both streams together.
 
     `command` is its name in errors; `deadline` in seconds. It is waited for, not its output: what it leaves running
     may hold that open. Raises ProgramFailed when it cannot be started, fails, or has to be killed.
@@ -103,6 +104,7 @@ async def run_program(
                 stderr=asyncio.subprocess.STDOUT,
                 env={**_clean(os.environ), **environment},
                 start_new_session=True,
+                pass_fds=files,
             )
         except OSError as error:
             raise ProgramFailed(command, f"cannot be started ({error.strerror})", "") from error

@@ -12,11 +12,11 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Sequence
 
 from pydra import ClaimError, PydraError
+from pydra_nvidia.atomic_files import remove_clients_directory
 from pydra_nvidia.deadlines import left
 from pydra_nvidia.host.driver_programs import Program, ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.host.driver_root import DriverRoot
@@ -146,7 +146,7 @@ class MpsDaemons:
         if mounted := await asyncio.to_thread(find_mounts, place, self._where):
             await self._launch("unmount the memory of MPS", plan_unmount(mounted, self._where))
         try:
-            await asyncio.to_thread(shutil.rmtree, place.path)
+            await asyncio.to_thread(remove_clients_directory, place.path)
         except FileNotFoundError:
             pass
         except OSError as error:

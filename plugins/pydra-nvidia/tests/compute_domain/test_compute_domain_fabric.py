@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -225,6 +227,50 @@ async def test_what_no_held_claim_explains_is_removed_at_the_start(tmp_path: Pat
         assert [path.name for path in node.domains.iterdir()] == [ID]
         for _ in range(2):
             await node.backend.undo(MakeDomainDirectory(domain=ID), None, claim("daemon"))
+        assert list(node.domains.iterdir()) == []
+
+
+async def test_what_a_daemons_container_leaves_for_the_agent_is_neither_followed_nor_waited_for(tmp_path: Path) -> None:
+    async with machine(tmp_path, gpus({}), ready_deadline=0.1) as node:
+        await node.prepare(claim("daemon"))
+        directory, other = node.domains / ID, tmp_path / "of-the-node"
+        other.write_text("untouched")
+        (directory / f"imexd.cfg.tmpl.{os.getpid()}").symlink_to(other)
+        await node.prepare(claim("daemon"))
+        assert other.read_text() == "untouched"
+        assert "IMEX_CMD_PORT=50005" in (directory / "imexd.cfg.tmpl").read_text()
+
+        (directory / "imexd.cfg").symlink_to(other)
+        with pytest.raises(ClaimError, match="not a regular file"):
+            await node.prepare(claim("channel"))
+        (directory / "imexd.cfg").unlink()
+        (directory / "imexd.cfg").write_text("IMEX_CMD_PORT=50005\n")
+
+        pipe = directory / "domain.json"
+        os.mkfifo(pipe)
+        with subprocess.Popen(["sh", "-c", 'echo >"$0"', str(pipe)]) as waits:  # noqa: ASYNC220
+            try:
+                await node.prepare(claim("channel"))
+                assert waits.poll() is None, "the pipe was opened to be read"
+            finally:
+                waits.kill()
+        pipe.unlink()
+        pipe.write_text("[" * 100_000)
+        await node.prepare(claim("channel"))
+
+
+async def test_a_daemons_directory_is_removed_however_deep_its_container_made_it(tmp_path: Path) -> None:
+    async with machine(tmp_path, gpus({})) as node:
+        await node.prepare(claim("daemon"))
+        place = os.open(node.domains / ID, os.O_RDONLY)
+        for _ in range(1500):
+            os.mkdir("deep", dir_fd=place)
+            os.symlink("/", "link", dir_fd=place)
+            below = os.open("deep", os.O_RDONLY, dir_fd=place)
+            os.close(place)
+            place = below
+        os.close(place)
+        await node.backend.undo(MakeDomainDirectory(domain=ID), None, claim("daemon"))
         assert list(node.domains.iterdir()) == []
 
 

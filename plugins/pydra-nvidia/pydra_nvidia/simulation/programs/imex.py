@@ -102,7 +102,7 @@ def run_daemon(configuration: Path, hosts_file: Path) -> int:
 
 def run_control(arguments: Sequence[str]) -> int:
     """`-c FILE -q`, or `-c FILE -N -j`; return the exit status."""
-    directory = Path(arguments[arguments.index("-c") + 1]).parent
+    directory = Path(arguments[arguments.index("-c") + 1]).resolve().parent
     behaviour = read_behaviour(directory)
     if behaviour.get("hang"):
         time.sleep(3600)
@@ -145,7 +145,7 @@ def control(facts: Mapping[str, str]) -> int:
     if "-q" not in given or not places:
         sys.stderr.write("usage: nvidia-imex-ctl -q (-c FILE | --u=SOCKET)\n")
         return 2
-    place = Path(places[0])
+    place = Path(places[0]).resolve()  # of a descriptor, the file
     if not place.exists():
         sys.stderr.write(f"Failed to connect to IMEX daemon: {place}: no such file\n")
         return 1
