@@ -306,7 +306,7 @@ def _is_quoted(logger: str, message: str) -> bool:
     """Whether this line of the agent is printed unchanged."""
     if logger == "agent.inventory_loop":
         return message.startswith("wait_changed ")
-    return logger == "backends.supervisor" and ": ready again in process " in message
+    return logger == "backends.restarted_process" and ": ready again in process " in message
 
 
 def describe_log(text: str) -> list[Paragraph]:
