@@ -8,61 +8,43 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 import anyio
-import msgspec
 
 from pydra.errors import PydraError, SettingsError
 from pydra_dev.api.errors import JsonObject
-from pydra_dev.api.kinds import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from pydra_dev.api.pod_fields import claim_names, is_finished
+from pydra_dev.api.kinds import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pydra_dev.api.pod_fields import is_finished
 from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.command.backend_declarations import read_declarations
 from pydra_dev.command.delete_pods import PodDeletion
 from pydra_dev.command.options import Options
 from pydra_dev.command.real_containers import Containers, find_runtime, run_containers
+from pydra_dev.command.run_report import RunReport
 from pydra_dev.command.run_steps import RunError, describe_failure, wait_until
 from pydra_dev.command.watch_source_files import find_sources, wait_for_change
-from pydra_dev.container_runtime.cdi_specs import read_specs
-from pydra_dev.kubelet.observations import Called, ContainerCreated, PodFailed, PodRunning, Registered, Step
+from pydra_dev.kubelet.observations import Called, ContainerCreated, Step
 from pydra_dev.manifests import Manifest, choose_manifests, create_object, read_sample
 from pydra_dev.node import AgentProcess, EmbeddedNode, run_agent, run_node, scenario_environment
 from pydra_dev.output.descriptions import (
     Paragraph,
-    describe_allocation,
-    describe_cdi_spec,
-    describe_event,
     describe_hints,
-    describe_log,
-    describe_network,
-    describe_others,
     describe_sample,
     describe_slices,
-    describe_step,
-    describe_unused,
     full_name,
 )
 from pydra_dev.output.terminal import Printer
 from pydra_dev.page.operations import Operations
 from pydra_dev.page.server import Page
-from pydra_dev.scheduler.allocator import AllocationError
-from pydra_dev.scheduler.device_taint_eviction import EVICTION
-from pydra_dev.scheduler.scheduler import review_claim
 
-LOG_INTERVAL = 0.1
 SETTLED = 1.0
 """Seconds after which an empty pool, or a pod that waits or gets nothing, is believed to stay so."""
 POD_ATTEMPTS = 3
 """After so many failures of one of its pods the run gives up."""
-FATAL = frozenset(
-    {"BackendContract", "BackendNotServed", "BackendSettings", "BackendStartFailed", "BackendRestoreFailed"}
-    | {"ClusterUnsupported", "DevicesStale", "RegistrationRefused"}
-)
-"""The reasons of Events on the node after which nothing will be prepared before the backend changes."""
 QUICK_DEATH = 5.0
 CONTAINER_SECONDS = 3.0
 """How long real containers may run with `once`."""
@@ -76,23 +58,14 @@ class SingleNodeRun:
         self.changed = ""
         self._page = page
         self._explain = explain
-        self._over = False
         self._options = options
         self._printer = printer
         self._say = printer.say
-        self._registered: Registered | None = None
-        self._fatal = ""
-        self._failures: Counter[str] = Counter()
-        self._ran: set[str] = set()
-        self._told: set[str] = set()
-        self._is_bare = False
-        self._network = anyio.Event()
+        self._report = RunReport(printer, page)
         self._unscheduled: dict[str, float] = {}
         self._empty_since: float | None = None
         self._pods: tuple[str, ...] = ()
-        self._cdi_directory = ""
         self._may_end = False
-        self._log_read = 0
         self._containers: Containers | None = None
         self._node: EmbeddedNode
         self._api: Api
@@ -120,7 +93,6 @@ class SingleNodeRun:
             ) as node,
         ):
             self._node, self._api = node, node.server.api
-            self._cdi_directory = node.cdi_directory
             self._say(Paragraph(headline=f"ready: API server {node.server.url}, kubelet below {node.settings.root}"))
             # With asyncio's debug mode the backend's process logs what blocks its event loop.
             debug = {"PYTHONASYNCIODEBUG": "1"}
@@ -130,15 +102,17 @@ class SingleNodeRun:
                 anyio.create_task_group() as tasks,
             ):
                 self._agent = agent
+                self._report.begin(node, agent)
                 self._operations = Operations(node, agent)
                 self._page.show(self._operations)
                 self._pod_deletion = PodDeletion(node, agent, self._say)
-                tasks.start_soon(self._follow_api, name="follow the API")
-                tasks.start_soon(self._follow_log, name="follow the agent's log")
+                tasks.start_soon(self._report.follow_api, name="follow the API")
+                follow_log = partial(self._report.follow_log, is_watched=options.web is not None)
+                tasks.start_soon(follow_log, name="follow the agent's log")
                 try:
                     code = await self._show_until_stopped()
                 finally:
-                    self._over = False
+                    self._report.over = False
                     if not await self._pod_deletion.run(options.deadline) and not self.changed:
                         code = 1
                 tasks.cancel_scope.cancel()
@@ -189,13 +163,13 @@ class SingleNodeRun:
             await self._show_start()
             await (self._show_end() if options.once else self._stay())
         except (RunError, PydraError) as error:
-            self._tell_log()
+            self._report.print_log()
             log: tuple[str, ...] = ()
             if not (isinstance(error, RunError | SettingsError) and getattr(error, "explained", True)):
                 lines = self._agent.log_tail().splitlines()
                 log = ("the end of the agent's log:", *(f"  {line}" for line in lines))
             self._say(describe_failure(error, log))
-            self._over = options.web is None
+            self._report.over = options.web is None
             self._operations.failure = str(error)
             return 1
         return 0
@@ -208,14 +182,14 @@ class SingleNodeRun:
             headline = f"--scenario {options.scenario}: the backend has no setting `scenario`"
             hint = "it changes nothing, unless the backend's code reads PYDRA_<BACKEND>_SCENARIO itself"
             self._say(Paragraph(headline=headline, details=(hint,)))
-        registered = await self._wait("the driver registers with the kubelet", lambda: self._registered)
+        registered = await self._wait("the driver registers with the kubelet", lambda: self._report.registered)
         driver = registered.plugin.driver
         slices = await self._wait("the driver publishes its devices", lambda: self._find_slices(driver))
         self._say(describe_slices(slices))
         sample = read_sample(options.backend, driver, declared.classes if declared is not None else {})
         self._apply(choose_manifests(options.manifests, sample))
         await self._wait(f"{', '.join(self._pods)} runs", self._is_running)
-        for pod in [one for one in self._pods if one not in self._ran]:
+        for pod in [one for one in self._pods if one not in self._report.ran]:
             self._say(Paragraph(headline=f"pending: pod {pod}; it is started when it can be scheduled"))
         if self._explain and not options.manifests:
             self._printer.write("\n" + describe_sample(one.text for one in sample))
@@ -234,13 +208,13 @@ class SingleNodeRun:
         if self._containers is not None:
             await self._containers.wait_ended(CONTAINER_SECONDS)
             self._refuse_hopeless()
-        if self._is_bare:
+        if self._report.is_bare:
             with anyio.move_on_after(SETTLED):
-                await self._network.wait()
+                await self._report.network.wait()
         self._pod_deletion.delete_pods()
         await self._wait("the pods end", lambda: not any(map(self._find_pod, self._pods)))
-        await self._wait("the CDI specs are removed", lambda: not os.listdir(self._cdi_directory))
-        await self._wait("the claims are released", lambda: not self._list_allocated())
+        await self._wait("the CDI specs are removed", lambda: not os.listdir(self._node.cdi_directory))
+        await self._wait("the claims are released", lambda: not self._report.list_allocated())
         self._say(Paragraph(headline="clean: no CDI spec and no allocated claim is left"))
         self._may_end = True
         if status := await self._agent.stop():
@@ -280,110 +254,11 @@ class SingleNodeRun:
         if (shown := self._page.operations) is not None:
             shown.follow(step)
             self._page.changed.notify()
-        self._remember(step)
-        paragraph = describe_step(step)
-        if paragraph is None or self._over:
-            return
-        if isinstance(step, Called) and step.error:
-            self._told.add(step.error)
-            headline = f"{step.method} failed for {', '.join(step.claims)}"
-            self._printer.say_failure((headline, step.error), msgspec.structs.replace(paragraph, headline=headline))
-        elif isinstance(step, PodFailed):
-            if not any(error in step.message for error in self._told):
-                self._printer.say_failure((step.pod, step.reason, step.message), paragraph)
-        else:
-            self._say(paragraph)
-        if isinstance(step, Called) and step.cdi_ids:
-            for path, content in read_specs(self._cdi_directory, step.cdi_ids):
-                self._say(describe_cdi_spec(path, content))
-
-    def _remember(self, step: Step) -> None:
-        match step:
-            case Registered():
-                self._registered = step
-            case PodFailed():
-                self._failures[step.pod] += 1
-            case PodRunning():
-                self._ran.add(step.pod)
-            case ContainerCreated():
-                self._is_bare |= not step.cdi_ids
-                if self._containers is not None:
-                    self._containers.start(step)
-            case Called():
-                self._pod_deletion.follow(step)
-                self._tell_log()
-
-    async def _follow_api(self) -> None:
-        """Tell each allocation, and what the agent and the scheduler say in Events."""
-        while True:
-            wakeup = self._api.store.written.event
-            self._page.changed.notify()
-            self._tell_allocations()
-            self._tell_events()
-            await wakeup.wait()
-
-    def _tell_allocations(self) -> None:
-        for claim in self._list_allocated():
-            uid, network = claim["metadata"]["uid"], describe_network(claim)
-            if network is not None and str(network) not in self._told:
-                self._told.add(str(network))
-                self._network.set()
-                self._say(network)
-            if uid in self._told:
-                continue
-            self._told.add(uid)
-            told = describe_allocation(claim)
-            self._say(msgspec.structs.replace(told, details=(*told.details, *self._explain_others(claim))))
-            drivers = {one["spec"]["driver"] for one in self._api.list(RESOURCE_SLICES).items}
-            if unused := describe_unused(claim, drivers):
-                self._printer.say_failure((unused.headline, *unused.details), unused)
-
-    def _list_allocated(self) -> Sequence[JsonObject]:
-        return [one for one in self._api.list(RESOURCE_CLAIMS).items if one.get("status", {}).get("allocation")]
-
-    def _explain_others(self, claim: JsonObject) -> tuple[str, ...]:
-        with suppress(AllocationError):  # the devices may have changed since
-            return describe_others(review_claim(self._api, claim, self._node.settings.node_name).devices)
-        return ()
-
-    def _tell_events(self) -> None:
-        for event in self._api.list(EVENTS).items:
-            uid, kind = event["metadata"]["uid"], event["involvedObject"]["kind"]
-            # What a claim or a pod failed of is in the kubelet's steps.
-            unscheduled = kind == PODS.kind and event["reason"] == "FailedScheduling"
-            shown = unscheduled or kind == "Node" or event["reason"] == EVICTION
-            if uid in self._told or event["type"] == "Normal" or not shown:
-                continue
-            self._told.add(uid)
-            if event["reason"] in FATAL:
-                self._fatal = event["reason"]
-            told = describe_event(event)
-            if unscheduled:
-                others = self._explain_pending(event["involvedObject"])
-                told = msgspec.structs.replace(told, details=(*told.details, *others))
-            self._printer.say_failure((told.headline, *told.details), told)
-
-    async def _follow_log(self) -> None:
-        """Tell what the backend prints and logs, and tracebacks; and the page that it has another process."""
-        backends: tuple[int, ...] = ()
-        while True:
-            await anyio.sleep(LOG_INTERVAL)
-            self._tell_log()
-            if self._options.web is not None and (found := self._agent.find_backends()) != backends:
-                backends = found
-                self._page.changed.notify()
-
-    def _tell_log(self) -> None:
-        with open(self._agent.log, "rb") as log:
-            log.seek(self._log_read)
-            text = log.read()
-        complete = text[: text.rfind(b"\n") + 1]
-        self._log_read += len(complete)
-        for paragraph in describe_log(complete.decode(errors="replace")):
-            if paragraph.details:
-                self._printer.say_failure((paragraph.headline, *paragraph.details), paragraph)
-            else:
-                self._say(paragraph)
+        if isinstance(step, ContainerCreated) and self._containers is not None:
+            self._containers.start(step)
+        if isinstance(step, Called):
+            self._pod_deletion.follow(step)
+        self._report.follow(step)
 
     def _find_slices(self, driver: str) -> tuple[JsonObject, ...] | None:
         """The driver's slices once its pool is complete and has devices; raises RunError when it stays empty."""
@@ -400,7 +275,7 @@ class SingleNodeRun:
     def _is_running(self) -> bool:
         """Whether all pods run; a node that stays up does not wait for those that cannot be scheduled."""
         waived = () if self._options.once else self._find_unschedulable()
-        return self._ran.issuperset(pod for pod in self._pods if pod not in waived)
+        return self._report.ran.issuperset(pod for pod in self._pods if pod not in waived)
 
     def _find_pod(self, pod: str) -> JsonObject | None:
         namespace, _, name = pod.partition("/")
@@ -414,15 +289,15 @@ class SingleNodeRun:
         """Raise RunError when what is waited for will not happen."""
         if self._agent.returncode is not None and not self._may_end:
             raise RunError(f"the agent ended with status {self._agent.returncode}")
-        if self._fatal:
-            raise RunError(f"the backend cannot be used ({self._fatal})", explained=True)
+        if self._report.fatal:
+            raise RunError(f"the backend cannot be used ({self._report.fatal})", explained=True)
         if self._containers is not None and self._containers.failed:
             raise RunError(f"container {self._containers.failed}", explained=True)
-        for pod, count in self._failures.items():
+        for pod, count in self._report.failures.items():
             if pod in self._pods and count >= POD_ATTEMPTS:
                 raise RunError(f"pod {pod} has failed {count} times", explained=True)
         for name in self._pods:
-            if name not in self._ran and self._find_pod(name) is None:
+            if name not in self._report.ran and self._find_pod(name) is None:
                 raise RunError(f"pod {name} was deleted before it ran", explained=True)
         if self._options.once:
             for name, why in self._find_unschedulable().items():
@@ -440,15 +315,3 @@ class SingleNodeRun:
             elif time.monotonic() - self._unscheduled.setdefault(name, time.monotonic()) > SETTLED:
                 found[name] = told.get("message", "")
         return found
-
-    def _explain_pending(self, reference: JsonObject) -> tuple[str, ...]:
-        namespace = reference["namespace"]
-        pod = self._api.find(PODS, reference["name"], namespace=namespace)
-        names = [name for name in claim_names(pod).values() if name] if pod is not None else []
-        claims = [self._api.find(RESOURCE_CLAIMS, name, namespace=namespace) for name in names]
-        return tuple(
-            line
-            for claim in claims
-            if claim is not None and not claim.get("status", {}).get("allocation")
-            for line in self._explain_others(claim)
-        )
