@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from math import isfinite
 from typing import Any
 
 import msgspec
 
 from pydra.admission.config_types import KnownBackend
-from pydra.backends.claim_config import find_config_problems
+from pydra.backends.claim_config import find_config_problems, take_first
 from pydra.backends.type_messages import show
 from pydra.json_encodable import find_json_problems
 
@@ -201,9 +200,6 @@ def build_message(problems: tuple[str, ...]) -> str:
 
 ALLOWED, DENIED, NOT_OURS = "allowed", "denied", "not_ours"
 RESULTS = (ALLOWED, DENIED, NOT_OURS)
-MOST_PROBLEMS = 100
-"""More are not reported: an object of 32 configs of 10 KiB could have thousands."""
-
 Drivers = Mapping[str, KnownBackend]
 """Backends by the name of their driver in the API."""
 
@@ -216,9 +212,7 @@ def review_object(question: Question, drivers: Drivers) -> Decision:
     # API servers always name the operation. A review without one is checked like a creation.
     if question.sub_resource or not operations or (question.operation and question.operation not in operations):
         return Decision(result=NOT_OURS)
-    problems = tuple(islice(_problems(question, drivers), MOST_PROBLEMS + 1))
-    if len(problems) > MOST_PROBLEMS:
-        problems = (*problems[:MOST_PROBLEMS], f"these are the first {MOST_PROBLEMS}, and there are more")
+    problems = take_first(_problems(question, drivers))
     return Decision(result=DENIED if problems else ALLOWED, problems=problems)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -26,6 +27,9 @@ ConfigTypes = Mapping[str, type[Any]]
 ConfigCheck = Callable[[Any], Iterable[str]]
 """Yields what a backend's settings do not allow in a decoded config; each problem begins with the field's path."""
 
+MOST_PROBLEMS = 100
+"""More are not looked for: a claim of 32 configs of 10 KiB could have thousands."""
+
 _HEADER = ("apiVersion", "kind")
 
 
@@ -33,6 +37,14 @@ def find_check(backend: Any, settings: Any) -> ConfigCheck | None:
     """Return the backend's `check_config` with these settings, if it has one."""
     check = getattr(backend, "check_config", None)
     return None if check is None else partial(check, settings=settings)
+
+
+def take_first(problems: Iterable[str]) -> tuple[str, ...]:
+    """Return the first problems, and whether there are more; no others are looked for."""
+    found = tuple(islice(problems, MOST_PROBLEMS + 1))
+    if len(found) <= MOST_PROBLEMS:
+        return found
+    return (*found[:MOST_PROBLEMS], f"these are the first {MOST_PROBLEMS}, and there are more")
 
 
 def decode_config(config: OpaqueConfig, types: ConfigTypes, check: ConfigCheck | None = None) -> Any:
@@ -44,7 +56,7 @@ def decode_config(config: OpaqueConfig, types: ConfigTypes, check: ConfigCheck |
 
 
 def decode_claim(claim: Claim, types: ConfigTypes, check: ConfigCheck | None = None) -> Claim:
-    """Return the claim with every config decoded. Raises InvalidConfig with the problems of all its devices.
+    """Return the claim with every config decoded. Raises InvalidConfig with the first problems of all its devices.
 
     A config that several devices share is decoded, and reported, once.
     """
@@ -60,6 +72,8 @@ def decode_claim(claim: Claim, types: ConfigTypes, check: ConfigCheck | None = N
                     decoded[key] = decode_config(config, types, check)
                 except InvalidConfig as error:
                     problems |= dict.fromkeys(error.problems)
+                    if len(problems) > MOST_PROBLEMS:
+                        raise InvalidConfig(take_first(problems)) from error
                     continue
             values.append(decoded[key])
         devices.append(msgspec.structs.replace(device, configs=tuple(values)))

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from pydra.admission.config_types import KnownBackend, read_backend, read_backends
 from pydra.admission.review import (
     MAX_MESSAGE,
-    MOST_PROBLEMS,
     Decision,
     MalformedReview,
     build_message,
@@ -20,7 +19,7 @@ from pydra.admission.review import (
     parse_review,
     review_object,
 )
-from pydra.backends.claim_config import find_config_problems
+from pydra.backends.claim_config import MOST_PROBLEMS, find_config_problems
 from pydra.errors import SettingsError
 from tests.unit.admission.configs import CASES, Case, gpu, mps, sim
 from tests.unit.admission.questions import ask, build_body, encode, entry

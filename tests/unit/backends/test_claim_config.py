@@ -8,7 +8,13 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from pydra.backends.claim_config import decode_claim, decode_config, decode_what_fits, find_config_problems
+from pydra.backends.claim_config import (
+    MOST_PROBLEMS,
+    decode_claim,
+    decode_config,
+    decode_what_fits,
+    find_config_problems,
+)
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
 from pydra.errors import InvalidConfig
 
@@ -122,6 +128,21 @@ def test_a_claim_collects_the_problems_of_all_its_devices_once() -> None:
         "spec.config[0]: $.sharing.replicas: found 0, allowed: an integer >= 1 and <= 8",
         "spec.config[1]: $.memoryLimit: found 5, allowed: a string",
     )
+
+
+def test_of_thousands_of_problems_the_first_are_reported_and_no_others_looked_for() -> None:
+    wrong = config("spec.config[0]", **gpu(**{f"field{number:04}": 1 for number in range(1000)}))
+    looked: list[object] = []
+
+    def check(found: object) -> list[str]:
+        looked.append(found)
+        return []
+
+    with pytest.raises(InvalidConfig) as caught:
+        decode_claim(claim(device(wrong, config("spec.config[1]", **gpu()))), TYPES, check)
+    assert len(caught.value.problems) == MOST_PROBLEMS + 1
+    assert caught.value.problems[-1] == "these are the first 100, and there are more"
+    assert looked == []
 
 
 def test_a_device_gives_its_config_by_type() -> None:
