@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import helm_python
 import pytest
+import yaml
 from cel_expr_python import cel
 
 from domain_cluster import OWN, Cluster
@@ -368,6 +369,17 @@ def test_the_controller_has_no_privilege_and_a_token_that_only_its_user_reads() 
     assert {"livenessProbe", "readinessProbe", "startupProbe", "resources"} <= set(container)
     daemon = render(ON).one("ServiceAccount", DAEMON)
     assert "automountServiceAccountToken" not in daemon, "a daemon writes its pod's condition"
+
+
+def test_agents_give_daemons_to_claims_of_the_controllers_namespace_only() -> None:
+    def allowed(*values: Mapping[str, Any]) -> object:
+        template = render(*values, namespace=OWN).one("DaemonSet", "pydra-nvidia-compute-domain")["spec"]["template"]
+        file = yaml.safe_load(template["metadata"]["annotations"]["pydra.dev/settings"])
+        return file.get("backendSettings", {}).get("nvidia-compute-domain", {}).get("daemonNamespace")
+
+    assert allowed(ON) == OWN
+    assert allowed(ON, at(f"{BACKEND}.settings.daemonNamespace", "another")) == "another"
+    assert allowed(COMPUTE_DOMAIN) is None
 
 
 def test_daemons_reach_each_others_imex_and_nobody_else_does_where_networks_have_policies() -> None:

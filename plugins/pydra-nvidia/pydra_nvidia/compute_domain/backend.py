@@ -127,7 +127,7 @@ class ComputeDomainBackend:
 
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Plan:
         """The directory of a daemon, nothing for a channel."""
-        return plan_claim(claim, self._names())
+        return plan_claim(claim, self._names(), self._settings.daemon_namespace)
 
     async def apply(self, step: MakeDomainDirectory, result: Any, claim: Claim, /) -> None:
         """Make the directory."""

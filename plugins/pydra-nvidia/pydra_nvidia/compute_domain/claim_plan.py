@@ -9,8 +9,17 @@ from pydra_nvidia.compute_domain.claim_config import ComputeDomainDaemonConfig, 
 from pydra_nvidia.compute_domain.steps import CHANNEL, DAEMON, MakeDomainDirectory
 
 
-def plan_claim(claim: Claim, published: Collection[str]) -> Plan:
-    """The steps of a claim for devices of this node. Raises UnknownDevice, InvalidConfig, TerminalError."""
+class DaemonOfOtherNamespace(TerminalError):
+    """The claim is not one of the controller of ComputeDomains."""
+
+    reason = "DaemonOfOtherNamespace"
+
+
+def plan_claim(claim: Claim, published: Collection[str], daemon_namespace: str = "") -> Plan:
+    """The steps of a claim for devices of this node. Only claims of `daemon_namespace`, if it is set, have a daemon.
+
+    Raises UnknownDevice, InvalidConfig, DaemonOfOtherNamespace, TerminalError.
+    """
     if {one.device for one in claim.devices} == {CHANNEL, DAEMON}:
         raise TerminalError(f"{CHANNEL} waits for {DAEMON}, so no claim can have both; make two")
     steps = []
@@ -21,5 +30,11 @@ def plan_claim(claim: Claim, published: Collection[str]) -> Plan:
         if isinstance(config, ComputeDomainDaemonConfig):
             if device.admin_access:
                 raise TerminalError(f"{DAEMON} is not available with adminAccess: a node runs one IMEX daemon")
+            if daemon_namespace not in ("", claim.namespace):
+                raise DaemonOfOtherNamespace(
+                    f"{DAEMON} is for claims of the namespace {daemon_namespace}, where the controller of"
+                    f" ComputeDomains runs, and this claim is of {claim.namespace}; for a channel, use the"
+                    " ResourceClaimTemplate that a ComputeDomain names in spec.channel.resourceClaimTemplate"
+                )
             steps.append(MakeDomainDirectory(domain=config.domain))
     return Plan(steps=steps)

@@ -35,6 +35,9 @@ class Settings(nvidia.DriverSettings, frozen=True, kw_only=True):
 
     imex: Imex = Imex.DRIVER_MANAGED
     """Who runs the IMEX daemon of the node (see [ComputeDomains](compute-domains.md#who-runs-the-imex-daemon))."""
+    daemon_namespace: Annotated[str, msgspec.Meta(pattern="^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$")] = ""
+    """The namespace whose claims can have `daemon-0`: that of the controller, in which the daemons run. Without it, a
+    claim of any namespace can. The chart sets it with `computeDomainController.enabled`."""
     imex_socket: AbsolutePath = "/etc/nvidia-imex/imex_ctrl.sock"
     """The socket of the host's IMEX daemon, inside the driver's root: its `IMEX_CMD_UNIX_DOMAIN_PATH`."""
     ready_deadline: Annotated[float, msgspec.Meta(gt=0)] = 25.0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pydra import (
     AllocatedDevice,
@@ -282,6 +283,15 @@ async def test_a_daemon_is_not_had_twice_and_not_with_its_channel(tmp_path: Path
         with pytest.raises(TerminalError, match="no claim can have both"):
             await node.prepare(Claim(uid="both", namespace="default", name="both", devices=both))
         assert not node.domains.exists()
+
+
+async def test_a_daemon_is_for_claims_of_the_controllers_namespace(tmp_path: Path) -> None:
+    async with machine(tmp_path, gpus({}), daemon_namespace="pydra") as node:
+        with pytest.raises(TerminalError, match="and this claim is of default") as error:
+            await node.prepare(claim("daemon"))
+        assert error.value.reason == "DaemonOfOtherNamespace"
+        assert not node.domains.exists()
+        await node.prepare(replace(claim("daemon"), namespace="pydra"))
 
 
 async def test_during_maintenance_nobody_opens_nvml_and_the_devices_stay_as_they_were(tmp_path: Path) -> None:
