@@ -18,7 +18,16 @@ from pydra_net.plan_rdma import is_alone, plan_rdma
 from pydra_net.plan_share import is_virtual, plan_share
 from pydra_net.plan_virtual_function import plan_function
 from pydra_net.state_in_pod import find_state_in_pod
-from pydra_net.steps import ConfigureFunction, GiveInterface, GiveRdma, InterfaceStep, ShareInterface, Step
+from pydra_net.steps import (
+    IDENTITY,
+    ConfigureFunction,
+    GiveInterface,
+    GiveRdma,
+    InterfaceStep,
+    ShareInterface,
+    Step,
+    digest_claim,
+)
 
 
 class InterfaceProtected(ClaimError):
@@ -87,7 +96,13 @@ def _plan_device(
     check_addresses(target, node.reading, link.index)
     check_gateways(config, target)
     check_parameters(config, link)
-    return GiveInterface(device=device.device, before=interface, target=target, pci_address=find_pci_address(link))
+    return GiveInterface(
+        device=device.device,
+        before=interface,
+        target=target,
+        pci_address=find_pci_address(link),
+        identity=digest_claim(claim.uid, device.device, None)[:IDENTITY],
+    )
 
 
 def check_offered(step: Step, node: Node) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from pydra import AllocatedDevice, TerminalError
 from pydra_net.claim_config import InterfaceConfig, MacvlanConfig, NetworkConfig
 from pydra_net.network_types import Interface, Link
 from pydra_net.state_in_pod import find_state_in_pod
-from pydra_net.steps import ShareInterface
+from pydra_net.steps import IDENTITY, ShareInterface, digest_claim
 
 
 def is_virtual(device: AllocatedDevice, config: NetworkConfig, *, is_shared: bool) -> bool:
@@ -38,7 +36,7 @@ def plan_share(uid: str, device: AllocatedDevice, config: NetworkConfig, parent:
             f"ethtool: cannot be set, since {parent.name} ({device.device}) stays on the node; request an interface "
             "with the attribute shared: false"
         )
-    digest = hashlib.sha256(f"{uid}/{device.device}/{device.share_id or ''}".encode()).hexdigest()
+    digest = digest_claim(uid, device.device, device.share_id)
     bare = Link(
         index=parent.index, name=parent.name, mtu=parent.mtu, mac=_build_mac(digest) if kind == "macvlan" else ""
     )
@@ -49,7 +47,7 @@ def plan_share(uid: str, device: AllocatedDevice, config: NetworkConfig, parent:
         kind=kind,
         mode=_find_mode(kind, wanted),
         vlan=wanted.vlan.id if wanted.vlan else 0,
-        identity=digest[:10],
+        identity=digest[:IDENTITY],
         target=find_state_in_pod(Interface(link=bare), config),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TypeAlias
 
 import msgspec
@@ -10,6 +11,8 @@ from pydra_net.interface_state import InterfaceState
 from pydra_net.network_types import Interface, Link, VirtualFunctionState
 
 _MARK = "pydra."
+IDENTITY = 10
+"""Digits of a claim's digest that names have."""
 
 
 class _StepOfDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,12 +40,14 @@ class _StepOfShare(_StepOfDevice, frozen=True, kw_only=True):
 class GiveInterface(_StepOfDevice, frozen=True, kw_only=True, tag_field="step", tag="give-interface"):
     """Let a claim have an interface of the node: it is moved when the pod's sandbox exists, and moved back.
 
-    `before` is how it is on the node, `target` how it is in the pod.
+    `before` is how it is on the node, `target` how it is in the pod; `identity` is a part of names that no other pod
+    can guess, empty in records of older versions.
     """
 
     before: Interface
     target: InterfaceState
     pci_address: str = ""
+    identity: str = ""
 
     @property
     def key(self) -> str:
@@ -63,7 +68,7 @@ class GiveInterface(_StepOfDevice, frozen=True, kw_only=True, tag_field="step", 
     def mark(self) -> str:
         """The alternative name by which it is found again; empty if it is found by its hardware."""
         link = self.before.link
-        return f"{_MARK}{self.device}" if link.kind or not (link.parent or link.permanent_mac) else ""
+        return f"{_MARK}{self.identity or self.device}" if link.kind or not (link.parent or link.permanent_mac) else ""
 
     def is_of(self, link: Link) -> bool:
         """Whether the link is this interface, whatever its name and address are now."""
@@ -152,6 +157,11 @@ class GiveRdma(_StepOfShare, frozen=True, kw_only=True, tag_field="step", tag="g
     def __str__(self) -> str:
         """`give-rdma mlx5_0`, for messages."""
         return f"give-rdma {self.name}"
+
+
+def digest_claim(uid: str, device: str, share_id: str | None) -> str:
+    """Return what only this claim has for the device, in hexadecimal digits: pods do not know the UIDs of others."""
+    return hashlib.sha256(f"{uid}/{device}/{share_id or ''}".encode()).hexdigest()
 
 
 def _is_same_hardware(known: Link, link: Link) -> bool:

@@ -14,7 +14,7 @@ from net_agent import build_sandbox
 from pydra import UndoLater, UnknownDevice
 from pydra_net.doctor_claim_interfaces import examine_interfaces
 from pydra_net.network_change_types import SetLink
-from pydra_net.network_types import Link
+from pydra_net.network_types import Link, Reading
 from pydra_net.simulation.kernel import HOST
 from pydra_net.simulation.machine import MACHINE_TYPES
 from pydra_nri.simulation.runtime import OperationFailed
@@ -153,6 +153,22 @@ async def test_an_adapter_that_was_unplugged_in_the_pod_does_not_keep_its_claim(
             await agent.unprepare("claim")
         (adapter / "driver").unlink()
         await agent.unprepare("claim")
+
+
+async def test_a_link_that_another_pod_made_is_not_taken_for_the_claims_interface(node: SimulatedNode) -> None:
+    """With CAP_NET_ADMIN, a pod can give its links any alternative name."""
+    async with node.run() as agent:
+        other = node.begin_pod("other")
+        forged = Link(index=40, name="net1", kind="dummy", alternative_names=("pydra.dummy0",))
+        node.kernel.namespaces[other.network_namespace] = Reading(links=(forged,))
+        await agent.prepare("claim", "dummy0", pod="trainer")
+        sandbox = node.begin_pod("trainer")
+        await agent.runtime.run_pod(sandbox)
+        assert node.names_in(sandbox) == ["dummy0"]
+        await agent.runtime.stop_pod(sandbox)
+        await agent.unprepare("claim")
+        assert node.names_in(other) == ["net1"]
+    assert node.is_as_before()
 
 
 async def test_an_interface_that_has_gone_is_not_offered_and_its_claim_says_so(node: SimulatedNode) -> None:

@@ -271,8 +271,11 @@ async def test_a_daemons_directory_is_removed_however_deep_its_container_made_it
             os.close(place)
             place = below
         os.close(place)
-        await node.backend.undo(MakeDomainDirectory(domain=ID), None, claim("daemon"))
-        assert list(node.domains.iterdir()) == []
+        try:
+            await node.backend.undo(MakeDomainDirectory(domain=ID), None, claim("daemon"))
+            assert list(node.domains.iterdir()) == []
+        finally:  # what is left pytest could not remove
+            subprocess.run(["rm", "-rf", node.domains], check=True)  # noqa: ASYNC221
 
 
 async def test_a_daemon_is_not_had_twice_and_not_with_its_channel(tmp_path: Path) -> None:
