@@ -319,3 +319,19 @@ def test_the_workflows_call_targets_that_exist_and_test_every_supported_python()
     classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
     supported = [one.rpartition(" ")[2] for one in classifiers if re.fullmatch(r".* 3\.\d+", one)]
     assert ci["jobs"]["test"]["strategy"]["matrix"]["python"] == supported
+
+
+def test_the_workflows_run_no_action_that_somebody_else_can_change_and_leave_it_no_token() -> None:
+    for path in sorted((ROOT / ".github" / "workflows").iterdir()):
+        text = path.read_text()
+        used = re.findall(r"uses: (\S+)(.*)", text)
+        for name, comment in used:
+            assert name.startswith("./") or re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", name), name
+            assert name.startswith("./") or re.fullmatch(r" # v\d+\.\d+\.\d+", comment), "dependabot updates both"
+        workflow = yaml.safe_load(text)
+        assert workflow["permissions"] == {"contents": "read"}
+        steps = [step for job in workflow["jobs"].values() for step in job.get("steps", ())]
+        for step in steps:
+            if step.get("uses", "").startswith("actions/checkout@"):
+                assert step["with"]["persist-credentials"] is False
+            assert "${{ github." not in step.get("run", ""), "a name could end the command"
