@@ -126,7 +126,7 @@ class DeviceIndex:
     def __init__(self) -> None:
         self._claims: dict[str, tuple[Sequence[AllocatedDevice], Consumption]] = {}
         self._uses: dict[tuple[str, str], dict[str, list[Use]]] = {}
-        self._counters: dict[_Counter, dict[str, Fraction]] = {}
+        self._counters: dict[_Counter, dict[str, Mapping[str, Fraction]]] = {}
         self._holders: dict[str, Holder] = {}
 
     def hold(self, claim: Claim, consumption: Consumption, *, left_over: str = "") -> None:
@@ -143,8 +143,8 @@ class DeviceIndex:
         for device in claim.devices:
             use = Use(holder=holder, device=device)
             self._uses.setdefault((device.pool, device.device), {}).setdefault(uid, []).append(use)
-        for counter, amount in _sum_counters(consumption).items() if consumption else ():
-            self._counters.setdefault(counter, {})[uid] = amount
+        for counter, amounts in _list_counters(consumption).items() if consumption else ():
+            self._counters.setdefault(counter, {})[uid] = amounts
 
     def holds(self, uid: str) -> bool:
         """Return whether the claim is known."""
@@ -159,10 +159,10 @@ class DeviceIndex:
             uses.pop(uid, None)
             if not uses:
                 self._uses.pop((device.pool, device.device), None)
-        for counter in _sum_counters(consumption) if consumption else ():
-            amounts = self._counters[counter]
-            amounts.pop(uid, None)
-            if not amounts:
+        for counter in _list_counters(consumption) if consumption else ():
+            users = self._counters[counter]
+            users.pop(uid, None)
+            if not users:
                 del self._counters[counter]
 
     def find_conflict(self, claim: Claim, published: Published | None = None) -> DeviceInUse | TerminalError | None:
@@ -203,17 +203,22 @@ class DeviceIndex:
     def _find_short_counter(
         self, claim: Claim, published: Published, consumption: Consumption
     ) -> DeviceInUse | TerminalError | None:
-        """Find a counter of which the claim's devices need more than others leave."""
+        """Find a counter of which the claim's devices need more than others leave.
+
+        A device consumes its counters once, however many claims have a share of it.
+        """
         totals = {
             (pool, counter_set.name, name): parse_quantity(value)
             for pool, one in published.items()
             for counter_set in one.counter_sets
             for name, value in counter_set.counters.items()
         }
-        for counter, wanted in _sum_counters(consumption).items():
-            others = {uid: used for uid, used in self._counters.get(counter, {}).items() if uid != claim.uid and used}
+        for counter, amounts in _list_counters(consumption).items():
+            others = {uid: used for uid, used in self._counters.get(counter, {}).items() if uid != claim.uid}
+            taken = {key: amount for used in others.values() for key, amount in used.items()}
+            wanted = sum(amount for key, amount in amounts.items() if key not in taken)
             total = totals.get(counter)
-            if total is None or not wanted or wanted + sum(others.values()) <= total:
+            if total is None or not wanted or wanted + sum(taken.values()) <= total:
                 continue
             device = next(one for one in claim.devices if counter in _counters_of(one, consumption))
             if wanted > total:
@@ -221,7 +226,8 @@ class DeviceIndex:
                     f"the devices of the claim need {wanted} of the counter {counter[2]} of {counter[1]}, and there is "
                     f"{total}: they cannot be used together; ask for one of them"
                 )
-            return _refuse(device, self._holders[min(others)], f"the counter {counter[2]} of {counter[1]} is used up")
+            holder = min(uid for uid, used in others.items() if any(used.values()))
+            return _refuse(device, self._holders[holder], f"the counter {counter[2]} of {counter[1]} is used up")
         return None
 
     def _find_incompatible(self, claim: Claim, published: Published, consumption: Consumption) -> DeviceInUse | None:
@@ -247,15 +253,16 @@ def _refuse(device: AllocatedDevice, holder: Holder, why: str = "") -> DeviceInU
 
 def _counters_of(device: AllocatedDevice, consumption: Consumption) -> set[_Counter]:
     key = f"{device.pool}/{device.device}"
-    return set(_sum_counters({key: consumption[key]})) if key in consumption else set()
+    return set(_list_counters({key: consumption[key]})) if key in consumption else set()
 
 
-def _sum_counters(consumption: Consumption) -> Mapping[_Counter, Fraction]:
-    found: dict[_Counter, Fraction] = {}
+def _list_counters(consumption: Consumption) -> Mapping[_Counter, Mapping[str, Fraction]]:
+    """Return how much of each counter each device consumes, by `POOL/DEVICE`."""
+    found: dict[_Counter, dict[str, Fraction]] = {}
     for key, consumed in consumption.items():
         pool = key.rpartition("/")[0]
         for one in consumed:
             for name, amount in one.counters.items():
-                counter = pool, one.counter_set, name
-                found[counter] = found.get(counter, Fraction()) + parse_quantity(amount)
+                amounts = found.setdefault((pool, one.counter_set, name), {})
+                amounts[key] = amounts.get(key, Fraction()) + parse_quantity(amount)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from pydra import AllocatedDevice, Capacity, Claim, CounterConsumption, CounterSet, Device, DeviceInUse, TerminalError
 from pydra.claims.device_use import (
@@ -33,6 +34,11 @@ DEVICES = (
     consuming("vgpu", "slots-2", "vgpu", "any", slots=1),
     consuming("other", "slots-2", slots=1),
     Device(name="plain"),
+    replace(
+        consuming("board-0-shared", "slots-0", slots=3),
+        capacity={"memory": Capacity("16Gi")},
+        allow_multiple_allocations=True,
+    ),
 )
 SETS = tuple(CounterSet(name=f"slots-{n}", counters={"slots": 4}) for n in range(3))
 PUBLISHED: Published = {POOL: PublishedPool(devices={one.name: one for one in DEVICES}, counter_sets=SETS)}
@@ -72,6 +78,18 @@ def holding(*claims: Claim) -> DeviceIndex:
         pytest.param([claim("a", "shared", memory="8Gi")], claim("b", "shared", memory="8Gi"), "", id="enough memory"),
         pytest.param(
             [claim("a", "shared", memory="8Gi")], claim("b", "shared", memory="9Gi"), "memory is left", id="too little"
+        ),
+        pytest.param(
+            [claim("a", "board-0-shared", memory="1Gi"), claim("b", "board-0-shared", memory="1Gi")],
+            claim("c", "board-0-shared", memory="1Gi"),
+            "",
+            id="another share of a device that consumes counters once",
+        ),
+        pytest.param(
+            [claim("a", "board-0-shared", memory="1Gi"), claim("b", "board-0-shared", memory="1Gi")],
+            claim("c", "board-0-half-1"),
+            "slots of slots-0 is used up",
+            id="part of what is shared",
         ),
         pytest.param([claim("a", "mig-0")], claim("b", "mig-1"), "", id="a common group"),
         pytest.param([claim("a", "mig-1")], claim("b", "vgpu"), "", id="another common group"),
