@@ -19,6 +19,8 @@ PREFIX = "PYDRA_TPU_"
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 TopologyOrEmpty = Annotated[str, msgspec.Meta(pattern="^([1-9][0-9]{0,2}x[1-9][0-9]{0,2}(x[1-9][0-9]{0,2})?)?$")]
 
+PathOrEmpty = Annotated[str, msgspec.Meta(pattern="^(/|$)")]
+
 LabelOrEmpty = Annotated[str, msgspec.Meta(pattern="^([A-Za-z0-9][-A-Za-z0-9_.]{0,62})?$")]
 
 HOSTNAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.:]{0,251}[A-Za-z0-9])?")
@@ -69,8 +71,9 @@ class Settings(RootSettings, frozen=True, kw_only=True):
     )
     """Host, or `host:port`, of Google's metadata server, for settings that are not set. Empty: it is not queried."""
 
-    log_directory: AbsolutePath = "/tmp/tpu_logs"  # noqa: S108 - where libtpu writes
-    """The host's directory that containers have at `/tmp/tpu_logs`, for the logs of the TPU runtime."""
+    log_directory: PathOrEmpty = "/tmp/tpu_logs"  # noqa: S108 - where libtpu writes
+    """The host's directory that containers have at `/tmp/tpu_logs`, for the logs of the TPU runtime, if it exists. All
+    containers with TPUs of the node share it: they can read and change each other's logs. Empty: they have none."""
     poll_period: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """Seconds between two checks for chips and device nodes that were added or removed."""
     runtime_metrics_ports: tuple[Port, ...] = tuple(range(8431, 8439))

@@ -61,15 +61,12 @@ def _prepare_device(
                 f"TPU_DEVICE_{device.device.replace('-', '_')}_RESOURCE_CLAIM": claim.uid,
             },
             device_nodes=tuple(DeviceNode(path=node, host_path=host_node(node, settings.dev_root)) for node in nodes),
-            mounts=(
-                Mount(
-                    host_path=settings.log_directory,
-                    container_path=LOGS,
-                    options=("rw", "nosuid", "nodev", "bind"),
-                    optional=True,
-                ),
-            ),
+            mounts=(_mount_logs(settings.log_directory),) if settings.log_directory else (),
         ),
         own_container=process is not None,
         status=identify(own),
     )
+
+
+def _mount_logs(directory: str) -> Mount:
+    return Mount(host_path=directory, container_path=LOGS, options=("rw", "nosuid", "nodev", "bind"), optional=True)

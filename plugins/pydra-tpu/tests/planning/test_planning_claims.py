@@ -54,6 +54,15 @@ def test_a_part_of_a_host_is_a_slice_by_itself_of_the_chips_that_its_containers_
     }
 
 
+def test_containers_share_the_directory_of_logs_unless_there_is_none() -> None:
+    def list_mounts(settings: Settings) -> list[tuple[str, str]]:
+        (prepared,) = prepare_claim(claim_of("chip-0"), V5E, OFFERED, settings)
+        return [(one.host_path, one.container_path) for one in prepared.edits.mounts]
+
+    assert list_mounts(Settings(log_directory="/var/log/tpu")) == [("/var/log/tpu", "/tmp/tpu_logs")]
+    assert list_mounts(Settings(log_directory="")) == []
+
+
 @pytest.mark.parametrize(
     ("host", "kind", "topology", "bounds", "hosts"),
     [
