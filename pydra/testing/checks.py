@@ -577,7 +577,7 @@ class Checks:
         """Prepare a claim again that has been prepared at the same time as another."""
         beside = self._session.records[claim.uid].prepared
         again = await self._session.hold(claim)
-        return [] if again == beside else [f"beside another claim {beside}, then {again}"]
+        return [f"prepare beside another claim: {one}" for one in find_differences(beside, again)]
 
     async def _hold_alone(self, claim: Claim) -> tuple[PreparedDevice, ...]:
         """Prepare and unprepare the claim; what refuses it alone as well has nothing to do with other claims."""

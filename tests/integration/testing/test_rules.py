@@ -311,7 +311,7 @@ async def prepare(claim):
 """
     report = await check(Proof(code), tmp_path)
     assert [check.rule for check in report.checks if check.problems] == [Rule.CONCURRENT.value], report.text
-    assert "beside another claim (PreparedDevice(" in report.text
+    assert "prepare beside another claim: $[0].edits.env.CARD_a was " in report.text
 
 
 async def test_a_thread_that_goes_on_after_its_call_was_cancelled_is_reported(tmp_path: Path) -> None:
