@@ -274,7 +274,7 @@ def find_answer_type_violations(method: Method, answer: Any) -> Iterator[str]:
     if method in _OBJECTS:
         wanted, members = _OBJECTS[method]
         if not isinstance(answer, wanted):
-            yield f"{name} returned {_class_of(answer)}, not a pydra.{wanted.__name__}"
+            yield f"{name} returned {name_class(answer)}, not a pydra.{wanted.__name__}"
             return
         for member, kind in members.items():
             yield from _wrong_items(f"{name}: {member}", getattr(answer, member), kind)
@@ -302,14 +302,14 @@ _SILENT = {Method.UNPREPARE, Method.UNDO, Method.WAIT_CHANGED, Method.RESTORE}
 
 def _wrong_items(where: str, items: Any, wanted: type) -> Iterator[str]:
     if not isinstance(items, list | tuple):
-        yield f"{where} is {_class_of(items)}, not a list or tuple of pydra.{wanted.__name__}"
+        yield f"{where} is {name_class(items)}, not a list or tuple of pydra.{wanted.__name__}"
         return
     for index, item in enumerate(items):
         if not isinstance(item, wanted):
             yield f"{where}[{index}] is a {type(item).__name__}, not a pydra.{wanted.__name__}"
 
 
-def _class_of(answer: Any) -> str:
+def name_class(answer: Any) -> str:
     """Name what was returned, for a sentence that goes on."""
     return "None (is `return` missing?)" if answer is None else f"a {type(answer).__name__}"
 

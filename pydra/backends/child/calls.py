@@ -186,7 +186,7 @@ class CallServer:
             reached = True
             result = await self._perform(call)
             violations = find_answer_type_violations(call.method, result)
-            if not violations and call.method is Method.PLAN and self._types.steps:
+            if not violations and call.method is Method.PLAN:
                 result, violations = self._types.describe_plan(result)
             if violations:
                 return _broken(call, violations)
@@ -205,8 +205,8 @@ class CallServer:
         try:
             return Reply(id=call.id, result=build_result(result))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            parts = tuple(f"{call.method.value}: {part}" for part in find_unencodable(result, "$"))
-            return _broken(call, parts or (f"{call.method.value} returned what JSON cannot hold: {error}",))
+            parts = tuple(f"{call}: {part}" for part in find_unencodable(result, "$"))
+            return _broken(call, parts or (f"{call} returned what JSON cannot hold: {error}",))
 
     async def _perform(self, call: Call) -> Any:
         hints = call.method is Method.WAIT_CHANGED

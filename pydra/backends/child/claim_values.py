@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Union
 
 import msgspec
 from msgspec.structs import replace
 
 from pydra.backends.claim_config import ConfigTypes, decode_what_fits
+from pydra.backends.contract_validation import name_class
 from pydra.backends.wire import Held, find_unencodable, parse_held
 from pydra.claim import Claim, HeldClaim
 from pydra.errors import UndoLater
@@ -23,10 +24,13 @@ class BackendTypes:
         self.steps = tuple(steps)
         self._step: Any = Union[self.steps] if steps else None  # noqa: UP007 - of types that are known at run time
 
-    def describe_plan(self, answer: Any) -> tuple[Plan | None, tuple[str, ...]]:
-        """Return the plan with a `ClaimStep` for each step, for the agent; and the violations, if any."""
+    def describe_plan(self, answer: Any) -> tuple[Any, tuple[str, ...]]:
+        """Return what `plan` returned, a Plan with a `ClaimStep` for each step; and the violations, if any."""
+        if not self.steps:
+            said = "plan returned a pydra.Plan, and the backend has no STEP_TYPES: list the classes of its steps there"
+            return answer, (said,) if isinstance(answer, Plan) else ()
         if not isinstance(answer, Plan):
-            return None, (f"plan returned a {type(answer).__name__}, not a pydra.Plan, and the backend has STEP_TYPES",)
+            return None, (f"plan returned {name_class(answer)}, not a pydra.Plan, and the backend has STEP_TYPES",)
         if violations := tuple(self._find_violations(answer)):
             return None, violations
         return Plan(steps=tuple(map(describe_step, answer.steps)), data=answer.data), ()
@@ -41,6 +45,9 @@ class BackendTypes:
             if type(step) not in self.steps:
                 yield f"plan: steps[{place}] is a {type(step).__name__}, which STEP_TYPES does not have"
                 continue
+            if wrong := tuple(_find_wrong_properties(step)):
+                yield from (f"plan: steps[{place}]: {one}" for one in wrong)
+                continue
             try:
                 one = describe_step(step)
             except (TypeError, ValueError, OverflowError, RecursionError):
@@ -51,8 +58,6 @@ class BackendTypes:
             if one.key in keys:
                 yield f"plan: steps[{place}] ({one.label}) has the same key as a step before it"
             keys.add(one.key)
-            if one.holds is not None and not all(isinstance(name, str) for name in one.holds):
-                yield f"plan: steps[{place}]: holds of a {type(step).__name__} must be names of devices"
 
     def decode_step(self, one: ClaimStep) -> ClaimStep:
         """Return the step as a value of its type. Raises UndoLater if no type fits: a later version recorded it."""
@@ -77,6 +82,20 @@ class BackendTypes:
             return self.decode_step(one)
         except UndoLater:
             return one
+
+
+def _find_wrong_properties(step: Any) -> Iterator[str]:
+    name = type(step).__name__
+    for what, wanted in (("key", "a string"), ("holds", "a tuple of names of devices")):
+        value = getattr(step, what, None)
+        if callable(value):
+            yield f"{what} of {name} is a method; write @property above it"
+        elif value is not None and not (isinstance(value, str) if what == "key" else _are_names(value)):
+            yield f"{what} of {name} is {value!r}; it must be {wanted}"
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
 
 
 class HeldClaims:

@@ -38,6 +38,7 @@ from pydra.devices import Inventory
 from pydra.errors import BackendError, ContractError, PydraError, SettingsError
 from pydra.inventory.build_pool import build_pool
 from pydra.inventory.health_debounce import HealthPolicy, Snapshot, observe
+from pydra.plan import Plan
 from pydra.slices.build import build_wanted
 from pydra.testing.claims_in_memory import CallsInProcess, ClaimsInMemory
 from pydra_dev.api.errors import JsonObject
@@ -184,13 +185,13 @@ class _Calls(CallsInProcess):
         if getattr(self.backend, "plan", None) is None:
             return claim
         plan = await self.call("plan", self.backend.plan(claim, tuple(self.claims.records.values())))
-        if self._types.steps:
-            described, violations = self._types.describe_plan(plan)
-            if described is None:
-                raise RunError("plan breaks the contract", violations)
+        described, violations = self._types.describe_plan(plan)
+        if violations:
+            raise RunError("plan breaks the contract", violations)
+        if isinstance(described, Plan):
             claim = replace(claim, plan=described.data, steps=tuple(described.steps))
         else:
-            claim = replace(claim, plan=plan)
+            claim = replace(claim, plan=described)
         details = tuple(f"step {one.label}" for one in claim.steps) or (str(claim.plan),)
         self.say(Paragraph(headline=f"planned: claim {claim.namespace}/{claim.name}", details=details))
         return claim
