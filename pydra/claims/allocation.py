@@ -25,7 +25,7 @@ class _Opaque(msgspec.Struct, frozen=True):
 
 
 class _Config(msgspec.Struct, frozen=True):
-    source: str
+    source: str = ""
     requests: tuple[str, ...] | None = None
     opaque: _Opaque | None = None
 
@@ -64,8 +64,13 @@ class _Metadata(msgspec.Struct, frozen=True):
     uid: str
 
 
+class _Spec(msgspec.Struct, frozen=True):
+    devices: _Devices = _Devices()
+
+
 class _ResourceClaim(msgspec.Struct, frozen=True):
     metadata: _Metadata
+    spec: _Spec = _Spec()
     status: _Status | None = None
 
 
@@ -102,7 +107,7 @@ def parse_allocation(resource_claim: object, ref: ClaimRef, driver: str, *, one_
             f"claim {ref} is not allocated; the scheduler allocates it when it places a pod that uses it, "
             "so do not set spec.nodeName on such a pod"
         )
-    devices = _parse_devices(allocation, ref, driver)
+    devices = _parse_devices(allocation, found.spec.devices.config or (), ref, driver)
     if not devices:
         others = sorted({_quote(result.driver) for result in allocation.results or ()})
         raise NotAllocated(f"claim {ref} has no device of driver {driver}; it has {', '.join(others) or 'none at all'}")
@@ -142,8 +147,10 @@ def _find_only_pod(pods: Sequence[PodRef], ref: ClaimRef, driver: str) -> PodRef
     )
 
 
-def _parse_devices(allocation: _Devices, ref: ClaimRef, driver: str) -> list[AllocatedDevice]:
-    entries = _own_configs(allocation.config, driver) if allocation.config else ()
+def _parse_devices(
+    allocation: _Devices, written: Sequence[_Config], ref: ClaimRef, driver: str
+) -> list[AllocatedDevice]:
+    entries = _own_configs(allocation.config, written, driver) if allocation.config else ()
     devices: list[AllocatedDevice] = []
     for index, result in enumerate(allocation.results or ()):
         if result.driver != driver:
@@ -166,8 +173,14 @@ def _parse_devices(allocation: _Devices, ref: ClaimRef, driver: str) -> list[All
     return devices
 
 
-def _own_configs(entries: Sequence[_Config], driver: str) -> list[tuple[tuple[str, ...], OpaqueConfig]]:
-    """Return the driver's configs, weakest first, with their requests; numbered within their source, from 1."""
+def _own_configs(
+    entries: Sequence[_Config], written: Sequence[_Config], driver: str
+) -> list[tuple[tuple[str, ...], OpaqueConfig]]:
+    """Return the driver's configs, weakest first, with their requests; numbered within their source, from 1.
+
+    The claim's own have their place among those `written` in the claim. The scheduler copies one for each request that
+    it names, and leaves out those for alternatives that were not chosen.
+    """
     own: dict[bool, list[tuple[tuple[str, ...], OpaqueConfig]]] = {True: [], False: []}
     numbers: dict[str, int] = {}
     for entry in entries:
@@ -176,11 +189,23 @@ def _own_configs(entries: Sequence[_Config], driver: str) -> list[tuple[tuple[st
             continue
         requests = entry.requests or ()
         of = f" (request {', '.join(requests)})" if requests else ""
-        position = f"{entry.source} config {number}{of}"
+        place = _find_place(entry, written) if entry.source == "FromClaim" else None
+        position = f"{entry.source} config {number}{of}" if place is None else f"spec.devices.config[{place}]{of}"
         config = OpaqueConfig(source=entry.source, position=position, parameters=entry.opaque.parameters)
         own[entry.source == "FromClass"].append((requests, config))
     # The API lists those of the class first, but the order is too important to rely on that.
     return own[True] + own[False]
+
+
+def _find_place(entry: _Config, written: Sequence[_Config]) -> int | None:
+    try:
+        return next(
+            place
+            for place, one in enumerate(written)
+            if one.opaque == entry.opaque and (one.requests or ()) == (entry.requests or ())
+        )
+    except (StopIteration, RecursionError):  # parameters can be nested without end
+        return None
 
 
 def _choose_configs(

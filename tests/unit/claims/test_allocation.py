@@ -193,6 +193,20 @@ def test_a_config_is_named_by_its_place_among_those_of_its_source() -> None:
     ]
 
 
+def test_a_config_of_the_claim_is_named_by_its_place_in_the_spec() -> None:
+    # The scheduler copies what names two requests twice, and what is for another alternative not at all.
+    written = [
+        config(n, requests=of, kind=f"K{n}") for n, of in enumerate((["gpu", "nic"], ["gpu/small"], ["gpu"], []))
+    ]
+    claim = resource_claim(result("gpu/large"), configs=[written[0], *(written[n] for n in (0, 2, 3))])
+    claim["spec"]["devices"]["config"] = [{key: one[key] for key in ("requests", "opaque")} for one in written]
+    assert [one.position for one in parse(claim).devices[0].configs] == [
+        "spec.devices.config[0] (request gpu, nic)",
+        "spec.devices.config[2] (request gpu)",
+        "spec.devices.config[3]",
+    ]
+
+
 @pytest.mark.parametrize(
     "parameters", [{}, {"kind": 3}, {"apiVersion": ["x"], "kind": "A"}], ids=["none", "number", "list"]
 )
@@ -242,11 +256,18 @@ def test_parameters_that_cannot_be_kept_are_refused_where_they_stand(value: obje
 
 
 def test_parameters_nested_without_end_are_refused() -> None:
-    deep: list[Any] = []
-    for _ in range(100_000):
-        deep = [deep]
+    copied, written = (config(nest(100_000)) for _ in range(2))
+    claim = resource_claim(result(), configs=[copied])
+    claim["spec"]["devices"]["config"] = [{"opaque": written["opaque"]}]
     with pytest.raises(ClaimError, match=r"FromClaim config 1: .* is nested more than 64 deep"):
-        parse(resource_claim(result(), configs=[config(deep)]))
+        parse(claim)
+
+
+def nest(depth: int) -> list[Any]:
+    deep: list[Any] = []
+    for _ in range(depth):
+        deep = [deep]
+    return deep
 
 
 @pytest.mark.parametrize(
