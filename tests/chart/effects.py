@@ -339,9 +339,10 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
         of("ClusterRole", "rules", "0", "verbs", name="pydra-agent.pydra-system"),
         ["get", "list"],
     ),
-    ("slicePolicy.create", SIM, False, count("ValidatingAdmissionPolicy"), 0),
+    ("slicePolicy.create", SIM, False, count("ValidatingAdmissionPolicy"), 1),
+    ("eventPolicy.create", SIM, False, count("ValidatingAdmissionPolicy"), 1),
     ("deviceClasses.create", SIM, False, count("DeviceClass"), 0),
-    ("configPolicy.create", SIM, True, count("ValidatingAdmissionPolicy"), 2),
+    ("configPolicy.create", SIM, True, count("ValidatingAdmissionPolicy"), 3),
     ("networkPolicy.create", SIM, True, count("NetworkPolicy"), 1),
     (
         "networkPolicy.from",

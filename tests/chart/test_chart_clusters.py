@@ -106,7 +106,13 @@ ADDITIONS = [
     ),
     pytest.param(
         lacking("apis/admissionregistration.k8s.io/v1"),
-        {"slicePolicy": {"create": False}, "configPolicy": {"create": True}},
+        {"slicePolicy": {"create": False}},
+        "eventPolicy.create: this cluster does not serve admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy",
+        id="no policies for Events",
+    ),
+    pytest.param(
+        lacking("apis/admissionregistration.k8s.io/v1"),
+        {"slicePolicy": {"create": False}, "eventPolicy": {"create": False}, "configPolicy": {"create": True}},
         "configPolicy.create: this cluster does not serve admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy;"
         " leave it out, and judge configs with webhook.enabled=true",
         id="no policies for configs",

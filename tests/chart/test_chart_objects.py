@@ -16,7 +16,9 @@ AGENT = {
     "ServiceAccount/pydra",
     "ClusterRole/pydra-agent.pydra-system",
     "ClusterRoleBinding/pydra-agent.pydra-system",
+    "ValidatingAdmissionPolicy/pydra-events.pydra-system",
     "ValidatingAdmissionPolicy/pydra-slices.pydra-system",
+    "ValidatingAdmissionPolicyBinding/pydra-events.pydra-system",
     "ValidatingAdmissionPolicyBinding/pydra-slices.pydra-system",
     "ResourceQuota/pydra",
 }
@@ -68,7 +70,7 @@ def without(*kinds: str) -> set[str]:
             id="one DaemonSet for all",
         ),
         pytest.param(
-            overlay(SIM, at("slicePolicy.create", False)),
+            overlay(SIM, at("slicePolicy.create", False), at("eventPolicy.create", False)),
             without("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
             id="no policy",
         ),

@@ -47,6 +47,7 @@ ALL_ON = overlay(
 )
 
 STATUS = {"deviceStatus": True}
+SLICES, EVENTS = "pydra-slices.pydra-system", "pydra-events.pydra-system"
 AGENTS = ("pydra-amd", "pydra-cpu", "pydra-net", "pydra-nvidia", "pydra-sim", "pydra-tpu")
 
 
@@ -397,7 +398,7 @@ def test_the_paths_of_the_chart_are_there() -> None:
 
 
 def test_a_token_that_names_no_node_is_refused_once_and_in_words() -> None:
-    spec = render(SIM).one("ValidatingAdmissionPolicy")["spec"]
+    spec = render(SIM).one("ValidatingAdmissionPolicy", SLICES)["spec"]
     told = {one["name"]: one["expression"] for one in spec["variables"]}
     # A token of a Secret has no extra at all, which must be no error of the expression.
     assert told["tokenNode"] == "request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][?0].orValue('')"
@@ -416,7 +417,7 @@ def test_a_token_that_names_no_node_is_refused_once_and_in_words() -> None:
     ],
 )
 def test_an_agent_writes_slices_of_its_own_nodes_pool_only(operation: str, pool: str, allowed: bool) -> None:
-    validations = render(SIM).one("ValidatingAdmissionPolicy")["spec"]["validations"]
+    validations = render(SIM).one("ValidatingAdmissionPolicy", SLICES)["spec"]["validations"]
     (expression,) = (one["expression"] for one in validations if "spec.pool.name" in one["expression"])
     names = dict.fromkeys(("variables", "request", "object"), cel.Type.DYN)
     told = {
@@ -425,3 +426,45 @@ def test_an_agent_writes_slices_of_its_own_nodes_pool_only(operation: str, pool:
         "object": None if operation == "DELETE" else {"spec": {"pool": {"name": pool, "generation": 999}}},
     }
     assert cel.NewEnv(variables=names).compile(expression).eval(data=told).value() is allowed
+
+
+OWN = {"reportingController": "pydra-agent", "reportingInstance": "pydra-agent-uid-1"}
+FOREIGN = {"reportingController": "kubelet", "reportingInstance": "node-2"}
+
+
+@pytest.mark.parametrize(
+    ("account", "token", "old", "new", "allowed"),
+    [
+        pytest.param("pydra", "uid-1", None, OWN, True, id="its own"),
+        pytest.param("pydra", "uid-1", OWN, {**OWN, "series": {"count": 2}}, True, id="its own again"),
+        pytest.param("pydra", "uid-2", None, OWN, False, id="another agent's"),
+        pytest.param("pydra", "uid-1", None, FOREIGN, False, id="another controller's"),
+        pytest.param("pydra", "uid-1", FOREIGN, OWN, False, id="over somebody else's"),
+        pytest.param("pydra", "uid-1", None, {}, False, id="of no reporter"),
+        pytest.param("pydra", "", None, OWN, False, id="by a token of no pod"),
+        pytest.param("other", "", None, FOREIGN, True, id="by somebody else"),
+    ],
+)
+def test_an_agent_writes_events_in_its_own_name_only(
+    account: str, token: str, old: Object | None, new: Object, allowed: bool
+) -> None:
+    spec = render(SIM).one("ValidatingAdmissionPolicy", EVENTS)["spec"]
+    user: Object = {"username": f"system:serviceaccount:pydra-system:{account}"}
+    if token:
+        user["extra"] = {"authentication.kubernetes.io/pod-uid": [token]}
+    told: Object = {
+        "request": {"operation": "CREATE" if old is None else "UPDATE", "userInfo": user},
+        "object": new,
+        "oldObject": old,
+        "variables": {},
+    }
+    environment = cel.NewEnvConfigFromYaml(
+        "extensions: [{name: optional}]\nvariables:\n" + "".join(f"- {{name: {one}, type_name: dyn}}\n" for one in told)
+    )
+
+    def evaluate(expression: str) -> Any:
+        return cel.NewEnv(config=environment).compile(expression).eval(data=told).plain_value()
+
+    (condition,), (variable,), (validation,) = (spec[one] for one in ("matchConditions", "variables", "validations"))
+    told["variables"]["reporter"] = evaluate(variable["expression"])
+    assert (not evaluate(condition["expression"]) or evaluate(validation["expression"])) is allowed

@@ -14,6 +14,9 @@ those of its own Kubernetes, so that nothing is refused there; with --api-versio
 {{- if .Values.slicePolicy.create -}}
 {{- $asked = append $asked (list "slicePolicy.create" "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy" "leave it to RBAC with slicePolicy.create=false, which cannot keep an agent to its own node") -}}
 {{- end -}}
+{{- if .Values.eventPolicy.create -}}
+{{- $asked = append $asked (list "eventPolicy.create" "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy" "leave it to RBAC with eventPolicy.create=false, which cannot keep an agent to Events of its own") -}}
+{{- end -}}
 {{- if .Values.configPolicy.create -}}
 {{- $asked = append $asked (list "configPolicy.create" "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy" "leave it out, and judge configs with webhook.enabled=true") -}}
 {{- end -}}

@@ -40,7 +40,8 @@ WORDS = {
 
 
 async def test_the_reason_of_a_refusal_is_the_backends_own_word() -> None:
-    async with run_node(lambda step: None) as node, run_agent(node, *BACKEND) as agent:
+    uid = ("--pod-uid", "uid-1")
+    async with run_node(lambda step: None) as node, run_agent(node, *BACKEND, *uid) as agent:
         await agent.wait_ready()
         selector = {"cel": {"expression": f"device.driver == '{DRIVER}'"}}
         user = NodeUser(node, [])
@@ -51,6 +52,11 @@ async def test_the_reason_of_a_refusal_is_the_backends_own_word() -> None:
             assert await wait_event(node, "ResourceClaim", device) == (reason, note)
             await agent.wait_metric(rf'operation="prepare",result="{reason}"')
             assert {line["reason"] for line in agent.lines() if line["message"] == note} == {reason}
+        # The chart's policy allows an agent no others.
+        found = (await node.client.list(EVENTS, namespace="default")).items
+        own = [one for one in found if one["regarding"]["kind"] == "ResourceClaim"]
+        reporters = {(one["reportingController"], one["reportingInstance"]) for one in own}
+        assert reporters == {("pydra-agent", "pydra-agent-uid-1")}
 
 
 async def test_a_cluster_that_is_too_old_is_reported_on_its_node_and_not_called_ready() -> None:
