@@ -89,8 +89,9 @@ def conformance_page() -> str:
         f"`prepare`, `unprepare` and `restore` are interrupted wherever they wait (at most at {POINTS} places) and",
         "when they have ended. What `plan` changes is seen where Python makes it, not in a native library.",
         "",
-        "The suite prepares the first healthy device that no claim holds. Where an agent has prepared claims with the",
-        "same backend, one that implements `restore` is only loaded.",
+        "The suite prepares the first healthy device that no claim holds, or the one that `--device` names; it lists",
+        "devices of other kinds, such as partitions. Where an agent has prepared claims with the same backend, one",
+        "that implements `restore` is only loaded.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -80,8 +80,14 @@ def build_parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser("check", help="say what the agent would refuse about a backend, all problems at once")
     check.add_argument("backend", metavar="NAME", help=_BACKEND_HELP)
-    text = "the agent's YAML file of settings: backendSettings, drivers, directories (PYDRA_CONFIG)"
-    check.add_argument("--config", metavar="FILE", help=text)
+    check.add_argument(
+        "--device", metavar="NAME", default="", help="the device to prepare, such as a partition [the first free one]"
+    )
+    check.add_argument(
+        "--config",
+        metavar="FILE",
+        help="the agent's YAML file of settings: backendSettings, drivers, directories (PYDRA_CONFIG)",
+    )
     add_output(check)
     check.set_defaults(command=_check)
 
@@ -274,7 +280,7 @@ def _check(parsed: argparse.Namespace) -> int:
     config = read_config(parsed.config, os.environ)
     is_json = parsed.output == "json"
     progress = _ignore_check if is_json else _print_check
-    report = check_backend(_import_from(parsed.backend), config=config, progress=progress)
+    report = check_backend(_import_from(parsed.backend), device=parsed.device, config=config, progress=progress)
     if is_json:
         print_json({"backend": report.backend, "ok": report.ok, "checks": report.checks})
     else:

@@ -38,7 +38,7 @@ from pydra.testing.leaks import Leaks
 from pydra.testing.report import Check, fold_alike
 from pydra.testing.rules import Rule
 from pydra.testing.session import ABSENT, Session
-from pydra.testing.usable_devices import find_pair, find_unaffordable, list_usable
+from pydra.testing.usable_devices import find_pair, find_unaffordable, list_kinds, list_usable
 
 _DRIVER = "conformance.example.com"
 _HINTS = 3
@@ -66,7 +66,11 @@ class Checks:
         config: Mapping[str, Any],
         progress: Progress,
         timeouts: ProcessTimeouts,
+        *,
+        device: str,
     ) -> None:
+        """`device` is the name of the device to prepare; empty for the first one that is free."""
+        self._device = device
         self._progress = progress
         self._timeouts = timeouts
         self._source = source
@@ -189,15 +193,19 @@ class Checks:
                 (Rule.PLAN, self._plan_again),
                 (Rule.PLAN_CRASH, self._crash_after_plan),
             ]
-        usable = self._usable()
+        usable = self._list_wanted()
         session.device = usable[0] if usable else session.device
         for rule, probe in probes:
             if not prepare:
                 self._skip(rule, "asked to leave the hardware alone")
             elif self._inventory is None:
                 self._skip(rule, "discover failed")
+            elif not usable and self._device and rule is Rule.PREPARE:
+                names = ", ".join(one.name for one in self._usable())
+                found = f"no healthy device is called {self._device}; there are: {names or 'none'}"
+                self._add(Check(rule=rule.value, title=rule.sentence, problems=(found,)))
             elif not usable:
-                self._skip(rule, "no healthy device")
+                self._skip(rule, "no healthy device" + (f" is called {self._device}" if self._device else ""))
             else:
                 await self._probe_safely(rule, probe)
 
@@ -239,6 +247,9 @@ class Checks:
 
     def _usable(self) -> list[Device]:
         return list_usable(self._inventory or Inventory())
+
+    def _list_wanted(self) -> list[Device]:
+        return [one for one in self._usable() if self._device in ("", one.name)]
 
     def _skip(self, rule: Rule, why: str) -> None:
         self._add(Check(rule=rule.value, title=rule.sentence, skipped=why))
@@ -451,7 +462,7 @@ class Checks:
 
         A device may need configuration that only its claims' authors know; without `parameters` it is not prepared.
         """
-        usable = self._usable()
+        usable = self._list_wanted()
         for place, device in enumerate(usable, start=1):
             claim = self._session.build_claim("one", device)
             try:
@@ -473,8 +484,18 @@ class Checks:
                 raise _Skipped(self._hopeless) from error
             self._session.device = device
             self._session.remember("one", claim)
+            self._found = device.name
             break
+        self._name_other_kinds()
         return []
+
+    def _name_other_kinds(self) -> None:
+        """Say which devices were not tried although the backend may treat them differently, such as partitions."""
+        kinds = [one.name for one in list_kinds(self._inventory or Inventory())]
+        others = [name for name in kinds if name != self._session.device.name]
+        if len(kinds) > 1 and not self._device:
+            shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+            self._lines.append(f"devices of other kinds are not prepared: {shown}; check one with --device")
 
     async def _edits(self) -> list[str]:
         self._build_spec(self._session.claim("one"), self._prepared)
@@ -529,7 +550,7 @@ class Checks:
     async def _together(self) -> list[str]:
         if any(check.rule == Rule.EDITS.value and check.problems for check in self._checks):
             raise _Skipped("the container edits of one device break CDI's rules")
-        pair = find_pair(self._inventory or Inventory())
+        pair = find_pair(self._inventory or Inventory(), self._device)
         if pair is None:
             raise _Skipped("there are no two devices that one claim could have")
         claim = self._session.build_claim("together", *pair)

@@ -34,19 +34,20 @@ def check_backend(
     target: str | object,
     *,
     prepare: bool = True,
+    device: str = "",
     config: Mapping[str, Any] = {},
     parameters: Sequence[Mapping[str, Any]] = (),
     progress: Progress = lambda _title, _check: None,
 ) -> Report:
     """Check an installed backend by name, `module:attribute`, or an importable module or object.
 
-    Prepares and unprepares its first healthy device that is not held; with `prepare` false the hardware is only read.
-    The backend's process can import what this process can. Simulated hardware keeps its state in a temporary directory,
-    unless PYDRA_<NAME>_STATE names one. `config` is the agent's settings file: `backendSettings` has the backend's own
-    settings; `drivers` and the directories say where an agent has records. `parameters` is the opaque configuration of
-    the claims that it prepares, for devices that need one: each with its `apiVersion` and `kind`. `progress` is called
-    with each check's title and None before the check, and with the title and the Check after it. Raises SettingsError
-    if there is no such backend.
+    Prepares and unprepares its first healthy device that is not held, or the one called `device`; with `prepare` false
+    the hardware is only read. The backend's process can import what this process can. Simulated hardware keeps its
+    state in a temporary directory, unless PYDRA_<NAME>_STATE names one. `config` is the agent's settings file:
+    `backendSettings` has the backend's own settings; `drivers` and the directories say where an agent has records.
+    `parameters` is the opaque configuration of the claims that it prepares, for devices that need one: each with its
+    `apiVersion` and `kind`. `progress` is called with each check's title and None before the check, and with the title
+    and the Check after it. Raises SettingsError if there is no such backend.
     """
     source = find_backend(target) if isinstance(target, str) else _locate(target)
     logging.getLogger("pydra").addHandler(logging.NullHandler())  # crashes are intended, and the report has the rest
@@ -57,7 +58,13 @@ def check_backend(
         environ = extend_module_path(environ, places)
         return anyio.run(
             lambda: run_checks(
-                source, prepare=prepare, environ=environ, config=config, parameters=parameters, progress=progress
+                source,
+                prepare=prepare,
+                device=device,
+                environ=environ,
+                config=config,
+                parameters=parameters,
+                progress=progress,
             )
         )
 
@@ -66,6 +73,7 @@ async def run_checks(
     source: BackendSource,
     *,
     prepare: bool = True,
+    device: str = "",
     deadlines: CallDeadlines = CallDeadlines(connect=CONNECT_DEADLINE, discover=DISCOVER_DEADLINE),  # noqa: B008 - frozen
     timeouts: ProcessTimeouts = ProcessTimeouts(),  # noqa: B008 - frozen
     environ: Mapping[str, str] | None = None,
@@ -74,7 +82,7 @@ async def run_checks(
     progress: Progress = lambda _title, _check: None,
 ) -> Report:
     """Do what `check_backend` does, inside an event loop."""
-    run = Checks(source, os.environ if environ is None else environ, config, progress, timeouts)
+    run = Checks(source, os.environ if environ is None else environ, config, progress, timeouts, device=device)
     processes = ForkedProcesses()
     with tempfile.TemporaryDirectory(prefix="pydra-observed-") as directory:
         supervisor = BackendSupervisor(

@@ -39,15 +39,26 @@ def find_unaffordable(inventory: Inventory) -> list[str]:
     ]
 
 
-def find_pair(inventory: Inventory) -> tuple[Device, Device] | None:
-    """Return two usable devices that a scheduler could give to one claim; None if there are none."""
+def list_kinds(inventory: Inventory) -> list[Device]:
+    """Return the first usable device of each kind, as far as one can tell: by what it has, shares and consumes."""
+    kinds: dict[object, Device] = {}
+    for one in list_usable(inventory):
+        named = tuple(one.attributes.get(name) for name in ("type", "profile", inventory.partition_type))
+        consumed = sorted(str(amount) for used in one.consumes_counters for amount in used.counters.values())
+        has = frozenset(one.attributes), frozenset(one.capacity), one.allow_multiple_allocations
+        kinds.setdefault((has, named, tuple(consumed)), one)
+    return list(kinds.values())
+
+
+def find_pair(inventory: Inventory, name: str = "") -> tuple[Device, Device] | None:
+    """Return two usable devices, one of this name, that a scheduler could give to one claim; None if there are none."""
     available = {
         (one.name, name): parse_quantity(amount)
         for one in inventory.counter_sets
         for name, amount in one.counters.items()
     }
     pairs = combinations(list_usable(inventory), 2)
-    return next((pair for pair in pairs if _fit(pair, available)), None)
+    return next((pair for pair in pairs if name in ("", pair[0].name, pair[1].name) and _fit(pair, available)), None)
 
 
 def _fit(pair: tuple[Device, Device], available: Mapping[Counter, Fraction]) -> bool:

@@ -252,7 +252,7 @@ PROOFS = {
 
 async def check(proof: Proof, directory: Path, **options: Any) -> Report:
     (directory / "proof.py").write_text(GOOD + proof.code + "\n")
-    (directory / "disk").mkdir()
+    (directory / "disk").mkdir(exist_ok=True)
     records = directory / "run"
     if proof.records:
         (records / "proof.example.com" / "claims").mkdir(parents=True)
@@ -340,6 +340,27 @@ async def prepare(claim):
     report = await check(Proof(code), tmp_path)
     assert report.ok, report.text
     assert "ok    prepare answers for each device of the claim" in report.text
+
+
+async def test_the_device_that_is_named_is_prepared_and_those_of_other_kinds_are_told(tmp_path: Path) -> None:
+    code = """
+async def discover():
+    kinds = {"a": "board", "b": "board", "a-0": "slot"}
+    return Inventory(devices=tuple(Device(name=name, attributes={"type": kind}) for name, kind in kinds.items()))
+async def prepare(claim):
+    if claim.devices[0].device == "a-0": raise ValueError("slots are not implemented")
+    return await good(claim)
+"""
+    report = await check(Proof(code), tmp_path)
+    assert report.ok, report.text
+    first = (
+        "prepare answers for each device of the claim (a)\n      - devices of other kinds are not prepared: a-0; check"
+    )
+    assert first in report.text, report.text
+    named = await check(Proof(code), tmp_path, device="a-0")
+    assert "slots are not implemented" in named.problems[0], named.text
+    absent = await check(Proof(code), tmp_path, device="a-1")
+    assert "no healthy device is called a-1; there are: a, b, a-0" in absent.problems[0], absent.text
 
 
 async def test_a_backend_of_which_nothing_could_be_prepared_is_not_said_to_keep_the_contract(tmp_path: Path) -> None:
