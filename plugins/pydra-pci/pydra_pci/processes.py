@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import stat
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 
 from pydra import ClaimError
@@ -24,6 +26,10 @@ link for it, and all that runs there is the node's own."""
 
 _CAPABILITIES = {"DAC_READ_SEARCH": 2, "SYS_PTRACE": 19}
 """What looking at another user's processes needs. Source: the kernel's include/uapi/linux/capability.h."""
+
+
+_FROM_SERVERS = ("nfs", "cifs", "smb", "fuse", "ceph", "9p", "afs", "lustre", "gfs2", "ocfs2", "beegfs", "gpfs")
+"""How types of file systems begin that ask a server or a process, which may not answer."""
 
 
 class DeviceBusy(ClaimError):
@@ -101,15 +107,45 @@ def _is_hidden(tree: Tree, pid: int) -> bool:
 def list_users(tree: Tree, nodes: Collection[str]) -> Iterator[tuple[int, frozenset[str]]]:
     """The processes that have one of the device nodes (`/dev/nvidia0`) open, by pid, and which.
 
-    A driver in a container has its nodes below another root, so only the end of a path counts. A process may end
-    meanwhile, or not be ours to look at.
+    A driver in a container has its nodes below another root, so only the end of a path counts, and that it is such a
+    device: any pod can have a file of that name open. A process may end meanwhile, or not be ours to look at.
     """
-    ends = tuple(nodes)
-    for pid in _list_pids(tree) if ends else ():
-        folder = tree.proc(f"{pid}/fd")
-        links = (tree.link(f"{folder}/{name}").removesuffix(" (deleted)") for name in tree.names(folder))
-        if opened := [path for path in links if path.endswith(ends)]:
-            yield pid, frozenset(node for node in ends if any(path.endswith(node) for path in opened))
+    numbers = {node: _read_number(tree.here(tree.host_node(node))) for node in nodes}
+    for pid in _list_pids(tree) if numbers else ():
+        opened: set[str] = set()
+        for name in tree.names(tree.proc(f"{pid}/fd")):
+            path = tree.link(tree.proc(f"{pid}/fd/{name}")).removesuffix(" (deleted)")
+            if found := [node for node in numbers if path.endswith(node)]:
+                opened.update(node for node in found if _may_be_device(tree, pid, name, numbers[node]))
+        if opened:
+            yield pid, frozenset(opened)
+
+
+def _may_be_device(tree: Tree, pid: int, descriptor: str, number: int | None) -> bool:
+    """Whether what the process has open may be a device, of this number if it is known.
+
+    A file system of a server has none, and might keep who asks it waiting.
+    """
+    mount = re.search(r"^mnt_id:\s*(\d+)$", tree.read(tree.proc(f"{pid}/fdinfo/{descriptor}")), re.MULTILINE)
+    if mount is not None:
+        mounts = tree.read(tree.proc(f"{pid}/mountinfo"))
+        kind = re.search(rf"^{mount[1]} .* - (\S+)", mounts, re.MULTILINE)
+        if kind is not None and kind[1].startswith(_FROM_SERVERS):
+            return False
+    try:
+        found = os.stat(tree.proc(f"{pid}/fd/{descriptor}"))
+    except OSError:  # it has been closed meanwhile, if this is the node's /proc
+        return True
+    return stat.S_ISCHR(found.st_mode) and number in (None, found.st_rdev)
+
+
+def _read_number(path: str) -> int | None:
+    """The number of a device node; None if there is none here."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_rdev if stat.S_ISCHR(found.st_mode) else None
 
 
 def _list_pids(tree: Tree) -> list[int]:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pydra_pci import DeviceBusy, ProcessesUnseen, Tree, find_users, own_pid, require_all_seen, wait_until_idle
+from pydra_pci import (
+    DeviceBusy,
+    ProcessesUnseen,
+    Roots,
+    Tree,
+    find_users,
+    own_pid,
+    require_all_seen,
+    wait_until_idle,
+)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +43,34 @@ from pydra_pci import DeviceBusy, ProcessesUnseen, Tree, find_users, own_pid, re
 def test_a_process_uses_the_gpu_whose_node_it_has_open(node: Any, link: str, used: bool) -> None:
     node.run(7, "python3", link)
     assert find_users(node.tree, ("/dev/nvidia1",)) == ({7: "python3"} if used else {})
+
+
+def test_a_file_of_the_same_name_is_no_device_whoever_has_it_open(tmp_path: Path) -> None:
+    """Any pod may open one; the devices of others would seem to be in use as long as it likes."""
+    tree, files = Tree(Roots()), [tmp_path / name / "dev/null" for name in ("file", "node")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    files[0].touch()
+    with suppress(PermissionError):
+        os.mknod(files[1], stat.S_IFCHR | 0o600, os.makedev(1, 5))  # with the numbers of /dev/zero
+    script = "import sys; kept = [open(one) for one in sys.argv[1:]]; print(flush=True); sys.stdin.read()"
+    opened = [str(file) for file in files if file.exists()]
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", script, *opened],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as pod,
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as user,
+    ):
+        assert pod.stdout is not None
+        assert pod.stdout.readline() == b"\n"
+        users = find_users(tree, ("/dev/null",))
+        for process in (pod, user):
+            process.communicate(b"\n", timeout=30)
+    assert user.pid in users
+    assert pod.pid not in users
 
 
 def test_no_nodes_have_no_users(node: Any) -> None:
