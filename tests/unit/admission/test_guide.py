@@ -39,6 +39,8 @@ def test_the_deployment_starts_with_its_arguments_and_its_mount() -> None:
     assert (settings.tls_cert, settings.tls_key) == ("/tls/tls.crt", "/tls/tls.key")
     assert settings.endpoint[1] == container["ports"][0]["containerPort"]
     assert container["volumeMounts"][0]["mountPath"] == "/tls"
+    chart = yaml.safe_load((Path(__file__).parents[3] / "charts" / "pydra" / "values.yaml").read_text())
+    assert container["resources"] == chart["webhook"]["resources"], "a review of 4 MiB takes up to 220"
     assert pod["volumes"][0]["secret"]["secretName"] == objects()["Certificate"]["spec"]["secretName"]
 
 
