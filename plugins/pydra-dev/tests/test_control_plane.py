@@ -291,6 +291,22 @@ async def test_a_device_taint_rule_keeps_pods_away_and_evicts_them() -> None:
         await world.until(lambda: "deletionTimestamp" in (world.pod("pod") or {"metadata": {}})["metadata"])
 
 
+@pytest.mark.parametrize(("version", "refused"), [("1.36", True), ("1.37", True), ("1.38", False)])
+async def test_a_taint_rule_without_a_selector_keeps_pods_from_all_devices_up_to_1_37_and_evicts_none(
+    version: str, refused: bool
+) -> None:
+    async with a_world(version=version) as world:
+        world.publish({"name": "gpu-0"}, {"name": "gpu-1"})
+        world.add_pod("first")
+        await world.until(lambda: world.node_of("first"))
+        taint = {"key": "example.com/sick", "effect": "NoExecute"}
+        world.api.create(DEVICE_TAINT_RULES, {"metadata": {"name": "all"}, "spec": {"taint": taint}})
+        world.add_pod("second")
+        await world.until(lambda: world.refusal("second") or world.node_of("second"))
+        assert ("1 tainted example.com/sick:NoExecute" in world.refusal("second")) is refused
+        assert "deletionTimestamp" not in world.api.get(PODS, "first", namespace="default")["metadata"]
+
+
 async def test_a_pod_is_evicted_from_a_device_that_it_does_not_tolerate_any_longer() -> None:
     moments = [datetime(2026, 1, 1, tzinfo=UTC)]
     async with a_world(clock=lambda: moments[-1]) as world:

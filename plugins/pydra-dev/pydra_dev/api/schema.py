@@ -139,7 +139,7 @@ class DeviceSelector(_Fields, frozen=True, kw_only=True):
 
 
 class TaintRuleSpec(_Fields, frozen=True, kw_only=True, omit_defaults=False):
-    """DeviceTaintRule.spec: without a selector it is for no device."""
+    """DeviceTaintRule.spec: without a selector it is for no device, if not for all (see `add_taints`)."""
 
     device_selector: DeviceSelector | None = None
     taint: Taint = Taint()

@@ -26,7 +26,7 @@ def step_eviction(api: Api, slices: SliceReader) -> float | None:
     """
     devices = {
         (one.spec.driver, one.spec.pool.name, device.name): device
-        for one in slices.read()
+        for one in slices.read_for_eviction()
         for device in one.spec.devices
         if any(taint.effect in NO_EXECUTE for taint in device.taints)
     }

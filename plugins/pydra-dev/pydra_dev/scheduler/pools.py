@@ -69,27 +69,34 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
         return self.incomplete or self.invalid
 
 
-def add_taints(slices: Iterable[NamedSlice], rules: Sequence[schema.TaintRuleSpec]) -> list[NamedSlice]:
-    """The slices with the taints that DeviceTaintRules give their devices."""
-    rules = [rule for rule in rules if rule.device_selector is not None]
-    if not rules:
+def add_taints(
+    slices: Iterable[NamedSlice], rules: Sequence[schema.TaintRuleSpec], *, without_selector: bool = False
+) -> list[NamedSlice]:
+    """The slices with the taints that DeviceTaintRules give their devices.
+
+    `without_selector`: a rule without a selector is for every device, not for none.
+    """
+    everything = schema.DeviceSelector() if without_selector else None
+    chosen = [(selector, rule.taint) for rule in rules if (selector := rule.device_selector or everything) is not None]
+    if not chosen:
         return list(slices)
     return [
         replace(
             one,
-            spec=replace(one.spec, devices=tuple(_add_taints(one.spec, device, rules) for device in one.spec.devices)),
+            spec=replace(one.spec, devices=tuple(_add_taints(one.spec, device, chosen) for device in one.spec.devices)),
         )
         for one in slices
     ]
 
 
-def _add_taints(spec: schema.SliceSpec, device: schema.Device, rules: Sequence[schema.TaintRuleSpec]) -> schema.Device:
+def _add_taints(
+    spec: schema.SliceSpec, device: schema.Device, rules: Sequence[tuple[schema.DeviceSelector, schema.Taint]]
+) -> schema.Device:
     own = (spec.driver, spec.pool.name, device.name)
     taints = tuple(
-        rule.taint
-        for rule in rules
-        if (chosen := rule.device_selector) is not None
-        and all(
+        taint
+        for chosen, taint in rules
+        if all(
             wanted in {None, name}
             for wanted, name in zip((chosen.driver, chosen.pool, chosen.device), own, strict=True)
         )

@@ -50,7 +50,7 @@ from pydra_dev.scheduler.node_resources import (
     list_containers,
 )
 from pydra_dev.scheduler.pools import NamedSlice, add_taints, matches_node
-from pydra_dev.scheduler.search import Features
+from pydra_dev.scheduler.search import DEFAULT_FEATURES, Features
 
 MAX_RESERVED = 256
 ALL_LISTS = Features(lists=True)
@@ -60,6 +60,8 @@ BOTH_NAMES = 38
 """The first minor release in which requests name capacities with or without the driver's domain."""
 COMPARED_LISTS = 37
 """The first minor release whose scheduler compares lists in constraints, with the feature gate (kubernetes#139332)."""
+SELECTED_TAINTS = 38
+"""The first minor release whose scheduler ignores DeviceTaintRules without a selector (kubernetes#141648)."""
 BINDING_TIMEOUT = 600.0
 
 
@@ -76,10 +78,17 @@ class SliceReader:
         self._parse_version = lru_cache(maxsize=4096)(self._parse_slice_version)
 
     def read(self) -> Sequence[NamedSlice]:
-        """All of them, as they are now."""
+        """All of them, as the scheduler sees them now."""
+        return self._read(_find_features(self._api))
+
+    def read_for_eviction(self) -> Sequence[NamedSlice]:
+        """All of them, as the controller sees them that evicts pods: for it, a rule needs a selector in any release."""
+        return self._read(DEFAULT_FEATURES)
+
+    def _read(self, features: Features) -> Sequence[NamedSlice]:
         slices = self._api.list(RESOURCE_SLICES).items
         known = [self._parse_version(one["metadata"]["name"], one["metadata"]["resourceVersion"]) for one in slices]
-        return add_taints(known, _parse_taint_rules(self._api.list(DEVICE_TAINT_RULES).items))
+        return _taint(known, self._api.list(DEVICE_TAINT_RULES).items, features)
 
     def _parse_slice_version(self, name: str, _version: str) -> NamedSlice:
         return _parse_slice(self._api.get(RESOURCE_SLICES, name))
@@ -344,7 +353,7 @@ def review_objects(
     return review_devices(
         [_name(claim)],
         node=node,
-        slices=add_taints(map(_parse_slice, slices), _parse_taint_rules(rules)),
+        slices=_taint(map(_parse_slice, slices), rules, features),
         classes=_parse_classes(classes),
         in_use=read_claims_in_use(others),
         features=features,
@@ -357,6 +366,7 @@ def _find_features(api: Api) -> Features:
         compares_lists=api.minor >= COMPARED_LISTS,
         groups=api.gates[GROUPS],
         both_names=api.minor >= BOTH_NAMES,
+        taints_everything=api.minor < SELECTED_TAINTS,
     )
 
 
@@ -372,8 +382,9 @@ def _parse_classes(classes: Iterable[JsonObject]) -> Mapping[str, schema.ClassSp
     }
 
 
-def _parse_taint_rules(rules: Iterable[JsonObject]) -> list[schema.TaintRuleSpec]:
-    return [schema.parse_fields("DeviceTaintRule", schema.TaintRuleSpec, one.get("spec") or {}) for one in rules]
+def _taint(slices: Iterable[NamedSlice], rules: Iterable[JsonObject], features: Features) -> Sequence[NamedSlice]:
+    parsed = [schema.parse_fields("DeviceTaintRule", schema.TaintRuleSpec, one.get("spec") or {}) for one in rules]
+    return add_taints(slices, parsed, without_selector=features.taints_everything)
 
 
 def _parse_slice(obj: JsonObject) -> NamedSlice:

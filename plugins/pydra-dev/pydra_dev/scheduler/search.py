@@ -62,6 +62,8 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
     """Compatibility groups are known (DRADeviceCompatibilityGroups)."""
     both_names: bool = False
     """Capacities may be requested with and without the driver's domain (Kubernetes 1.38)."""
+    taints_everything: bool = False
+    """A DeviceTaintRule without a selector is for every device, against its documentation (up to Kubernetes 1.37)."""
 
 
 DEFAULT_FEATURES = Features()
