@@ -307,6 +307,47 @@ async def test_a_taint_rule_without_a_selector_keeps_pods_from_all_devices_up_to
         assert "deletionTimestamp" not in world.api.get(PODS, "first", namespace="default")["metadata"]
 
 
+@pytest.mark.parametrize(
+    ("tolerations", "stays"),
+    [
+        pytest.param([{"operator": "Exists"}], False, id="of any effect"),
+        pytest.param([{"operator": "Exists", "effect": "NoExecute"}], True, id="for ever"),
+        pytest.param(
+            [
+                {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0},
+                {"key": "example.com/sick", "operator": "Exists", "effect": "NoExecute"},
+            ],
+            True,
+            id="the longer of two",
+        ),
+        pytest.param(
+            [
+                {"key": "example.com/other", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0},
+                {"key": "example.com/sick", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 3600},
+            ],
+            True,
+            id="the seconds of another taint",
+        ),
+    ],
+)
+async def test_only_a_toleration_of_no_execute_keeps_a_pod_on_a_tainted_device(
+    tolerations: list[JsonObject], stays: bool
+) -> None:
+    async with a_world() as world:
+        world.publish({"name": "gpu-0", "taints": [{"key": "example.com/sick", "effect": "NoExecute"}]})
+        request = {"name": "r", "exactly": {"deviceClassName": "gpu", "tolerations": tolerations}}
+        claim = {"metadata": {"name": "claim"}, "spec": {"devices": {"requests": [request]}}}
+        world.api.create(RESOURCE_CLAIMS, claim, namespace="default")
+        world.add_pod("pod", claim="claim")
+        await world.until(lambda: world.node_of("pod"))
+        world.add_pod("last", claim="none")  # when it is refused, the controllers have seen the first pod on its node
+        await world.until(lambda: world.refusal("last"))
+        pod = world.api.get(PODS, "pod", namespace="default")
+        assert ("deletionTimestamp" not in pod["metadata"]) is stays
+        reasons = [one.get("reason") for one in pod["status"]["conditions"] if one["type"] == "DisruptionTarget"]
+        assert reasons == ([] if stays else ["DeletionByDeviceTaintManager"])
+
+
 async def test_a_pod_is_evicted_from_a_device_that_it_does_not_tolerate_any_longer() -> None:
     moments = [datetime(2026, 1, 1, tzinfo=UTC)]
     async with a_world(clock=lambda: moments[-1]) as world:

@@ -134,8 +134,9 @@ class RunReport:
             uid, kind = event["metadata"]["uid"], event["involvedObject"]["kind"]
             # What a claim or a pod failed of is in the kubelet's steps.
             unscheduled = kind == PODS.kind and event["reason"] == "FailedScheduling"
-            shown = unscheduled or kind == "Node" or event["reason"] == EVICTION
-            if uid in self._printed or event["type"] == "Normal" or not shown:
+            evicted = event["reason"] == EVICTION
+            shown = evicted or (event["type"] != "Normal" and (unscheduled or kind == "Node"))
+            if uid in self._printed or not shown:
                 continue
             self._printed.add(uid)
             if event["reason"] in FATAL:

@@ -10,7 +10,9 @@ from pydra_dev.apiserver.verbs import Api
 SCHEDULER = "default-scheduler"
 
 
-def emit_event(api: Api, about: JsonObject, type_: str, reason: str, message: str) -> None:
+def emit_event(
+    api: Api, about: JsonObject, type_: str, reason: str, message: str, *, component: str = SCHEDULER
+) -> None:
     """Write an Event about a namespaced object."""
     metadata, now = about["metadata"], api.now
     involved = {"kind": about["kind"], "apiVersion": about["apiVersion"]}
@@ -21,8 +23,8 @@ def emit_event(api: Api, about: JsonObject, type_: str, reason: str, message: st
         "reason": reason,
         "message": message,
         "type": type_,
-        "source": {"component": SCHEDULER},
-        "reportingComponent": SCHEDULER,
+        "source": {"component": component},
+        "reportingComponent": component,
         "reportingInstance": "",
         "count": 1,
         "firstTimestamp": now,

@@ -7,17 +7,14 @@ from collections.abc import Sequence
 from pydra_dev.api import schema
 
 
-def find_blocking_taint(
-    device: schema.Device,
-    tolerations: Sequence[schema.Toleration],
-    effects: frozenset[str] = frozenset({"NoSchedule", "NoExecute"}),
-) -> schema.Taint | None:
-    """The first taint with one of these effects that nothing tolerates."""
+def find_blocking_taint(device: schema.Device, tolerations: Sequence[schema.Toleration]) -> schema.Taint | None:
+    """The first taint that keeps claims away and that nothing tolerates."""
     return next(
         (
             taint
             for taint in device.taints
-            if taint.effect in effects and not any(tolerates(toleration, taint) for toleration in tolerations)
+            if taint.effect in {"NoSchedule", "NoExecute"}
+            and not any(tolerates(toleration, taint) for toleration in tolerations)
         ),
         None,
     )
