@@ -31,6 +31,7 @@ from pydra.errors import (
     SettingsError,
 )
 from pydra.inventory.api_rules import validate_inventory
+from pydra.plan import ClaimStep
 from pydra.settings import Settings, parse_settings
 from pydra.testing.compare_answers import find_changes, find_differences, find_plan_changes
 from pydra.testing.interruptions import cancel_everywhere, crash_in_prepare, crash_in_restore, crash_in_unprepare
@@ -38,6 +39,7 @@ from pydra.testing.leaks import Leaks
 from pydra.testing.report import Check, fold_alike
 from pydra.testing.rules import Rule
 from pydra.testing.session import ABSENT, Session
+from pydra.testing.undone_steps import find_not_restored, find_undone_by_nothing
 from pydra.testing.usable_devices import find_pair, find_unaffordable, list_kinds, list_usable
 
 _DRIVER = "conformance.example.com"
@@ -89,6 +91,7 @@ class Checks:
         self._invalid_settings: SettingsError | None = None
         self._inventory: Inventory | None = None
         self._prepared: tuple[PreparedDevice, ...] = ()
+        self._steps: tuple[ClaimStep, ...] = ()
         self._leaks = Leaks()
         self._late: list[str] = []
 
@@ -180,6 +183,7 @@ class Checks:
             (Rule.PREPARE_AGAIN, self._prepare_again),
             (Rule.PREPARE_AFTER_CRASH, self._prepare_after_crash),
             (Rule.UNPREPARE, self._unprepare),
+            (Rule.UNDONE, self._undone),
             (Rule.UNPREPARE_AGAIN, self._unprepare_again),
             (Rule.TOGETHER, self._together),
             (Rule.CONCURRENT, self._concurrent),
@@ -353,12 +357,15 @@ class Checks:
         return [*valid.problems, *valid.dropped]
 
     async def _discover_again(self) -> list[str]:
+        problems = await self._find_changes()
+        await self._look_for_leaks(Method.DISCOVER, "discover", lambda _place: self._session.backend.discover())
+        return problems
+
+    async def _find_changes(self) -> list[str]:
         inventory = await self._session.backend.discover()
         valid = validate_inventory(inventory)
         again = replace(inventory, devices=valid.devices, counter_sets=valid.counter_sets)
-        problems = find_changes(self._inventory or Inventory(), again)
-        await self._look_for_leaks(Method.DISCOVER, "discover", lambda _place: self._session.backend.discover())
-        return problems
+        return find_changes(self._inventory or Inventory(), again)
 
     async def _idle(self) -> list[str]:
         """Find hints that come one after the other although nothing changes; one may be left from the start."""
@@ -485,6 +492,7 @@ class Checks:
             self._session.device = device
             self._session.remember("one", claim)
             self._found = device.name
+            self._steps = self._session.records[claim.uid].claim.steps
             break
         self._name_other_kinds()
         return []
@@ -539,6 +547,17 @@ class Checks:
     async def _unprepare(self) -> list[str]:
         await self._session.release(self._session.claim("one"), self._prepared)
         return []
+
+    async def _undone(self) -> list[str]:
+        """Compare a planned state before each step with what is planned now; advise of the rest, which may be meant."""
+        if not any(check.rule == Rule.STABLE.value and check.problems for check in self._checks):
+            changes = await self._find_changes()
+            self._notes += [f"after unprepare, discover does not answer as before: {change}" for change in changes]
+        self._notes += find_undone_by_nothing(self._steps, self._session.observations())
+        if not self._steps:
+            return []
+        again = await self._session.backend.plan(self._session.claim("one"), until=self._session.deadline())
+        return find_not_restored(self._steps, again.steps)
 
     async def _unprepare_again(self) -> list[str]:
         await self._unprepare()

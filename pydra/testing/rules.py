@@ -103,6 +103,12 @@ class Rule(Enum):
         "the next process must find what the last one did",
     )
     UNPREPARE = "unprepare", "unprepare succeeds", "the pod stays until it does"
+    UNDONE = (
+        "undone",
+        "what was done for a claim is undone",
+        "the next claim gets the hardware as this one leaves it; seen in what discover and plan say afterwards, "
+        "and in what undo changes",
+    )
     UNPREPARE_AGAIN = "unprepare-again", "unprepare again succeeds", "the kubelet repeats calls"
     UNPREPARE_AFTER_CRASH = (
         "unprepare-after-crash",

@@ -61,12 +61,14 @@ _CHANGES = {
     "os.setxattr",
 }
 """Events of `sys.addaudithook` for calls that change something outside of the process."""
+_ATTEMPTS = {"fcntl.ioctl", "os.posix_spawn", "os.system", "socket.connect", "socket.sendto", "subprocess.Popen"}
+"""Those for calls that may have something changed."""
 
 _BEGIN_SECONDS = 0.1
 """A thread that waits for a free one for longer is left out of account."""
 
-_changes: ContextVar[list[str] | None] = ContextVar("pydra_observed_changes", default=None)
-"""What the running `plan` has changed."""
+_changes: ContextVar[tuple[list[str], set[str]] | None] = ContextVar("pydra_observed_changes", default=None)
+"""What the running call has changed, and by which events of the hook that is noticed beside `open`."""
 
 
 class Interruption(Enum):
@@ -100,7 +102,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     cancelled: float = 0.0
     """When the call was cancelled, on the clock of `time.monotonic`; 0 if it was not."""
     changes: tuple[str, ...] = ()
-    """What `plan` has changed, by its events; and whether it changed the held claims."""
+    """What `plan`, `apply` or `undo` has changed, by its events; and whether `plan` changed the held claims."""
     tasks: tuple[str, ...] | None = None
     threads: tuple[str, ...] | None = None
     descriptors: tuple[str, ...] | None = None
@@ -172,8 +174,8 @@ class ObservedCalls(CallServer):
         order = self._take_order(call.method)
         changes: list[str] = []
         given = self._encode_held()
-        if call.method is Method.PLAN:
-            _changes.set(changes)
+        if call.method in (Method.PLAN, Method.APPLY, Method.UNDO):
+            _changes.set((changes, _CHANGES | _ATTEMPTS if call.method is Method.UNDO else _CHANGES))
         running = _Interrupted(super()._perform(call), order, self._threads_of.get(call.id, {}))
         try:
             return await running
@@ -341,11 +343,11 @@ def _format_place(frame: FrameType | None) -> str:
 
 
 def _note_change(event: str, arguments: tuple[Any, ...]) -> None:
-    """Note what a `plan` changes: an audit hook, called for much that Python does."""
-    if event != "open" and event not in _CHANGES:
+    """Note what a call changes: an audit hook, called for much that Python does."""
+    if event != "open" and event not in _CHANGES and event not in _ATTEMPTS:
         return
-    changes = _changes.get()
-    if changes is None:
+    changes, noticed = _changes.get() or ([], set())
+    if event != "open" and event not in noticed:
         return
     subject = os.fsdecode(arguments[0]) if isinstance(arguments[0], str | bytes) else str(arguments[0])
     if "__pycache__" in subject or subject.startswith("/dev/"):  # an import; a device is opened to be read, too

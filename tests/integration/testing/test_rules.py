@@ -143,6 +143,20 @@ PROOFS = {
         "    return [one.prepared(state=os.getpid()) for one in claim.devices]"
     ),
     Rule.UNPREPARE: Proof("async def unprepare(claim, prepared):\n    if prepared: raise RuntimeError('no')"),
+    Rule.UNDONE: Proof(
+        "class Switch(msgspec.Struct, frozen=True, tag='switch'):\n"
+        "    before: bool\n"
+        "    key = 'on'\n"
+        "class Load(msgspec.Struct, frozen=True, tag='load'): pass\n"
+        "STEP_TYPES = (Switch, Load)\n"
+        "async def plan(claim, held):\n"
+        "    await good(claim)\n"
+        "    return Plan(steps=[Switch(before=known('switch')), Load()])\n"
+        "async def apply(step, result, claim): await asyncio.to_thread(remember, step.__struct_config__.tag)\n"
+        "async def undo(step, result, claim): pass",
+        says="undo has not restored what step switch found: $.before was False, then True, when the claim was planned "
+        "again\n      - undo of step load changes nothing that Python shows; apply did: open /",
+    ),
     Rule.UNPREPARE_AGAIN: Proof(
         "ended = set()\n"
         "async def unprepare(claim, prepared):\n"
@@ -417,6 +431,7 @@ TOGETHER = (
     (Rule.PREPARE_AFTER_CRASH, Rule.BLOCKING),
     (Rule.IDLE, Rule.CONCURRENT, Rule.PLAN),
     (Rule.LEAKED_TASKS, Rule.AWAITED),
+    (Rule.UNDONE,),
     (Rule.CANCEL,),
     (Rule.DEADLINE,),
     (Rule.UNPREPARE_NOTHING,),
