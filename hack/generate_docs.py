@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
@@ -300,6 +301,7 @@ def backend_settings_table(kind: type[msgspec.Struct], prefix: str) -> Iterator[
     for field in msgspec.structs.fields(kind):
         default = f"`{text}`" if (text := as_text(getattr(defaults, field.name))) else "–"
         allowed = describe(msgspec.inspect.type_info(field.type)).replace("|", "\\|")
+        allowed = re.sub(r"(?<=that matches )\S+", r"`\g<0>`", allowed)  # brackets would be links
         yield f"| `{prefix}{field.name.upper()}` | {allowed} | {default} | {told[field.name]} |"
 
 

@@ -6,6 +6,7 @@ What the chart knows of a backend is in files/backends/, written from the backen
 */ -}}
 {{- define "pydra.backends" -}}
 {{- $root := . -}}
+{{- $computeDomains := include "pydra.computeDomainFacts" . | fromJson -}}
 {{- $enabled := dict -}}
 {{- $drivers := dict -}}
 {{- range $name, $values := .Values.backends -}}
@@ -31,7 +32,7 @@ What the chart knows of a backend is in files/backends/, written from the backen
 {{- $_ := set $backend "driver" $driver -}}
 {{- $_ := set $backend "classes" (include "pydra.classes" (dict "known" $known "driver" $driver "values" (default dict $values.deviceClasses)) | fromJson) -}}
 {{- /* No claim of another namespace has a daemon: its container shares a directory with the agent. */ -}}
-{{- if and $root.Values.computeDomainController.enabled (eq $name "nvidia-compute-domain") (not (hasKey (default dict $values.settings) "daemonNamespace")) -}}
+{{- if and $root.Values.computeDomainController.enabled (eq $name $computeDomains.backend) (not (hasKey (default dict $values.settings) "daemonNamespace")) -}}
 {{- $_ := set $backend "settings" (merge (dict "daemonNamespace" (include "pydra.namespace" $root)) (default dict $backend.settings)) -}}
 {{- end -}}
 {{- $_ := set $enabled $name $backend -}}
