@@ -205,6 +205,48 @@ async def test_device_status_is_for_allocated_devices_and_goes_with_them(api_ser
         assert "devices" not in (await client.patch(path, {"status": {"allocation": None}})).body["status"]
 
 
+CONDITION = {"type": "Ready", "status": "True", "reason": "Linked", "lastTransitionTime": "2026-01-02T03:04:05Z"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "at", "reason"),
+    [
+        ("type", "not ready", "type", "FieldValueInvalid"),
+        ("status", "Yes", "status", "FieldValueNotSupported"),
+        ("reason", "the link is up", "reason", "FieldValueInvalid"),
+        ("reason", "", "reason", "FieldValueRequired"),
+        ("message", "x" * 32769, "message", "FieldValueTooLong"),
+        ("lastTransitionTime", None, "lastTransitionTime", "FieldValueRequired"),
+        ("observedGeneration", -1, "observedGeneration", "FieldValueInvalid"),
+    ],
+)
+async def test_a_condition_of_a_device_must_be_valid(
+    api_server: ApiHandle, field: str, value: object, at: str, reason: str
+) -> None:
+    async with connected(api_server) as (client, scratch):
+        await client.create(scratch.claims, claim_body())
+        device: JsonObject = {"driver": scratch.driver, "pool": scratch.node, "device": "dev-0"}
+        device["conditions"] = [CONDITION, {**CONDITION, "type": "Other", field: value}]
+        body = {"status": {"allocation": allocation(scratch), "devices": [device]}}
+        answer = await client.patch(f"{scratch.claims}/claim/status", body)
+        assert_refused(answer, 422, "Invalid")
+        assert causes(answer) == {(f"status.devices[0].conditions[1].{at}", reason)}, answer.text
+
+
+async def test_times_are_kept_in_whole_seconds_of_utc(api_server: ApiHandle) -> None:
+    """A driver that compares what it wrote with what is stored would otherwise write for ever."""
+    async with connected(api_server) as (client, scratch):
+        await client.create(scratch.claims, claim_body())
+        device: JsonObject = {"driver": scratch.driver, "pool": scratch.node, "device": "dev-0"}
+        device["conditions"] = [{**CONDITION, "lastTransitionTime": "2026-01-02T05:04:05.678+02:00"}]
+        body = {"status": {"allocation": allocation(scratch), "devices": [device]}}
+        path = f"{scratch.claims}/claim/status"
+        (stored,) = (await client.patch(path, body)).body["status"]["devices"]
+        assert stored["conditions"] == [{**CONDITION, "message": ""}]
+        device["conditions"] = [{**CONDITION, "lastTransitionTime": "2026-01-02"}]
+        assert_refused(await client.patch(path, {"status": {"devices": [device]}}), 400, "BadRequest")
+
+
 async def test_a_pod_names_its_claims(api_server: ApiHandle) -> None:
     async with connected(api_server) as (client, scratch):
         unknown = pod_body(resourceClaims=[{"name": "gpu"}])

@@ -8,6 +8,8 @@ Source: Kubernetes 1.36 API reference.
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime
 from types import GenericAlias
 from typing import Annotated, Any, Optional, TypeVar
 
@@ -37,6 +39,12 @@ T = TypeVar("T")
 
 class Quantity(str):
     """A quantity in canonical form."""
+
+    __slots__ = ()
+
+
+class Time(str):
+    """A time in canonical form: whole seconds, in UTC."""
 
     __slots__ = ()
 
@@ -127,7 +135,7 @@ class Taint(_Fields, frozen=True, kw_only=True):
     key: str = ""
     value: str = ""
     effect: str = ""
-    time_added: str | None = None
+    time_added: Time | None = None
 
 
 class DeviceSelector(_Fields, frozen=True, kw_only=True):
@@ -319,7 +327,7 @@ class Allocation(_Fields, frozen=True, kw_only=True):
 
     devices: Results = Results()
     node_selector: JsonObject | None = None
-    allocation_timestamp: str | None = None
+    allocation_timestamp: Time | None = None
 
 
 class Consumer(_Fields, frozen=True, kw_only=True):
@@ -339,6 +347,17 @@ class NetworkData(_Fields, frozen=True, kw_only=True):
     hardware_address: str = ""
 
 
+class Condition(_Fields, frozen=True, kw_only=True, omit_defaults=False):
+    """What holds of a device, and since when."""
+
+    type: str = ""
+    status: str = ""
+    observed_generation: int | msgspec.UnsetType = msgspec.UNSET
+    last_transition_time: Time | None = None
+    reason: str = ""
+    message: str = ""
+
+
 class DeviceStatus(_Fields, frozen=True, kw_only=True):
     """What a driver says about one allocated device."""
 
@@ -346,7 +365,7 @@ class DeviceStatus(_Fields, frozen=True, kw_only=True):
     pool: str = ""
     device: str = ""
     share_id: str | None = field(default=None, name="shareID")
-    conditions: tuple[JsonObject, ...] | None = ()
+    conditions: tuple[Condition, ...] | None = ()
     data: Any = None
     network_data: NetworkData | None = None
 
@@ -359,6 +378,9 @@ class ClaimStatus(_Fields, frozen=True, kw_only=True):
     devices: Annotated[tuple[DeviceStatus, ...], Gated(DEVICE_STATUS)] = ()
 
 
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
+
+
 def _decode(type_: type, value: Any) -> Any:
     if type_ is Quantity:
         if not isinstance(value, (str, int)):
@@ -366,6 +388,10 @@ def _decode(type_: type, value: Any) -> Any:
                 "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
             )
         return Quantity(canonical_quantity(value))
+    if type_ is Time:
+        if not isinstance(value, str) or not _TIME.fullmatch(value):
+            raise ValueError(f"parsing time {value!r}: it must be as in 2006-01-02T15:04:05Z")
+        return Time(datetime.fromisoformat(value).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
     raise NotImplementedError(type_)
 
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra_dev.api import schema
-from pydra_dev.api.errors import forbidden, invalid, required, too_long, unsupported
+from pydra_dev.api.errors import duplicate, forbidden, invalid, required, too_long, too_many, unsupported
 from pydra_dev.apiserver.name_and_list_validation import (
     Errors,
     check_driver,
@@ -39,9 +39,21 @@ MAX_SELECTORS = 32
 MAX_RESULTS = 32
 MAX_RESERVED = 256
 MAX_TEXT = 10 * 1024
+MAX_CONDITIONS = 8
+MAX_REASON = 1024
+MAX_MESSAGE = 32 * 1024
 MODES = ("All", "ExactCount")
+STATUSES = ("False", "True", "Unknown")
 
 _EXTENDED = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+
+_REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
+_REASON_TEXT = (
+    "a condition reason must start with alphabetic character, optionally followed by a string of alphanumeric "
+    "characters or '_,:', and must end with an alphanumeric character or '_' (e.g. 'my_name',  or 'MY_NAME',  or "
+    "'MyName',  or 'ReasonA,ReasonB',  or 'ReasonA:ReasonB', regex used for validation is "
+    "'[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?')"
+)
 
 RequestNames = Mapping[str, frozenset[str]]
 
@@ -301,19 +313,42 @@ def _check_allocated_config(path: str, config: schema.ClaimConfig, names: Reques
 def _check_device_status(path: str, device: schema.DeviceStatus, allocated: bool) -> Errors:
     if not allocated:
         yield invalid(path, "/".join(_device_key(device)).rstrip("/"), "must be an allocated device in the claim")
-    yield from check_list(f"{path}.conditions", device.conditions or (), 8, _check_condition)
+    yield from _check_conditions(f"{path}.conditions", device.conditions or ())
     if device.data is not None:
         yield from _check_json_object(f"{path}.data", device.data)
     if device.network_data is not None:
         yield from _check_network(f"{path}.networkData", device.network_data)
 
 
-def _check_condition(path: str, condition: dict[str, object]) -> Errors:
-    for field in ("type", "status", "lastTransitionTime", "reason"):
-        if not condition.get(field):
-            yield required(f"{path}.{field}")
-    if condition.get("status") not in {None, "", "True", "False", "Unknown"}:
-        yield unsupported(f"{path}.status", condition["status"], ("False", "True", "Unknown"))
+def _check_conditions(path: str, conditions: tuple[schema.Condition, ...]) -> Errors:
+    if len(conditions) > MAX_CONDITIONS:
+        yield too_many(path, len(conditions), MAX_CONDITIONS)
+    seen = set()
+    for index, condition in enumerate(conditions):
+        at = f"{path}[{index}]"
+        if condition.type in seen:
+            yield duplicate(f"{at}.type", condition.type)
+        seen.add(condition.type)
+        yield from _check_condition(at, condition)
+
+
+def _check_condition(path: str, condition: schema.Condition) -> Errors:
+    yield from check_label_key(f"{path}.type", condition.type)
+    if condition.status not in STATUSES:
+        yield unsupported(f"{path}.status", condition.status, STATUSES)
+    if condition.observed_generation is not msgspec.UNSET and condition.observed_generation < 0:
+        detail = "must be greater than or equal to zero"
+        yield invalid(f"{path}.observedGeneration", condition.observed_generation, detail)
+    if condition.last_transition_time is None:
+        yield required(f"{path}.lastTransitionTime")
+    if not condition.reason:
+        yield required(f"{path}.reason")
+    elif not _REASON.fullmatch(condition.reason):
+        yield invalid(f"{path}.reason", condition.reason, _REASON_TEXT)
+    if size(condition.reason) > MAX_REASON:
+        yield too_long(f"{path}.reason", MAX_REASON)
+    if size(condition.message) > MAX_MESSAGE:
+        yield too_long(f"{path}.message", MAX_MESSAGE)
 
 
 def _check_network(path: str, data: schema.NetworkData) -> Errors:

@@ -114,7 +114,7 @@ class _SpecRules(msgspec.Struct, Generic[SpecT], frozen=True, kw_only=True):
 
 
 def _default_taint_rule(spec: schema.TaintRuleSpec, context: Context) -> schema.TaintRuleSpec:
-    return replace(spec, taint=replace(spec.taint, time_added=spec.taint.time_added or context.now))
+    return replace(spec, taint=replace(spec.taint, time_added=spec.taint.time_added or schema.Time(context.now)))
 
 
 def _check_claim(spec: schema.ClaimSpec, context: Context, path: str = "spec") -> Errors:

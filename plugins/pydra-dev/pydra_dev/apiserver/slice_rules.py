@@ -79,7 +79,9 @@ def default_slice(spec: schema.SliceSpec, now: str) -> schema.SliceSpec:
     if not any(device.taints for device in spec.devices):
         return spec
     devices = tuple(
-        replace(device, taints=tuple(t if t.time_added else replace(t, time_added=now) for t in device.taints))
+        replace(
+            device, taints=tuple(t if t.time_added else replace(t, time_added=schema.Time(now)) for t in device.taints)
+        )
         for device in spec.devices
     )
     return replace(spec, devices=devices)

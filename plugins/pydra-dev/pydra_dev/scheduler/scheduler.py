@@ -280,7 +280,7 @@ class Scheduler:
         if FINALIZER not in finalizers:
             claim = self._api.write_finalizers(RESOURCE_CLAIMS, claim, [*finalizers, FINALIZER])
         if allocation is not None:
-            status = replace(status, allocation=replace(allocation, allocation_timestamp=self._api.now))
+            status = replace(status, allocation=replace(allocation, allocation_timestamp=schema.Time(self._api.now)))
         status = replace(status, reserved_for=(*status.reserved_for, consumer))
         self._api.write_status(RESOURCE_CLAIMS, claim, schema.build_fields(status))
 
@@ -405,7 +405,7 @@ def _count_seconds(status: schema.ClaimStatus, now: str) -> float:
 def _read_conditions(status: schema.ClaimStatus, result: schema.Result) -> Mapping[str, str]:
     identity = (result.driver, result.pool, result.device, result.share_id)
     return {
-        condition["type"]: condition["status"]
+        condition.type: condition.status
         for device in status.devices
         if (device.driver, device.pool, device.device, device.share_id) == identity
         for condition in device.conditions or ()
