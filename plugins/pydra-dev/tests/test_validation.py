@@ -95,12 +95,31 @@ async def test_what_a_slice_belongs_to_is_immutable(api_server: ApiHandle, field
         assert (field, "FieldValueInvalid") in causes(answer)
 
 
+def _nodes(**requirement: Any) -> JsonObject:
+    return {"nodeName": None, "nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [requirement]}]}}
+
+
+_AT_TERM = "spec.nodeSelector.nodeSelectorTerms[0].matchExpressions[0]"
 _ATTRIBUTES = {f"a{index}": {"int": index} for index in range(33)}
 _TAINT = {"key": "example.com/a", "effect": "NoSchedule"}
 INVALID_SLICES = [
     ({"nodeName": None}, "spec", "FieldValueRequired", "no node"),
     ({"nodeName": ""}, "spec.nodeName", "FieldValueInvalid", "empty node name"),
     ({"allNodes": True}, "spec", "FieldValueInvalid", "two kinds of nodes"),
+    (_nodes(key="zone", operator="in", values=["a"]), f"{_AT_TERM}.operator", "FieldValueInvalid", "node operator"),
+    (_nodes(key="zone", operator="In"), f"{_AT_TERM}.values", "FieldValueRequired", "no values of a node label"),
+    (_nodes(key="zone", operator="Exists", values=["a"]), f"{_AT_TERM}.values", "FieldValueForbidden", "node values"),
+    (_nodes(key="the zone", operator="Exists"), f"{_AT_TERM}.key", "FieldValueInvalid", "key of a node label"),
+    (
+        {
+            "nodeName": None,
+            "perDeviceNodeSelection": True,
+            "devices": [{"name": "d", "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [{"key": "spec.x"}]}]}}],
+        },
+        "spec.devices[0].nodeSelector.nodeSelectorTerms[0].matchFields[0].key",
+        "FieldValueInvalid",
+        "field of a node",
+    ),
     ({"driver": "Not_a_name"}, "spec.driver", "FieldValueInvalid", "driver name"),
     ({"driver": f"{'d' * 60}.com"}, "spec.driver", "FieldValueTooLong", "long driver name"),
     ({"pool": {"name": "a//b", "resourceSliceCount": 1}}, "spec.pool.name", "FieldValueInvalid", "pool name"),

@@ -6,9 +6,8 @@ the changelog of 1.38.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 import msgspec
 from msgspec.structs import astuple, replace
@@ -31,6 +30,7 @@ from pydra_dev.apiserver.name_and_list_validation import (
     check_subdomain,
     size,
 )
+from pydra_dev.apiserver.node_selector_rules import check_node_selector
 
 MAX_DEVICES = 128
 MAX_COUNTERS = 32
@@ -57,6 +57,8 @@ class SliceRules(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a slice has the counter sets of its own devices, with 32 counters in all; otherwise only one of both."""
     one_slash: bool = False
     """Whether a name with two slashes is refused."""
+    one_term: bool = False
+    """Whether a device's node selector must have exactly one term, as that of a slice."""
 
 
 _OLDEST = SliceRules(
@@ -71,7 +73,7 @@ _OLDEST = SliceRules(
 
 def find_rules(minor: int) -> SliceRules:
     """The rules of release 1.`minor`."""
-    return _OLDEST if minor < 35 else SliceRules(one_slash=minor >= 38)
+    return _OLDEST if minor < 35 else SliceRules(one_slash=minor >= 38, one_term=minor >= 38)
 
 
 def default_slice(spec: schema.SliceSpec, now: str) -> schema.SliceSpec:
@@ -167,7 +169,7 @@ def _check_slice_nodes(spec: schema.SliceSpec, path: str) -> Errors:
             yield invalid(f"{path}.nodeName", "", "must be either unset or set to a non-empty string")
     if spec.node_selector is not None:
         chosen.append("`nodeSelector`")
-        yield from _check_terms(f"{path}.nodeSelector.nodeSelectorTerms", spec.node_selector)
+        yield from check_node_selector(f"{path}.nodeSelector", spec.node_selector, one_term=True)
     for name, flag in (("allNodes", spec.all_nodes), ("perDeviceNodeSelection", spec.per_device_node_selection)):
         if flag:
             chosen.append(f"`{name}`")
@@ -178,14 +180,6 @@ def _check_slice_nodes(spec: schema.SliceSpec, path: str) -> Errors:
         yield required(path, rule)
     elif len(chosen) > 1:
         yield invalid(path, "{" + ", ".join(chosen) + "}", f"{rule}, but multiple fields are set")
-
-
-def _check_terms(path: str, selector: Mapping[str, Any]) -> Errors:
-    terms = selector.get("nodeSelectorTerms") or []
-    if not terms:
-        yield required(path, "must have at least one node selector term")
-    if len(terms) != 1:
-        yield invalid(path, terms, "must have exactly one node selector term")
 
 
 def _check_counter_set(path: str, counter_set: schema.CounterSet) -> Errors:
@@ -221,7 +215,7 @@ def _check_device(path: str, device: schema.Device, rules: SliceRules, per_devic
         _check_consumption,
         lambda consumption: consumption.counter_set,
     )
-    yield from _check_device_nodes(path, device, per_device_nodes)
+    yield from _check_device_nodes(path, device, rules, expected=per_device_nodes)
     yield from check_binding(path, device.binding_conditions, device.binding_failure_conditions)
     for name, mapping in device.node_allocatable_resource_mappings.items():
         at = f"{path}.nodeAllocatableResourceMappings[{name}]"
@@ -342,9 +336,9 @@ def _check_group(path: str, group: str) -> Errors:
         yield required(path)
 
 
-def _check_device_nodes(path: str, device: schema.Device, expected: bool) -> Errors:
+def _check_device_nodes(path: str, device: schema.Device, rules: SliceRules, *, expected: bool) -> Errors:
     fields = {"nodeName": device.node_name, "nodeSelector": device.node_selector, "allNodes": device.all_nodes}
-    chosen = [f"`{name}`" for name, value in fields.items() if value]
+    chosen = [f"`{name}`" for name, value in fields.items() if value not in (None, "", False)]
     if not expected:
         if any(value is not None for value in fields.values()):
             yield invalid(
@@ -360,6 +354,10 @@ def _check_device_nodes(path: str, device: schema.Device, expected: bool) -> Err
     )
     if device.node_name == "":
         yield invalid(f"{path}.nodeName", "", "must not be empty")
+    elif device.node_name is not None:
+        yield from check_subdomain(f"{path}.nodeName", device.node_name)
+    if device.node_selector is not None:
+        yield from check_node_selector(f"{path}.nodeSelector", device.node_selector, one_term=rules.one_term)
     if device.all_nodes is False:
         yield invalid(f"{path}.allNodes", False, "must be either unset or set to true")
     if not chosen:
