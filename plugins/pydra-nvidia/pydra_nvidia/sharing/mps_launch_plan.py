@@ -26,8 +26,9 @@ from pydra_nvidia.sharing.mps_processes import MARK
 
 SHELLS = ("/usr/bin/sh", "/bin/sh")
 PIPE_INSIDE, LOG_INSIDE = "/tmp/nvidia-mps", "/var/log/nvidia-mps"  # noqa: S108 - the names that MPS itself has
-PIPE_OPTIONS = "size=1m,nr_inodes=1k,mode=755"
-"""Of the memory that the pipes are in: two sockets, a lock, a fifo, a file with a number."""
+PIPE_OPTIONS = "size=1m,nr_inodes=1k,mode=755,nosymfollow"
+"""Of the memory that the pipes are in: two sockets, a lock, a fifo, a file with a number. Links are not followed: a
+daemon that is started again writes as user 0 of the host, and a client may have put some in its files' places."""
 
 
 class LaunchContext(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CLONE_NEWNS = 0x00020000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+MS_NOSYMFOLLOW = 256  # since Linux 5.10; older kernels ignore it
 MNT_DETACH = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -36,7 +37,10 @@ def launch(plan: dict[str, Any]) -> int:
     for target in plan["unmount"]:
         _call("umount2", target.encode(), MNT_DETACH)
     for target, options in plan["tmpfs"].items():
-        _call("mount", b"mps", target.encode(), b"tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options.encode())
+        given = options.split(",")
+        flags = MS_NOSUID | MS_NODEV | MS_NOEXEC | ("nosymfollow" in given and MS_NOSYMFOLLOW)
+        data = ",".join(one for one in given if one != "nosymfollow")
+        _call("mount", b"mps", target.encode(), b"tmpfs", flags, data.encode())
     if not plan["argv"]:
         return 0
     if plan["binds"]:

@@ -131,7 +131,7 @@ def test_a_driver_in_a_container_of_its_own_gets_its_root(
 
 def test_memory_is_mounted_where_containers_are_started_from() -> None:
     pipe, shm = "/run/pydra-nvidia/mps/u1-abcde/pipe", "/run/pydra-nvidia/mps/u1-abcde/shm"
-    tmpfs = {pipe: "size=1m,nr_inodes=1k,mode=755", shm: "size=4096k,mode=1777"}
+    tmpfs = {pipe: "size=1m,nr_inodes=1k,mode=755,nosymfollow", shm: "size=4096k,mode=1777"}
     assert plan_mount(PLACE, "4096k", DIRECT) == Launch(tmpfs=tmpfs)
     assert plan_mount(MOUNTED, "4096k", HOST) == Launch(namespaces=NAMESPACES, tmpfs=tmpfs)
     assert [*tmpfs] == [pipe, shm]  # who has the second has the first
@@ -249,6 +249,21 @@ async def test_a_client_can_fill_nothing_of_the_node_through_the_pipes(bench: An
     assert os.stat(pipe).st_mode & 0o777 == 0o755  # clients only have to enter
     with pytest.raises(OSError, match="No space left"):
         await asyncio.to_thread(Path(pipe, "junk").write_bytes, bytes(2 << 20))
+    await applier.undo(STEP, None, kit.entry("u1", STEP))
+
+
+async def test_a_link_that_a_client_makes_among_the_pipes_leads_nowhere(
+    bench: Any, kit: Any, host: str, tmp_path: Path
+) -> None:
+    """A daemon that is started again writes its files there, in the mounts of the host."""
+    where = find_context(MpsLauncher.HOST, host)
+    applier = await run_daemon(bench, kit, where)
+    of_node = tmp_path / "of-the-node"
+    link = Path(reach_pipe(find_directory(bench.settings, STEP.id), where), "log")
+    os.symlink(of_node, link)
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        await asyncio.to_thread(link.write_text, "x")
+    assert not of_node.exists()
     await applier.undo(STEP, None, kit.entry("u1", STEP))
 
 
