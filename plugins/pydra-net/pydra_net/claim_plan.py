@@ -84,8 +84,13 @@ def _plan_device(
     if config.interface.addressing == "Unnumbered":
         raise TerminalError("interface.addressing: found Unnumbered, which is for virtual interfaces; set a type")
     speed, programs = node.speeds.get(link.index, 0), node.programs.get(link.index, Programs())
-    sysctls = node.sysctls.get(device.device, {})
-    interface = replace(read_interface(node.reading, link), speed=speed, programs=programs, sysctls=sysctls)
+    interface = replace(
+        read_interface(node.reading, link),
+        speed=speed,
+        programs=programs,
+        sysctls=node.sysctls.get(device.device, {}),
+        token=node.tokens.get(device.device, ""),
+    )
     ethtool = None
     if config.ethtool is not None:
         found = node.ethtool.get(device.device, Ethtool())

@@ -27,6 +27,9 @@ IPV6 = (
 )
 """Of net/ipv6/conf, for which the kernel has no messages; in the order in which they are set."""
 
+FOR_TOKENS = {"ipv6/conf/accept_ra": 2, "ipv6/conf/router_solicitations": 1}
+"""With others, the kernel refuses a token: for a link that takes no advertisements of routers, or asks for none."""
+
 
 def list_changes(wanted: Mapping[str, int], present: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     """Yield what is to be set, in order.

@@ -59,6 +59,7 @@ class HardwareReader:
             for link in reading.links
             if link.index in shared or (link.index not in protected and self._is_wanted(link))
         }
+        moved = [name for name in with_sysctls if name in devices and devices[name].index not in shared]
         return Node(
             reading=reading,
             devices=devices,
@@ -73,11 +74,8 @@ class HardwareReader:
                 for name in with_ethtool
                 if name in devices
             },
-            sysctls={
-                name: self._kernel.read_changed_sysctls(self._host, devices[name])
-                for name in with_sysctls
-                if name in devices and devices[name].index not in shared  # which is not moved
-            },
+            sysctls={name: self._kernel.read_changed_sysctls(self._host, devices[name]) for name in moved},
+            tokens={name: self._kernel.read_token(self._host, devices[name].index) for name in moved},
             rdma=dict(self._find_rdma(reading, devices)),
             functions=dict(
                 self._find_functions(reading, [name for name in with_functions if name in devices], devices)

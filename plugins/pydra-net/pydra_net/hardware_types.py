@@ -58,8 +58,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One reading of the node. `devices` are the links that can be offered, by the device's name.
 
     `protected` says why others are not, by index; `speeds` has those that are known, in Mbit/s. `shared` are the names
-    of devices that are offered in shares, `programs` the eBPF programs of links by index. `ethtool` and `sysctls` have
-    the settings of the devices that were asked for.
+    of devices that are offered in shares, `programs` the eBPF programs of links by index. `ethtool`, `sysctls` and
+    `tokens` have the settings of the devices that were asked for.
     """
 
     reading: Reading
@@ -71,6 +71,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     programs: Mapping[int, Programs] = {}
     ethtool: Mapping[str, Ethtool] = {}
     sysctls: Mapping[str, Mapping[str, int | str]] = {}
+    tokens: Mapping[str, str] = {}
     rdma: Mapping[str, OfferedRdma] = {}
     """RDMA devices by the name of the device that has, or is, one."""
     functions: Mapping[str, ConfiguredFunction] = {}

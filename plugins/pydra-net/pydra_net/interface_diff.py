@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pydra_net.dhcp.messages import Lease
-from pydra_net.gso_sizes_and_sysctls import list_changes
+from pydra_net.gso_sizes_and_sysctls import FOR_TOKENS, list_changes
 from pydra_net.interface_state import InterfaceState, by_dependency
 from pydra_net.network_change_types import (
     Add,
@@ -17,6 +17,7 @@ from pydra_net.network_change_types import (
     SetLink,
     SetParameter,
     SetSysctls,
+    SetToken,
 )
 from pydra_net.network_types import LINK_SCOPE, MAIN_TABLE, Address, Link, Reading, Route
 
@@ -32,7 +33,7 @@ def plan_changes(wanted: InterfaceState, link: Link, reading: Reading) -> tuple[
     restarts the hardware is set while it is down, and a VRF is joined before there are addresses: IPv6 would
     lose them.
     """
-    restarts = link.up and (wanted.name != link.name or _is_new(wanted, link))
+    restarts = link.up and _must_restart(wanted, link)
     present = Reading() if restarts else reading
     return (
         # Many drivers change the MAC address only of a link that is down, and kernels before 6.2 the name.
@@ -48,6 +49,11 @@ def plan_changes(wanted: InterfaceState, link: Link, reading: Reading) -> tuple[
 def plan_rest(wanted: InterfaceState, link: Link, reading: Reading) -> tuple[Operation, ...]:
     """What may be missing of an interface that is up in its pod; the rest came before, and the pod may change it."""
     return (*_plan_routes(wanted, link, reading), *_plan_neighbours_and_rules(wanted, link, reading))
+
+
+def _must_restart(wanted: InterfaceState, link: Link) -> bool:
+    """Whether what it gets is set of a link that is down."""
+    return wanted.name != link.name or _is_new(wanted, link)
 
 
 def _is_new(wanted: InterfaceState, link: Link) -> bool:
@@ -66,6 +72,9 @@ def _plan_link(wanted: InterfaceState, link: Link, reading: Reading) -> Iterator
         yield SetLink(index=index, mac=mac, mtu=mtu, alias=alias)
     for name, value in list_changes(wanted.parameters, link.parameters):
         yield SetParameter(index=index, name=name, value=value)
+    if wanted.token and not (link.up and not _must_restart(wanted, link)):  # else the kernel ends the addresses with it
+        yield SetSysctls(index=index, values=FOR_TOKENS)
+        yield SetToken(index=index, token=wanted.token)
     if wanted.sysctls:
         yield SetSysctls(index=index, values=wanted.sysctls)
     if wanted.without_programs:

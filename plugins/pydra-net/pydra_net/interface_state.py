@@ -47,6 +47,7 @@ class InterfaceState(Configuration, frozen=True, kw_only=True, omit_defaults=Tru
     """Routes by other interfaces to the same destinations stay."""
     sysctls: Mapping[str, int | str] = {}
     """By names such as `ipv6/conf/accept_ra`. The kernel resets them whenever a link is moved."""
+    token: str = ""
 
     @property
     def is_given_addresses(self) -> bool:
@@ -140,6 +141,7 @@ def find_state_before(interface: Interface) -> InterfaceState:
         routes=interface.routes,
         neighbours=interface.neighbours,
         sysctls=interface.sysctls,
+        token=interface.token,
         features=interface.features,
         private_flags=interface.private_flags,
     )

@@ -103,6 +103,10 @@ class Kernel(Protocol):
         """The sysctls of a link that are not as those of the namespace's default, by names as `ipv6/conf/accept_ra`."""
         ...
 
+    def read_token(self, where: Namespace, index: int) -> str:
+        """The part of a link's IPv6 addresses that is not a router's, as `::5`; empty if none is set."""
+        ...
+
     def read_programs(self, where: Namespace, indexes: Sequence[int]) -> Mapping[int, Programs]:
         """The eBPF programs of links, of those that have some."""
         ...

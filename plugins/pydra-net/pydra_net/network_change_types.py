@@ -54,6 +54,16 @@ class SetSysctls(msgspec.Struct, frozen=True, kw_only=True):
         return "set " + ", ".join(f"{name} {value}" for name, value in self.values.items())
 
 
+class SetToken(msgspec.Struct, frozen=True, kw_only=True):
+    """Set the part of a link's IPv6 addresses that is not a router's, as `::5`."""
+
+    index: int
+    token: str
+
+    def __str__(self) -> str:
+        return f"set token {self.token}"
+
+
 class SetEthtool(msgspec.Struct, frozen=True, kw_only=True):
     """Set features and private flags of a link, by the kernel's names."""
 
@@ -144,6 +154,7 @@ Operation: TypeAlias = (
     SetLink
     | SetParameter
     | SetSysctls
+    | SetToken
     | SetEthtool
     | DetachPrograms
     | JoinVrf

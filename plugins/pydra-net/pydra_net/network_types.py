@@ -254,5 +254,7 @@ class Interface(Configuration, frozen=True, kw_only=True, omit_defaults=True):
     """In Mbit/s, if it is known. An interface in a pod is published with it."""
     sysctls: Mapping[str, int | str] = {}
     """Those that are not as the node's default, to which the kernel resets them whenever a link is moved."""
+    token: str = ""
+    """The part of its IPv6 addresses that is not a router's (`ip token`), which the kernel forgets then, too."""
     programs: Programs = Programs()
     """Those that others had attached, which are not put back."""

@@ -16,7 +16,7 @@ from pydra_net.kernel import KernelRefused
 from pydra_net.netlink.bpf_programs import detach_programs
 from pydra_net.netlink.ethtool import set_ethtool
 from pydra_net.netlink.ip_messages import add, remove
-from pydra_net.netlink.link_messages import WITHOUT_COUNTERS, mark_link, remove_link, set_link, set_parameter
+from pydra_net.netlink.link_messages import WITHOUT_COUNTERS, mark_link, remove_link, set_link, set_parameter, set_token
 from pydra_net.netlink.sysctls import set_sysctl
 from pydra_net.network_change_types import (
     Add,
@@ -31,6 +31,7 @@ from pydra_net.network_change_types import (
     SetLink,
     SetParameter,
     SetSysctls,
+    SetToken,
 )
 from pydra_net.network_types import VirtualFunctionState
 
@@ -119,6 +120,7 @@ _APPLIERS: Mapping[type, Callable[[Any], None]] = {
     SetLink: set_link,
     SetParameter: set_parameter,
     SetSysctls: _set_sysctls,
+    SetToken: set_token,
     SetEthtool: set_ethtool,
     SetFunction: _set_function,
     DetachPrograms: detach_programs,

@@ -20,7 +20,7 @@ from pydra_net.netlink.changes import apply_change, call, explain
 from pydra_net.netlink.dhcp_sockets import DhcpPackets, open_packets
 from pydra_net.netlink.ethtool import read_ethtool
 from pydra_net.netlink.events import LinkEvents
-from pydra_net.netlink.link_messages import get_link, move_link
+from pydra_net.netlink.link_messages import get_link, get_token, move_link
 from pydra_net.netlink.namespaces import OpenNamespace
 from pydra_net.netlink.rdma import move_rdma, read_exclusive, read_rdma
 from pydra_net.netlink.reading import read_all, read_link, read_links
@@ -86,6 +86,10 @@ class NetlinkKernel:
         """The sysctls of a link that are not as those of the namespace's default."""
         assert isinstance(where, OpenNamespace)
         return where.run(lambda: read_changed_sysctls(link.name))
+
+    def read_token(self, where: Namespace, index: int) -> str:
+        """The part of a link's IPv6 addresses that is not a router's."""
+        return _run(where, lambda: get_token(index))
 
     def read_programs(self, where: Namespace, indexes: Sequence[int]) -> Mapping[int, Programs]:
         """The eBPF programs of links, of those that have some."""

@@ -6,6 +6,7 @@ Source: rtnetlink(7), linux/if_link.h.
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 import struct
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from pydra_net.gso_sizes_and_sysctls import ATTRIBUTES, FLAGS, IPV4
 from pydra_net.netlink.messages import CREATE, ask, change, pack, pack_number
-from pydra_net.network_change_types import Mark, RemoveLink, SetLink, SetParameter
+from pydra_net.network_change_types import Mark, RemoveLink, SetLink, SetParameter, SetToken
 
 _NEW_LINK, _DEL_LINK, _GET_LINK, _SET_LINK, _NEW_PROPERTY, _DEL_PROPERTY = 16, 17, 18, 19, 108, 109
 _MAC, _NAME, _MTU, _MASTER, _ALIAS, _FAMILIES, _NAMESPACE, _MASK = 1, 3, 4, 10, 20, 26, 28, 29
@@ -25,6 +26,7 @@ _FUNCTIONS, WITHOUT_COUNTERS = 1, 8
 """RTEXT_FILTER_VF: report virtual functions, too. RTEXT_FILTER_SKIP_STATS: with counters, 180 functions need more than
 64 KiB, the most that an attribute can have."""
 _INET, _INET_CONF = 2, 1
+_INET6, _INET6_TOKEN = 10, 7
 _LINK = struct.Struct("=BxHiII")
 
 
@@ -40,6 +42,20 @@ def get_link(index: int, *, functions: bool = False) -> Any:
     decoded = ifinfmsg(message)  # type: ignore[no-untyped-call]
     decoded.decode()  # type: ignore[no-untyped-call]
     return decoded
+
+
+def get_token(index: int) -> str:
+    """The token of a link's IPv6 addresses, or empty. Raises OSError."""
+    families = None if (link := get_link(index)) is None else link.get_attr("IFLA_AF_SPEC")
+    of_inet6 = None if families is None else families.get_attr("AF_INET6")
+    found: str | None = None if of_inet6 is None else of_inet6.get_attr("IFLA_INET6_TOKEN")
+    return found if found and found != "::" else ""
+
+
+def set_token(operation: SetToken) -> None:
+    """Set the token of a link's IPv6 addresses. Raises KernelRefused."""
+    of_inet6 = pack({_INET6_TOKEN: ipaddress.IPv6Address(operation.token).packed})
+    _change(_SET_LINK, operation.index, {_FAMILIES: pack({_INET6: of_inet6})})
 
 
 def move_link(index: int, namespace: int, name: str) -> None:

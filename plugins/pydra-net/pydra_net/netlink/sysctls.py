@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 
-from pydra_net.gso_sizes_and_sysctls import IPV4
+from pydra_net.gso_sizes_and_sysctls import FOR_TOKENS, IPV4
 
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
 _CREATE = 6
@@ -31,13 +31,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def read_changed_sysctls(link: str) -> dict[str, int | str]:
     """The sysctls of a link that are not as those of the namespace's default, by names such as `ipv6/conf/accept_ra`.
 
-    Those that messages report (`gso_sizes_and_sysctls.IPV4`) are left out.
+    Those that are changed to set a token are always among them; those that messages report
+    (`gso_sizes_and_sysctls.IPV4`) are left out.
     """
     return {
         f"{kind}/{name}": value
         for kind in _FOLDERS
         for name, value in _read_all(f"/proc/sys/net/{kind}/{link}")
-        if (kind, name) not in _LEFT_OUT and value != _read(f"/proc/sys/net/{kind}/default/{name}")
+        if (kind, name) not in _LEFT_OUT
+        and (f"{kind}/{name}" in FOR_TOKENS or value != _read(f"/proc/sys/net/{kind}/default/{name}"))
     }
 
 

@@ -235,6 +235,10 @@ class SimulatedKernel:
         """All are as the default."""
         return {}
 
+    def read_token(self, _where: Namespace, _index: int) -> str:
+        """No link has one."""
+        return ""
+
     def read_programs(self, _where: Namespace, _indexes: Sequence[int]) -> Mapping[int, Programs]:
         """No link has any."""
         return {}

@@ -314,6 +314,25 @@ async def test_sysctls_that_an_admin_changed_on_the_node_are_put_back_and_do_not
     assert node.host.run(read).split() == list(changed.values())
 
 
+@pytest.mark.parametrize("sysctl", ["accept_ra", "router_solicitations"])
+async def test_the_token_of_its_ipv6_addresses_is_put_back_and_does_not_go_into_the_pod(
+    node: TestNode, sysctl: str
+) -> None:
+    """With either sysctl 0, the kernel would refuse the token."""
+    node.host.run(f"ip token set ::5 dev nic0; echo 0 >/proc/sys/net/ipv6/conf/nic0/{sysctl}")
+    read = f"ip token get dev nic0; cat /proc/sys/net/ipv6/conf/nic0/{sysctl}"
+    before = node.host.run(read)
+    agent = build_agent(node)
+    pod = node.begin_pod("trainer")
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer")
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        assert "token :: " in pod.run("ip token get dev nic0")
+        await agent.unprepare("claim")
+    assert "token ::5 " in before
+    assert node.host.run(read) == before
+
+
 async def test_it_comes_back_when_the_end_of_the_pod_is_never_reported(node: TestNode) -> None:
     """Containerd does not report it for pods that are older than its last restart."""
     before = node.host.describe("nic0")
