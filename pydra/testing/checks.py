@@ -237,6 +237,7 @@ class Checks:
         blocked = {one.place: one.blocked for one in sorted(observed, key=lambda one: one.blocked) if one.blocked}
         self._conclude_one(Rule.BLOCKING, [f"it was blocked for {one:.1f} s: {at}" for at, one in blocked.items()])
         self._conclude_one(Rule.AWAITED, [one.unawaited for one in observed if one.unawaited])
+        self._conclude_one(Rule.FORKED, [one.forked for one in observed if one.forked])
         self._conclude_one(Rule.LEAKED_TASKS, self._leaks.tasks)
         self._conclude_one(Rule.LEAKED_THREADS, self._leaks.threads)
         self._conclude_one(Rule.LEAKED_DESCRIPTORS, self._leaks.descriptors)

@@ -166,6 +166,11 @@ class Rule(Enum):
         "every coroutine that it calls is awaited",
         "without `await` nothing of it is done, and Python only warns",
     )
+    FORKED = (
+        "forked",
+        "no process that it forks goes on with the call",
+        "it would answer beside the backend's own: call `os._exit` in it, or start a program with subprocess",
+    )
     LEAKED_TASKS = "leaked-tasks", "repeated calls leave no tasks behind", "the agent calls it for months"
     LEAKED_THREADS = (
         "leaked-threads",

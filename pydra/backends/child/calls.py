@@ -53,6 +53,8 @@ from pydra.plan import ClaimStep
 P = ParamSpec("P")
 R = TypeVar("R")
 
+FORKED = "{} came back in a process that it had forked: call os._exit there, or start a program instead"
+
 _CANCEL_SECONDS = 0.1
 
 _Threads: TypeAlias = dict[Future[Any], list[int]]
@@ -106,6 +108,7 @@ class CallServer:
         tasks: asyncio.TaskGroup,
         check: ConfigCheck | None = None,
     ) -> None:
+        self._pid = os.getpid()
         self._backend = backend
         self._types = types
         self._check = check
@@ -166,10 +169,18 @@ class CallServer:
 
     async def _serve(self, call: Call, earlier: Sequence[asyncio.Task[None]]) -> None:
         answer = await self._answer(call, earlier)
+        if self.is_forked():
+            sys.stderr.write(f"{FORKED.format(call.method.value)}; it is ended\n")
+            sys.stderr.flush()
+            os._exit(1)
         try:
             self._send(answer)
         except WireError as error:
             self._send(_broken(call, (f"{call.method.value} answered too much: {error}",)))
+
+    def is_forked(self) -> bool:
+        """Whether this is a copy of the process, by `os.fork` in a call: it has the connection and may not answer."""
+        return os.getpid() != self._pid
 
     async def _answer(self, call: Call, earlier: Sequence[asyncio.Task[None]]) -> Reply | Failure:
         threads: _Threads = {}

@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pydra.backends.child.calls import CallServer
+from pydra.backends.child.calls import FORKED, CallServer
 from pydra.backends.child.claim_values import BackendTypes
 from pydra.backends.child.main import main
 from pydra.backends.claim_config import ConfigCheck, build_header, find_config_problems
@@ -113,6 +113,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Where it was then: `FILE:LINE, in FUNCTION`."""
     unawaited: str = ""
     """A coroutine that was not awaited, and where it was called."""
+    forked: str = ""
+    """What came back in a copy of the process."""
     failing_rules: tuple[str, ...] = ()
     """Values for which the backend's own rules for configuration fail instead of refusing them."""
     untyped: tuple[str, ...] = ()
@@ -183,6 +185,8 @@ class ObservedCalls(CallServer):
             _changes.set(None)
             if call.method is Method.PLAN and self._encode_held() != given:
                 changes.append("the held claims that it was given")
+            if self.is_forked():
+                self._observe(Observation(forked=FORKED.format(call.method.value)))
             seen = Observation(
                 method=call.method,
                 waits=running.waits,

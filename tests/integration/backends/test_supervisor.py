@@ -482,6 +482,14 @@ async def test_a_hint_of_the_backend_and_a_replaced_process_are_changes(tmp_path
         assert backend.statistics().starts == 2
 
 
+async def test_a_process_that_a_call_forks_does_not_answer_it(caplog: pytest.LogCaptureFixture) -> None:
+    async with supervised() as backend:
+        (device,) = await backend.prepare(claim("fork"))
+        await until(lambda: any("came back in a process that it had forked" in one for one in caplog.messages))
+        assert device.edits.env["PID"] == str(backend.statistics().pid)
+    assert not [one for one in caplog.messages if "which is not in flight" in one]
+
+
 async def test_what_a_library_prints_disturbs_nothing_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="pydra.backend.faulty")
     async with supervised() as backend:

@@ -245,6 +245,10 @@ PROOFS = {
         "async def power_up(): pass\nasync def measure():\n    power_up()\n    return []",
         says="coroutine 'power_up' was never awaited: ",
     ),
+    Rule.FORKED: Proof(
+        "async def measure():\n    os.fork()\n    return []",
+        says="measure came back in a process that it had forked: call os._exit there, or start a program instead\n",
+    ),
     Rule.LEAKED_TASKS: Proof(
         "left = []\n"
         "async def prepare(claim):\n"
@@ -431,6 +435,7 @@ TOGETHER = (
     (Rule.PREPARE_AFTER_CRASH, Rule.BLOCKING),
     (Rule.IDLE, Rule.CONCURRENT, Rule.PLAN),
     (Rule.LEAKED_TASKS, Rule.AWAITED),
+    (Rule.FORKED,),
     (Rule.UNDONE,),
     (Rule.CANCEL,),
     (Rule.DEADLINE,),

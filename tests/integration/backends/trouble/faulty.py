@@ -180,6 +180,10 @@ async def do_leave_program_and_exit() -> None:
     os._exit(7)
 
 
+async def do_fork() -> None:
+    os.fork()
+
+
 async def do_sys_exit() -> None:
     sys.exit("a library gave up")
 
