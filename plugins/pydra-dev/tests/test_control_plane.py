@@ -106,6 +106,43 @@ async def test_a_pod_with_a_template_gets_a_claim_a_device_and_a_node() -> None:
         assert metadata["ownerReferences"][0]["uid"] == pod["metadata"]["uid"]
 
 
+async def test_a_generated_claim_that_was_deleted_is_made_again() -> None:
+    async with a_world() as world:
+        world.add_pod("pod")
+        await world.until(lambda: world.claims() and world.refusal("pod"))
+        (first,) = world.claims()
+        world.api.delete_object(RESOURCE_CLAIMS, first)
+        world.publish({"name": "gpu-0"})
+        await world.until(lambda: world.node_of("pod"))
+        (second,) = world.claims()
+        assert second["metadata"]["uid"] != first["metadata"]["uid"]
+
+
+async def test_a_pod_that_names_its_node_gets_its_reservation_once_the_claim_is_allocated() -> None:
+    async with a_world() as world:
+        world.add_claim()
+        world.add_pod("bound", claim="claim", nodeName="n1")
+        world.publish({"name": "gpu-0"})
+        world.add_pod("first", claim="claim")
+        await world.until(lambda: len(world.claims()[0]["status"].get("reservedFor") or ()) == 2)
+        assert {one["name"] for one in world.claims()[0]["status"]["reservedFor"]} == {"bound", "first"}
+
+
+async def test_an_event_says_why_a_claim_cannot_be_made_from_its_template() -> None:
+    def said() -> list[str]:
+        events = world.api.list(EVENTS).items
+        return [one["message"] for one in events if one["reason"] == "FailedResourceClaimCreation"]
+
+    async with a_world() as world:
+        world.api.delete(RESOURCE_CLAIM_TEMPLATES, "t", namespace="default")
+        world.add_pod("pod")
+        await world.until(lambda: world.refusal("pod"))
+        world.add_claim()  # another write, after which the controllers look again
+        world.add_pod("other", claim="claim")
+        await world.until(lambda: world.refusal("other"))
+        assert said() == ['PodResourceClaim gpu: resourceclaimtemplates.resource.k8s.io "t" not found']
+
+
 async def test_the_controllers_rest_when_nothing_is_left_to_do() -> None:
     async with a_world() as world:
         world.publish({"name": "gpu-0"})

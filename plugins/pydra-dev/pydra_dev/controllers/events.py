@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydra_dev.api.errors import JsonObject, attempt
 from pydra_dev.api.kinds import EVENTS
 from pydra_dev.apiserver.object_meta import build_suffix
-from pydra_dev.apiserver.verbs import Api
+from pydra_dev.apiserver.verbs import Api, Query
 
 SCHEDULER = "default-scheduler"
 
@@ -32,3 +32,11 @@ def emit_event(
     }
     with attempt(f"write event {reason}"):
         api.create(EVENTS, body, namespace=metadata["namespace"])
+
+
+def emit_event_once(api: Api, about: JsonObject, reason: str, message: str, *, component: str) -> None:
+    """Write a warning about a namespaced object unless the same one is there: whoever repeats it would never rest."""
+    metadata = about["metadata"]
+    known = api.list(EVENTS, Query(namespace=metadata["namespace"])).items
+    if all((one["involvedObject"].get("uid"), one.get("message")) != (metadata["uid"], message) for one in known):
+        emit_event(api, about, "Warning", reason, message, component=component)

@@ -7,28 +7,62 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pydra_dev.api.errors import JsonObject, attempt
+from pydra_dev.api.errors import JsonObject, StatusError, attempt
 from pydra_dev.api.kinds import PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
 from pydra_dev.api.pod_fields import claim_names, is_finished, template_claims
 from pydra_dev.apiserver.object_meta import SUFFIX_LENGTH
 from pydra_dev.apiserver.verbs import Api, Query
+from pydra_dev.controllers.events import emit_event_once
 
 CLAIM_NAME_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
 FINALIZER = "resource.kubernetes.io/delete-protection"
+COMPONENT = "resource_claim"
+FAILED_CREATION = "FailedResourceClaimCreation"
+"""The reason of the Event on a pod whose claim cannot be made from its template."""
+MAX_RESERVED = 256
 _MAX_BASE = 63 - SUFFIX_LENGTH - 1
 
 
 def step_claims(api: Api) -> None:
-    """Give every pod the claims that its templates stand for, once."""
+    """Give every pod the claims that its templates stand for, and those that have a node their reservations.
+
+    A generated claim that was deleted is made again. The scheduler reserves claims for the pods that it gives a node.
+    """
     for pod in api.list(PODS).items:
-        wanted = template_claims(pod)
-        if not wanted or "deletionTimestamp" in pod["metadata"] or is_finished(pod):
+        if not pod["spec"].get("resourceClaims") or "deletionTimestamp" in pod["metadata"] or is_finished(pod):
             continue
-        known = claim_names(pod)
-        for pod_claim, template in wanted.items():
-            if known[pod_claim] is None:
-                with attempt(f"create the claim {pod_claim} of pod {pod['metadata']['name']}"):
-                    _generate_claim(api, pod, pod_claim, template)
+        with attempt(f"give pod {pod['metadata']['name']} its claims"):
+            _sync_pod(api, pod)
+
+
+def _sync_pod(api: Api, pod: JsonObject) -> None:
+    namespace, known, templates = pod["metadata"]["namespace"], claim_names(pod), template_claims(pod)
+    claims = {name: api.find(RESOURCE_CLAIMS, name, namespace=namespace) for name in known.values() if name}
+    for pod_claim, template in templates.items():
+        claim = claims.get(known[pod_claim] or "")
+        if claim is not None and is_owned(claim, pod):
+            continue
+        try:
+            _generate_claim(api, pod, pod_claim, template)
+        except StatusError as error:
+            emit_event_once(api, pod, FAILED_CREATION, f"PodResourceClaim {pod_claim}: {error}", component=COMPONENT)
+            return
+    if not pod["spec"].get("nodeName"):
+        return
+    for pod_claim, name in known.items():
+        claim = claims.get(name or "")
+        if claim is not None and (pod_claim not in templates or is_owned(claim, pod)):
+            _reserve(api, claim, pod)
+
+
+def _reserve(api: Api, claim: JsonObject, pod: JsonObject) -> None:
+    status, metadata = claim["status"], pod["metadata"]
+    reserved = status.get("reservedFor") or []
+    if "allocation" not in status or len(reserved) >= MAX_RESERVED:
+        return
+    if all(one["uid"] != metadata["uid"] for one in reserved):
+        consumer = {"resource": "pods", "name": metadata["name"], "uid": metadata["uid"]}
+        api.write_status(RESOURCE_CLAIMS, claim, {**status, "reservedFor": [*reserved, consumer]})
 
 
 def _generate_claim(api: Api, pod: JsonObject, pod_claim: str, template_name: str) -> None:
@@ -36,9 +70,7 @@ def _generate_claim(api: Api, pod: JsonObject, pod_claim: str, template_name: st
     claims = api.list(RESOURCE_CLAIMS, Query(namespace=namespace)).items
     claim = find_generated(pod, pod_claim, claims)
     if claim is None:
-        template = api.find(RESOURCE_CLAIM_TEMPLATES, template_name, namespace=namespace)
-        if template is None:
-            return
+        template = api.get(RESOURCE_CLAIM_TEMPLATES, template_name, namespace=namespace)
         claim = api.create(RESOURCE_CLAIMS, build_claim(pod, pod_claim, template), namespace=namespace)
     status = api.get(PODS, pod["metadata"]["name"], namespace=namespace)["status"]
     statuses = [one for one in status.get("resourceClaimStatuses") or () if one["name"] != pod_claim]
@@ -112,7 +144,7 @@ def build_claim(pod: JsonObject, pod_claim: str, template: JsonObject) -> JsonOb
             "generateName": claim_base_name(pod["metadata"]["name"], pod_claim),
             "labels": metadata.get("labels") or {},
             "annotations": {**(metadata.get("annotations") or {}), CLAIM_NAME_ANNOTATION: pod_claim},
-            "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
+            "ownerReferences": [{**owner, "controller": True}],
         },
         "spec": spec["spec"],
     }

@@ -31,7 +31,7 @@ from pydra_dev.apiserver.object_meta import build_uid
 from pydra_dev.apiserver.verbs import Api
 from pydra_dev.controllers.daemon_sets import get_daemon_node
 from pydra_dev.controllers.events import SCHEDULER, emit_event
-from pydra_dev.controllers.resource_claims import FINALIZER
+from pydra_dev.controllers.resource_claims import FINALIZER, MAX_RESERVED
 from pydra_dev.scheduler.allocator import (
     AllocationError,
     InUse,
@@ -52,7 +52,6 @@ from pydra_dev.scheduler.node_resources import (
 from pydra_dev.scheduler.pools import NamedSlice, add_taints, matches_node
 from pydra_dev.scheduler.search import DEFAULT_FEATURES, Features
 
-MAX_RESERVED = 256
 ALL_LISTS = Features(lists=True)
 """For a cluster whose gates are not known: lists are compared where a device has them."""
 
