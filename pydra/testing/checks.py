@@ -301,7 +301,9 @@ class Checks:
     # Reading
 
     async def _connect(self) -> list[str]:
-        with anyio.move_on_after(self._connect_limit) as self._starting:
+        # What ends a process that is late says where it was, once it has the stacks.
+        patience = self._timeouts.stack_dump_timeout + self._timeouts.kill_timeout
+        with anyio.move_on_after(self._connect_limit + patience) as self._starting:
             try:
                 self._session.facts = await self._session.backend.wait_ready()
             except SettingsError as error:

@@ -131,6 +131,7 @@ async def test_a_metric_that_a_runtime_does_not_have_is_left_out() -> None:
         ("v4", {"memory_total": {11: 2.0, 8: 1.0}}, [1, 2]),  # of another worker of a slice
         ("tpu7x", {"memory_total": {0: 96.0}}, []),  # half a chip
         ("v4", {"memory_total": {0: float("nan")}}, []),
+        ("v4", {"memory_total": dict.fromkeys(range(20_000), 1.0)}, []),  # more than the agent keeps of a backend
     ],
 )
 def test_memory_is_added_up_for_chips_whose_cores_are_devices_of_their_own(
