@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -197,6 +197,8 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError(f"addresses: excludes {'dhcp' if self.dhcp else f'addressing {self.addressing}'}")
         if self.hardware_addr is not None and not _MAC.fullmatch(self.hardware_addr.lower()):
             raise ValueError(f'hardwareAddr: found "{self.hardware_addr}", which is a multicast address')
+        if self.disable_ipv6 and self.addressing == "SLAAC":
+            raise ValueError("disableIPv6: excludes addressing SLAAC, which is that of IPv6")
         for place, address in enumerate(self.addresses):
             _check(f"addresses[{place}]", address, ipaddress.ip_interface)
 
@@ -300,8 +302,15 @@ class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Refuse what excludes each other."""
         if self.interface.vrf is not None and self.rules:
             raise ValueError("rules: cannot be set with interface.vrf, which chooses the table")
+        if self.interface.disable_ipv6 and (found := [one for one in self._list_destinations() if ":" in one]):
+            raise ValueError(f'interface.disableIPv6: found true, but also "{found[0]}", which is of IPv6')
         if self.ethtool is not None and self.interface.kind not in ("", "passthrough"):
             raise ValueError(f"ethtool: cannot be set with interface.type {self.interface.type}, which has no hardware")
+
+    def _list_destinations(self) -> Iterator[str]:
+        yield from self.interface.addresses
+        yield from (one.destination for one in self.routes)
+        yield from (one.destination for one in self.neighbors)
 
 
 CONFIG_TYPES: dict[str, type] = {"": NetworkConfig, f"{GROUP_VERSION}/NetworkConfig": NetworkConfig}

@@ -27,6 +27,7 @@ IPV6 = (
 )
 """Of net/ipv6/conf, for which the kernel has no messages; in the order in which they are set."""
 
+DISABLE_IPV6 = "ipv6/conf/disable_ipv6"
 FOR_TOKENS = {"ipv6/conf/accept_ra": 2, "ipv6/conf/router_solicitations": 1}
 """With others, the kernel refuses a token: for a link that takes no advertisements of routers, or asks for none."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pydra_net.dhcp.messages import Lease
-from pydra_net.gso_sizes_and_sysctls import FOR_TOKENS, list_changes
+from pydra_net.gso_sizes_and_sysctls import DISABLE_IPV6, FOR_TOKENS, list_changes
 from pydra_net.interface_state import InterfaceState, by_dependency
 from pydra_net.network_change_types import (
     Add,
@@ -22,6 +22,8 @@ from pydra_net.network_change_types import (
 from pydra_net.network_types import LINK_SCOPE, MAIN_TABLE, Address, Link, Reading, Route
 
 _BY_DHCP = 16
+_LOOPBACK = 1
+"""The index of the loopback interface, in every namespace."""
 _PERMANENT, _UNUSABLE = 0x80, 0x48
 """Of addresses: somebody set it; it is tentative, or another host has it."""
 
@@ -75,6 +77,8 @@ def _plan_link(wanted: InterfaceState, link: Link, reading: Reading) -> Iterator
     if wanted.token and not (link.up and not _must_restart(wanted, link)):  # else the kernel ends the addresses with it
         yield SetSysctls(index=index, values=FOR_TOKENS)
         yield SetToken(index=index, token=wanted.token)
+    if wanted.sysctls.get(DISABLE_IPV6) == 0 and not wanted.on_node:
+        yield SetSysctls(index=_LOOPBACK, values={DISABLE_IPV6: 0})  # else the pod cannot reach its own address
     if wanted.sysctls:
         yield SetSysctls(index=index, values=wanted.sysctls)
     if wanted.without_programs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from ipaddress import ip_address, ip_interface, ip_network
 
 from msgspec.structs import replace
@@ -25,6 +25,8 @@ def find_state_in_pod(
     Addresses, or DHCP, replace those of the node, and with these the routes, which may need them.
     """
     wanted = config.interface
+    if wanted.disable_ipv6:
+        interface = _without_ipv6(interface)
     keeps = not (wanted.addresses or wanted.uses_dhcp or wanted.addressing == "SLAAC")
     table = wanted.vrf.number if wanted.vrf else 0
     addresses = (
@@ -56,14 +58,26 @@ def find_state_in_pod(
         without_programs=bool(wanted.disable_ebpf_programs),
         dhcp=wanted.uses_dhcp,
         slaac=wanted.addressing == "SLAAC",
-        sysctls=_list_sysctls(wanted, addresses),
+        sysctls=_list_sysctls(
+            wanted, uses_ipv6=6 in {*(one.family for one in addresses), *(one.family for one in routes)}
+        ),
     )
 
 
-def _list_sysctls(wanted: InterfaceConfig, addresses: Sequence[Address]) -> dict[str, int]:
-    """Those of IPv6. To forward is set for a link that uses IPv6, since the kernel may have none."""
-    found = wanted.list_sysctls()
-    if wanted.forwarding is not None and (found or any(one.family == 6 for one in addresses)):
+def _without_ipv6(interface: Interface) -> Interface:
+    return replace(
+        interface,
+        addresses=tuple(one for one in interface.addresses if one.family == 4),
+        routes=tuple(one for one in interface.routes if one.family == 4),
+        neighbours=tuple(one for one in interface.neighbours if ip_address(one.destination).version == 4),
+        rules=tuple(one for one in interface.rules if one.family == 4),
+    )
+
+
+def _list_sysctls(wanted: InterfaceConfig, *, uses_ipv6: bool) -> dict[str, int]:
+    """Those of IPv6. What uses it has it, also in a pod whose interfaces have none; the node's kernel may lack it."""
+    found = ({"disable_ipv6": 0} if uses_ipv6 else {}) | wanted.list_sysctls()
+    if wanted.forwarding is not None and found:
         found["forwarding"] = int(wanted.forwarding)
     return {f"ipv6/conf/{name}": value for name, value in found.items()}
 

@@ -101,6 +101,21 @@ def test_a_name_that_the_kernel_refuses_is_refused_before_there_is_a_claim(inter
         config(interface=interface)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"interface": {"disableIPv6": True, "addresses": ["10.0.0.1/8", "fd00::1/64"]}},
+            'also "fd00::1/64", which is of',
+        ),
+        ({"interface": {"disableIPv6": True, "addressing": "SLAAC"}}, "disableIPv6: excludes addressing SLAAC"),
+    ],
+)
+def test_ipv6_cannot_be_disabled_and_configured_in_one_claim(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=message):
+        config(**fields)
+
+
 async def test_settings_of_the_hardware_are_so_in_the_pod_only(node: SimulatedNode) -> None:
     before = Ethtool(features={"rx-gro": Feature(enabled=True)}, private_flags={"legacy-rx": False})
     node.kernel.ethtool["02:00:00:00:00:03"] = before

@@ -314,6 +314,34 @@ async def test_sysctls_that_an_admin_changed_on_the_node_are_put_back_and_do_not
     assert node.host.run(read).split() == list(changed.values())
 
 
+async def test_an_interface_with_an_ipv6_address_has_ipv6_also_in_a_pod_that_has_none(node: TestNode) -> None:
+    """So has the loopback interface, by which the pod reaches its own addresses."""
+    agent = build_agent(node)
+    pod = node.begin_pod("trainer")
+    pod.run("cd /proc/sys/net/ipv6/conf; echo 1 >all/disable_ipv6; echo 1 >default/disable_ipv6")
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer")
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        assert "fd00::1/64" in pod.describe("nic0")
+        assert (
+            pod.run("cat /proc/sys/net/ipv6/conf/nic0/disable_ipv6 /proc/sys/net/ipv6/conf/lo/disable_ipv6") == "0\n0\n"
+        )
+        await agent.unprepare("claim")
+
+
+async def test_an_interface_without_ipv6_has_the_rest_of_its_configuration_in_the_pod(node: TestNode) -> None:
+    agent = build_agent(node)
+    pod = node.begin_pod("trainer")
+    configs = (msgspec.convert({"interface": {"disableIPv6": True}}, NetworkConfig),)
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer", configs=configs)
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        inside = pod.describe("nic0")
+        assert "10.0.0.1/24" in inside
+        assert "fd0" not in inside
+        await agent.unprepare("claim")
+
+
 @pytest.mark.parametrize("sysctl", ["accept_ra", "router_solicitations"])
 async def test_the_token_of_its_ipv6_addresses_is_put_back_and_does_not_go_into_the_pod(
     node: TestNode, sysctl: str
