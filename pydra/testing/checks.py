@@ -45,6 +45,8 @@ from pydra.testing.usable_devices import find_pair, find_unaffordable, list_kind
 _DRIVER = "conformance.example.com"
 _HINTS = 3
 _IDLE_SECONDS = 1.0
+_LATE_SECONDS = 30.0
+"""For what starts the process, and ends it if it is late: then it is known where the process was."""
 
 _Probe = Callable[[], Awaitable[list[str]]]
 
@@ -301,9 +303,7 @@ class Checks:
     # Reading
 
     async def _connect(self) -> list[str]:
-        # What ends a process that is late says where it was, once it has the stacks.
-        patience = self._timeouts.stack_dump_timeout + self._timeouts.kill_timeout
-        with anyio.move_on_after(self._connect_limit + patience) as self._starting:
+        with anyio.move_on_after(self._connect_limit + _LATE_SECONDS) as self._starting:
             try:
                 self._session.facts = await self._session.backend.wait_ready()
             except SettingsError as error:

@@ -160,6 +160,24 @@ async def test_a_backend_that_cannot_connect_says_so(tmp_path: Path) -> None:
     assert problem.splitlines()[-2].strip().startswith("raise FileNotFoundError")
 
 
+async def test_a_backend_that_hangs_while_it_connects_is_reported_with_the_line(tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(
+        "import asyncio, time\n"
+        "from contextlib import asynccontextmanager\n"
+        "@asynccontextmanager\n"
+        "async def connect():\n"
+        "    await asyncio.to_thread(open_card)\n"
+        "    yield\n"
+        "def open_card():\n"
+        "    time.sleep(1000)\n"
+    )
+    source = BackendSource(name="stuck", target="stuck:")
+    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
+    report = await run_checks(source, environ=environ, deadlines=CallDeadlines(connect=1.0, discover=30.0))
+    assert "was not ready in time (within 1 s)" in report.text
+    assert f'File "{tmp_path}/stuck.py", line 8 in open_card' in report.text
+
+
 async def test_a_device_that_is_in_use_is_stepped_over(tmp_path: Path) -> None:
     report = await check_module(
         tmp_path,
