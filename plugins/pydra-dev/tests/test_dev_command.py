@@ -328,8 +328,8 @@ def test_what_the_backend_says_and_tracebacks_are_told_of_the_agents_log() -> No
 04:22:59.252 WARNING claims.work_queue: prepare failed: RuntimeError: boom  backend=mine
 Traceback (most recent call last):
 RuntimeError: boom
-04:22:59.252 INFO    backends.supervisor: backend mine: ready in process 7 after 0.31 s
-04:22:59.252 INFO    backends.supervisor: backend mine: ready again in process 9 after 0.31 s
+04:22:59.252 INFO    backends.restarted_process: backend mine: ready in process 7 after 0.31 s
+04:22:59.252 INFO    backends.restarted_process: backend mine: ready again in process 9 after 0.31 s
 04:22:59.253 INFO    claims.work_queue: prepared in 6 ms (fetch 2, backend 4)  backend=mine
 04:22:59.254 WARNING agent.inventory_loop: wait_changed has returned 20 times within 0.1 s  backend=mine
 04:22:59.255 INFO    agent.inventory_loop: discovered 3 devices  backend=mine
