@@ -74,12 +74,19 @@ def build_sources(points: Iterable[EntryPoint]) -> tuple[BackendSource, ...]:
         BackendSource(
             name=point.name,
             target=point.value,
-            distribution=(point.dist and point.dist.name) or "",
-            version=(point.dist and point.dist.version) or "",
+            distribution=_read_field(point, "Name"),
+            version=_read_field(point, "Version"),
         )
         for point in points
     }
     return tuple(sorted(sources, key=lambda one: (one.name, one.distribution, one.version, one.target)))
+
+
+def _read_field(point: EntryPoint, field: str) -> str:
+    """Return a field of the distribution's METADATA; empty if there is none, as while it is being installed."""
+    if point.dist is None or field not in point.dist.metadata:
+        return ""
+    return point.dist.metadata[field]
 
 
 def choose_backend(name: str, installed: Iterable[BackendSource]) -> BackendSource:
