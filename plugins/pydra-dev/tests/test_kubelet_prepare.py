@@ -198,6 +198,16 @@ async def test_a_pod_waits_for_a_driver_that_is_not_registered() -> None:
             await world.wait_phase("p", "Running")
 
 
+async def test_a_pod_that_waits_for_a_driver_can_be_deleted() -> None:
+    async with open_world() as world, running_plugin(world) as plugin, world.kubelet():
+        await world.make_claim("c", "gpu.example.com", "never.example.com")
+        await world.make_pod("p", "c")
+        await world.wait_step(PodFailed)
+        await world.delete_pod("p")
+        await world.wait_gone("p")
+        assert plugin.asked == []
+
+
 async def test_one_of_two_drivers_that_fails_keeps_the_pod_and_recovers() -> None:
     async with (
         open_world() as world,
@@ -219,7 +229,7 @@ async def test_a_pod_that_the_claim_is_not_reserved_for_is_refused() -> None:
         claims = {"resourceClaims": [{"name": "c", "resourceClaimName": "c"}]}
         await world.make_pod("p", **claims)
         failed = await world.wait_step(PodFailed)
-        assert "is not allowed to use resource claim c(" in failed.message
+        assert "is not allowed to use ResourceClaim c (" in failed.message
         assert plugin.asked == []
 
 

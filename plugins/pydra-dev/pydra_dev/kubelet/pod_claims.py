@@ -65,8 +65,8 @@ def check_claim(pod: JsonObject, pod_claim: PodClaim, claim: JsonObject) -> None
         )
     if not any(consumer["uid"] == uid for consumer in status.get("reservedFor") or ()):
         raise PodClaimError(
-            f"pod {pod['metadata']['name']}({uid}) is not allowed to use resource claim "
-            f"{metadata['name']}({metadata['uid']})"
+            f"pod {pod['metadata']['name']} ({uid}) is not allowed to use ResourceClaim "
+            f"{metadata['name']} ({metadata['uid']})"
         )
     if not status.get("allocation"):
         raise PodClaimError(f"resource claim {metadata['name']} is not allocated")

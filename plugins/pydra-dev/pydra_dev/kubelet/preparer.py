@@ -44,10 +44,10 @@ class ClaimPreparer:
 
     async def prepare(self, pod: JsonObject) -> None:
         """Have all claims of the pod prepared; raises one of CLAIM_ERRORS."""
-        infos = [await self._admit(pod, pod_claim) for pod_claim in find_pod_claims(pod)]
-        for info in infos:
-            for driver in info.drivers:
-                self._plugins.choose(driver)  # every driver must be there, also for what is prepared
+        # The cache is changed only when nothing is against any claim: then a pod that is refused here can be deleted,
+        # although a driver was never installed.
+        claims = [await self._check(pod, pod_claim) for pod_claim in find_pod_claims(pod)]
+        infos = [self._admit(pod, claim) for claim in claims]
         # Before any plugin is called, so that what it prepares is never forgotten.
         self._cache.save()
         pending = [info for info in infos if not info.prepared]
@@ -96,19 +96,25 @@ class ClaimPreparer:
             found.append((label, tuple(info.select_devices(request)) if info else ()))
         return tuple(found)
 
-    async def _admit(self, pod: JsonObject, pod_claim: PodClaim) -> ClaimInfo:
-        """The claim's entry in the cache, this pod among its users."""
-        namespace = pod["metadata"]["namespace"]
-        claim = await self._client.get(RESOURCE_CLAIMS, pod_claim.claim, namespace=namespace)
+    async def _check(self, pod: JsonObject, pod_claim: PodClaim) -> JsonObject:
+        """The claim, if the pod may use it and all its drivers are there, also for what is prepared already."""
+        claim = await self._client.get(RESOURCE_CLAIMS, pod_claim.claim, namespace=pod["metadata"]["namespace"])
         check_claim(pod, pod_claim, claim)
+        for driver in find_drivers(claim):
+            self._plugins.choose(driver)
+        return claim
+
+    def _admit(self, pod: JsonObject, claim: JsonObject) -> ClaimInfo:
+        """The claim's entry in the cache, this pod among its users."""
         key = claim_key(claim)
-        info = self._cache.get(namespace, key.name)
+        info = self._cache.get(key.namespace, key.name)
         if info is None:
             info = ClaimInfo(key=key, drivers=find_drivers(claim))
             self._cache.add(info)
         elif info.key.uid != key.uid:
             raise PodClaimError(
-                f"old ResourceClaim with same name {key.name} and different UID {info.key.uid} still exists"
+                f"old ResourceClaim with same name {key.name} and different UID {info.key.uid} still exists "
+                "(previous pod force-deleted?!)"
             )
         info.pods.add(pod["metadata"]["uid"])
         return info
