@@ -312,3 +312,48 @@ async def test_a_field_of_another_type_is_named(api_server: ApiHandle, path: str
         answer = await client.request("POST", getattr(scratch, path), body)
         assert_refused(answer, 400, "BadRequest")
         assert field in answer.body["message"]
+
+
+CLAIMS_OF_CONTAINERS = "spec.containers[0].resources.claims"
+
+
+@pytest.mark.parametrize(
+    ("claims", "field", "reason"),
+    [
+        pytest.param(
+            [{"name": "gpu", "request": "any/big"}],
+            f"{CLAIMS_OF_CONTAINERS}[0].request",
+            "FieldValueInvalid",
+            id="a subrequest",
+        ),
+        pytest.param(
+            [{"name": "gpu"}, {"name": "gpu"}], f"{CLAIMS_OF_CONTAINERS}[1]", "FieldValueDuplicate", id="twice"
+        ),
+        pytest.param(
+            [{"name": "gpu", "request": "a"}, {"name": "gpu"}],
+            f"{CLAIMS_OF_CONTAINERS}[1]",
+            "FieldValueDuplicate",
+            id="a request, and all of them",
+        ),
+    ],
+)
+async def test_a_container_names_each_request_of_a_claim_once_and_no_subrequest(
+    api_server: ApiHandle, claims: list[JsonObject], field: str, reason: str
+) -> None:
+    async with connected(api_server) as (client, scratch):
+        body = pod_body(resourceClaims=[{"name": "gpu", "resourceClaimName": "claim"}])
+        body["spec"]["containers"][0]["resources"] = {"claims": claims}
+        answer = await client.request("POST", scratch.pods, body)
+        assert_refused(answer, 422, "Invalid")
+        assert causes(answer) == {(field, reason)}, answer.text
+
+
+async def test_containers_have_different_names_and_claims_valid_ones(api_server: ApiHandle) -> None:
+    async with connected(api_server) as (client, scratch):
+        body = pod_body(resourceClaims=[{"name": "gpu", "resourceClaimName": "My_Claim"}])
+        body["spec"]["containers"] *= 2
+        answer = await client.request("POST", scratch.pods, body)
+        assert causes(answer) == {
+            ("spec.containers[1].name", "FieldValueDuplicate"),
+            ("spec.resourceClaims[0].resourceClaimName", "FieldValueInvalid"),
+        }, answer.text

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydra_dev.api.errors import FieldError, JsonObject, duplicate, forbidden, invalid, required, unknown, unsupported
 from pydra_dev.api.kinds import EVENTS, NAMESPACES, NEW_EVENTS, NODES, PODS, Kind
-from pydra_dev.apiserver.name_and_list_validation import Errors, check_required
+from pydra_dev.apiserver.name_and_list_validation import Errors, check_label, check_required, check_subdomain
 
 POD_DEFAULTS: Mapping[str, Any] = {
     "restartPolicy": "Always",
@@ -59,9 +59,14 @@ def check_pod(spec: JsonObject, path: str = "spec") -> Errors:
     claims = spec.get("resourceClaims") or []
     yield from _check_pod_claims(f"{path}.resourceClaims", claims)
     names = {claim.get("name") for claim in claims}
+    seen = set()
     for group in ("containers", "initContainers"):
         for index, container in enumerate(spec.get(group) or []):
-            yield from _check_container(f"{path}.{group}[{index}]", container, names)
+            at, name = f"{path}.{group}[{index}]", container.get("name")
+            yield from _check_container(at, container, names)
+            if name in seen:
+                yield duplicate(f"{at}.name", name)
+            seen.add(name)
 
 
 def _check_pod_claims(path: str, claims: list[JsonObject]) -> Errors:
@@ -79,6 +84,9 @@ def _check_pod_claims(path: str, claims: list[JsonObject]) -> Errors:
             )
         elif not any(sources):
             yield invalid(at, claim, "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`")
+        for field in ("resourceClaimName", "resourceClaimTemplateName"):
+            if claim.get(field):
+                yield from check_subdomain(f"{at}.{field}", claim[field])
 
 
 def _check_container(path: str, container: JsonObject, claims: set[Any]) -> Errors:
@@ -86,10 +94,20 @@ def _check_container(path: str, container: JsonObject, claims: set[Any]) -> Erro
     if not container.get("image"):
         yield required(f"{path}.image")
     resources = container.get("resources") or {}
+    used: set[tuple[str, str]] = set()
     for index, claim in enumerate(resources.get("claims") or []):
-        if claim.get("name") not in claims:
+        at, name, request = f"{path}.resources.claims[{index}]", claim.get("name") or "", claim.get("request") or ""
+        if not name:
+            yield required(at)
+        if request:
+            # A container names a request, also where the claim got one of its subrequests.
+            yield from check_label(f"{at}.request", request)
+        if used & {(name, ""), (name, request)} or (not request and any(other == name for other, _ in used)):
+            yield duplicate(at, f"{name}/{request}".rstrip("/"))
+        used.add((name, request))
+        if name not in claims:
             detail = "must be one of the names in pod.spec.resourceClaims: " + ", ".join(sorted(map(str, claims)))
-            yield unknown(f"{path}.resources.claims[{index}]", claim.get("name", ""), detail if claims else "")
+            yield unknown(at, name, detail if claims else "")
 
 
 def check_pod_update(spec: JsonObject, old: JsonObject) -> Errors:
