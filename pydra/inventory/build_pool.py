@@ -106,14 +106,14 @@ def _build_health(pool: str, device: str, snapshot: Snapshot) -> DeviceHealth:
             pool=pool, device=device, status=HealthStatus.UNKNOWN, message=snapshot.unavailable or "not yet reported"
         )
     if state.reported.status is HealthStatus.UNKNOWN:
-        return DeviceHealth(pool=pool, device=device, status=HealthStatus.UNKNOWN, message=state.reported.message)
+        message = state.reported.message or state.reported.reason
+        return DeviceHealth(pool=pool, device=device, status=HealthStatus.UNKNOWN, message=message)
     if not state.unhealthy:
         message = state.reported.message if state.reported.status is HealthStatus.HEALTHY else ""
         return DeviceHealth(pool=pool, device=device, status=HealthStatus.HEALTHY, message=message)
     cause = state.cause
-    return DeviceHealth(
-        pool=pool, device=device, status=HealthStatus.UNHEALTHY, message=cause.message, problem=cause.taint
-    )
+    message = cause.message or cause.reason
+    return DeviceHealth(pool=pool, device=device, status=HealthStatus.UNHEALTHY, message=message, problem=cause.taint)
 
 
 def _label_value(word: str) -> str:

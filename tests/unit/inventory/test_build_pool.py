@@ -250,6 +250,11 @@ def test_a_backend_may_name_the_taint_and_its_effect(health: dict[str, Any], tai
     assert seen((0, sick), policy=replace(POLICY, unhealthy_after=0.0, effect=None))[2] == ()
 
 
+@pytest.mark.parametrize("status", [HealthStatus.UNHEALTHY, HealthStatus.UNKNOWN])
+def test_a_reason_without_a_message_is_the_message(status: HealthStatus) -> None:
+    assert once(gpu(Health(status=status, reason="hot"))).health[0].message == "hot"
+
+
 def test_a_key_that_no_taint_can_have_does_not_hide_the_illness() -> None:
     published = once(gpu(Health(status=HealthStatus.UNHEALTHY, taint="no key!", reason="hot")))
     assert published.pool.devices[0].taints == (Taint(key="gpu.example.com/unhealthy", value="hot"),)
