@@ -134,6 +134,16 @@ def _plain_violations(name: str, function: Any, arguments: tuple[str, ...]) -> I
 
 
 @_at_once
+def find_manager_violations(manager: Any) -> Iterator[str]:
+    """Yield what is wrong with what `connect` returned."""
+    if not hasattr(type(manager), "__aenter__"):
+        yield (
+            f"connect returned {name_class(manager)}, not an async context manager; "
+            "write `async def connect` with @contextlib.asynccontextmanager above it"
+        )
+
+
+@_at_once
 def find_coroutine_violations(live: Any, backend: Any) -> Iterator[str]:
     """Yield what is wrong with the coroutines of `live`, the object that `connect` of the backend yields."""
     has_steps = bool(getattr(backend, "STEP_TYPES", ()))

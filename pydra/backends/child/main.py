@@ -29,6 +29,7 @@ from pydra.backends.child.logs import forward_logs
 from pydra.backends.claim_config import ConfigCheck, find_check
 from pydra.backends.contract_validation import (
     find_coroutine_violations,
+    find_manager_violations,
     find_methods,
     find_misspelt,
     find_object_violations,
@@ -165,7 +166,11 @@ async def _open_backend(
         return
     async with contextlib.AsyncExitStack() as stack:
         try:
-            live = await stack.enter_async_context(backend.connect(*arguments))
+            manager = backend.connect(*arguments)
+            _raise_violations(find_manager_violations(manager))
+            live = await stack.enter_async_context(manager)
+        except _StartupError:
+            raise
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # the call boundary, for `connect`

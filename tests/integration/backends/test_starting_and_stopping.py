@@ -24,6 +24,10 @@ from tests.integration.backends.harness import claim, find_troubles, supervised,
         ("faulty:nothing", ["faulty:nothing cannot be loaded: faulty has no nothing; correct what names it"]),
         ("unfit:", ["discover is a plain function", "prepare is missing", "unprepare()", 'DRIVER is "Not A Name"']),
         ("unfit:connects_to_nothing", ["discover is missing", "prepare is missing", "unprepare is missing"]),
+        (
+            "unfit:connects_in_sync",
+            ["connect returned a _GeneratorContextManager, not an async context manager; write"],
+        ),
         ("unfit_import:", ["unfit_import cannot be loaded: SystemExit"]),
     ],
 )

@@ -26,6 +26,7 @@ from pydra.backends.claim_config import ConfigCheck, decode_claim, find_check
 from pydra.backends.contract_validation import (
     find_answer_type_violations,
     find_coroutine_violations,
+    find_manager_violations,
     find_object_violations,
     find_prepared_violations,
 )
@@ -159,10 +160,12 @@ async def _connect(backend: Any, arguments: tuple[Any, ...]) -> AsyncIterator[An
         return
     async with AsyncExitStack() as stack:
         try:
-            live = await stack.enter_async_context(backend.connect(*arguments))
+            manager = backend.connect(*arguments)
+            if not (violations := find_manager_violations(manager)):
+                live = await stack.enter_async_context(manager)
         except Exception as error:  # the call boundary, for `connect`
             raise RunError(f"connect failed: {type(error).__name__}: {error}", _format(error)) from error
-        if violations := find_coroutine_violations(live, backend):
+        if violations := violations or find_coroutine_violations(live, backend):
             raise ContractError("connect", violations)
         yield live
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,12 @@ class _ConnectHangs:
         time.sleep(3600)
 
 
+class _ConnectsInSync:
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[_Live]:
+        yield _Live()
+
+
 class _Settings(msgspec.Struct, frozen=True, kw_only=True):
     shares: int = 4
 
@@ -77,6 +83,7 @@ class _TakesSettings:
 
 
 connects_to_nothing = _ConnectsToNothing()
+connects_in_sync = _ConnectsInSync()
 connects = _Connects()
 takes_settings = _TakesSettings()
 connect_hangs = _ConnectHangs()
