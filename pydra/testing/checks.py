@@ -23,6 +23,7 @@ from pydra.devices import Device, Inventory
 from pydra.errors import (
     BackendError,
     ClaimError,
+    ContractError,
     DeviceInUse,
     EditConflict,
     HostPathMissing,
@@ -509,7 +510,10 @@ class Checks:
             self._lines.append(f"devices of other kinds are not prepared: {shown}; check one with --device")
 
     async def _edits(self) -> list[str]:
-        self._build_spec(self._session.claim("one"), self._prepared)
+        try:
+            self._build_spec(self._session.claim("one"), self._prepared)
+        except ContractError as error:
+            return list(error.violations)
         self._advise_bind_mounts()
         await self._look_for_host_paths()
         return []

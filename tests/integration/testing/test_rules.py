@@ -405,6 +405,17 @@ async def measure():
     assert {check.rule for check in report.checks if check.mark != "ok"} == set(), report.text
 
 
+async def test_edits_that_no_runtime_takes_are_reported_one_by_one(tmp_path: Path) -> None:
+    code = """
+async def prepare(claim):
+    await good(claim)
+    return [one.prepared(ContainerEdits().with_mount("lib").with_env("A=", "b")) for one in claim.devices]
+"""
+    report = await check(Proof(code), tmp_path)
+    (edits,) = (check for check in report.checks if check.rule == Rule.EDITS.value)
+    assert [one.partition(": ")[0] for one in edits.problems] == ["device a (request device)"] * 3
+
+
 async def test_a_call_that_hangs_is_reported_with_the_line_of_the_backend(tmp_path: Path) -> None:
     code = "async def discover():\n    await asyncio.Event().wait()  # for ever"
     report = await check(Proof(code), tmp_path, deadlines=CallDeadlines(connect=30.0, discover=0.5))
