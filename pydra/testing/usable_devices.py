@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from itertools import combinations
+from itertools import chain, combinations
 from typing import TypeAlias
 
 from pydra.devices import Device, HealthStatus, Inventory, TaintEffect
@@ -51,13 +51,20 @@ def list_kinds(inventory: Inventory) -> list[Device]:
 
 
 def find_pair(inventory: Inventory, name: str = "") -> tuple[Device, Device] | None:
-    """Return two usable devices, one of this name, that a scheduler could give to one claim; None if there are none."""
+    """Return two usable devices, one of this name, that a scheduler could give to one claim; None if there are none.
+
+    Parts of one thing come first: what a claim does for it, it may do once only.
+    """
     available = {
         (one.name, name): parse_quantity(amount)
         for one in inventory.counter_sets
         for name, amount in one.counters.items()
     }
-    pairs = combinations(list_usable(inventory), 2)
+    usable, parts = list_usable(inventory), defaultdict[str, list[Device]](list)
+    for device in usable:
+        for counter_set in dict.fromkeys(one.counter_set for one in device.consumes_counters):
+            parts[counter_set].append(device)
+    pairs = chain.from_iterable(combinations(some, 2) for some in (*parts.values(), usable))
     return next((pair for pair in pairs if name in ("", pair[0].name, pair[1].name) and _fit(pair, available)), None)
 
 

@@ -56,7 +56,7 @@ class BackendTypes:
                     continue
                 raise
             if one.key in keys:
-                yield f"plan: steps[{place}] ({one.label}) has the same key as a step before it"
+                yield f"plan: steps[{place}] ({one.label}) has the same key as a step before it; plan each change once"
             keys.add(one.key)
 
     def decode_step(self, one: ClaimStep) -> ClaimStep:

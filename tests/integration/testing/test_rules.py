@@ -308,6 +308,25 @@ async def test_a_plan_that_changes_is_reported_by_its_steps(tmp_path: Path) -> N
     assert "Claim(" not in said
 
 
+BOARDS = """
+def take(n, *slots):
+    return [CounterConsumption(counter_set=f'board-{n}', counters={f'slot-{one}': 1 for one in slots})]
+async def discover():
+    sets = [CounterSet(name=f'board-{n}', counters={'slot-0': 1, 'slot-1': 1}) for n in 'ab']
+    boards = [Device(name=n, consumes_counters=take(n, 0, 1)) for n in 'ab']
+    slots = [Device(name=f'{n}-{one}', consumes_counters=take(n, one)) for n in 'ab' for one in (0, 1)]
+    return Inventory(counter_sets=sets, devices=[*boards, *slots])
+async def plan(claim, held): return Plan(steps=[Load(size=ord(one.device[0])) for one in claim.devices])
+async def prepare(claim): return [one.prepared() for one in claim.devices]
+"""
+
+
+async def test_two_parts_of_a_board_are_asked_for_in_one_claim(tmp_path: Path) -> None:
+    report = await check(Proof(STEPS.format(size=8, leak="") + BOARDS), tmp_path)
+    assert [check.rule for check in report.checks if check.problems] == [Rule.TOGETHER.value], report.text
+    assert "steps[1] (load) has the same key as a step before it; plan each change once" in report.text
+
+
 async def test_a_step_that_json_cannot_hold_is_reported_by_its_field(tmp_path: Path) -> None:
     report = await check(Proof(STEPS.format(size="os", leak="")), tmp_path)
     assert "plan: $.steps[1].size is a module, which is not JSON" in report.text, report.text

@@ -34,7 +34,10 @@ STEP_TYPES = (Load, Keyed, Method)
         (Plan(steps=[Load("a"), Load("b"), Keyed(key="a", holds=("card-0",))]), ""),
         (None, "plan returned None (is `return` missing?), not a pydra.Plan"),
         (Plan(steps=["load"]), "steps[0] is a str, which STEP_TYPES does not have"),
-        (Plan(steps=[Load("a"), Load("a")]), "steps[1] (load) has the same key as a step before it"),
+        (
+            Plan(steps=[Load("a"), Load("a")]),
+            "steps[1] (load) has the same key as a step before it; plan each change once",
+        ),
         (Plan(steps=[Load("a"), Keyed(key=7)]), "steps[1]: key of Keyed is 7; it must be a string"),
         (Plan(steps=[Method()]), "steps[0]: key of Method is a method; write @property above it"),
         (Plan(steps=[Keyed(holds="card-0")]), "holds of Keyed is 'card-0'; it must be a tuple of names"),
