@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,10 @@ KILL_DEADLINE = 5.0
 
 OUTPUT_LIMIT = 2000
 """Bytes of a program's output, its end, that an error reports."""
+
+
+WRITE_LIMIT = 64 << 20
+"""Bytes that a program may write to a file: what it says may come from a container. A log of MPS may have 8 MiB."""
 
 
 class ProgramMissing(ClaimError):
@@ -87,9 +92,11 @@ async def run_program(
     deadline: float,
     text: str = "",
     files: Sequence[int] = (),
+    outlives: bool = False,
 ) -> str:
     """Run it with `text` to read and these descriptors, and return what it said, both streams together.
 
+    What it starts `outlives` the call, or it may write no file of more than `WRITE_LIMIT` bytes.
     `command` is its name in errors; `deadline` in seconds. It is waited for, not its output: what it leaves running
     may hold that open. Raises ProgramFailed when it cannot be started, fails, or has to be killed.
     """
@@ -108,6 +115,9 @@ async def run_program(
             )
         except OSError as error:
             raise ProgramFailed(command, f"cannot be started ({error.strerror})", "") from error
+        if not outlives:
+            with contextlib.suppress(OSError):  # it has ended
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (WRITE_LIMIT, WRITE_LIMIT))
         try:
             status = await asyncio.wait_for(process.wait(), deadline)
         except TimeoutError as error:

@@ -282,7 +282,7 @@ class MpsDaemons:
 
     async def _launch(self, command: str, plan: Launch) -> str:
         deadline = max(_LEAST, left(self._settings.mps_ready_deadline))
-        return await run_program(command, plan.command(), environment={}, deadline=deadline)
+        return await run_program(command, plan.command(), environment={}, deadline=deadline, outlives=True)
 
 
 def find_recorded(place: MpsDirectory) -> Process | None:

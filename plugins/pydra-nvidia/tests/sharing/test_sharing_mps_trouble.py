@@ -18,7 +18,7 @@ from mps_claims import DEFAULT, STEP, daemon_of, daemons_of, make_applier, place
 from pydra import ClaimError, TerminalError
 from pydra_nvidia.deadlines import time_for
 from pydra_nvidia.hardware_types import Placement
-from pydra_nvidia.host.driver_programs import ProgramMissing
+from pydra_nvidia.host.driver_programs import OUTPUT_LIMIT, ProgramFailed, ProgramMissing, run_program
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.sharing.apply_mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons, MpsFailed
@@ -248,3 +248,10 @@ async def test_nvml_refusals_keep_their_words(bench: Any, kit: Any, applier: Sta
     bench.hardware.errors["nvmlDeviceGetHandleByUUID", "GPU-1"] = Code.GPU_IS_LOST
     with pytest.raises(NvmlError, match=r"for GPU-1 failed with NVML_ERROR_GPU_IS_LOST \(15\)"):
         await applier.apply(STEP, None, bench.note(kit.entry("u1", STEP)))
+
+
+async def test_what_a_program_is_told_to_say_without_end_does_not_fill_the_disk() -> None:
+    """It asks at a socket that a container can have made."""
+    with pytest.raises(ProgramFailed, match=f"yes failed with status -{signal.SIGXFSZ.value}") as caught:
+        await run_program("yes", ("yes",), environment={}, deadline=60)
+    assert len(caught.value.output) <= OUTPUT_LIMIT
