@@ -6,6 +6,8 @@ Struct. One `InvalidConfig` has all problems of all configs.
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
@@ -106,7 +108,9 @@ def find_config_problems(parameters: Any, types: ConfigTypes, check: ConfigCheck
         message, _, path = str(error).partition(" - at `")
         return (f"{path.rstrip('`') or '$'}: {message}",)
     except Exception as error:  # noqa: BLE001 - these rules are the backend's code and may fail in any way
-        return (f"$: cannot be checked, the backend's own rules fail with {type(error).__name__}: {error}",)
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}"
+        return (f"$: cannot be checked, the backend's own rules fail with {type(error).__name__}: {error} ({place})",)
 
 
 def _convert(parameters: Mapping[str, Any], types: ConfigTypes) -> Any:
