@@ -40,14 +40,14 @@ class World:
         template = {"metadata": {"labels": {"from": "template"}}, "spec": {"devices": {"requests": [request]}}}
         self.api.create(RESOURCE_CLAIM_TEMPLATES, {"metadata": {"name": "t"}, "spec": template}, namespace="default")
 
-    def publish(self, *devices: JsonObject, driver: str = DRIVER) -> None:
-        owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": self.api.get(NODES, "n1")["metadata"]["uid"]}
-        pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
-        spec = {"driver": driver, "nodeName": "n1", "pool": pool, "devices": list(devices)}
-        self.api.create(RESOURCE_SLICES, {"metadata": {"name": "slice", "ownerReferences": [owner]}, "spec": spec})
+    def publish(self, *devices: JsonObject, driver: str = DRIVER, node: str = "n1", name: str = "slice") -> None:
+        owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": self.api.get(NODES, node)["metadata"]["uid"]}
+        pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": list(devices)}
+        self.api.create(RESOURCE_SLICES, {"metadata": {"name": name, "ownerReferences": [owner]}, "spec": spec})
 
-    def add_claim(self, name: str = "claim") -> None:
-        spec = {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]}}
+    def add_claim(self, name: str = "claim", request: JsonObject | None = None) -> None:
+        spec = {"devices": {"requests": [{"name": "r", **(request or {"exactly": {"deviceClassName": "gpu"}})}]}}
         self.api.create(RESOURCE_CLAIMS, {"metadata": {"name": name}, "spec": spec}, namespace="default")
 
     def add_pod(self, name: str, *, claim: str = "", **spec: Any) -> None:
@@ -169,6 +169,19 @@ async def test_a_pod_that_finds_no_device_says_why_and_waits_for_one() -> None:
         await world.until(lambda: any(event["reason"] == "FailedScheduling" for event in world.api.list(EVENTS).items))
         world.finish("first")
         await world.until(lambda: world.node_of("second") == "n1")
+
+
+async def test_a_selector_that_fails_for_a_device_of_one_node_keeps_the_pod_from_all() -> None:
+    async with a_world() as world:
+        world.api.create(NODES, {"metadata": {"name": "n2"}})
+        world.publish({"name": "old"})
+        world.publish({"name": "new", "attributes": {"big": {"bool": True}}}, node="n2", name="other")
+        selector = {"cel": {"expression": f"device.attributes['{DRIVER}'].big"}}
+        world.add_claim(request={"exactly": {"deviceClassName": "gpu", "selectors": [selector]}})
+        world.add_pod("pod", claim="claim")
+        await world.until(lambda: world.refusal("pod") or world.node_of("pod"))
+        assert world.refusal("pod").startswith('running "DynamicResources" filter plugin: claim default/claim')
+        assert "no such key" in world.refusal("pod")
 
 
 async def test_pods_of_the_same_second_are_scheduled_in_the_order_in_which_they_were_created() -> None:

@@ -13,9 +13,16 @@ from pydra_dev.api.quantity import parse_quantity
 from pydra_dev.scheduler.allocation_result import build_allocation
 from pydra_dev.scheduler.device_accounting import InUse, Wish
 from pydra_dev.scheduler.pools import Candidate, DeviceKey, NamedSlice, build_pools
-from pydra_dev.scheduler.search import DEFAULT_FEATURES, AllocationError, Features, NamedClaim, Search
+from pydra_dev.scheduler.search import (
+    DEFAULT_FEATURES,
+    AllocationError,
+    Features,
+    NamedClaim,
+    NodeAllocationError,
+    Search,
+)
 
-__all__ = ["AllocationError", "InUse", "NamedClaim", "allocate", "read_in_use", "review_devices"]
+__all__ = ["AllocationError", "InUse", "NamedClaim", "NodeAllocationError", "allocate", "read_in_use", "review_devices"]
 
 
 def read_in_use(statuses: Iterable[schema.ClaimStatus]) -> InUse:
@@ -52,7 +59,7 @@ def allocate(
     """
     search = Search(claims, build_pools(slices, node, groups=features.groups), classes, in_use, features)
     if not search.run():
-        raise AllocationError(_explain(search))
+        raise NodeAllocationError(_explain(search))
     return tuple(
         build_allocation(
             claim.spec,

@@ -36,6 +36,7 @@ from pydra_dev.scheduler.allocator import (
     AllocationError,
     InUse,
     NamedClaim,
+    NodeAllocationError,
     allocate,
     read_in_use,
     review_devices,
@@ -64,8 +65,16 @@ SELECTED_TAINTS = 38
 BINDING_TIMEOUT = 600.0
 
 
-class UnschedulableError(Exception):
-    """The pod cannot be scheduled now; the message says why."""
+class SchedulingError(Exception):
+    """The pod gets no node, whatever the others are like, for a mistake in its claims; the message says why."""
+
+    reason = "SchedulerError"
+
+
+class UnschedulableError(SchedulingError):
+    """The pod cannot be scheduled now, or not on one node; the message says why."""
+
+    reason = "Unschedulable"
 
 
 class SliceReader:
@@ -129,8 +138,8 @@ class Scheduler:
                 self._reserve(claim, allocations.get(claim["metadata"]["uid"]), pod)
             self._wait_for_binding(pod)
             self._write_resources(pod)
-        except UnschedulableError as error:
-            self._report(pod, str(error))
+        except SchedulingError as error:
+            self._report(pod, str(error), error.reason)
             return
         name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
         self._api.bind(name, node, namespace=namespace)
@@ -261,8 +270,10 @@ class Scheduler:
                 build_uid=lambda: build_uid(self._api.random),
                 features=_find_features(self._api),
             )
-        except AllocationError as error:
+        except NodeAllocationError as error:
             raise UnschedulableError(f"cannot allocate all claims: {error}") from error
+        except AllocationError as error:
+            raise SchedulingError(f'running "DynamicResources" filter plugin: {error}') from error
         uids = [claim["metadata"]["uid"] for claim in claims]
         return dict(zip(uids, allocations, strict=True))
 
@@ -304,10 +315,8 @@ class Scheduler:
                     self._binding_left.append(left)
                     raise UnschedulableError(f"waiting for device {result.device} to be bound: {', '.join(missing)}")
 
-    def _report(self, pod: JsonObject, message: str) -> None:
-        condition = build_condition(
-            "PodScheduled", status=False, now=self._api.now, reason="Unschedulable", message=message
-        )
+    def _report(self, pod: JsonObject, message: str, reason: str) -> None:
+        condition = build_condition("PodScheduled", status=False, now=self._api.now, reason=reason, message=message)
         if self._set_scheduled(pod, condition):
             emit_event(self._api, pod, "Warning", "FailedScheduling", message)
 

@@ -32,7 +32,11 @@ MAX_TRIES = 100_000
 
 
 class AllocationError(Exception):
-    """The claims cannot be allocated on this node; the message says why."""
+    """The claims cannot be allocated; the message says why. If not as below, the pod gets no other node either."""
+
+
+class NodeAllocationError(AllocationError):
+    """They cannot be allocated on this node, but perhaps on another one."""
 
 
 class NamedClaim(msgspec.Struct, frozen=True):
@@ -263,7 +267,7 @@ class Selection:
         name = wish.wanted.device_class_name
         found = self._classes.get(name)
         if found is None:
-            raise AllocationError(
+            raise NodeAllocationError(
                 f"claim {self._claims[wish.claim].name}, request {wish.name}: device class {name} does not exist"
             )
         return found
