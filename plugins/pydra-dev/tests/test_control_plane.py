@@ -184,6 +184,20 @@ async def test_a_selector_that_fails_for_a_device_of_one_node_keeps_the_pod_from
         assert "no such key" in world.refusal("pod")
 
 
+@pytest.mark.parametrize(("version", "node"), [("1.34", "n1"), ("1.36", "n2")])
+async def test_a_pod_goes_to_the_node_that_has_the_earlier_alternative(version: str, node: str) -> None:
+    async with a_world(version=version) as world:
+        world.api.create(NODES, {"metadata": {"name": "n2"}})
+        world.publish({"name": "small", "attributes": {"big": {"bool": False}}})
+        world.publish({"name": "large", "attributes": {"big": {"bool": True}}}, node="n2", name="other")
+        selector = {"cel": {"expression": f"device.attributes['{DRIVER}'].big"}}
+        wishes: list[JsonObject] = [{"name": "big", "selectors": [selector]}, {"name": "any"}]
+        world.add_claim(request={"firstAvailable": [{"deviceClassName": "gpu", **wish} for wish in wishes]})
+        world.add_pod("pod", claim="claim")
+        await world.until(lambda: world.refusal("pod") or world.node_of("pod"))
+        assert world.node_of("pod") == node
+
+
 async def test_pods_of_the_same_second_are_scheduled_in_the_order_in_which_they_were_created() -> None:
     async with a_world() as world:
         for name in ("z", "a", "m"):

@@ -47,6 +47,20 @@ def build_allocation(
     )
 
 
+MAX_ALTERNATIVES = 8
+
+
+def score_alternatives(spec: schema.ClaimSpec, allocation: schema.Allocation) -> int:
+    """How good an allocation is: for each request with alternatives, the more the earlier the one that it got."""
+    got = {result.request for result in allocation.devices.results}
+    return sum(
+        MAX_ALTERNATIVES - index
+        for request in spec.devices.requests or ()
+        for index, sub in enumerate(request.first_available)
+        if f"{request.name}/{sub.name}" in got
+    )
+
+
 def _build_result(pick: Pick, build_uid: Callable[[], str]) -> schema.Result:
     candidate, device = pick.candidate, pick.candidate.device
     result = schema.Result(

@@ -32,6 +32,7 @@ from pydra_dev.apiserver.verbs import Api
 from pydra_dev.controllers.daemon_sets import get_daemon_node
 from pydra_dev.controllers.events import SCHEDULER, emit_event
 from pydra_dev.controllers.resource_claims import FINALIZER, MAX_RESERVED
+from pydra_dev.scheduler.allocation_result import score_alternatives
 from pydra_dev.scheduler.allocator import (
     AllocationError,
     InUse,
@@ -60,6 +61,8 @@ BOTH_NAMES = 38
 """The first minor release in which requests name capacities with or without the driver's domain."""
 COMPARED_LISTS = 37
 """The first minor release whose scheduler compares lists in constraints, with the feature gate (kubernetes#139332)."""
+SCORED_ALTERNATIVES = 35
+"""The first minor release that prefers nodes where requests get earlier alternatives."""
 SELECTED_TAINTS = 38
 """The first minor release whose scheduler ignores DeviceTaintRules without a selector (kubernetes#141648)."""
 BINDING_TIMEOUT = 600.0
@@ -171,18 +174,30 @@ class Scheduler:
     def _choose_node(
         self, pod: JsonObject, claims: Sequence[JsonObject]
     ) -> tuple[str, Mapping[str, schema.Allocation]]:
-        """The first node that fits, and the allocations to make there, by claim uid."""
+        """The first node that fits with the earliest alternatives, and the allocations to make there, by claim uid."""
         nodes = self._api.list(NODES).items
         if not nodes:
             raise UnschedulableError("no nodes available to schedule pods")
         reasons: dict[str, int] = {}
+        plans = []
         for node in nodes:
             try:
-                return node["metadata"]["name"], self._plan(pod, claims, node)
+                plans.append((node["metadata"]["name"], self._plan(pod, claims, node)))
             except UnschedulableError as error:
                 reasons[str(error)] = reasons.get(str(error), 0) + 1
+        if plans:
+            return max(plans, key=lambda plan: self._score(claims, plan[1]))
         listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
         raise UnschedulableError(f"0/{len(nodes)} nodes are available: {listed}")
+
+    def _score(self, claims: Sequence[JsonObject], allocations: Mapping[str, schema.Allocation]) -> int:
+        if self._api.minor < SCORED_ALTERNATIVES:
+            return 0
+        return sum(
+            score_alternatives(_name(claim).spec, allocations[claim["metadata"]["uid"]])
+            for claim in claims
+            if claim["metadata"]["uid"] in allocations
+        )
 
     def _plan(self, pod: JsonObject, claims: Sequence[JsonObject], node: JsonObject) -> Mapping[str, schema.Allocation]:
         labels, wanted = node["metadata"].get("labels") or {}, pod["spec"].get("nodeSelector") or {}
