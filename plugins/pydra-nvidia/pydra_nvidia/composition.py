@@ -85,7 +85,7 @@ async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
         session=session,
         gate=gate,
         hardware=hardware,
-        prior_state=PriorState(session, tree, persistenced),
+        prior_state=PriorState(session, persistenced),
         appliers=appliers,
         edits=edits,
         health=health,

@@ -11,15 +11,13 @@ from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.nvml.compute_mode import read_compute_mode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.steps import ActivateFabric, BindVfio, SetTimeSlice, StartMps, Step
-from pydra_pci import Tree, read_function
 
 
 class PriorState:
-    """Compute modes from NVML, overrides of kernel drivers from /sys, what nvidia-persistenced keeps; all block."""
+    """Compute modes from NVML, and what nvidia-persistenced keeps; both block."""
 
-    def __init__(self, session: NvmlSession, tree: Tree, persistenced: Persistenced) -> None:
+    def __init__(self, session: NvmlSession, persistenced: Persistenced) -> None:
         self._session = session
-        self._tree = tree
         self._persistenced = persistenced
 
     def remember(self, steps: Sequence[Step], begun: Collection[Step]) -> tuple[Step, ...]:
@@ -37,11 +35,9 @@ class PriorState:
             case StartMps() if step.exclusive:
                 found = {gpu: self._read_mode(gpu) for gpu in step.exclusive}
                 return replace(step, modes={gpu: mode for gpu, mode in found.items() if mode is not None})
-            case BindVfio() if step.before != step.target and step.key not in known:
-                override = read_function(self._tree, step.address).override
+            case BindVfio() if step.before == DRIVER and step.key not in known:
                 # NVML in a container reports the daemon's GPUs as not persistent.
-                persistent = step.persistence or (step.before == DRIVER and self._persistenced.keeps(step.address))
-                return replace(step, override=override, persistence=persistent)
+                return replace(step, persistence=step.persistence or self._persistenced.keeps(step.address))
             case ActivateFabric() if step.key not in known:
                 kept = {address for address in step.gpus if self._persistenced.keeps(address)}
                 return replace(step, persistent=tuple(sorted(kept | set(step.persistent))))

@@ -24,6 +24,7 @@ from pydra_pci.functions import (
     read_attribute,
     read_driver,
     read_iommu_group,
+    read_override,
 )
 from pydra_pci.vfio_drivers import is_same
 
@@ -203,12 +204,11 @@ class FunctionState(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_function(tree: Tree, address: str) -> FunctionState:
     """The function as sysfs has it now."""
-    override = read_attribute(tree, address, "driver_override")
     return FunctionState(
         address=address,
         present=tree.exists(function_path(tree, address)),
         driver=read_driver(tree, address),
-        override="" if override == "(null)" else override,
+        override=read_override(tree, address),
         group=read_iommu_group(tree, address),
         virtual=count_virtual_functions(tree, address),
     )

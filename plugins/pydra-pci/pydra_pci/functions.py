@@ -24,12 +24,12 @@ Entry: TypeAlias = tuple[str, int]
 class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
     """A function as sysfs shows it; `address` as `0000:53:00.0`, ids as `0x10de`, `pci_class` as `0x030200`.
 
-    `driver` is the bound kernel driver, empty for none. `root` is the PCIe root complex (`pci0000:00`), `numa` None
-    where the machine has one node or does not say. `addressable` is the sum of its 64-bit memory regions in bytes.
-    `group` is the IOMMU group, empty without an IOMMU. `is_virtual`: a virtual function, of the one at the
-    address `parent`; `has_virtual`: virtual functions of it exist. The backend may add what it knows: the product's
-    `name`, and the driver that passthrough binds, which is a variant of vfio-pci where the kernel has one for the
-    function.
+    `driver` is the bound kernel driver, `override` its driver_override, both empty for none. `root` is the PCIe root
+    complex (`pci0000:00`), `numa` None where the machine has one node or does not say. `addressable` is the sum of its
+    64-bit memory regions in bytes. `group` is the IOMMU group, empty without an IOMMU. `is_virtual`: a virtual
+    function, of the one at the address `parent`; `has_virtual`: virtual functions of it exist. The backend may add
+    what it knows: the product's `name`, and the driver that passthrough binds, which is a variant of vfio-pci where
+    the kernel has one for the function.
     """
 
     address: str
@@ -37,6 +37,7 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     pci_class: str
     driver: str = ""
+    override: str = ""
     root: str = ""
     numa: int | None = None
     group: str = ""
@@ -107,12 +108,14 @@ class PciBus:
 
     def _refresh(self, function: PciFunction) -> PciFunction:
         """With what may change."""
-        driver = read_driver(self._tree, function.address)
-        group = read_iommu_group(self._tree, function.address)
-        has_virtual = count_virtual_functions(self._tree, function.address) > 0
-        if (driver, group, has_virtual) == (function.driver, function.group, function.has_virtual):
-            return function
-        return msgspec.structs.replace(function, driver=driver, group=group, has_virtual=has_virtual)
+        found = msgspec.structs.replace(
+            function,
+            driver=read_driver(self._tree, function.address),
+            override=read_override(self._tree, function.address),
+            group=read_iommu_group(self._tree, function.address),
+            has_virtual=count_virtual_functions(self._tree, function.address) > 0,
+        )
+        return function if found == function else found
 
 
 def function_path(tree: Tree, address: str, name: str = "") -> str:
@@ -128,6 +131,12 @@ def read_attribute(tree: Tree, address: str, name: str) -> str:
 def read_driver(tree: Tree, address: str) -> str:
     """The kernel driver that the function is bound to now; empty for none."""
     return posixpath.basename(tree.link(function_path(tree, address, "driver")))
+
+
+def read_override(tree: Tree, address: str) -> str:
+    """The driver that alone may take the function; empty for none."""
+    override = read_attribute(tree, address, "driver_override")
+    return "" if override == "(null)" else override
 
 
 def read_iommu_group(tree: Tree, address: str) -> str:

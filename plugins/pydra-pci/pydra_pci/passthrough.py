@@ -77,8 +77,11 @@ def plan_binding(function: PciFunction, begun: BindVfio | None = None) -> BindVf
     """
     if begun is not None and is_begun(function, begun):
         return begun
-    target = function.driver if is_vfio(function.driver) else function.vfio_driver
-    return BindVfio(address=function.address, before=function.driver, target=target)
+    if is_vfio(function.driver):
+        return BindVfio(address=function.address, before=function.driver, target=function.driver)
+    return BindVfio(
+        address=function.address, before=function.driver, target=function.vfio_driver, override=function.override
+    )
 
 
 def find_problems(function: PciFunction, host: VfioHost, *, driver: str) -> Iterator[str]:

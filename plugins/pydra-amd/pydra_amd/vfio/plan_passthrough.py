@@ -34,6 +34,7 @@ def _plan_step(offered: OfferedFunction) -> BindVfio:
         address=step.address,
         before=step.before,
         target=step.target,
+        override=step.override,
         compute=mode.compute if mode and step.before != step.target else "",
         holds=(offered.name,),
     )

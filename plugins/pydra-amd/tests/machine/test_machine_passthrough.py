@@ -87,6 +87,16 @@ async def test_a_gpu_is_bound_for_a_guest_and_given_back_when_the_claim_ends(tmp
         assert await node.devices() == before
 
 
+async def test_an_override_of_the_admin_is_there_again_when_the_claim_ends(tmp_path: Path) -> None:
+    override = tmp_path / "tree/sys/bus/pci/devices" / ADDRESS / "driver_override"
+    async with machine(tmp_path) as node:
+        override.write_text("amdgpu\n")
+        await node.prepare(GUEST)
+        assert override.read_text().strip() == "vfio-pci"
+        await node.end()
+        assert (node.driver(), override.read_text().strip()) == ("amdgpu", "amdgpu")
+
+
 async def test_a_gpu_that_is_given_back_has_the_mode_again_that_the_admin_set(tmp_path: Path) -> None:
     async with machine(tmp_path, partitioning=Partitioning.COMPUTE, vfio=False) as node:
         await node.prepare(f"{WHOLE}-cpx-nps1-0")

@@ -52,7 +52,9 @@ def _bind(function: PciFunction, reading: Reading, known: Mapping[str, BindVfio]
         return step
     gpu = _gpu_at(function.address, reading)
     persistent = step.before != step.target and bool(gpu and gpu.persistence)
-    return BindVfio(address=step.address, before=step.before, target=step.target, persistence=persistent)
+    return BindVfio(
+        address=step.address, before=step.before, target=step.target, override=step.override, persistence=persistent
+    )
 
 
 def _refuse_doubles(wanted: Sequence[Passthrough], targets: Sequence[Target]) -> None:

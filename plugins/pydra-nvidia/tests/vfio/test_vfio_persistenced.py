@@ -48,7 +48,7 @@ def daemon(node: Any) -> Iterator[Daemon]:
 
 def remember(node: Any, step: BindVfio) -> BindVfio:
     """The step as the claim's plan has it, made from a plan that knows only what NVML reported."""
-    before = PriorState(node.session, node.tree, Persistenced(node.tree, no_root))
+    before = PriorState(node.session, Persistenced(node.tree, no_root))
     (found,) = before.remember([step], ())
     assert isinstance(found, BindVfio)
     return found
