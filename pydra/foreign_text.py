@@ -25,3 +25,10 @@ def encodable(text: str) -> str:
 def escape(text: str, *, keep: str = "") -> str:
     r"""Write characters that a terminal or a reader of lines acts on as `\n`, `\x1b`, `\u2028`; `keep` stay."""
     return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
+
+
+def escape_json(document: bytes) -> bytes:
+    """Escape such characters in a JSON document without white space; JSON itself demands it of a few only."""
+    if document.isascii() and b"\x7f" not in document:
+        return document
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", document.decode()).encode()

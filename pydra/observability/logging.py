@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from pydra.foreign_text import cut, escape
+from pydra.foreign_text import cut, escape, escape_json
 from pydra.settings import LogFormat, LogLevel
 
 _log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def format_json(record: logging.LogRecord) -> bytes:
     if record.exc_info:
         line["traceback"] = cut(_TRACEBACKS.formatException(record.exc_info), MAX_DETAILS)
     try:
-        return msgspec.json.encode(line, enc_hook=str)
+        return escape_json(msgspec.json.encode(line, enc_hook=str))
     except UnicodeEncodeError:  # an unpaired surrogate in a client's text, which must be escaped
         return json.dumps(line, default=str).encode()
 

@@ -126,6 +126,13 @@ def test_text_of_a_backend_neither_begins_a_line_nor_reaches_the_terminal(where:
     assert len(format_json(made).splitlines()) == 1
 
 
+def test_a_line_of_json_has_nothing_that_a_terminal_acts_on_and_says_the_same() -> None:
+    said = "\x1b[31m \x7f \x9b31m \x85 \u2028 \u202e \u2066 é"
+    line = format_json(record(said))
+    assert json.loads(line)["message"] == said
+    assert [one for one in line.decode() if not one.isprintable()] == []
+
+
 @pytest.mark.parametrize("form", [format_text, format_json])
 def test_a_line_has_a_bounded_size_whatever_is_in_it(form: Callable[[logging.LogRecord], bytes]) -> None:
     long = "x" * 15_000_000
