@@ -30,6 +30,7 @@ from pydra_dev.output.descriptions import (
     describe_allocation,
     describe_cdi_spec,
     describe_changes,
+    describe_device_changes,
     describe_event,
     describe_hints,
     describe_others,
@@ -37,6 +38,7 @@ from pydra_dev.output.descriptions import (
     describe_slices,
     describe_step,
     describe_unused,
+    list_published,
     render,
     shorten,
 )
@@ -150,6 +152,23 @@ def test_many_published_devices_are_counted() -> None:
     paragraph = describe_slices([{"spec": {"devices": devices}}])
     assert len(paragraph.details) < 20
     assert paragraph.details[-1] == "and 24 more"
+
+
+def slice_of(generation: int, count: int, *devices: str) -> dict[str, Any]:
+    """A slice of a pool that has so many."""
+    pool = {"name": "node", "generation": generation, "resourceSliceCount": count}
+    return {"spec": {"pool": pool, "devices": [{"name": name} for name in devices]}}
+
+
+def test_devices_that_come_and_go_are_named_once_all_slices_of_the_pool_are_there() -> None:
+    old = slice_of(1, 1, "a", "b")
+    assert list_published([old]) == ("a", "b")
+    assert list_published([old, slice_of(2, 2, "a")]) is None
+    assert list_published([old, slice_of(2, 2, "a"), slice_of(2, 2, "c")]) == ("a", "c")
+    assert describe_device_changes(("a", "b"), ("a", "c")) == Paragraph(
+        headline="published again: 2 devices", details=("gone: b", "new: c")
+    )
+    assert describe_device_changes(("a", "b"), ("b", "a")) is None
 
 
 def test_an_allocation_names_each_request_and_its_device() -> None:

@@ -330,6 +330,7 @@ Traceback (most recent call last):
 RuntimeError: boom
 04:22:59.252 INFO    backends.restarted_process: backend mine: ready in process 7 after 0.31 s
 04:22:59.252 INFO    backends.restarted_process: backend mine: ready again in process 9 after 0.31 s
+04:22:59.252 WARNING backends.restarted_process: backend mine: step load has been running for 7 s  claim=default/c
 04:22:59.253 INFO    claims.work_queue: prepared in 6 ms (fetch 2, backend 4)  backend=mine
 04:22:59.254 WARNING agent.inventory_loop: wait_changed has returned 20 times within 0.1 s  backend=mine
 04:22:59.255 INFO    agent.inventory_loop: discovered 3 devices  backend=mine
@@ -341,6 +342,7 @@ RuntimeError: boom
             details=("Traceback (most recent call last):", "RuntimeError: boom"),
         ),
         Paragraph(headline="backend mine: ready again in process 9 after 0.31 s"),
+        Paragraph(headline="backend mine: step load has been running for 7 s"),
         Paragraph(headline="steps in ms: prepared in 6 ms (fetch 2, backend 4)"),
         Paragraph(headline="wait_changed has returned 20 times within 0.1 s"),
     ]

@@ -19,12 +19,14 @@ from pydra_dev.node import AgentProcess, EmbeddedNode
 from pydra_dev.output.descriptions import (
     describe_allocation,
     describe_cdi_spec,
+    describe_device_changes,
     describe_event,
     describe_log,
     describe_network,
     describe_others,
     describe_step,
     describe_unused,
+    list_published,
 )
 from pydra_dev.output.terminal import Printer
 from pydra_dev.page.server import Page
@@ -63,6 +65,8 @@ class RunReport:
         self.ran: set[str] = set()
         self.is_bare = False
         self.network = anyio.Event()
+        self._driver = ""
+        self._devices: tuple[str, ...] = ()
 
     def begin(self, node: EmbeddedNode, agent: AgentProcess) -> None:
         """From now on the agent runs on this node."""
@@ -105,9 +109,23 @@ class RunReport:
         while True:
             wakeup = self._api.store.written.event
             self._page.changed.notify()
+            self._print_device_changes()
             self._print_allocations()
             self._print_events()
             await wakeup.wait()
+
+    def note_published(self, driver: str) -> None:
+        """Print from now on which devices of the driver come and go."""
+        self._driver, self._devices = driver, self._list_published(driver) or ()
+
+    def _list_published(self, driver: str) -> tuple[str, ...] | None:
+        return list_published(one for one in self._api.list(RESOURCE_SLICES).items if one["spec"]["driver"] == driver)
+
+    def _print_device_changes(self) -> None:
+        devices = self._list_published(self._driver) if self._driver and not self.over else None
+        if devices is not None and (changes := describe_device_changes(self._devices, devices)):
+            self._devices = devices
+            self._say(changes)
 
     def _print_allocations(self) -> None:
         for claim in self.list_allocated():

@@ -186,6 +186,7 @@ class SingleNodeRun:
         driver = registered.plugin.driver
         slices = await self._wait("the driver publishes its devices", lambda: self._find_slices(driver))
         self._say(describe_slices(slices))
+        self._report.note_published(driver)
         sample = read_sample(options.backend, driver, declared.classes if declared is not None else {})
         self._apply(choose_manifests(options.manifests, sample))
         await self._wait(f"{', '.join(self._pods)} runs", self._is_running)

@@ -182,6 +182,23 @@ def describe_slices(slices: Iterable[Mapping[str, Any]]) -> Paragraph:
     )
 
 
+def list_published(slices: Iterable[Mapping[str, Any]]) -> tuple[str, ...] | None:
+    """The devices of a pool; None while not all slices of its latest generation are there."""
+    specs = [one["spec"] for one in slices]
+    latest = max((one["pool"]["generation"] for one in specs), default=0)
+    current = [one for one in specs if one["pool"]["generation"] == latest]
+    if not current or len(current) != current[0]["pool"]["resourceSliceCount"]:
+        return None
+    return tuple(device["name"] for one in current for device in one.get("devices") or ())
+
+
+def describe_device_changes(before: Collection[str], after: Collection[str]) -> Paragraph | None:
+    """Which devices have come and gone; None if none have."""
+    gone, new = [one for one in before if one not in after], [one for one in after if one not in before]
+    said = [f"{what}: {list_names(names)}" for what, names in (("gone", gone), ("new", new)) if names]
+    return Paragraph(headline=f"published again: {len(after)} devices", details=tuple(said)) if said else None
+
+
 def _count_fitting(rows: Sequence[Sequence[str]]) -> int:
     """How many of the columns, the first at least, fit into the width of a table."""
     ends = accumulate(max(map(len, column)) + 2 for column in zip(*rows, strict=True))
@@ -306,7 +323,8 @@ def _is_quoted(logger: str, message: str) -> bool:
     """Whether this line of the agent is printed unchanged."""
     if logger == "agent.inventory_loop":
         return message.startswith("wait_changed ")
-    return logger == "backends.restarted_process" and ": ready again in process " in message
+    shown = (": ready again in process ", " has been running for ")
+    return logger == "backends.restarted_process" and any(text in message for text in shown)
 
 
 def describe_log(text: str) -> list[Paragraph]:
