@@ -156,6 +156,23 @@ def test_a_device_taint_rule_is_held_to_the_rules_of_taints() -> None:
     assert kept["taint"]["timeAdded"] == CONTEXT.now
 
 
+@pytest.mark.parametrize(
+    ("effect", "time", "kept"),
+    [
+        pytest.param("None", "2020-01-01T00:00:00Z", "2020-01-01T00:00:00Z", id="the same effect"),
+        pytest.param("NoExecute", "2020-01-01T00:00:00Z", CONTEXT.now, id="another effect"),
+        pytest.param("NoExecute", "2021-01-01T00:00:00Z", "2021-01-01T00:00:00Z", id="and a time"),
+    ],
+)
+def test_the_time_of_a_taint_rule_is_when_its_taint_got_its_effect(effect: str, time: str, kept: str) -> None:
+    def rule(effect: str, time: str) -> JsonObject:
+        return {"taint": {"key": "a", "effect": effect, "timeAdded": time}}
+
+    old = admit(DEVICE_TAINT_RULES, rule("None", "2020-01-01T00:00:00Z"))
+    new = admit_update(DEVICE_TAINT_RULES, {**old, "spec": rule(effect, time)}, old, CONTEXT, status=False)
+    assert new["spec"]["taint"]["timeAdded"] == kept
+
+
 def test_fields_are_unknown_in_every_kind_of_the_api() -> None:
     body = {"spec": {"taint": {"key": "a", "efect": "None"}}, "status": {"conditions": []}, "extra": 1}
     assert find_unknown_fields(DEVICE_TAINT_RULES, body) == ("extra", "spec.taint.efect")

@@ -107,14 +107,22 @@ class _SpecRules(msgspec.Struct, Generic[SpecT], frozen=True, kw_only=True):
     """How the spec of a kind of Dynamic Resource Allocation is read, filled in and checked."""
 
     type: type[SpecT]
-    default: Callable[[SpecT, Context], SpecT] = lambda spec, _context: spec
+    default: Callable[[SpecT, SpecT | None, Context], SpecT] = lambda spec, _old, _context: spec
+    """A spec with what is absent filled in; the second one is the stored one of an update."""
     check: Callable[[SpecT, SpecT | None, Context], Errors]
     """Everything wrong with a spec; the second one is the stored one of an update."""
     immutable: bool = False
 
 
-def _default_taint_rule(spec: schema.TaintRuleSpec, context: Context) -> schema.TaintRuleSpec:
-    return replace(spec, taint=replace(spec.taint, time_added=spec.taint.time_added or schema.Time(context.now)))
+def _default_taint_rule(
+    spec: schema.TaintRuleSpec, old: schema.TaintRuleSpec | None, context: Context
+) -> schema.TaintRuleSpec:
+    """The rule with the time at which its taint got its effect."""
+    taint, before = spec.taint, old.taint if old is not None else None
+    is_older = before is not None and taint.time_added == before.time_added and taint.effect != before.effect
+    if taint.time_added and not is_older:
+        return spec
+    return replace(spec, taint=replace(taint, time_added=schema.Time(context.now)))
 
 
 def _check_claim(spec: schema.ClaimSpec, context: Context, path: str = "spec") -> Errors:
@@ -124,18 +132,18 @@ def _check_claim(spec: schema.ClaimSpec, context: Context, path: str = "spec") -
 _SPECS: Mapping[Kind, _SpecRules[Any]] = {
     RESOURCE_SLICES: _SpecRules[schema.SliceSpec](
         type=schema.SliceSpec,
-        default=lambda spec, context: slice_rules.default_slice(spec, context.now),
+        default=lambda spec, _old, context: slice_rules.default_slice(spec, context.now),
         check=lambda spec, old, context: slice_rules.check_slice(spec, old, slice_rules.find_rules(context.minor)),
     ),
     RESOURCE_CLAIMS: _SpecRules[schema.ClaimSpec](
         type=schema.ClaimSpec,
-        default=lambda spec, _context: claim_rules.default_claim(spec),
+        default=lambda spec, _old, _context: claim_rules.default_claim(spec),
         check=lambda spec, _old, context: _check_claim(spec, context),
         immutable=True,
     ),
     RESOURCE_CLAIM_TEMPLATES: _SpecRules[schema.TemplateSpec](
         type=schema.TemplateSpec,
-        default=lambda template, _context: replace(template, spec=claim_rules.default_claim(template.spec)),
+        default=lambda template, _old, _context: replace(template, spec=claim_rules.default_claim(template.spec)),
         check=lambda template, _old, context: _check_claim(template.spec, context, "spec.spec"),
         immutable=True,
     ),
@@ -189,11 +197,11 @@ def _admit_spec(kind: Kind, obj: JsonObject, old: JsonObject | None, context: Co
 
     spec, before = parse(obj), parse(old) if old is not None else None
     if old is None or not rules.immutable:
-        spec = rules.default(drop_disabled(spec, before, context.gates, context.minor), context)
+        spec = rules.default(drop_disabled(spec, before, context.gates, context.minor), before, context)
         errors = list(rules.check(spec, before, context))
         built = schema.build_fields(spec)
     else:
-        built = schema.build_fields(rules.default(spec, context))
+        built = schema.build_fields(rules.default(spec, before, context))
         errors = [invalid("spec", built, "field is immutable")] if built != old["spec"] else []
     return _head(obj, spec=built, status=obj.get("status") if kind.status else None), errors
 
