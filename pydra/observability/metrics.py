@@ -7,7 +7,7 @@ Conventions: base units, `_total` for counters, label values from small closed s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from pydra.devices import HealthStatus
 from pydra.errors import KubeError
-from pydra.samples import Sample
+from pydra.samples import Sample, find_left_out, list_labels
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40)
@@ -194,31 +194,26 @@ class BackendSamples(Collector):
         self._by_backend: dict[str, tuple[Sample, ...]] = {}
 
     def replace(self, backend: str, samples: Sequence[Sample]) -> None:
-        """Replace the backend's samples."""
-        self._by_backend[backend] = tuple(samples)
+        """Replace the backend's samples; those that cannot be shown together are left out."""
+        left_out = find_left_out(samples)
+        self._by_backend[backend] = tuple(one for place, one in enumerate(samples) if place not in left_out)
 
     def describe(self) -> Iterable[Metric]:
         """Describe nothing: the samples are not known before the first measurement."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Collect one family for each name; a sample whose labels differ from its family's first is left out."""
+        """Collect one family for each name."""
         for backend, samples in sorted(self._by_backend.items()):
-            families: dict[str, tuple[tuple[str, ...], Metric]] = {}
+            families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
             for sample in samples:
-                labels = _labels(sample)
+                labels = list_labels(sample)
                 name = f"pydra_{backend.replace('-', '_')}_{sample.name}"
-                names, family = families.setdefault(name, (tuple(labels), _family(name, sample, tuple(labels))))
-                if names == tuple(labels) and isinstance(family, GaugeMetricFamily | CounterMetricFamily):
-                    family.add_metric(list(labels.values()), sample.value)
-            yield from (family for _, family in families.values())
+                family = families.setdefault(name, _family(name, sample, tuple(labels)))
+                family.add_metric(list(labels.values()), sample.value)
+            yield from families.values()
 
 
-def _labels(sample: Sample) -> Mapping[str, str]:
-    device = {"device": sample.device} if sample.device else {}
-    return {**device, **dict(sorted(sample.labels.items()))}
-
-
-def _family(name: str, sample: Sample, labels: tuple[str, ...]) -> Metric:
+def _family(name: str, sample: Sample, labels: tuple[str, ...]) -> GaugeMetricFamily | CounterMetricFamily:
     kind = CounterMetricFamily if sample.name.endswith("_total") else GaugeMetricFamily
     return kind(name, sample.help or f"Measured by the backend: {sample.name}.", labels=list(labels))

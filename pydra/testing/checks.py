@@ -33,6 +33,7 @@ from pydra.errors import (
 )
 from pydra.inventory.api_rules import validate_inventory
 from pydra.plan import ClaimStep
+from pydra.samples import find_left_out
 from pydra.settings import Settings, parse_settings
 from pydra.testing.compare_answers import find_changes, find_differences, find_plan_changes
 from pydra.testing.interruptions import cancel_everywhere, crash_in_prepare, crash_in_restore, crash_in_unprepare
@@ -389,13 +390,16 @@ class Checks:
     async def _measure(self) -> list[str]:
         """Advise known devices; but hardware that is not listed may have samples, such as a partitioned GPU."""
         await self._look_for_leaks(Method.MEASURE, "measure", lambda _place: self._session.backend.measure())
-        measured = {sample.device: None for sample in await self._session.backend.measure()}
+        samples = await self._session.backend.measure()
+        measured = {sample.device: None for sample in samples}
+        left_out = find_left_out(samples)
+        problems = [f"sample {samples[place].name} {why}; the agent leaves it out" for place, why in left_out.items()]
         if self._inventory is None:
-            return []
+            return problems
         known = {device.name for device in self._inventory.devices} | {""}
         text = "there are samples of device {}, which discover does not list"
         self._notes += [text.format(name) for name in measured if name not in known]
-        return []
+        return problems
 
     async def _misspelt(self, kind: str) -> list[str]:
         parameters = {**build_header(kind), "pydraNoSuchField": 1}

@@ -106,7 +106,10 @@ PROOFS = {
         says="device b needs 3 of counter slots of set all, which has 2",
     ),
     Rule.IDLE: Proof("async def wait_changed(): pass", says="3 times in a row"),
-    Rule.MEASURE: Proof("async def measure(): return [1]", says="measure"),
+    Rule.MEASURE: Proof(
+        "async def measure(): return [Sample(name='heat', value=n, device='a') for n in (1, 2)]",
+        says="sample heat is there twice with the labels device=a; the agent leaves it out",
+    ),
     Rule.CONFIG: Proof(config("array"), says="does not name the field"),
     Rule.CONFIG_TYPES: Proof(config("    n: Any = None"), says="Mode: n takes a value of any type"),
     Rule.CONFIG_RULES: Proof(

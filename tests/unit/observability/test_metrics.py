@@ -55,10 +55,11 @@ def test_a_backends_samples_appear_under_its_name() -> None:
     assert "# HELP pydra_my_gpu_temperature_celsius Of the die." in found
 
 
-def test_samples_of_one_name_with_other_labels_do_not_break_the_page() -> None:
+def test_samples_of_one_name_with_other_labels_or_the_same_do_not_break_the_page() -> None:
     metrics = Metrics()
-    metrics.samples.replace("sim", [Sample(name="x", value=1, device="a"), Sample(name="x", value=2)])
-    assert 'pydra_sim_x{device="a"} 1.0' in lines(metrics)
+    others = [Sample(name="x", value=2), Sample(name="x", value=3, device="a")]
+    metrics.samples.replace("sim", [Sample(name="x", value=1, device="a"), *others])
+    assert [line for line in lines(metrics) if line.startswith("pydra_sim_x")] == ['pydra_sim_x{device="a"} 1.0']
 
 
 def test_a_new_reading_replaces_the_one_before() -> None:
