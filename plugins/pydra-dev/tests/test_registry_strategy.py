@@ -157,19 +157,23 @@ def test_a_device_taint_rule_is_held_to_the_rules_of_taints() -> None:
 
 
 @pytest.mark.parametrize(
-    ("effect", "time", "kept"),
+    ("minor", "effect", "time", "kept"),
     [
-        pytest.param("None", "2020-01-01T00:00:00Z", "2020-01-01T00:00:00Z", id="the same effect"),
-        pytest.param("NoExecute", "2020-01-01T00:00:00Z", CONTEXT.now, id="another effect"),
-        pytest.param("NoExecute", "2021-01-01T00:00:00Z", "2021-01-01T00:00:00Z", id="and a time"),
+        pytest.param(36, "None", "2020-01-01T00:00:00Z", "2020-01-01T00:00:00Z", id="the same effect"),
+        pytest.param(36, "NoExecute", "2020-01-01T00:00:00Z", CONTEXT.now, id="another effect"),
+        pytest.param(36, "NoExecute", "2021-01-01T00:00:00Z", "2021-01-01T00:00:00Z", id="and a time"),
+        pytest.param(35, "NoExecute", "2020-01-01T00:00:00Z", "2020-01-01T00:00:00Z", id="not in 1.35"),
     ],
 )
-def test_the_time_of_a_taint_rule_is_when_its_taint_got_its_effect(effect: str, time: str, kept: str) -> None:
+def test_the_time_of_a_taint_rule_is_when_its_taint_got_its_effect(
+    minor: int, effect: str, time: str, kept: str
+) -> None:
     def rule(effect: str, time: str) -> JsonObject:
         return {"taint": {"key": "a", "effect": effect, "timeAdded": time}}
 
+    context = Context(minor=minor, gates=build_gates(minor), now=CONTEXT.now)
     old = admit(DEVICE_TAINT_RULES, rule("None", "2020-01-01T00:00:00Z"))
-    new = admit_update(DEVICE_TAINT_RULES, {**old, "spec": rule(effect, time)}, old, CONTEXT, status=False)
+    new = admit_update(DEVICE_TAINT_RULES, {**old, "spec": rule(effect, time)}, old, context, status=False)
     assert new["spec"]["taint"]["timeAdded"] == kept
 
 

@@ -117,10 +117,10 @@ class _SpecRules(msgspec.Struct, Generic[SpecT], frozen=True, kw_only=True):
 def _default_taint_rule(
     spec: schema.TaintRuleSpec, old: schema.TaintRuleSpec | None, context: Context
 ) -> schema.TaintRuleSpec:
-    """The rule with the time at which its taint got its effect."""
+    """The rule with the time of its taint: from 1.36 on, when it got its effect."""
     taint, before = spec.taint, old.taint if old is not None else None
     is_older = before is not None and taint.time_added == before.time_added and taint.effect != before.effect
-    if taint.time_added and not is_older:
+    if taint.time_added and not (is_older and context.minor >= 36):
         return spec
     return replace(spec, taint=replace(taint, time_added=schema.Time(context.now)))
 
