@@ -112,6 +112,12 @@ ADDITIONS = [
     ),
     pytest.param(
         lacking("apis/admissionregistration.k8s.io/v1"),
+        {"slicePolicy": {"create": False}, "eventPolicy": {"create": False}, "settings": {"deviceStatus": True}},
+        "settings.deviceStatus: this cluster does not serve admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy",
+        id="no policies for the status of claims",
+    ),
+    pytest.param(
+        lacking("apis/admissionregistration.k8s.io/v1"),
         {"slicePolicy": {"create": False}, "eventPolicy": {"create": False}, "configPolicy": {"create": True}},
         "configPolicy.create: this cluster does not serve admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy;"
         " leave it out, and judge configs with webhook.enabled=true",

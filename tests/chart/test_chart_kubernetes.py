@@ -42,7 +42,7 @@ FULL = overlay(
         "tolerations": [{"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute", "tolerationSeconds": 5}],
         "podAnnotations": {"a": "b"},
         "podLabels": {"a": "b"},
-        "settings": {"logLevel": "debug"},
+        "settings": {"logLevel": "debug", "deviceStatus": True},
         "serviceAccount": {"annotations": {"a": "b"}},
         "rbac": {"listClaims": True},
         "networkPolicy": {

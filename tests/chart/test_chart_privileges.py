@@ -458,13 +458,68 @@ def test_an_agent_writes_events_in_its_own_name_only(
         "oldObject": old,
         "variables": {},
     }
+    assert judge(spec, told) is allowed
+
+
+ALLOCATED: Object = {"devices": {"results": [{"driver": "sim.pydra.dev", "pool": "node-1", "device": "a"}]}}
+MINE: Object = {"driver": "sim.pydra.dev", "pool": "node-1", "device": "a"}
+THEIRS: Object = {"driver": "other.example.com", "pool": "node-1", "device": "b"}
+CLAIM: Object = {
+    "metadata": {"name": "c", "finalizers": ["x"]},
+    "status": {"allocation": ALLOCATED, "reservedFor": [{"name": "pod"}], "devices": [THEIRS]},
+}
+
+
+def with_status(**status: Any) -> Object:
+    found = {key: value for key, value in {**CLAIM["status"], **status}.items() if value is not None}
+    return {**CLAIM, "status": found}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "allowed"),
+    [
+        pytest.param(CLAIM, with_status(devices=[THEIRS, MINE]), True, id="its device"),
+        pytest.param(with_status(devices=[MINE]), with_status(devices=[{**MINE, "data": {}}]), True, id="it changes"),
+        pytest.param(with_status(devices=[MINE]), with_status(devices=None), True, id="it is taken back"),
+        pytest.param(with_status(devices=None), with_status(devices=[MINE]), True, id="the first"),
+        pytest.param(CLAIM, with_status(devices=[THEIRS, {**MINE, "pool": "node-2"}]), False, id="of another node"),
+        pytest.param(CLAIM, with_status(devices=[{**THEIRS, "data": {}}]), False, id="another driver's"),
+        pytest.param(CLAIM, with_status(devices=None), False, id="another driver's taken away"),
+        pytest.param(CLAIM, with_status(allocation={}), False, id="the allocation"),
+        pytest.param(with_status(allocation=None), CLAIM, False, id="an allocation"),
+        pytest.param(CLAIM, with_status(reservedFor=None), False, id="who uses it"),
+        pytest.param(CLAIM, {**CLAIM, "metadata": {"name": "c"}}, False, id="a finalizer"),
+    ],
+)
+def test_an_agent_writes_the_status_of_its_own_devices_only(old: Object, new: Object, allowed: bool) -> None:
+    objects = render(SIM, at("settings", STATUS))
+    spec = objects.one("ValidatingAdmissionPolicy", "pydra-status.pydra-system")["spec"]
+    user: Object = {
+        "username": "system:serviceaccount:pydra-system:pydra",
+        "extra": {"authentication.kubernetes.io/node-name": ["node-1"]},
+    }
+    told: Object = {"request": {"userInfo": user}, "object": new, "oldObject": old, "variables": {}}
+    assert judge(spec, told) is allowed
+    del user["extra"]
+    assert judge(spec, told) is False
+    assert judge(spec, {**told, "request": {"userInfo": {"username": "system:kube-scheduler"}}}) is True
+    assert not [one for one in render(SIM).names() if "pydra-status" in one], "without the setting"
+
+
+def judge(spec: Object, told: Object) -> bool:
+    """What a policy says to a request."""
     environment = cel.NewEnvConfigFromYaml(
         "extensions: [{name: optional}]\nvariables:\n" + "".join(f"- {{name: {one}, type_name: dyn}}\n" for one in told)
     )
 
     def evaluate(expression: str) -> Any:
-        return cel.NewEnv(config=environment).compile(expression).eval(data=told).plain_value()
+        found = cel.NewEnv(config=environment).compile(expression).eval(data=told)
+        assert found.type() != cel.Type.ERROR, f"{expression}: {found.value()}"
+        return found.plain_value()
 
-    (condition,), (variable,), (validation,) = (spec[one] for one in ("matchConditions", "variables", "validations"))
-    told["variables"]["reporter"] = evaluate(variable["expression"])
-    assert (not evaluate(condition["expression"]) or evaluate(validation["expression"])) is allowed
+    if not all(evaluate(one["expression"]) for one in spec["matchConditions"]):
+        return True
+    told["variables"] = {}
+    for one in spec["variables"]:
+        told["variables"][one["name"]] = evaluate(one["expression"])
+    return all(evaluate(one["expression"]) for one in spec["validations"])

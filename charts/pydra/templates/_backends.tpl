@@ -194,6 +194,13 @@ What the chart knows of a backend is in files/backends/, written from the backen
 {{- toJson $settings -}}
 {{- end -}}
 
+{{- /* Whether an agent writes what claims say of their devices; empty when none does. */ -}}
+{{- define "pydra.deviceStatus" -}}
+{{- range include "pydra.daemonSets" . | fromJson -}}
+{{- if (include "pydra.agentSettings" (dict "root" $ "backends" .) | fromJson).deviceStatus -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* The drivers of a set of backends, sorted, with commas. */ -}}
 {{- define "pydra.drivers" -}}
 {{- $drivers := list -}}

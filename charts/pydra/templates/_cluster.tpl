@@ -17,6 +17,9 @@ those of its own Kubernetes, so that nothing is refused there; with --api-versio
 {{- if .Values.eventPolicy.create -}}
 {{- $asked = append $asked (list "eventPolicy.create" "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy" "leave it to RBAC with eventPolicy.create=false, which cannot keep an agent to Events of its own") -}}
 {{- end -}}
+{{- if include "pydra.deviceStatus" . -}}
+{{- $asked = append $asked (list "settings.deviceStatus" "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy" "without it a node could change allocations of others; leave it out") -}}
+{{- end -}}
 {{- if .Values.configPolicy.create -}}
 {{- $asked = append $asked (list "configPolicy.create" "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy" "leave it out, and judge configs with webhook.enabled=true") -}}
 {{- end -}}
