@@ -100,6 +100,8 @@ class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """
     explicit: tuple[bool, ...] = ()
     """For each of `configs`, whether the claim names this device's request for it."""
+    positions: tuple[str, ...] = ()
+    """For each of `configs`, where it is written. Use `position`."""
 
     def config(self, kind: type[ConfigT]) -> ConfigT | None:
         """Return the configuration of this type that applies to this device, or None."""
@@ -112,6 +114,11 @@ class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
         """Return configurations of other types that name this device's request: a mistake of their author."""
         marked = zip(self.configs, self.explicit, strict=False)
         return tuple(config for config, explicit in marked if explicit and not isinstance(config, fitting))
+
+    def position(self, config: Any) -> str:
+        """Return where one of `configs` is written, for messages: `spec.devices.config[0] (request gpu)`."""
+        marked = zip(self.configs, self.positions, strict=False)
+        return next((where for one, where in marked if one is config), f"a config of request {self.request}")
 
     def prepared(
         self,

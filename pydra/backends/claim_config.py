@@ -78,7 +78,8 @@ def decode_claim(claim: Claim, types: ConfigTypes, check: ConfigCheck | None = N
                         raise InvalidConfig(take_first(problems)) from error
                     continue
             values.append(decoded[key])
-        devices.append(msgspec.structs.replace(device, configs=tuple(values)))
+        positions = tuple(config.position for config in device.configs)
+        devices.append(msgspec.structs.replace(device, configs=tuple(values), positions=positions))
     if problems:
         raise InvalidConfig(tuple(problems))
     return msgspec.structs.replace(claim, devices=tuple(devices))
@@ -165,10 +166,9 @@ def _kind_problems(parameters: Mapping[str, Any], types: ConfigTypes) -> tuple[s
 def _with_what_fits(device: AllocatedDevice, types: ConfigTypes) -> AllocatedDevice:
     explicit = (*device.explicit, *(False for _ in device.configs))  # a record of an older pydra has none
     fitting = [
-        (_convert(config.parameters, types), named)
+        (_convert(config.parameters, types), named, config.position)
         for config, named in zip(device.configs, explicit, strict=False)
         if not find_config_problems(config.parameters, types)
     ]
-    return msgspec.structs.replace(
-        device, configs=tuple(config for config, _ in fitting), explicit=tuple(named for _, named in fitting)
-    )
+    configs, named, positions = zip(*fitting, strict=True) if fitting else ((), (), ())
+    return msgspec.structs.replace(device, configs=configs, explicit=named, positions=positions)

@@ -158,7 +158,7 @@ def _refuse_misplaced(wanted: Iterable[tuple[AllocatedDevice, Offered | OfferedF
         for config in device.misplaced(fitting):
             raise InvalidConfig(
                 [
-                    f"request {device.request} has a {type(config).__name__}, and {device.device} takes a "
+                    f"{device.position(config)}: found a {type(config).__name__}, and {device.device} takes a "
                     f"{fitting.__name__}; name the requests in the claim's config that it is for"
                 ]
             )

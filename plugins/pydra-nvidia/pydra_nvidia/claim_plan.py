@@ -94,7 +94,7 @@ def _misplaced(targets: Sequence[Target]) -> Iterator[str]:
         kind, what = _KINDS[type(target)]
         for config in target.allocated.misplaced(kind):
             yield (
-                f"request {target.allocated.request}: found a {type(config).__name__}, allowed for"
+                f"{target.allocated.position(config)}: found a {type(config).__name__}, allowed for"
                 f" {target.allocated.device}, which is {what}: {kind.__name__}"
             )
 

@@ -36,8 +36,8 @@ def test_configs_given_by_name_to_devices_of_another_kind_are_all_reported() -> 
     with pytest.raises(InvalidConfig) as told:
         plan(MigDeviceConfig(), VfioDeviceConfig(), explicit=(True, True))
     assert told.value.problems == (
-        "request r: found a MigDeviceConfig, allowed for gpu-0, which is a whole GPU: GpuConfig",
-        "request r: found a VfioDeviceConfig, allowed for gpu-0, which is a whole GPU: GpuConfig",
+        "a config of request r: found a MigDeviceConfig, allowed for gpu-0, which is a whole GPU: GpuConfig",
+        "a config of request r: found a VfioDeviceConfig, allowed for gpu-0, which is a whole GPU: GpuConfig",
     )
 
 

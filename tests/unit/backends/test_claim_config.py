@@ -167,3 +167,4 @@ def test_a_config_that_names_the_request_of_a_device_it_does_not_fit_is_misplace
         (found,) = decode_claim(claim(wanted), types).devices
         assert found.misplaced(GpuConfig) == misplaced
         assert found.misplaced(GpuConfig, Sharing) == ()
+        assert [found.position(one) for one in found.misplaced(GpuConfig)] == ["spec.config[0]"] * len(misplaced)

@@ -199,7 +199,7 @@ async def test_the_interface_to_the_iommu_is_the_claims_choice(tmp_path: Path) -
             ClaimError, match=r"requires iommufd, and this node has no /dev/iommu; ask for PreferIommuFD"
         ):
             await node.plan(guest("RequireIommuFD"))
-        with pytest.raises(InvalidConfig, match="has a GpuConfig, and gpu-vfio-0 takes a VfioDeviceConfig"):
+        with pytest.raises(InvalidConfig, match="found a GpuConfig, and gpu-vfio-0 takes a VfioDeviceConfig"):
             await node.plan(allocated_device(GUEST, configs=(GpuConfig(),), explicit=(True,)))
 
 

@@ -55,7 +55,7 @@ def find_config(device: AllocatedDevice) -> Config:
     """What the claim says for this device, `channel-0` or `daemon-0`. Raises InvalidConfig."""
     kind = KINDS[device.device.partition("-")[0]]
     problems = [
-        f"request {device.request}: found a {type(other).__name__}, allowed for {device.device}: a {kind.__name__}"
+        f"{device.position(other)}: found a {type(other).__name__}, allowed for {device.device}: a {kind.__name__}"
         for other in device.misplaced(kind)
     ]
     config = device.config(kind)
