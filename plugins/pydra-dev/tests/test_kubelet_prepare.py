@@ -106,6 +106,8 @@ async def test_a_failure_that_repeats_is_one_event_that_counts() -> None:
             events = (await world.client.list(EVENTS, namespace="default")).items
             failed = [one for one in events if one["reason"] == "FailedPrepareDynamicResources"]
             assert len(failed) <= 1
+            said = "Failed to prepare dynamic resources: prepare dynamic resources: NodePrepareResources failed"
+            assert all(one["note"].startswith(said) for one in failed)
             return bool(failed) and failed[0].get("series", {}).get("count", 1) >= 3
 
         await world.wait_until(counted)
@@ -167,6 +169,7 @@ async def test_a_bad_answer_to_unprepare_keeps_the_pod_until_it_is_good(
         assert message in failed.message
         plugin.skipped, plugin.extra, plugin.claim_errors = set(), set(), {}
         await world.wait_gone("p")
+        assert (await world.client.list(EVENTS)).items == ()  # a kubelet only logs it
 
 
 def _with_uid(value: object, uid: str) -> object:

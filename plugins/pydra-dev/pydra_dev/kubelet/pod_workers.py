@@ -335,7 +335,7 @@ class PodWorkers:
             for container in pod["spec"]["containers"]:
                 self._create(worker, container)
         except CLAIM_ERRORS as error:
-            message = f"Failed to prepare dynamic resources: {error}"
+            message = f"Failed to prepare dynamic resources: prepare dynamic resources: {error}"
             return await self._fail(worker, "FailedPrepareDynamicResources", message, self._settings.periods.resync)
         except InjectionError as error:
             message = f"Error: failed to create container: CDI device injection failed: {error}"
@@ -385,9 +385,10 @@ class PodWorkers:
         try:
             await self._preparer.unprepare(worker.uid)
         except CLAIM_ERRORS as error:
-            message = f"Failed to unprepare dynamic resources: {error}"
-            pause = self._settings.periods.unprepare_retry
-            return await self._fail(worker, "FailedUnprepareDynamicResources", message, pause)
+            # A kubelet only logs it: an Event says so if the driver writes one.
+            reason, message = "FailedUnprepareDynamicResources", f"unprepare dynamic resources: {error}"
+            self._report(PodFailed(pod=worker.name, reason=reason, message=message))
+            return self._settings.periods.unprepare_retry
         return None
 
     async def _finish(self, worker: _Worker) -> None:

@@ -98,7 +98,11 @@ class ClaimPreparer:
 
     async def _check(self, pod: JsonObject, pod_claim: PodClaim) -> JsonObject:
         """The claim, if the pod may use it and all its drivers are there, also for what is prepared already."""
-        claim = await self._client.get(RESOURCE_CLAIMS, pod_claim.claim, namespace=pod["metadata"]["namespace"])
+        name, namespace = pod_claim.claim, pod["metadata"]["namespace"]
+        try:
+            claim = await self._client.get(RESOURCE_CLAIMS, name, namespace=namespace)
+        except KubeError as error:
+            raise PodClaimError(f"fetch ResourceClaim {name}: {error}") from error
         check_claim(pod, pod_claim, claim)
         for driver in find_drivers(claim):
             self._plugins.choose(driver)
