@@ -6,12 +6,15 @@ The contract forbids side effects at import, so a backend's types can be read wi
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import traceback
 from collections.abc import Iterable
 from typing import Any
 
 from pydra.backends.error_codec import INTERNAL_PATHS, Fault, FaultKind, build_fault
 from pydra.message_text import suggest
+
+_NAMES_IT = "what names it, such as the entry point in the group pydra.backends"
 
 
 class LoadError(Exception):
@@ -36,18 +39,21 @@ def load_object(target: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # another one, that it needs
             raise _failed(target, error) from error
-        problem = f"there is no module {error.name} on the module path; is it installed, or in PYTHONPATH?"
-        raise LoadError(Fault(kind=FaultKind.CONTRACT, problems=(problem,))) from error
+        raise LoadError(_build_absence_of_module(error.name)) from error
     except BaseException as error:  # the call boundary, for the module's own code
         raise _failed(target, error) from error
     return loaded
 
 
+def _build_absence_of_module(name: str) -> Fault:
+    meant = "" if "." in name else suggest(name, (one.name for one in pkgutil.iter_modules()))
+    what = f"; correct {_NAMES_IT}" if meant else "; is it installed, or in PYTHONPATH?"
+    problem = f"there is no module {name} on the module path{meant}{what}"
+    return Fault(kind=FaultKind.CONTRACT, problems=(problem,))
+
+
 def _build_absence(target: str, module: str, name: str, known: Iterable[str]) -> Fault:
-    problem = (
-        f"{target} cannot be loaded: {module} has no {name}{suggest(name, known)}; correct what names it, "
-        "such as the entry point in the group pydra.backends"
-    )
+    problem = f"{target} cannot be loaded: {module} has no {name}{suggest(name, known)}; correct {_NAMES_IT}"
     return Fault(kind=FaultKind.CONTRACT, problems=(problem,))
 
 

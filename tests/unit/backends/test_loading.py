@@ -44,6 +44,13 @@ from pydra.backends.child.loading import LoadError, load_object
             "there is no module {name}.inner on the module path; is it installed, or in PYTHONPATH?",
             id="no such module",
         ),
+        pytest.param(
+            "",
+            "{name}s:",
+            'there is no module {name}s on the module path (did you mean "{name}"?); correct what names it, such as '
+            "the entry point in the group pydra.backends",
+            id="a misspelt module",
+        ),
     ],
 )
 def test_what_cannot_be_loaded_names_the_module_and_the_place(
