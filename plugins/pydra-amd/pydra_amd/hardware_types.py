@@ -86,12 +86,14 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
     """What is wrong with a GPU: `uncorrectable` has the number of such errors since the driver was loaded, by block.
 
-    `bad_pages` is how many pages of memory are out of use. `links_down` is how many of its xGMI `links` should carry
-    traffic and do not. `is_throttled`: its clocks are held down for heat, or were lately.
+    `bad_pages` is how many pages of memory are out of use, and `bad_page_limit` how many the driver tolerates, 0 if
+    that is not known. `links_down` is how many of its xGMI `links` should carry traffic and do not. `is_throttled`:
+    its clocks are held down for heat, or were lately.
     """
 
     uncorrectable: Mapping[str, int] = {}
     bad_pages: int = 0
+    bad_page_limit: int = 0
     links: int = 0
     links_down: int = 0
     is_resetting: bool = False

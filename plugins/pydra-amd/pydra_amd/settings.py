@@ -85,8 +85,8 @@ class Settings(RootSettings, frozen=True, kw_only=True):
     signals: Mapping[Signal, Reaction] = {}
     """Reactions to signals other than the defaults: `ecc=NoExecute,bad-pages=Ignore`; see below."""
     bad_page_threshold: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """How many pages of a GPU's memory may be retired. 0: as many as the driver tolerates by default, one for each 100
-    MiB of memory."""
+    """How many pages of a GPU's memory may be retired. 0: as many as the driver tolerates: by its parameter
+    `bad_page_threshold`, without one 127 of MI200, MI300 and MI350 (255 of some), as since Linux 6.15."""
     poll_period: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """Seconds between two checks for GPUs, partitions and device nodes that were added or removed."""
 

@@ -26,9 +26,6 @@ DEFAULT_REACTIONS: Mapping[Signal, Reaction] = {
 }
 """Worst first: the first that makes a device unhealthy is its health."""
 
-_BYTES_PER_BAD_PAGE = 100 << 20
-"""Source: RAS_BAD_PAGE_COVER in the kernel's drivers/gpu/drm/amd/amdgpu/amdgpu_ras.c."""
-
 
 def diagnose(reading: Reading, conditions: Mapping[str, Condition], settings: Settings) -> Mapping[str, Assessment]:
     """The assessments of GPUs, by address; `conditions` may lack GPUs of which nothing is known."""
@@ -67,7 +64,7 @@ def _find_faults(gpu: Gpu, condition: Condition, settings: Settings) -> Iterator
         yield Finding(Signal.XGMI_LINK, f"{message}; the kernel's log says more")
     if condition.is_throttled:
         yield Finding(Signal.THROTTLING, f"the clocks of GPU {gpu.address} are held down for heat")
-    allowed = settings.bad_page_threshold or gpu.memory // _BYTES_PER_BAD_PAGE
-    if gpu.memory and condition.bad_pages > allowed:
+    allowed = settings.bad_page_threshold or condition.bad_page_limit
+    if gpu.memory and allowed and condition.bad_pages > allowed:
         message = f"{condition.bad_pages} pages of the memory of GPU {gpu.address} are out of use, {allowed} may be"
         yield Finding(Signal.BAD_PAGES, f"{message}; replace it")

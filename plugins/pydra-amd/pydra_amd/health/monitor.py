@@ -12,7 +12,7 @@ from pydra_amd.amdsmi.events import RESET_BEGINS, RESET_ENDS, THROTTLED, Event
 from pydra_amd.amdsmi.links_and_throttling import THERMAL, GpuReading
 from pydra_amd.hardware_types import Condition, Gpu, Reading
 from pydra_amd.host.amdgpu import is_asleep
-from pydra_amd.host.ras import read_bad_pages, read_errors
+from pydra_amd.host.ras import read_bad_page_limit, read_bad_pages, read_errors
 from pydra_pci import Tree
 
 _QUIET_SECONDS = 300.0
@@ -76,6 +76,7 @@ class HealthMonitor:
             return Condition(
                 uncorrectable={block: counts.get("uncorrectable", 0) for block, counts in errors.items()},
                 bad_pages=read_bad_pages(self._tree, gpu.address) or 0,
+                bad_page_limit=read_bad_page_limit(self._tree, gpu),
                 links_down=reported.links.count("down"),
                 links=len(reported.links),
                 is_resetting=gpu.address in self._resetting,

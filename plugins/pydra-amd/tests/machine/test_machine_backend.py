@@ -301,6 +301,36 @@ async def test_numbers_of_a_gpu_are_measured_and_what_it_does_not_tell_is_left_o
     assert found["power_limit_watts",] == 750
 
 
+@pytest.mark.parametrize(
+    ("scenario", "parameter", "version", "tolerated"),
+    [
+        pytest.param("mi300x-2", "-1", "13.0.6", 127, id="default"),
+        pytest.param("mi300x-2", "-1", "13.0.14", 255, id="twice-as-many-rows"),
+        pytest.param("mi210-4", "", "", 127, id="without-a-list-of-blocks"),
+        pytest.param("mi300x-2", "-2", "13.0.6", 1964, id="by-size"),
+        pytest.param("mi300x-2", "64", "13.0.6", 63, id="the-admins"),
+        pytest.param("w7900", "-1", "13.0.10", 490, id="workstation"),
+    ],
+)
+async def test_a_gpu_is_unhealthy_when_as_many_pages_are_out_of_use_as_the_driver_says(
+    scenario: str, parameter: str, version: str, tolerated: int, tmp_path: Path
+) -> None:
+    async with machine(tmp_path, scenario=scenario) as backend:
+        gpu = next((tmp_path / GPUS).glob("0000:*"))
+        (block := gpu / "ip_discovery/die/0/MP0/0").mkdir(parents=True)
+        for name, number in zip(("major", "minor", "revision"), version.split("."), strict=False):
+            (block / name).write_text(f"{number}\n")
+        (parameters := tmp_path / "tree/sys/module/amdgpu/parameters").mkdir(parents=True, exist_ok=True)
+        (parameters / "bad_page_threshold").write_text(f"{parameter}\n")
+        (gpu / "ras").mkdir(exist_ok=True)
+        states = []
+        for count in (tolerated, tolerated + 1):
+            (gpu / "ras/gpu_vram_bad_pages").write_text("0x00000001 : 0x00001000 : R\n" * count)
+            found = (await backend.discover()).devices
+            states.append({one.health.status for one in found if one.attributes["pciAddr"] == gpu.name})
+    assert states == [{HealthStatus.HEALTHY}, {HealthStatus.UNHEALTHY}]
+
+
 async def test_no_memory_is_measured_of_a_gpu_that_has_none_of_its_own(tmp_path: Path) -> None:
     async with machine(tmp_path, scenario="mi300a-4") as backend:
         await backend.discover()
