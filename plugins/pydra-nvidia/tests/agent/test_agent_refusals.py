@@ -34,7 +34,7 @@ WRONG_CONFIGS: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     (
         "MigDeviceConfig",
         {"sharing": {"strategy": "MPS"}},
-        ("spec.devices.config[0] (request it): found a MigDeviceConfig, allowed for gpu-0", "GpuConfig"),
+        (r"spec\.devices\.config\[0\] \(request it\): found a MigDeviceConfig, allowed for gpu-0", "GpuConfig"),
     ),
 )
 """Refused by their types or by the plan; `test_sharing_config` and `test_sharing_plan` have the rules."""
