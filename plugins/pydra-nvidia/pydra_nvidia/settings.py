@@ -127,6 +127,9 @@ class Settings(DriverSettings, frozen=True, kw_only=True):
 
     poll_period: Annotated[float, msgspec.Meta(gt=0)] = 5.0
     """Seconds between two checks for external changes, and for MPS daemons that have died."""
+    mps_shared_memory: Annotated[str, msgspec.Meta(pattern="^([1-9][0-9]{0,5}(Mi|Gi))?$")] = ""
+    """The most memory that the clients of one MPS daemon can exchange, such as `2Gi`. What a pod leaves there counts
+    towards no pod's limit, until the claim ends. Empty: half of the node's memory."""
     mps_ready_deadline: Annotated[float, msgspec.Meta(gt=0)] = 25.0
     """Seconds within which an MPS control daemon must be ready. All work for a claim may take at most two thirds of the
     agent's `prepareDeadline`: 26 of 40."""

@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
-from pydra import ClaimError, PydraError
+from pydra import ClaimError, PydraError, parse_quantity
 from pydra_nvidia.atomic_files import remove_clients_directory
 from pydra_nvidia.deadlines import left
 from pydra_nvidia.host.driver_programs import Program, ProgramFailed, find_environment, find_program, run_program
@@ -276,7 +276,9 @@ class MpsDaemons:
                 os.unlink(entry.path)
 
     def _size(self) -> str:
-        """Half of the node's memory, as the vendor has it."""
+        """What the admin says, or half of the node's memory, as the vendor has it."""
+        if self._settings.mps_shared_memory:
+            return f"{int(parse_quantity(self._settings.mps_shared_memory)) // 1024}k"
         memory = _read_memory(self._tree)
         return SHM_WITHOUT_MEMINFO if memory is None else f"{memory // 2}k"
 

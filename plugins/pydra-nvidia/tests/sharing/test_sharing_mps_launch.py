@@ -238,6 +238,13 @@ async def test_the_daemon_has_the_memory_of_its_clients_as_its_own(
     assert STEP.id not in os.listdir(f"{bench.settings.state}/mps")
 
 
+async def test_the_admin_limits_the_memory_that_clients_exchange(bench: Any, kit: Any, host: str) -> None:
+    bench.settings = replace(bench.settings, mps_shared_memory="2Mi")
+    applier = await run_daemon(bench, kit, find_context(MpsLauncher.HOST, host))
+    assert size_of(f"{host}/root{find_directory(bench.settings, STEP.id).shm}") == 2 << 20
+    await applier.undo(STEP, None, kit.entry("u1", STEP))
+
+
 async def test_a_client_can_fill_nothing_of_the_node_through_the_pipes(bench: Any, kit: Any, host: str) -> None:
     where = find_context(MpsLauncher.HOST, host)
     applier = await run_daemon(bench, kit, where)
