@@ -77,6 +77,11 @@ class World:
         conditions = {one["type"]: one for one in pod["status"].get("conditions") or ()}
         return str(conditions.get("PodScheduled", {}).get("message", ""))
 
+    def events(self, name: str) -> list[str]:
+        """What Events say of the pod."""
+        found = self.api.list(EVENTS).items
+        return [str(one["message"]) for one in found if one["involvedObject"]["name"] == name]
+
     async def until(self, condition: Callable[[], object]) -> None:
         with anyio.fail_after(30):
             await self.api.store.wait(condition)
@@ -309,10 +314,12 @@ async def test_a_namespace_is_emptied_before_it_goes() -> None:
 
 async def test_a_pod_waits_for_its_device_s_binding_conditions() -> None:
     async with a_world() as world:
-        world.publish({"name": "gpu-0", "bindingConditions": ["ready"], "bindingFailureConditions": ["failed"]})
         world.add_claim()
         world.add_pod("pod", claim="claim")
-        await world.until(lambda: "waiting for device gpu-0 to be bound: ready" in world.refusal("pod"))
+        await world.until(lambda: world.refusal("pod"))
+        world.publish({"name": "gpu-0", "bindingConditions": ["ready"], "bindingFailureConditions": ["failed"]})
+        await world.until(lambda: "waiting for binding conditions for device on node n1" in world.events("pod"))
+        assert not world.refusal("pod")  # the kube-scheduler has chosen a node, and says nothing more
         (claim,) = world.claims()
         condition = {"type": "ready", "status": "True", "reason": "Done", "lastTransitionTime": world.api.now}
         device = {"driver": DRIVER, "pool": "n1", "device": "gpu-0", "conditions": [condition]}
@@ -327,7 +334,7 @@ async def test_a_device_that_is_not_bound_in_time_is_given_back() -> None:
         world.publish({"name": "gpu-0", "bindingConditions": ["ready"], "bindingFailureConditions": ["failed"]})
         world.add_claim()
         world.add_pod("pod", claim="claim")
-        await world.until(lambda: "waiting for device gpu-0 to be bound: ready" in world.refusal("pod"))
+        await world.until(lambda: "waiting for binding conditions for device on node n1" in world.events("pod"))
         moments.append(moments[-1] + timedelta(seconds=600))
         world.add_claim("other")  # any write makes the controllers look again
         await world.until(

@@ -32,7 +32,7 @@ from pydra_dev.output.terminal import Printer
 from pydra_dev.page.server import Page
 from pydra_dev.scheduler.allocator import AllocationError
 from pydra_dev.scheduler.device_taint_eviction import EVICTION
-from pydra_dev.scheduler.scheduler import review_claim
+from pydra_dev.scheduler.scheduler import BINDING, review_claim
 
 LOG_INTERVAL = 0.1
 FATAL = frozenset(
@@ -152,14 +152,18 @@ class RunReport:
             uid, kind = event["metadata"]["uid"], event["involvedObject"]["kind"]
             # What a claim or a pod failed of is in the kubelet's steps.
             unscheduled = kind == PODS.kind and event["reason"] == "FailedScheduling"
-            evicted = event["reason"] == EVICTION
-            shown = evicted or (event["type"] != "Normal" and (unscheduled or kind == "Node"))
+            shown = event["reason"] in {BINDING, EVICTION} or (
+                event["type"] != "Normal" and (unscheduled or kind == "Node")
+            )
             if uid in self._printed or not shown:
                 continue
             self._printed.add(uid)
             if event["reason"] in FATAL:
                 self.fatal = event["reason"]
             paragraph = describe_event(event)
+            if event["reason"] == BINDING:
+                self._say(paragraph)
+                continue
             if unscheduled:
                 others = self._explain_pending(event["involvedObject"])
                 paragraph = msgspec.structs.replace(paragraph, details=(*paragraph.details, *others))

@@ -34,9 +34,9 @@ def emit_event(
         api.create(EVENTS, body, namespace=metadata["namespace"])
 
 
-def emit_event_once(api: Api, about: JsonObject, reason: str, message: str, *, component: str) -> None:
-    """Write a warning about a namespaced object unless the same one is there: whoever repeats it would never rest."""
+def emit_event_once(api: Api, about: JsonObject, type_: str, reason: str, message: str, *, component: str) -> None:
+    """Write an Event about a namespaced object unless the same one is there: whoever repeats it would never rest."""
     metadata = about["metadata"]
     known = api.list(EVENTS, Query(namespace=metadata["namespace"])).items
     if all((one["involvedObject"].get("uid"), one.get("message")) != (metadata["uid"], message) for one in known):
-        emit_event(api, about, "Warning", reason, message, component=component)
+        emit_event(api, about, type_, reason, message, component=component)

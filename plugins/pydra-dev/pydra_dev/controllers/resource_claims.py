@@ -45,7 +45,8 @@ def _sync_pod(api: Api, pod: JsonObject) -> None:
         try:
             _generate_claim(api, pod, pod_claim, template)
         except StatusError as error:
-            emit_event_once(api, pod, FAILED_CREATION, f"PodResourceClaim {pod_claim}: {error}", component=COMPONENT)
+            message = f"PodResourceClaim {pod_claim}: {error}"
+            emit_event_once(api, pod, "Warning", FAILED_CREATION, message, component=COMPONENT)
             return
     if not pod["spec"].get("nodeName"):
         return

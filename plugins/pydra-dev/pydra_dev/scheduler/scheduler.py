@@ -30,7 +30,7 @@ from pydra_dev.api.pod_fields import build_condition, claim_names, is_finished, 
 from pydra_dev.apiserver.object_meta import build_uid
 from pydra_dev.apiserver.verbs import Api
 from pydra_dev.controllers.daemon_sets import get_daemon_node
-from pydra_dev.controllers.events import SCHEDULER, emit_event
+from pydra_dev.controllers.events import SCHEDULER, emit_event, emit_event_once
 from pydra_dev.controllers.resource_claims import FINALIZER, MAX_RESERVED
 from pydra_dev.scheduler.allocation_result import score_alternatives
 from pydra_dev.scheduler.allocator import (
@@ -66,6 +66,8 @@ SCORED_ALTERNATIVES = 35
 SELECTED_TAINTS = 38
 """The first minor release whose scheduler ignores DeviceTaintRules without a selector (kubernetes#141648)."""
 BINDING_TIMEOUT = 600.0
+BINDING = "BindingConditionsPending"
+"""The reason of the Event on a pod that waits until its devices are bound."""
 
 
 class SchedulingError(Exception):
@@ -139,7 +141,9 @@ class Scheduler:
             node, allocations = self._choose_node(pod, claims)
             for claim in claims:
                 self._reserve(claim, allocations.get(claim["metadata"]["uid"]), pod)
-            self._wait_for_binding(pod)
+            if self._is_unbound(pod):
+                self._report_binding(pod, node)
+                return
             self._write_resources(pod)
         except SchedulingError as error:
             self._report(pod, str(error), error.reason)
@@ -309,8 +313,8 @@ class Scheduler:
         status = replace(status, reserved_for=(*status.reserved_for, consumer))
         self._api.write_status(RESOURCE_CLAIMS, claim, schema.build_fields(status))
 
-    def _wait_for_binding(self, pod: JsonObject) -> None:
-        """Hold the pod back until its devices' binding conditions are all true; undo what has failed."""
+    def _is_unbound(self, pod: JsonObject) -> bool:
+        """Whether a binding condition of the pod's devices is not true yet; undoes what has failed."""
         for claim in self._find_claims(pod):
             status = parse_status(claim)
             for result in status.allocation.devices.results if status.allocation is not None else ():
@@ -328,7 +332,17 @@ class Scheduler:
                             f"device {result.device} was not bound within {BINDING_TIMEOUT:.0f} s: {', '.join(missing)}"
                         )
                     self._binding_left.append(left)
-                    raise UnschedulableError(f"waiting for device {result.device} to be bound: {', '.join(missing)}")
+                    return True
+        return False
+
+    def _report_binding(self, pod: JsonObject, node: str) -> None:
+        """Say that the pod waits; it has been given a node, so that it is no longer said to be unschedulable."""
+        conditions = pod["status"].get("conditions") or []
+        kept = [one for one in conditions if one["type"] != "PodScheduled"]
+        if len(kept) < len(conditions):
+            self._api.write_status(PODS, pod, {**pod["status"], "conditions": kept})
+        message = f"waiting for binding conditions for device on node {node}"
+        emit_event_once(self._api, pod, "Normal", BINDING, message, component=SCHEDULER)
 
     def _report(self, pod: JsonObject, message: str, reason: str) -> None:
         condition = build_condition("PodScheduled", status=False, now=self._api.now, reason=reason, message=message)
