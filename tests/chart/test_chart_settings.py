@@ -166,6 +166,7 @@ EXAMPLES: dict[str, Any] = {
     "quiet_period": 1000000.0,
     "cdi_hook": "/usr/bin/nvidia-cdi-hook",
     "poll_period": 2.5,
+    "mps_shared_memory": "2Gi",
     "mps_ready_deadline": 1.0,
     "vfio_idle_deadline": 90.0,
     "fabric_partitions": True,
