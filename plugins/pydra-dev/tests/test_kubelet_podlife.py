@@ -73,8 +73,9 @@ def test_building_a_status_again_changes_nothing() -> None:
     )
 
 
-def test_the_health_of_a_resource_stands_in_the_status_once() -> None:
-    twice = [ResourceHealth(resource_id="r", health="Unhealthy", message="hot")] * 2
+def test_the_health_of_a_resource_stands_in_the_status_once_and_is_that_of_its_first_device() -> None:
+    twice = [ResourceHealth(resource_id="r", health="Unhealthy", message="hot")]
+    twice.append(ResourceHealth(resource_id="r", health="Healthy"))
     (container,) = status(pod(), {"running": {}}, main=[("claim:c/req", twice), ("claim:empty", [])])[
         "containerStatuses"
     ]

@@ -106,11 +106,13 @@ def build_status(
 
 
 def _allocated(claims: Sequence[tuple[str, Sequence[ResourceHealth]]]) -> dict[str, Any]:
-    entries = [
-        {"name": name, "resources": [_health_entry(one) for one in {one.resource_id: one for one in devices}.values()]}
-        for name, devices in claims
-        if devices
-    ]
+    entries = []
+    for name, devices in claims:
+        first: dict[str, ResourceHealth] = {}
+        for one in devices:
+            first.setdefault(one.resource_id, one)  # of devices with one CDI device, only the first one's health shows
+        if first:
+            entries.append({"name": name, "resources": [_health_entry(one) for one in first.values()]})
     return {"allocatedResourcesStatus": entries} if entries else {}
 
 
