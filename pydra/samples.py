@@ -36,7 +36,7 @@ def find_left_out(samples: Sequence[Sample]) -> Mapping[int, str]:
     """Return which samples, by their place, `/metrics` cannot show beside those before them, and why."""
     names: dict[str, tuple[str, ...]] = {}
     seen: set[tuple[str, ...]] = set()
-    left_out = {}
+    left_out: dict[int, str] = {}
     for place, sample in enumerate(samples):
         labels = list_labels(sample)
         first = names.setdefault(sample.name, tuple(labels))
