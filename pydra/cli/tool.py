@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pydra.testing import Check
 
 _BACKEND_HELP = "an installed backend, a file (./my_fpga.py), or MODULE:ATTRIBUTE (MODULE: for the module itself)"
+_DEV_CONFIG = "the agent's YAML file of settings (PYDRA_CONFIG); the agent's other variables have no effect"
 _WEBHOOK_EPILOG = """\
 Every option can also be given as a variable (--tls-cert as PYDRA_WEBHOOK_TLS_CERT) or in the YAML file of --config
 (tlsCert: ...). A flag beats a variable, a variable beats the file. SIGHUP reads log level and certificate again.
@@ -66,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     dev.add_argument("--scenario", metavar="NAME", help="a scenario of simulated hardware: a name or a file")
     text = "the Kubernetes version whose rules and feature gates the embedded node has, such as 1.34 [1.36]"
     dev.add_argument("--kubernetes", metavar="VERSION", help=text)
-    dev.add_argument("--config", metavar="FILE", help="the agent's YAML file of settings (PYDRA_CONFIG)")
+    dev.add_argument("--config", metavar="FILE", help=_DEV_CONFIG)
     dev.set_defaults(command=_dev)
 
     new = commands.add_parser(
