@@ -44,6 +44,8 @@ OPTIONAL: dict[Method, tuple[str, ...]] = {
     Method.INHERIT: ("directory",),
 }
 
+_CLASS_FIELDS = ("config", "extendedResourceName", "selectors")
+"""Of a DeviceClass's spec. A later version of Kubernetes may have more."""
 _CONSTANTS = ("CONFIG_TYPES", "SETTINGS_TYPE", "DEVICE_CLASSES", "STEP_TYPES", "SURVIVES_REBOOT", "ONE_POD", "DEADLINE")
 
 MAX_SAMPLES = 10_000
@@ -271,6 +273,11 @@ def _device_class_violations(classes: Any) -> Iterator[str]:
             yield f"DEVICE_CLASSES has the key {name!r}; it must be a DNS subdomain such as gpu.example.com"
         if not isinstance(spec, Mapping):
             yield f"DEVICE_CLASSES[{name!r}] is a {type(spec).__name__}; it must be a mapping"
+            continue
+        # The API server drops what it does not know, and a class without selectors has the devices of all drivers.
+        for field in map(str, spec):
+            if field not in _CLASS_FIELDS and (meant := find_similar(field, _CLASS_FIELDS)):
+                yield f"DEVICE_CLASSES[{name!r}] has no field {field}; rename it to {meant}"
         yield from find_json_problems(spec, f"DEVICE_CLASSES[{name!r}]")
 
 

@@ -272,6 +272,14 @@ def test_a_backend_that_keeps_the_contract_has_no_violations(good: Any) -> None:
         (backend(CONFIG_TYPES={"K": dict}), ["CONFIG_TYPES has the key 'K'", "CONFIG_TYPES['K'] is not a msgspec"]),
         (backend(CONFIG_TYPES={"g/v1/K": Unresolvable}), ["cannot be decoded into: name 'Nowhere' is not defined"]),
         (backend(DEVICE_CLASSES={"UP": {"n": 1}}), ["DEVICE_CLASSES has the key 'UP'"]),
+        (
+            backend(DEVICE_CLASSES={"a.b": {"selector": [], "extendedResource": "a.b/c", "later": 1}}),
+            [
+                "DEVICE_CLASSES['a.b'] has no field selector; rename it to selectors",
+                "DEVICE_CLASSES['a.b'] has no field extendedResource; rename it to extendedResourceName",
+            ],
+        ),
+        (backend(DEVICE_CLASSES={"a.b": 1}), ["DEVICE_CLASSES['a.b'] is a int; it must be a mapping"]),
         (backend(DEVICE_CLASSES={"a.b": {"n": object()}}), ["DEVICE_CLASSES['a.b'].n is a object, which is not JSON"]),
         (SimpleNamespace(connect=nothing), ["connect is a coroutine or generator; put @contextlib"]),
         (SimpleNamespace(connect=3), ["connect is a int"]),
