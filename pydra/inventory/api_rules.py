@@ -235,8 +235,11 @@ def _check_valid_values(values: Sequence[Quantity], default: Quantity, whole: Qu
 def _check_range(limits: CapacityRange, default: Quantity, whole: Quantity) -> Iterator[str]:
     least, usual, total = parse_quantity(limits.min), parse_quantity(default), parse_quantity(whole)
     most = total if limits.max is None else parse_quantity(limits.max)
-    if not least <= usual <= most <= total:
-        yield f"min {limits.min} <= default {default} <= max {most} <= capacity {whole} must hold"
+    known = {"min": limits.min, "default": default, "max": limits.max, "capacity": whole}
+    ascending = [(f"{name} {given}", parse_quantity(given)) for name, given in known.items() if given is not None]
+    for (lower, amount), (upper, limit) in pairwise(ascending):
+        if amount > limit:
+            yield f"{lower} must not be above {upper}"
     if limits.step is None:
         return
     step = parse_quantity(limits.step)

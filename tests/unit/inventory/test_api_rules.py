@@ -138,8 +138,15 @@ BAD = {
     "equal values": (capacity("1Gi", default="1Mi", valid_values=("1Mi", "1024Ki")), "valid_values must ascend"),
     "a value above the whole": (capacity(8, default=1, valid_values=(1, 9)), "no valid value may be above"),
     "a default that is no value": (capacity(8, default=3, valid_values=(1, 2)), "must be one of the valid_values"),
-    "a default below the range": (capacity(8, default=1, valid_range=limits(2)), "min 2 <= default 1"),
-    "a range above the whole": (capacity(8, default=1, valid_range=limits(1, 9)), "<= capacity 8 must hold"),
+    "a default below the range": (capacity(8, default=1, valid_range=limits(2)), "min 2 must not be above default 1"),
+    "a range above the whole": (
+        capacity("8Gi", default=1, valid_range=limits(1, "9Gi")),
+        "capacity 'memory': max 9Gi must not be above capacity 8Gi",
+    ),
+    "a default above the range": (
+        capacity(8, default=7, valid_range=limits(1, 6)),
+        "capacity 'memory': default 7 must not be above max 6",
+    ),
     "a step over the whole": (capacity(8, default=1, valid_range=limits(1, 8, 8)), "the step 8 must be positive"),
     "a step of zero": (capacity(8, default=1, valid_range=limits(1, 8, 0)), "the step 0 must be positive"),
     "a default between steps": (capacity(9, default=2, valid_range=limits(1, 9, 2)), "plus whole steps of 2"),
