@@ -25,7 +25,7 @@ from pydra_amd.simulation.machine_types import MACHINE_TYPES as AMD_MACHINES
 from pydra_cpu.settings import GroupBy
 from pydra_cpu.simulation.machine import MACHINE_TYPES as CPU_MACHINES
 from pydra_dev.api import schema
-from pydra_dev.cel.environment import EvaluationError, build_variables, compile_selector
+from pydra_dev.cel.environment import CelFeatures, EvaluationError, build_variables, compile_selector
 from pydra_net.simulation.machine import MACHINE_TYPES as NET_MACHINES
 from pydra_nvidia.simulation.scenario_file import bundled_scenarios
 from pydra_tpu.settings import Offer
@@ -140,7 +140,7 @@ async def test_every_selector_can_be_evaluated_for_every_device(tmp_path: Path) 
     for lists in (False, True):
         devices = [(driver, one.name, build_variables(driver, one)) for (driver, _), one in distinct.items()]
         for expression, places in find_selectors().items():
-            selector = compile_selector(expression, lists=lists)
+            selector = compile_selector(expression, CelFeatures(lists=lists))
             for driver, name, variables in devices:
                 try:
                     selector.matches(variables)

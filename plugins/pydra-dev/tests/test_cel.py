@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from pydra_dev.api import schema
-from pydra_dev.cel.environment import CompileError, EvaluationError, Selector, build_variables, compile_selector
+from pydra_dev.cel.environment import (
+    CelFeatures,
+    CompileError,
+    EvaluationError,
+    Selector,
+    build_variables,
+    compile_selector,
+)
 
 DRIVER = "dra.example.com"
 DEVICE: dict[str, Any] = {
@@ -144,7 +151,7 @@ def test_attributes_can_be_lists_where_that_feature_is_on() -> None:
         f'{OWN}.versions.all(v, v.isLessThan(semver("2.0.0")))',
         f"{OWN}.ports.includes(1) && {OWN}.index.includes(1) && !{OWN}.ports.includes(3)",
     ):
-        assert evaluate(compile_selector(expression, lists=True), attributes=attributes) is True
+        assert evaluate(compile_selector(expression, CelFeatures(lists=True)), attributes=attributes) is True
 
 
 @pytest.mark.parametrize(

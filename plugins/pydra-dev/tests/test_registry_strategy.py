@@ -148,6 +148,15 @@ def test_a_class_s_extended_resource_has_a_domain_of_one_s_own(name: str) -> Non
     assert told == [("spec.extendedResourceName", f'Invalid value: "{name}": must be a valid extended resource name')]
 
 
+def test_a_selector_may_not_read_of_sharing_where_its_gate_is_off() -> None:
+    selectors = [{"cel": {"expression": "device.allowMultipleAllocations"}}]
+    admit(DEVICE_CLASSES, {"selectors": selectors})
+    older = Context(minor=35, gates=build_gates(35), now=CONTEXT.now)
+    ((field, message),) = refused(DEVICE_CLASSES, {"selectors": selectors}, older)
+    assert field == "spec.selectors[0].cel.expression"
+    assert "undefined field 'allowMultipleAllocations'" in message
+
+
 def test_a_device_taint_rule_is_held_to_the_rules_of_taints() -> None:
     spec = {"deviceSelector": {"driver": "-", "pool": "A", "device": "A"}, "taint": {"key": "a"}}
     fields = [field for field, _ in refused(DEVICE_TAINT_RULES, spec)]

@@ -31,7 +31,7 @@ from pydra_dev.apiserver.name_and_list_validation import (
     size,
 )
 from pydra_dev.apiserver.slice_rules import EFFECTS, check_binding
-from pydra_dev.cel.environment import CompileError, compile_selector
+from pydra_dev.cel.environment import DEFAULT_CEL, CelFeatures, CompileError, compile_selector
 
 MAX_REQUESTS = 32
 MAX_SUBREQUESTS = 8
@@ -79,10 +79,12 @@ def _default_request(request: schema.Request) -> schema.Request:
     return replace(request, allocation_mode=mode, count=count, tolerations=tolerations)
 
 
-def check_claim(spec: schema.ClaimSpec, *, admin_allowed: bool, lists: bool = False, path: str = "spec") -> Errors:
+def check_claim(
+    spec: schema.ClaimSpec, *, admin_allowed: bool, cel: CelFeatures = DEFAULT_CEL, path: str = "spec"
+) -> Errors:
     """Everything wrong with a new claim's spec.
 
-    `admin_allowed`: its namespace carries the admin-access label. `lists`: attributes may be lists.
+    `admin_allowed`: its namespace carries the admin-access label. `cel`: what selectors may read.
     """
     devices, path = spec.devices, f"{path}.devices"
     names = _request_names(devices)
@@ -90,7 +92,7 @@ def check_claim(spec: schema.ClaimSpec, *, admin_allowed: bool, lists: bool = Fa
         f"{path}.requests",
         devices.requests or (),
         MAX_REQUESTS,
-        partial(_check_device_request, lists=lists),
+        partial(_check_device_request, cel=cel),
         lambda r: r.name,
     )
     yield from check_list(
@@ -110,7 +112,7 @@ def _request_names(devices: schema.DeviceClaim) -> RequestNames:
     return {request.name: frozenset(sub.name for sub in request.first_available) for request in devices.requests or ()}
 
 
-def _check_device_request(path: str, request: schema.DeviceRequest, *, lists: bool) -> Errors:
+def _check_device_request(path: str, request: schema.DeviceRequest, *, cel: CelFeatures) -> Errors:
     yield from check_required(f"{path}.name", request.name)
     rule = "exactly one of `exactly` or `firstAvailable` is required"
     if request.exactly is None and not request.first_available:
@@ -118,25 +120,25 @@ def _check_device_request(path: str, request: schema.DeviceRequest, *, lists: bo
     elif request.exactly is not None and request.first_available:
         yield invalid(path, None, f"{rule}, but multiple fields are set")
     elif request.exactly is not None:
-        yield from _check_request(f"{path}.exactly", request.exactly, lists=lists)
+        yield from _check_request(f"{path}.exactly", request.exactly, cel=cel)
     else:
         yield from check_set(
             f"{path}.firstAvailable",
             request.first_available,
             MAX_SUBREQUESTS,
-            partial(_check_subrequest, lists=lists),
+            partial(_check_subrequest, cel=cel),
             lambda sub: sub.name,
         )
 
 
-def _check_subrequest(path: str, request: schema.Request, *, lists: bool) -> Errors:
+def _check_subrequest(path: str, request: schema.Request, *, cel: CelFeatures) -> Errors:
     yield from check_required(f"{path}.name", request.name)
-    yield from _check_request(path, request, lists=lists)
+    yield from _check_request(path, request, cel=cel)
 
 
-def _check_request(path: str, request: schema.Request, *, lists: bool) -> Errors:
+def _check_request(path: str, request: schema.Request, *, cel: CelFeatures) -> Errors:
     yield from check_required(f"{path}.deviceClassName", request.device_class_name, check_subdomain)
-    yield from check_list(f"{path}.selectors", request.selectors, MAX_SELECTORS, partial(check_selector, lists=lists))
+    yield from check_list(f"{path}.selectors", request.selectors, MAX_SELECTORS, partial(check_selector, cel=cel))
     if request.allocation_mode not in MODES:
         yield unsupported(f"{path}.allocationMode", request.allocation_mode, MODES)
     elif request.allocation_mode == "All" and request.count:
@@ -147,7 +149,7 @@ def _check_request(path: str, request: schema.Request, *, lists: bool) -> Errors
         yield from _check_toleration(f"{path}.tolerations[{index}]", toleration)
 
 
-def check_selector(path: str, selector: schema.Selector, *, lists: bool = False) -> Errors:
+def check_selector(path: str, selector: schema.Selector, *, cel: CelFeatures = DEFAULT_CEL) -> Errors:
     """A selector must be a CEL expression of at most 10 KiB that compiles. Its cost is not estimated."""
     if selector.cel is None:
         yield required(f"{path}.cel")
@@ -157,7 +159,7 @@ def check_selector(path: str, selector: schema.Selector, *, lists: bool = False)
         yield too_long(path, MAX_TEXT)
         return
     try:
-        compile_selector(expression, lists=lists)
+        compile_selector(expression, cel)
     except CompileError as error:
         yield invalid(path, expression, str(error))
 
@@ -223,9 +225,9 @@ def _check_json_object(path: str, value: object) -> Errors:
         yield too_long(path, MAX_TEXT)
 
 
-def check_class(spec: schema.ClassSpec, *, lists: bool = False) -> Errors:
-    """Everything wrong with a DeviceClass's spec; `lists`: attributes may be lists."""
-    yield from check_list("spec.selectors", spec.selectors, MAX_SELECTORS, partial(check_selector, lists=lists))
+def check_class(spec: schema.ClassSpec, *, cel: CelFeatures = DEFAULT_CEL) -> Errors:
+    """Everything wrong with a DeviceClass's spec; `cel`: what selectors may read."""
+    yield from check_list("spec.selectors", spec.selectors, MAX_SELECTORS, partial(check_selector, cel=cel))
     yield from check_list("spec.config", spec.config, MAX_REQUESTS, _check_config)
     name = spec.extended_resource_name
     if name is not None and (not _EXTENDED.fullmatch(name) or name.partition("/")[0].endswith("kubernetes.io")):

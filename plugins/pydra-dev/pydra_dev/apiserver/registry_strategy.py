@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from pydra_dev.api import schema
 from pydra_dev.api.errors import JsonObject, invalid, invalid_object
-from pydra_dev.api.feature_gates import LISTS, Gates, drop_disabled
+from pydra_dev.api.feature_gates import LISTS, SHARES, Gates, drop_disabled
 from pydra_dev.api.kinds import (
     DEVICE_CLASSES,
     DEVICE_TAINT_RULES,
@@ -29,6 +29,7 @@ from pydra_dev.api.kinds import (
 from pydra_dev.apiserver import claim_rules, slice_rules
 from pydra_dev.apiserver.core_rules import CREATE, UPDATE, Admitted
 from pydra_dev.apiserver.name_and_list_validation import Errors, check_label, check_subdomain
+from pydra_dev.cel.environment import CelFeatures
 
 SpecT = TypeVar("SpecT", bound=msgspec.Struct)
 
@@ -45,6 +46,11 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     gates: Gates
     now: str
     namespace_labels: Mapping[str, str] = {}
+
+    @property
+    def cel(self) -> CelFeatures:
+        """What selectors may read."""
+        return CelFeatures(lists=self.gates[LISTS], shares=self.gates[SHARES])
 
     @property
     def admin_allowed(self) -> bool:
@@ -126,7 +132,7 @@ def _default_taint_rule(
 
 
 def _check_claim(spec: schema.ClaimSpec, context: Context, path: str = "spec") -> Errors:
-    return claim_rules.check_claim(spec, admin_allowed=context.admin_allowed, lists=context.gates[LISTS], path=path)
+    return claim_rules.check_claim(spec, admin_allowed=context.admin_allowed, cel=context.cel, path=path)
 
 
 _SPECS: Mapping[Kind, _SpecRules[Any]] = {
@@ -149,7 +155,7 @@ _SPECS: Mapping[Kind, _SpecRules[Any]] = {
     ),
     DEVICE_CLASSES: _SpecRules[schema.ClassSpec](
         type=schema.ClassSpec,
-        check=lambda spec, _old, context: claim_rules.check_class(spec, lists=context.gates[LISTS]),
+        check=lambda spec, _old, context: claim_rules.check_class(spec, cel=context.cel),
     ),
     DEVICE_TAINT_RULES: _SpecRules[schema.TaintRuleSpec](
         type=schema.TaintRuleSpec,

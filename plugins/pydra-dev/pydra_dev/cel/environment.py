@@ -36,6 +36,18 @@ _FIELDS = frozenset({"driver", "allowMultipleAllocations", "attributes", "capaci
 _CAPACITY = f"map(string, map(string, {QUANTITY}))"
 
 
+class CelFeatures(msgspec.Struct, frozen=True, kw_only=True):
+    """What expressions may read, by the feature gates of the cluster."""
+
+    lists: bool = False
+    """Attributes may be lists (DRAListTypeAttributes)."""
+    shares: bool = True
+    """A device has `allowMultipleAllocations` (DRAConsumableCapacity)."""
+
+
+DEFAULT_CEL = CelFeatures()
+
+
 class CompileError(Exception):
     """The expression is not one that kube-apiserver would store; the message says why, in its sense."""
 
@@ -104,14 +116,15 @@ def _read_attribute(name: str, attribute: schema.Attribute) -> object:
 
 
 @lru_cache(maxsize=1024)
-def compile_selector(expression: str, *, lists: bool = False) -> Selector:
-    """A selector to evaluate; raises CompileError. `lists`: attributes may be lists (DRAListTypeAttributes)."""
+def compile_selector(expression: str, features: CelFeatures = DEFAULT_CEL) -> Selector:
+    """A selector to evaluate; raises CompileError."""
+    lists = features.lists
     try:
-        checked = _checker(lists).compile(expression)
+        checked = _checker(features).compile(expression)
     except RuntimeError as error:
         raise CompileError(f"compilation failed: {_explain(str(error))}") from error
     tree = parse_tree(checked.serialize())
-    _check_tree(tree)
+    _check_tree(tree, _FIELDS if features.shares else _FIELDS - {"allowMultipleAllocations"})
     result = describe_type(tree, tree.root)
     if result not in {"bool", "any", *(["dyn"] if lists else [])}:
         raise CompileError(f"must evaluate to bool or the unknown type, not {result}")
@@ -121,10 +134,10 @@ def compile_selector(expression: str, *, lists: bool = False) -> Selector:
     return Selector(expression, _runtime().deserialize(build_tree(tree)))
 
 
-def _check_tree(tree: CheckedTree) -> None:
+def _check_tree(tree: CheckedTree, fields: frozenset[str]) -> None:
     """What kube-apiserver refuses and the library does not; raises CompileError."""
     for node in walk(tree.root):
-        if (select := node.select) is not None and select.name not in _FIELDS:
+        if (select := node.select) is not None and select.name not in fields:
             operand = select.operand and select.operand.identifier
             if operand and operand.name == "device":
                 raise CompileError(f"compilation failed: ERROR: <input>: undefined field {select.name!r}")
@@ -149,14 +162,16 @@ def _check_pattern(pattern: str) -> None:
         raise CompileError(f"compilation failed: ERROR: <input>: {_explain(str(result.value()))}")
 
 
-@lru_cache(maxsize=2)
-def _checker(lists: bool) -> cel.Env:
+@lru_cache(maxsize=4)
+def _checker(features: CelFeatures) -> cel.Env:
+    lists = features.lists
     types = {
         "device": _type("map(string, dyn)"),
         "device.driver": _type("string"),
-        "device.allowMultipleAllocations": _type("bool"),
         "device.capacity": _type(_CAPACITY),
     }
+    if features.shares:
+        types["device.allowMultipleAllocations"] = _type("bool")
     # The type `any` has no name in Python; it is what forbids macros on attributes where these are no lists.
     attributes = f"""
 variables:

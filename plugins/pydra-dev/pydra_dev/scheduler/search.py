@@ -16,7 +16,14 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra_dev.api import schema
-from pydra_dev.cel.environment import CompileError, EvaluationError, Variables, build_variables, compile_selector
+from pydra_dev.cel.environment import (
+    CelFeatures,
+    CompileError,
+    EvaluationError,
+    Variables,
+    build_variables,
+    compile_selector,
+)
 from pydra_dev.scheduler.allocation_result import Pick
 from pydra_dev.scheduler.constraints import Constraint, build_constraints
 from pydra_dev.scheduler.device_accounting import DeviceAccounting, InUse, Wish
@@ -258,7 +265,7 @@ class Selection:
     def __init__(
         self, claims: Sequence[NamedClaim], classes: Mapping[str, schema.ClassSpec], *, lists: bool = False
     ) -> None:
-        self._claims, self._classes, self._lists = claims, classes, lists
+        self._claims, self._classes, self._cel = claims, classes, CelFeatures(lists=lists)
         self._found: dict[tuple[int, str, DeviceKey], Mismatch | None] = {}
         self._variables: dict[DeviceKey, Variables] = {}
 
@@ -296,7 +303,7 @@ class Selection:
                 if selector.cel is None:
                     raise self._error(wish, owner, f"selector #{index}: CEL expression empty")
                 try:
-                    compiled = compile_selector(selector.cel.expression, lists=self._lists)
+                    compiled = compile_selector(selector.cel.expression, self._cel)
                     if not compiled.matches(self._read_variables(candidate)):
                         return _build_mismatch(owner, selector.cel.expression)
                 except CompileError as error:
