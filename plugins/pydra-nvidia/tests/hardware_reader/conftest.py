@@ -78,6 +78,7 @@ class Node:
         if driver:
             tree.write(tree.sys(f"{function}/driver_override"), driver)
             tree.write(tree.sys("bus/pci/drivers_probe"), address)
+            tree.write(tree.sys(f"{function}/driver_override"), "\n")
 
 
 Open = Callable[[str], Node]
