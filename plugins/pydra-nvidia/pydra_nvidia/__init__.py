@@ -6,7 +6,7 @@ This module is what the entry point names. Nothing of NVIDIA is loaded at import
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,21 @@ from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import STEP_TYPES
 
 if TYPE_CHECKING:
+    from pydra import HeldClaim
     from pydra_nvidia.backend import NvidiaBackend
 
 SETTINGS_TYPE = Settings
 
-__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "STEP_TYPES", "check_config", "connect"]
+__all__ = [
+    "CONFIG_TYPES",
+    "DEVICE_CLASSES",
+    "DRIVER",
+    "SETTINGS_TYPE",
+    "STEP_TYPES",
+    "check_config",
+    "connect",
+    "examine",
+]
 
 
 def _selectors(kind: str) -> list[dict[str, Any]]:
@@ -52,3 +62,10 @@ async def connect(settings: Settings) -> AsyncIterator[NvidiaBackend]:
 
     async with open_backend(find_machine(os.environ, settings)) as backend:
         yield backend
+
+
+def examine(settings: Settings, _held: Sequence[HeldClaim]) -> Iterator[str]:
+    """Yield what containers lack on the node that no claim can give them."""
+    from pydra_nvidia.doctor_modules import examine_node  # noqa: PLC0415
+
+    return examine_node(settings)

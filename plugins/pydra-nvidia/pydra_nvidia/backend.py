@@ -34,6 +34,7 @@ from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.health.diagnosis import Diagnosis, add_vanished
 from pydra_nvidia.health.monitor import HealthMonitor
+from pydra_nvidia.host.device_nodes import UVM_NOT_LOADED
 from pydra_nvidia.inventory.build import build_inventory
 from pydra_nvidia.mig.reconcile_partitions import reconcile
 from pydra_nvidia.mig.vanished_partitions import explain_vanished, find_owned, find_vanished
@@ -104,6 +105,7 @@ class NvidiaBackend:
         self._seen: object = None
         self._reported_at = -_EVENT_PAUSE
         self._disconnected: Mapping[str, str] = {}
+        self._lacked_uvm = False
         self._logged: frozenset[tuple[str, str]] = frozenset()
         self._measured: tuple[Sample, ...] = ()
         self._at_work = 0
@@ -233,6 +235,7 @@ class NvidiaBackend:
         """All hardware as it is now; during maintenance as it was before."""
         before = read_entries(held_claims())
         reading, diagnosis = await in_thread(self._examine)
+        self._say_uvm(reading)
         after = read_entries(held_claims())
         # What was begun or undone meanwhile may have been read halfway.
         still = {entry.uid for entry in before if entry.completed and not entry.left_over}
@@ -253,6 +256,11 @@ class NvidiaBackend:
             diagnosis=diagnosis,
             removed=[(one.gpu, one.profile, one.placement) for one in vanished],
         )
+
+    def _say_uvm(self, reading: Reading) -> None:
+        if reading.lacks_uvm and not self._lacked_uvm:
+            _log.warning("%s", UVM_NOT_LOADED)
+        self._lacked_uvm = reading.lacks_uvm
 
     def _log_lost(self, messages: Mapping[str, str]) -> None:
         """Say once what no taint says: without health, devices count as healthy."""

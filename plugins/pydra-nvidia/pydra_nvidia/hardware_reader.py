@@ -20,6 +20,7 @@ from pydra_nvidia.fabric.plan_fabric import match_members
 from pydra_nvidia.hardware_types import Driver, Gpu, LostGpu, Mig, Reading, SharedFabric
 from pydra_nvidia.health.lost_gpus import find_lost
 from pydra_nvidia.host.baseboard_positions import Baseboard
+from pydra_nvidia.host.device_nodes import lacks_uvm
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
 from pydra_nvidia.host.kernel_driver import is_excluded, list_instances, read_module_version
 from pydra_nvidia.host.pci import DRIVER, find_gpus, has_switches, list_bridges
@@ -147,7 +148,8 @@ class HardwareReader:
             root: object = find_driver_root(self._tree, self._settings)
         except DriverMissing:
             root = None
-        return self._bus.drivers(), read_module_version(self._tree), list_instances(self._tree), root, self._socket()
+        modules = read_module_version(self._tree), lacks_uvm(self._tree)
+        return self._bus.drivers(), modules, list_instances(self._tree), root, self._socket()
 
     def note_claims(self) -> None:
         """The records of all claims are known from now on."""
@@ -222,7 +224,8 @@ class HardwareReader:
                 raise DriverMissing(_awaited(functions, read_module_version(self._tree)))
             return Reading(functions=functions, vfio=vfio)
         self._refresh_session()
-        return replace(self._run(lambda nvml: self._read_gpus(nvml, functions)), vfio=vfio)
+        found = self._run(lambda nvml: self._read_gpus(nvml, functions))
+        return replace(found, vfio=vfio, lacks_uvm=bool(found.gpus) and lacks_uvm(self._tree))
 
     def _awaits_driver(self, functions: Mapping[str, PciFunction]) -> bool:
         """Whether a driver has yet to take what is there; nodes for passthrough alone have none installed."""

@@ -218,6 +218,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     modules: Mapping[str, int] = {}
     vfio: VfioHost = VfioHost()
     fabric: SharedFabric | None = None
+    lacks_uvm: bool = False
+    """Whether the driver has GPUs and is loaded without nvidia_uvm, which CUDA needs."""
 
     def gpu(self, uuid: str) -> Gpu | None:
         """The GPU of this UUID."""

@@ -71,6 +71,8 @@ class Signal(Enum):
     """The NVLink fabric of the GPU is unhealthy."""
     UNMONITORED = "unmonitored"
     """The driver reports no XIDs of this GPU."""
+    UVM_NOT_LOADED = "uvm-not-loaded"
+    """The kernel module `nvidia_uvm` is not loaded, without which CUDA fails in containers."""
 
 
 class DriverSettings(RootSettings, frozen=True, kw_only=True):

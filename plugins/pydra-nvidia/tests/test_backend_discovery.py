@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pydra import TerminalError
+from pydra import TaintEffect, TerminalError
+from pydra_nvidia import examine
 from pydra_nvidia.composition import open_backend
 from pydra_nvidia.machine_access import find_machine
+from pydra_nvidia.settings import Settings
 from pydra_nvidia.simulation.simulation import open_simulation
 
 
@@ -49,6 +51,34 @@ async def test_a_gpu_that_leaves_while_the_machine_is_read_is_not_called_lost(tm
         simulation.inject.plug(3)
         await asyncio.wait_for(backend.wait_changed(), 20)
         assert await backend.discover() == before
+
+
+async def test_it_is_told_that_the_module_which_cuda_needs_is_not_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    variables = {"PYDRA_NVIDIA_SCENARIO": "t4", "PYDRA_NVIDIA_STATE": str(tmp_path)}
+    roots = open_simulation("t4", str(tmp_path)).settings
+    node = Settings(**{name: roots[name] for name in ("host_root", "sys_root", "proc_root")})
+    devices = Path(node.proc_root) / "devices"
+    loaded = devices.read_text()
+    async with open_backend(find_machine({**variables, "PYDRA_NVIDIA_POLL_PERIOD": "0.02"})) as backend:
+        before = await backend.discover()
+        assert list(examine(node, ())) == []
+        devices.write_text("".join(line for line in loaded.splitlines(True) if "nvidia-uvm" not in line))
+        await asyncio.wait_for(backend.wait_changed(), 20)
+        for _ in range(2):
+            found = await backend.discover()
+            assert {(taint.key, taint.effect) for one in found.devices for taint in one.taints} == {
+                ("gpu.nvidia.com/uvm-not-loaded", TaintEffect.NONE)
+            }
+        assert [text for text in caplog.messages if "nvidia_uvm is not loaded" in text] == [*examine(node, ())], "once"
+        for function in (Path(node.sys_root) / "bus/pci/drivers/nvidia").glob("0000:*"):
+            function.unlink()
+            (Path(node.sys_root) / "bus/pci/devices" / function.name / "driver").unlink()
+        assert list(examine(node, ())) == [], "all GPUs are passed through"
+        devices.write_text(loaded)
+        await asyncio.wait_for(backend.wait_changed(), 20)
+    assert not [one.name for one in before.devices if one.taints]
 
 
 @pytest.mark.parametrize(

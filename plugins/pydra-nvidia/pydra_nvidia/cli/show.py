@@ -22,6 +22,7 @@ from pydra_nvidia.hardware_types import Gpu, Mig, NvLinks, Reading
 from pydra_nvidia.health.diagnosis import WELL, Diagnosis, diagnose
 from pydra_nvidia.health.incident_store import FILE, Incident, IncidentStore
 from pydra_nvidia.health.xid_catalogue import explain
+from pydra_nvidia.host.device_nodes import UVM_NOT_LOADED
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_driver_root
 from pydra_nvidia.host.kernel_driver import read_module_version
 from pydra_nvidia.host.pci import DRIVER
@@ -73,6 +74,8 @@ async def look_at(machine: MachineAccess) -> Look:
     except PydraError as error:
         containers = ""
         problems.append(str(error))
+    if reading.lacks_uvm:
+        problems.append(UVM_NOT_LOADED)
     memory = IncidentStore(os.path.join(machine.settings.state, FILE), problems.append)
     return Look(
         reading=reading,

@@ -16,6 +16,7 @@ from pydra_nvidia.device_names import DRIVER
 from pydra_nvidia.hardware_types import Gpu, LostGpu, Placement, Reading
 from pydra_nvidia.health.incident_store import Incident
 from pydra_nvidia.health.xid_catalogue import APPLICATION_XIDS, PASSING_XIDS, RECOVERY_XID, explain
+from pydra_nvidia.host.device_nodes import UVM_NOT_LOADED
 from pydra_nvidia.settings import Settings, Signal
 from pydra_pci import Assessment, Finding, Reaction, assess, combine
 
@@ -56,6 +57,7 @@ DEFAULT_REACTIONS: Mapping[Signal, Reaction] = {
     Signal.ECC: Reaction.NONE,
     Signal.FABRIC: Reaction.NONE,
     Signal.UNMONITORED: Reaction.NONE,
+    Signal.UVM_NOT_LOADED: Reaction.NONE,
     Signal.IGNORED_XID: Reaction.NONE,
 }
 """Worst first: the first that makes a device unhealthy is its health."""
@@ -75,11 +77,12 @@ RECOVERY_ACTIONS = {
 def diagnose(reading: Reading, incidents: Iterable[Incident], *, settings: Settings, now: float) -> Diagnosis:
     """The assessment on everything in the reading; `now` in seconds since the epoch."""
     counting = [one for one in incidents if not is_settled(one, reading, settings=settings, now=now)]
+    node = [Finding(Signal.UVM_NOT_LOADED, UVM_NOT_LOADED)] if reading.lacks_uvm else []
     gpus: dict[str, Assessment] = {}
     partitions: dict[tuple[str, Placement], Assessment] = {}
     for gpu in reading.gpus:
         mine = [one for one in counting if one.gpu == gpu.uuid]
-        whole = [*_condition(gpu), *_xids((one for one in mine if one.place is None), settings)]
+        whole = [*_condition(gpu), *node, *_xids((one for one in mine if one.place is None), settings)]
         gpus[gpu.uuid] = _assess(whole, settings, silence=gpu.condition.silence)
         for place in sorted({one.place for one in mine if one.place is not None}):
             own = list(_xids((one for one in mine if one.place == place), settings))

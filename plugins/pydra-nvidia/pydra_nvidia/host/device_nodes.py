@@ -25,6 +25,7 @@ _CHANNELS = "nvidia-caps-imex-channels"
 _CHANNEL_COUNT = re.compile(r"^ImexChannelCount: (\d+)$", re.MULTILINE)
 _ALL_MAY_WRITE = 0o666
 CONTROL = "/dev/nvidiactl"
+_DRIVERS = ("nvidia", "nvidia-frontend")
 _MINORS = {"/dev/nvidia-modeset": 254, CONTROL: 255}
 _UVM_MINORS = {"/dev/nvidia-uvm": 0, "/dev/nvidia-uvm-tools": 1}
 COMMON = (CONTROL, "/dev/nvidia-modeset", *_UVM_MINORS)
@@ -90,7 +91,7 @@ class DevRoots:
         majors = read_majors(self._tree)
         gpu = _GPU.fullmatch(path)
         if gpu is not None or path in _MINORS:
-            major = majors.get("nvidia", majors.get("nvidia-frontend"))
+            major = next((majors[name] for name in _DRIVERS if name in majors), None)
             minor = int(gpu[1]) if gpu is not None else _MINORS[path]
         elif path in _UVM_MINORS:
             major, minor = majors.get("nvidia-uvm"), _UVM_MINORS[path]
@@ -123,6 +124,18 @@ def read_majors(tree: Tree) -> dict[str, int]:
         if number.isdecimal() and name:
             majors.setdefault(name.strip(), int(number))
     return majors
+
+
+UVM_NOT_LOADED = (
+    "the kernel module nvidia_uvm is not loaded on this node, so CUDA cannot be initialized in containers; load it by "
+    "`modprobe nvidia_uvm` or `nvidia-modprobe -u`, and write nvidia_uvm into a file in /etc/modules-load.d"
+)
+
+
+def lacks_uvm(tree: Tree) -> bool:
+    """Whether the driver is loaded without the module for unified memory, whose nodes may be there from earlier."""
+    majors = read_majors(tree)
+    return not majors.keys().isdisjoint(_DRIVERS) and "nvidia-uvm" not in majors
 
 
 class CapabilityMissing(ClaimError):
