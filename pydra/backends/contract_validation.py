@@ -129,7 +129,7 @@ def _check_violations(check: Any, settings_type: Any) -> Iterator[str]:
 
 
 def _plain_violations(name: str, function: Any, arguments: tuple[str, ...]) -> Iterator[str]:
-    if not callable(function) or _is_coroutine(function):
+    if not callable(function) or _is_coroutine(function) or inspect.isasyncgenfunction(function):
         yield f"{name} must be a plain function; write `def {name}({', '.join(arguments)})`"
     else:
         yield from _signature_violations(name, function, arguments)

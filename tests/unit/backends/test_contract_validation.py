@@ -343,12 +343,16 @@ def test_check_config_is_a_plain_function_of_config_and_settings() -> None:
     async def waits(config: Any, settings: Any) -> list[str]:
         return []
 
+    async def yields(config: Any, settings: Any) -> AsyncIterator[str]:
+        yield ""
+
     def connect(settings: Any) -> None: ...
 
     good = SimpleNamespace(SETTINGS_TYPE=Tuned, connect=connect, check_config=lambda config, settings: ())
     assert find_object_violations(good) == ()
     for check, problem in {
         waits: "must be a plain function",
+        yields: "must be a plain function",
         (lambda config: ()): "cannot be called as check_config(config, settings)",
     }.items():
         (violation,) = find_object_violations(SimpleNamespace(**{**vars(good), "check_config": check}))
