@@ -92,7 +92,8 @@ def conformance_page() -> str:
         "",
         "The suite prepares the first healthy device that no claim holds, or the one that `--device` names; it lists",
         "devices of other kinds, such as partitions. Where an agent has prepared claims with the same backend, one",
-        "that implements `restore` is only loaded.",
+        "that implements `restore` is only loaded, one with `plan` is only read, and with others no device is prepared",
+        "that those claims have, or that shares counters with theirs.",
     ]
     return "\n".join(lines) + "\n"
 

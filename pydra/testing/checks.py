@@ -18,10 +18,13 @@ from pydra.backends.timeouts import ProcessTimeouts
 from pydra.backends.wire import Method
 from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec
+from pydra.checkpoint.record_files import StoredRecord, list_stored
 from pydra.claim import Claim, OpaqueConfig, PreparedDevice
+from pydra.claims.device_use import PublishedPool, may_meet
 from pydra.devices import Device, Inventory
 from pydra.errors import (
     BackendError,
+    CheckpointError,
     ClaimError,
     ContractError,
     DeviceInUse,
@@ -94,6 +97,7 @@ class Checks:
         self._hopeless = ""
         self._invalid_settings: SettingsError | None = None
         self._inventory: Inventory | None = None
+        self._stored: tuple[StoredRecord, ...] = ()
         self._prepared: tuple[PreparedDevice, ...] = ()
         self._steps: tuple[ClaimStep, ...] = ()
         self._leaks = Leaks()
@@ -108,10 +112,10 @@ class Checks:
             await self._probe(Rule.SETTINGS, self._settings)
         if facts is None:
             return tuple(self._checks)
-        if prepared := self._find_prepared(facts):
+        self._stored = self._list_records(facts)
+        if self._stored and session.has(Method.RESTORE):
             # `restore` would end what no claim of this run explains: the work of running pods.
-            why = f"an agent has prepared claims on this node ({prepared}); check the backend on a node without"
-            self._skip(Rule.CALLED, why)
+            self._skip(Rule.CALLED, self._explain_records())
             return tuple(self._checks)
         session.backend.restore_from(session.hold_all)
         await self._read(facts)
@@ -119,19 +123,21 @@ class Checks:
         await self._conclude(facts)
         return tuple(self._checks)
 
-    def _find_prepared(self, facts: BackendFacts) -> str:
-        """Find a record of a claim that an agent has prepared here with this backend.
+    def _list_records(self, facts: BackendFacts) -> tuple[StoredRecord, ...]:
+        """List the records of claims that an agent has prepared here with this backend.
 
-        Empty if there is none, and for a backend without `restore`. Any driver's record counts if no name is known.
+        Any driver's records count if no name is known. A directory that cannot be read is one of an unknown claim.
         """
-        if Method.RESTORE not in facts.methods:
-            return ""
         environ, config = self._environ, self._config
         renamed = dict(one.split("=", 1) for one in environ.get("PYDRA_DRIVER", "").split(",") if "=" in one)
         renamed = {**config.get("drivers", {}), **renamed}
         names = {facts.driver, renamed.get(self._source.configured_name, "")} - {""} or {"*"}
-        directories = (directory for name in names for directory in self._agent.claim_directories(name))
-        return next((path for directory in directories for path in iglob(f"{directory}/*.*")), "")
+        patterns = [pattern for name in names for pattern in self._agent.claim_directories(name)]
+        return tuple(one for pattern in patterns for path in sorted(iglob(pattern)) for one in _read_records(path))
+
+    def _explain_records(self) -> str:
+        path = self._stored[0].path
+        return f"an agent has prepared claims on this node ({path}); check the backend on a node without"
 
     def hear(self, event: BackendEvent) -> None:
         """Handle an event of the supervisor. The first failure to start is enough: the agent would keep trying."""
@@ -206,6 +212,8 @@ class Checks:
         for rule, probe in probes:
             if not prepare:
                 self._skip(rule, "asked to leave the hardware alone")
+            elif self._stored and session.has(Method.PLAN):  # it would have to know them, and their steps
+                self._skip(rule, self._explain_records())
             elif self._inventory is None:
                 self._skip(rule, "discover failed")
             elif not usable and self._device and rule is Rule.PREPARE:
@@ -213,7 +221,8 @@ class Checks:
                 found = f"no healthy device is called {self._device}; there are: {names or 'none'}"
                 self._add(Check(rule=rule.value, title=rule.sentence, problems=(found,)))
             elif not usable:
-                self._skip(rule, "no healthy device" + (f" is called {self._device}" if self._device else ""))
+                unused = " that no claim uses" if self._stored else ""
+                self._skip(rule, f"no healthy device{unused}" + (f" is called {self._device}" if self._device else ""))
             else:
                 await self._probe_safely(rule, probe)
 
@@ -255,7 +264,15 @@ class Checks:
             await self._leaks.look(self._session, method, name, call)
 
     def _usable(self) -> list[Device]:
-        return list_usable(self._inventory or Inventory())
+        return list_usable(self._free())
+
+    def _free(self) -> Inventory:
+        """Return the inventory without what the agent's claims use, or may use."""
+        inventory = self._inventory or Inventory()
+        pool = PublishedPool(devices={one.name: one for one in inventory.devices}, counter_sets=inventory.counter_sets)
+        held = [one.claim for one in self._stored]
+        free = [one for one in inventory.devices if not any(may_meet({one.name}, claim, {"": pool}) for claim in held)]
+        return replace(inventory, devices=tuple(free))
 
     def _list_wanted(self) -> list[Device]:
         return [one for one in self._usable() if self._device in ("", one.name)]
@@ -507,7 +524,7 @@ class Checks:
 
     def _name_other_kinds(self) -> None:
         """Say which devices were not tried although the backend may treat them differently, such as partitions."""
-        kinds = [one.name for one in list_kinds(self._inventory or Inventory())]
+        kinds = [one.name for one in list_kinds(self._free())]
         others = [name for name in kinds if name != self._session.device.name]
         if len(kinds) > 1 and not self._device:
             shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
@@ -580,7 +597,7 @@ class Checks:
     async def _together(self) -> list[str]:
         if any(check.rule == Rule.EDITS.value and check.problems for check in self._checks):
             raise _Skipped("the container edits of one device break CDI's rules")
-        pair = find_pair(self._inventory or Inventory(), self._device)
+        pair = find_pair(self._free(), self._device)
         if pair is None:
             raise _Skipped("there are no two devices that one claim could have")
         claim = self._session.build_claim("together", *pair)
@@ -649,6 +666,14 @@ class Checks:
 
     async def _deadline(self) -> list[str]:
         return self._late
+
+
+def _read_records(path: str) -> tuple[StoredRecord, ...]:
+    try:
+        return list_stored(path)
+    except CheckpointError as error:
+        unknown = Claim(uid="", namespace="", name="", devices=())
+        return (StoredRecord(claim=unknown, path=path, problem=str(error)),)
 
 
 def _find_agent_settings(backend: str, environ: Mapping[str, str], config: Mapping[str, Any]) -> Settings:

@@ -12,6 +12,8 @@ import pytest
 import pydra_sim
 from pydra.backends.discovery import BackendSource, find_backend
 from pydra.backends.timeouts import CallDeadlines
+from pydra.checkpoint.record import Record, Stage, build_record
+from pydra.claim import AllocatedDevice, Claim
 from pydra.errors import SettingsError
 from pydra.testing import Check, Report, check_backend, run_checks
 from tests.integration.backends.harness import ENVIRON, TROUBLE
@@ -297,3 +299,39 @@ async def test_a_backend_that_restores_is_not_called_where_an_agent_has_prepared
     assert "an agent has prepared claims on this node" in last.skipped
     assert str(record) in last.skipped
     assert not any("discover" in check.title for check in report.checks)
+
+
+@pytest.mark.parametrize(
+    ("plans", "outcome"),
+    [
+        pytest.param(False, "prepare answers for each device of the claim (b)", id="another device is prepared"),
+        pytest.param(True, "checks (an agent has prepared claims on this node (", id="nothing is by one that plans"),
+    ],
+)
+async def test_what_the_claims_of_an_agent_use_is_left_alone(tmp_path: Path, plans: bool, outcome: str) -> None:
+    device = AllocatedDevice(request="r", pool="node", device="a-0")
+    record = Record(
+        claim=Claim(uid="uid", namespace="ns", name="work", devices=(device,)),
+        driver="busy.example.com",
+        stage=Stage.COMPLETED,
+        boot_id="",
+    )
+    directory = tmp_path / "run" / "busy.example.com" / "claims"
+    directory.mkdir(parents=True)
+    (directory / "uid.json").write_bytes(build_record(record))
+    (tmp_path / "busy.py").write_text(
+        "from pydra import *\n"
+        "DRIVER = 'busy.example.com'\n"
+        "half = (CounterConsumption(counter_set='board', counters={'slots': 1}),)\n"
+        "names = {'a': half, 'a-0': half, 'b': ()}\n"
+        "async def discover():\n"
+        "    return Inventory(devices=tuple(Device(name=n, consumes_counters=c) for n, c in names.items()),\n"
+        "        counter_sets=(CounterSet(name='board', counters={'slots': 2}),))\n"
+        "async def prepare(claim):\n    return [one.prepared() for one in claim.devices]\n"
+        "async def unprepare(claim, prepared):\n    pass\n"
+        + ("async def plan(claim, held):\n    return {}\n" if plans else "")
+    )
+    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path), "PYDRA_RECORDS_DIR": str(tmp_path / "run")}
+    report = await run_checks(BackendSource(name="busy", target="busy:"), environ=environ)
+    assert report.ok, report.text
+    assert outcome in report.text
