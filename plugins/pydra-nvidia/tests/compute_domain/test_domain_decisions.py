@@ -449,6 +449,22 @@ def test_daemons_are_replaced_when_no_pod_uses_the_domain_one_domain_after_the_o
     assert cluster.condition("cd", "DaemonsUpToDate")[0] == "UpToDate"
 
 
+def test_daemons_that_cannot_be_created_do_not_keep_those_of_other_domains_from_being_replaced() -> None:
+    cluster, _ = start()
+    refused = cluster.create_domain("refused")
+    cluster.refused = frozenset({refused})
+    cluster.start_pod("pod", refused, "a")
+    cluster.settle()
+    assert cluster.condition("refused")[0] == "NodesNotReady"
+    cluster.settings = msgspec.structs.replace(SETTINGS, daemon_image="pydra:2")
+    cluster.settle()
+    assert cluster.condition("cd", "DaemonsUpToDate")[0] == "UpToDate"
+    assert cluster.condition("refused", "DaemonsUpToDate")[0] == "WaitingForPods"
+    cluster.end_pod("pod")
+    cluster.settle()
+    assert cluster.condition("refused", "DaemonsUpToDate")[0] == "UpToDate"
+
+
 def test_daemons_whose_deletion_another_holds_up_do_not_keep_those_of_other_domains_from_being_replaced() -> None:
     cluster, _ = start()
     name = f"computedomain-daemon-{cluster.create_domain('held')}"

@@ -64,6 +64,8 @@ class Cluster:
         self.now = 0
         self.requests: list[Request] = []
         self.notes: list[str] = []
+        self.refused = frozenset[str]()
+        """The domains whose daemons the API server refuses, as by a quota."""
         self.api = api or Api(
             store=Store(),
             minor=36,
@@ -169,7 +171,8 @@ class Cluster:
         metadata, template = found["metadata"], found["spec"]["template"]
         nodes = self._select(found)
         running = {pod["spec"]["nodeName"] for pod in self.list(PODS) if get_label(pod) == get_label(found)}
-        for node in sorted(set(nodes) - running):
+        missing = sorted(set(nodes) - running) if get_label(found) not in self.refused else []
+        for node in missing:
             owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": metadata["name"], "uid": metadata["uid"]}
             labels = template["metadata"]["labels"]
             name = f"daemon-{node}-{self.now}"
@@ -178,9 +181,13 @@ class Cluster:
                 "spec": {**template["spec"], "nodeName": node},
             }
             self.api.create(kinds.PODS, pod, namespace=OWN)
-        count = len(nodes)
-        status = {"desiredNumberScheduled": count, "updatedNumberScheduled": count}
-        status["observedGeneration"] = metadata["generation"]
+        count = len(running & set(nodes)) + len(missing)
+        status = {
+            "desiredNumberScheduled": len(nodes),
+            "currentNumberScheduled": count,
+            "updatedNumberScheduled": count,
+            "observedGeneration": metadata["generation"],
+        }
         if status != found.get("status"):
             self.patch(DAEMON_SETS, metadata["name"], {"status": status}, OWN, "status")
 

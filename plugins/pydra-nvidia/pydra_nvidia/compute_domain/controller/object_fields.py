@@ -57,11 +57,14 @@ def get_num_nodes(domain: JsonObject) -> int:
 
 
 def is_updating(daemon_set: JsonObject) -> bool:
-    """Whether the DaemonSet's controller has not replaced all pods yet; it does nothing for one that is deleted."""
+    """Whether the DaemonSet's controller has not replaced all pods yet; it does nothing for one that is deleted.
+
+    Pods that do not exist are not replaced: those that the API server refuses, as by a quota, might never exist.
+    """
     status, generation = daemon_set.get("status") or {}, daemon_set["metadata"].get("generation") or 0
-    desired = int(status.get("desiredNumberScheduled") or 0)
-    observed, updated = (int(status.get(name) or 0) for name in ("observedGeneration", "updatedNumberScheduled"))
-    return not is_deleting(daemon_set) and (observed < generation or updated < desired)
+    names = ("observedGeneration", "currentNumberScheduled", "updatedNumberScheduled")
+    observed, current, updated = (int(status.get(name) or 0) for name in names)
+    return not is_deleting(daemon_set) and (observed < generation or updated < current)
 
 
 def is_status_change(before: JsonObject, after: JsonObject) -> bool:
