@@ -143,7 +143,7 @@ def translate_pattern(pattern: str) -> str | None:
     translated: list[str] = []
     in_brackets = False
     for token in _TOKEN.finditer(pattern):
-        one = _translate(token, in_brackets=in_brackets, rest=pattern[token.end() :])
+        one = _translate(token, in_brackets=in_brackets)
         if one is None:
             return None
         translated.append(one)
@@ -154,7 +154,7 @@ def translate_pattern(pattern: str) -> str | None:
     return "".join(translated)
 
 
-def _translate(token: re.Match[str], *, in_brackets: bool, rest: str) -> str | None:
+def _translate(token: re.Match[str], *, in_brackets: bool) -> str | None:
     if token["escape"] is not None:
         return _translate_escape(token["escape"], in_brackets=in_brackets)
     if in_brackets:
@@ -163,8 +163,8 @@ def _translate(token: re.Match[str], *, in_brackets: bool, rest: str) -> str | N
         counts = [int(count) for count in re.findall(r"\d+", token["repeat"])]
         fits = counts and max(counts) <= _MOST_REPEATS and not token[0].startswith("{,")
         return token[0] if fits else None
-    if token["other"] == "$":  # in Python also before a newline at the end
-        return r"\n?\z" if re.match(r"\)*($|\|)", rest) else None
+    if token["other"] == "$":
+        return r"\z"
     possessive = token["other"] == "+" and re.search(r"[*+?}]$", token.string[: token.start()])
     return None if token["group"] or possessive else token[0]  # a group with look-around, flags or a name
 

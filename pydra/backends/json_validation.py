@@ -34,6 +34,7 @@ _KINDS: tuple[tuple[Any, Any], ...] = (
 )
 """Descriptions of types, and the Python type of the values that JSON has for them."""
 
+_PATTERN_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]|\$", re.DOTALL)
 _LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_length", "tz")
 
 
@@ -102,6 +103,8 @@ def _build_type(wanted: mi.Type) -> Any:
             return Annotated[list, Meta(min_length=len(items), max_length=len(items))]
     kind = LEAVES.get(type(wanted)) or _find_kind(wanted)
     limits = {name: limit for name in _LIMITS if (limit := getattr(wanted, name, None)) is not None}
+    if "pattern" in limits:  # `$` is the end, as in JSON Schema and CEL; in Python also before a newline at the end
+        limits["pattern"] = _PATTERN_TOKEN.sub(lambda part: r"\Z" if part[0] == "$" else part[0], limits["pattern"])
     return Annotated[kind, Meta(**limits)] if limits else kind
 
 

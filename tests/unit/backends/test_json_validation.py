@@ -86,6 +86,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         ),
         ({"name": ""}, ['$.name: found "", allowed: a string of 1 to 5 characters that matches ^[a-z]+$']),
         ({"name": "A"}, ['$.name: found "A", allowed: a string of 1 to 5 characters that matches ^[a-z]+$']),
+        ({"name": "a\n"}, ['$.name: found "a\\n", allowed: a string of 1 to 5 characters that matches ^[a-z]+$']),
         ({"factor": 0.7}, ["$.factor: found 0.7, allowed: a number > 0 and a multiple of 0.5"]),
         ({"mode": "quick"}, ['$.mode: found "quick", allowed: "fast", "safe"']),
         ({"labels": {"a": "1", "b c": None}}, ['$.labels.a: found "1", allowed: an integer',
@@ -102,6 +103,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 )  # fmt: skip
 def test_all_mismatches_are_reported_with_what_is_allowed(value: Any, problems: list[str]) -> None:
     assert list(find_mismatches(value, Config)) == problems
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "allowed"),
+    [("^(a$|b)$", "a", True), ("^(a$|b)$", "a\n", False), (r"^a\$$", "a$", True), ("^[^]$]$", "\n", True)],
+)
+def test_a_dollar_in_a_pattern_is_the_end_and_no_newline_follows(pattern: str, text: str, allowed: bool) -> None:
+    assert (not find_mismatches(text, Annotated[str, Meta(pattern=pattern)])) is allowed  # type: ignore[arg-type]
 
 
 json_values = st.recursive(
