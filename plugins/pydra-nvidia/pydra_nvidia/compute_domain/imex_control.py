@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from pydra_nvidia.atomic_files import hold_clients_file
 from pydra_nvidia.compute_domain.imex_directories import DomainNotReady
+from pydra_nvidia.container_written_files import hold_clients_file
 from pydra_nvidia.host.driver_programs import ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.host.driver_root import DriverRoot
 

@@ -16,7 +16,8 @@ import os
 from collections.abc import Collection
 
 from pydra import ClaimError, TerminalError, UndoLater
-from pydra_nvidia.atomic_files import read_clients_file, remove_clients_directory, replace_file
+from pydra_nvidia.atomic_files import replace_file
+from pydra_nvidia.container_written_files import read_clients_file, remove_clients_directory
 
 TEMPLATE = """\
 # Go's text/template, filled in by the pod of the IMEX daemon. What is not here has the value that nvidia-imex gives it.

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from pydra import ClaimError, PydraError, parse_quantity
-from pydra_nvidia.atomic_files import remove_clients_directory
+from pydra_nvidia.container_written_files import remove_clients_directory
 from pydra_nvidia.deadlines import left
 from pydra_nvidia.host.driver_programs import Program, ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.host.driver_root import DriverRoot

@@ -15,7 +15,8 @@ from io import FileIO
 import msgspec
 
 from pydra import ClaimError, TerminalError
-from pydra_nvidia.atomic_files import read_clients_file, replace_file
+from pydra_nvidia.atomic_files import replace_file
+from pydra_nvidia.container_written_files import read_clients_file
 from pydra_nvidia.settings import Settings
 
 LONGEST_SOCKET = 107
