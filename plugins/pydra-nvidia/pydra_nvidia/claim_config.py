@@ -28,6 +28,7 @@ Strategy = Literal["TimeSlicing", "MPS"]
 Percentage = Annotated[int, msgspec.Meta(ge=0, le=100)]
 
 MIB = 1 << 20
+MOST_MIB = 1 << 43
 _INDEX = re.compile(r"0|[1-9]\d{0,3}", re.ASCII)
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+", re.ASCII)
 
@@ -167,6 +168,8 @@ def parse_limit(quantity: Quantity) -> int:
         raise ValueError(f'found "{quantity}", allowed: a quantity such as 512Mi, 10Gi or 1e9') from None
     if limit < 1:
         raise ValueError(f'found "{quantity}", allowed: at least 1Mi, as limits are set in whole MiB')
+    if limit > MOST_MIB:  # a quantity can have thousands of digits, which neither a plan nor the driver takes
+        raise ValueError(f'found "{str(quantity)[:32]}", allowed: at most 8Ei')
     return limit
 
 

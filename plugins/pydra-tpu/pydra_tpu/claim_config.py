@@ -23,6 +23,7 @@ from pydra import Quantity, parse_quantity
 from pydra_tpu.settings import Port
 
 GROUP_VERSION = "tpu.resource.google.com/v1alpha1"
+LARGEST = 1 << 63
 PAGE = 4096
 """The size of a premapped buffer must be a multiple of this many bytes."""
 
@@ -62,7 +63,9 @@ class PremappedBuffer(_Part, frozen=True):
 
     def _find_problems(self) -> Iterator[str]:
         for field, value in (("size", self.size), ("transferThreshold", self.transfer_threshold)):
-            if value is not None and (parse_quantity(value) <= 0 or parse_quantity(value) % PAGE):
+            if value is not None and parse_quantity(value) > LARGEST:  # such as one of thousands of digits
+                yield f"premappedBuffer.{field}: {str(value)[:32]} must be at most 8Ei"
+            elif value is not None and (parse_quantity(value) <= 0 or parse_quantity(value) % PAGE):
                 yield f"premappedBuffer.{field}: {value} must be a positive multiple of {PAGE} bytes"
 
 

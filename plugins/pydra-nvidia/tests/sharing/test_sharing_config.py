@@ -182,7 +182,7 @@ def test_everything_that_is_wrong_with_limits_is_reported_at_once(kind: str) -> 
         kind,
         sharing=mps(
             defaultPinnedDeviceMemoryLimit="512Ki",
-            defaultPerDevicePinnedMemoryLimit={"gpu-0": "1Gi", "1": "1Ki", "-1": -5},
+            defaultPerDevicePinnedMemoryLimit={"gpu-0": "1Gi", "1": "1Ki", "2": f"{'9' * 4000}e999", "-1": -5},
         ),
     )
     assert problem.removeprefix("$: ").split("; ") == [
@@ -194,6 +194,7 @@ def test_everything_that_is_wrong_with_limits_is_reported_at_once(kind: str) -> 
         " whole MiB",
         'sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit["1"]: found "1Ki", allowed: at least 1Mi, as limits are'
         " set in whole MiB",
+        f'sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit["2"]: found "{"9" * 32}", allowed: at most 8Ei',
         'sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit["-1"]: found "-5", allowed: at least 1Mi, as limits are'
         " set in whole MiB",
     ]

@@ -238,6 +238,7 @@ def test_a_chip_without_a_device_node_is_refused_with_its_driver() -> None:
         ({"metricsPorts": [8431, 8431]}, "8431 must not be there twice"),
         ({"premappedBuffer": {"size": "4097"}}, "size: 4097 must be a positive multiple of 4096 bytes"),
         ({"premappedBuffer": {"size": 0, "transferThreshold": "1.5"}}, "size: 0 must be .*transferThreshold: 1.5 must"),
+        ({"premappedBuffer": {"size": f"{'9' * 4000}e999"}}, "size: 9{32} must be at most 8Ei"),
         ({"megascale": {"slices": 2, "slice": 2, "coordinator": "a"}}, "slice: 2 must be less than slices, which is 2"),
         ({"megascale": {"slices": 2, "slice": 0}}, "missing required field `coordinator`"),
         ({"megascale": {"slices": 2, "slice": 0, "coordinator": "a b"}}, "matching regex"),
