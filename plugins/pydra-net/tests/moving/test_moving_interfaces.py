@@ -508,6 +508,18 @@ async def test_the_doctor_finds_nothing_missing_of_what_the_kernel_reports_in_ot
         await agent.unprepare("claim")
 
 
+async def test_the_doctor_says_nothing_of_a_token_which_it_does_not_read(node: TestNode) -> None:
+    node.host.run("ip token set ::5 dev nic0")
+    agent = build_agent(node)
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer")
+        node.host.run("ip link set nic0 down")
+        (found,) = examine_node(agent.settings, (replace(agent.held["claim"], left_over=True),))
+        assert "which has ended, is on the node as nic0, and is not as it should be" in found
+        assert "token" not in found
+        await agent.unprepare("claim")
+
+
 async def test_a_pod_on_the_nodes_network_cannot_have_an_interface(node: TestNode) -> None:
     agent = build_agent(node)
     async with serve(agent):
