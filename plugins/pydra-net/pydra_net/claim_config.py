@@ -197,6 +197,11 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError(f"addresses: excludes {'dhcp' if self.dhcp else f'addressing {self.addressing}'}")
         if self.hardware_addr is not None and not _MAC.fullmatch(self.hardware_addr.lower()):
             raise ValueError(f'hardwareAddr: found "{self.hardware_addr}", which is a multicast address')
+        mode = self.ipvlan.mode.lower() if self.ipvlan else ""
+        if mode.startswith("l3") and (self.uses_dhcp or self.addressing == "SLAAC"):
+            raise ValueError(
+                f"ipvlan.mode: found {mode}, by which no broadcast reaches a DHCP server or router; use l2"
+            )
         if self.disable_ipv6 and self.addressing == "SLAAC":
             raise ValueError("disableIPv6: excludes addressing SLAAC, which is that of IPv6")
         for place, address in enumerate(self.addresses):

@@ -116,6 +116,13 @@ def test_ipv6_cannot_be_disabled_and_configured_in_one_claim(fields: dict[str, A
         config(**fields)
 
 
+@pytest.mark.parametrize("addressing", ["DHCP", "SLAAC"])
+def test_an_address_from_a_network_that_the_interface_cannot_ask_is_refused(addressing: str) -> None:
+    interface = {"type": "ipvlan", "ipvlan": {"mode": "l3"}, "addressing": addressing}
+    with pytest.raises(msgspec.ValidationError, match=r"ipvlan.mode: found l3, by which no broadcast reaches"):
+        config(interface=interface)
+
+
 async def test_settings_of_the_hardware_are_so_in_the_pod_only(node: SimulatedNode) -> None:
     before = Ethtool(features={"rx-gro": Feature(enabled=True)}, private_flags={"legacy-rx": False})
     node.kernel.ethtool["02:00:00:00:00:03"] = before
