@@ -41,7 +41,7 @@ signal.sigwait([signal.SIGTERM])
 running.unlink()
 """
 CONTROL = f"""{INTERPRETER}import pathlib, sys
-running = pathlib.Path(sys.argv[sys.argv.index("-c") + 1]).with_name("running")
+running = pathlib.Path(sys.argv[sys.argv.index("-c") + 1]).resolve().with_name("running")
 print("READY" if running.exists() else "UNAVAILABLE")
 """
 
