@@ -70,23 +70,16 @@ def refresh_source(source: BackendSource) -> BackendSource:
 
 def build_sources(points: Iterable[EntryPoint]) -> tuple[BackendSource, ...]:
     """Convert entry points to sources, sorted; a distribution that is on the path twice counts once."""
-    sources = {
-        BackendSource(
-            name=point.name,
-            target=point.value,
-            distribution=_read_field(point, "Name"),
-            version=_read_field(point, "Version"),
-        )
-        for point in points
-    }
+    sources = set(map(_build_source, points))
     return tuple(sorted(sources, key=lambda one: (one.name, one.distribution, one.version, one.target)))
 
 
-def _read_field(point: EntryPoint, field: str) -> str:
-    """Return a field of the distribution's METADATA; empty if there is none, as while it is being installed."""
-    if point.dist is None or field not in point.dist.metadata:
-        return ""
-    return point.dist.metadata[field]
+def _build_source(point: EntryPoint) -> BackendSource:
+    distribution = version = ""
+    if point.dist is not None:
+        metadata = point.dist.metadata  # read from disk by each access; empty while it is being installed
+        distribution, version = ((metadata.get_all(field) or [""])[0] for field in ("Name", "Version"))
+    return BackendSource(name=point.name, target=point.value, distribution=distribution, version=version)
 
 
 def choose_backend(name: str, installed: Iterable[BackendSource]) -> BackendSource:
