@@ -168,7 +168,7 @@ class KubeClient:
         attempt = partial(self._request, "get", resource, path, decode=partial(decode_object, kind=resource.kind))
         began = time.monotonic()
         try:  # like _read, without one more call for each claim
-            return await attempt(seconds=deadline or None)  # to aiohttp, 0 is no limit
+            return await attempt(seconds=deadline or None)  # aiohttp takes 0 for no limit
         except Unavailable as error:
             return await self._repeat(error, attempt, began, deadline)
 

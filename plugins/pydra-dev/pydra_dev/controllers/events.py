@@ -35,7 +35,7 @@ def emit_event(
 
 
 def emit_event_once(api: Api, about: JsonObject, type_: str, reason: str, message: str, *, component: str) -> None:
-    """Write an Event about a namespaced object unless the same one is there: whoever repeats it would never rest."""
+    """Write an Event about a namespaced object unless the same one is there: to write it wakes its writer again."""
     metadata = about["metadata"]
     known = api.list(EVENTS, Query(namespace=metadata["namespace"])).items
     if all((one["involvedObject"].get("uid"), one.get("message")) != (metadata["uid"], message) for one in known):

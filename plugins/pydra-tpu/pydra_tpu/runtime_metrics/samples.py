@@ -43,7 +43,7 @@ def _build(answer: RuntimeAnswer, chips: Sequence[int], host: Host) -> Iterator[
         ("hbm_used_bytes", "Memory of a chip that is in use.", _by_chip(answer.memory_used, cores)),
         ("duty_cycle_ratio", "Share of the time in which a chip was at work.", _by_chip(answer.duty_percent, 1, 100)),
     ):
-        # A runtime has chips of this host only; whoever says more is none, and would fill the agent's metrics.
+        # A runtime has chips of this host only. Values of more chips are wrong, and would fill the agent's metrics.
         for place, value in enumerate(values if len(values) <= len(host.chips) else ()):
             device = f"chip-{chips[place]}" if len(chips) == len(values) else ""
             yield Sample(name=name, value=value, help=text, device=device, labels={**port, "chip": str(place)})
