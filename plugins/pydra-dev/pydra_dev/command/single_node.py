@@ -36,6 +36,7 @@ from pydra_dev.output.descriptions import (
     describe_sample,
     describe_slices,
     full_name,
+    list_published,
 )
 from pydra_dev.output.terminal import Printer
 from pydra_dev.page.operations import Operations
@@ -264,10 +265,10 @@ class SingleNodeRun:
     def _find_slices(self, driver: str) -> tuple[JsonObject, ...] | None:
         """The driver's slices once its pool is complete and has devices; raises RunError when it stays empty."""
         found = self._api.list(RESOURCE_SLICES, Query(field_selector=f"spec.driver={driver}")).items
-        if not found or len(found) != found[0]["spec"]["pool"]["resourceSliceCount"]:
-            return None
-        if any(one["spec"].get("devices") for one in found):
+        if published := list_published(found):
             return found
+        if published is None:
+            return None
         self._empty_since = self._empty_since or time.monotonic()
         if time.monotonic() - self._empty_since > SETTLED:
             raise RunError("discover has found no device that can be published", explained=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pydra_dev.api.errors import JsonObject, StatusError, attempt
 from pydra_dev.api.kinds import PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
 from pydra_dev.api.pod_fields import claim_names, is_finished, template_claims
+from pydra_dev.apiserver.claim_rules import MAX_RESERVED
 from pydra_dev.apiserver.object_meta import SUFFIX_LENGTH
 from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.controllers.events import emit_event_once
@@ -19,7 +20,6 @@ FINALIZER = "resource.kubernetes.io/delete-protection"
 COMPONENT = "resource_claim"
 FAILED_CREATION = "FailedResourceClaimCreation"
 """The reason of the Event on a pod whose claim cannot be made from its template."""
-MAX_RESERVED = 256
 _MAX_BASE = 63 - SUFFIX_LENGTH - 1
 
 

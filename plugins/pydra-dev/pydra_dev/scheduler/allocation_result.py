@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from pydra_dev.api import schema
 from pydra_dev.api.errors import JsonObject
+from pydra_dev.apiserver.claim_rules import MAX_SUBREQUESTS
 from pydra_dev.scheduler.consumable_capacity import Share
 from pydra_dev.scheduler.pools import Candidate
 
@@ -47,14 +48,11 @@ def build_allocation(
     )
 
 
-MAX_ALTERNATIVES = 8
-
-
 def score_alternatives(spec: schema.ClaimSpec, allocation: schema.Allocation) -> int:
     """How good an allocation is: for each request with alternatives, the more the earlier the one that it got."""
     got = {result.request for result in allocation.devices.results}
     return sum(
-        MAX_ALTERNATIVES - index
+        MAX_SUBREQUESTS - index
         for request in spec.devices.requests or ()
         for index, sub in enumerate(request.first_available)
         if f"{request.name}/{sub.name}" in got

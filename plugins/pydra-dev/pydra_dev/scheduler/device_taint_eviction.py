@@ -46,9 +46,11 @@ def step_eviction(api: Api, slices: SliceReader) -> float | None:
 def _evict(api: Api, claim: JsonObject, taints: Mapping[DeviceKey, Sequence[schema.Taint]]) -> float | None:
     status = parse_status(claim)
     delay = min(_find_delays(status, taints, api.now), default=None)
-    pods = list(_find_pods(api, claim, status)) if delay is not None else []
-    if not pods or (delay is not None and delay > 0):
-        return delay if pods else None
+    if delay is None:
+        return None
+    pods = list(_find_pods(api, claim, status))
+    if pods and delay > 0:
+        return delay
     for pod in pods:
         name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
         with attempt(f"evict pod {name}"):
