@@ -220,7 +220,7 @@ class DeviceIndex:
             total = totals.get(counter)
             if total is None or not wanted or wanted + sum(taken.values()) <= total:
                 continue
-            device = next(one for one in claim.devices if counter in _counters_of(one, consumption))
+            device = next(one for one in claim.devices if f"{one.pool}/{one.device}" in amounts)
             if wanted > total:
                 return TerminalError(
                     f"the devices of the claim need {wanted} of the counter {counter[2]} of {counter[1]}, and there is "
@@ -249,11 +249,6 @@ class DeviceIndex:
 def _refuse(device: AllocatedDevice, holder: Holder, why: str = "") -> DeviceInUse:
     name = f"{device.device} of pool {device.pool}"
     return DeviceInUse(name, holder.name, why=why, left_over=holder.left_over, holder_uid=holder.uid)
-
-
-def _counters_of(device: AllocatedDevice, consumption: Consumption) -> set[_Counter]:
-    key = f"{device.pool}/{device.device}"
-    return set(_list_counters({key: consumption[key]})) if key in consumption else set()
 
 
 def _list_counters(consumption: Consumption) -> Mapping[_Counter, Mapping[str, Fraction]]:

@@ -233,19 +233,17 @@ def _check_valid_values(values: Sequence[Quantity], default: Quantity, whole: Qu
 
 
 def _check_range(limits: CapacityRange, default: Quantity, whole: Quantity) -> Iterator[str]:
-    least, usual, total = parse_quantity(limits.min), parse_quantity(default), parse_quantity(whole)
-    most = total if limits.max is None else parse_quantity(limits.max)
-    known = {"min": limits.min, "default": default, "max": limits.max, "capacity": whole}
-    ascending = [(f"{name} {given}", parse_quantity(given)) for name, given in known.items() if given is not None]
-    for (lower, amount), (upper, limit) in pairwise(ascending):
-        if amount > limit:
-            yield f"{lower} must not be above {upper}"
+    given = {"min": limits.min, "default": default, "max": limits.max, "capacity": whole}
+    amounts = {name: parse_quantity(amount) for name, amount in given.items() if amount is not None}
+    for lower, upper in pairwise(amounts):
+        if amounts[lower] > amounts[upper]:
+            yield f"{lower} {given[lower]} must not be above {upper} {given[upper]}"
     if limits.step is None:
         return
-    step = parse_quantity(limits.step)
-    if step <= 0 or least + step > total:
+    step, least = parse_quantity(limits.step), amounts["min"]
+    if step <= 0 or least + step > amounts["capacity"]:
         yield f"the step {limits.step} must be positive, and min + step at most the capacity {whole}"
-    elif (usual - least) % step or (limits.max is not None and (most - least) % step):
+    elif any((amounts[name] - least) % step for name in ("default", "max") if name in amounts):
         yield f"default and max must be min {limits.min} plus whole steps of {limits.step}"
 
 

@@ -350,8 +350,8 @@ def _note_change(event: str, arguments: tuple[Any, ...]) -> None:
     """Note what a call changes: an audit hook, called for much that Python does."""
     if event != "open" and event not in _CHANGES and event not in _ATTEMPTS:
         return
-    changes, noticed = _changes.get() or ([], set())
-    if event != "open" and event not in noticed:
+    observed = _changes.get()
+    if observed is None or (event != "open" and event not in observed[1]):
         return
     subject = os.fsdecode(arguments[0]) if isinstance(arguments[0], str | bytes) else str(arguments[0])
     if "__pycache__" in subject or subject.startswith("/dev/"):  # an import; a device is opened to be read, too
@@ -360,7 +360,7 @@ def _note_change(event: str, arguments: tuple[Any, ...]) -> None:
         flags = arguments[2] if isinstance(arguments[2], int) else 0
         if not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
             return
-    changes.append(f"{event} {subject}")
+    observed[0].append(f"{event} {subject}")
 
 
 def _name_task(task: asyncio.Task[Any]) -> str:
