@@ -24,8 +24,10 @@ from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts
 from pydra.claim import OpaqueConfig
 from pydra.errors import SettingsError
 from pydra.settings import CLAIM_DEADLINE, CONNECT_DEADLINE, DISCOVER_DEADLINE
-from pydra.testing.checks import Checks, Progress
+from pydra.testing.backend_events import BackendEvents
+from pydra.testing.checks import Checks
 from pydra.testing.forked_processes import ForkedProcesses
+from pydra.testing.recorder import Progress
 from pydra.testing.report import Report
 from pydra.testing.session import Session
 
@@ -82,32 +84,33 @@ async def run_checks(
     progress: Progress = lambda _title, _check: None,
 ) -> Report:
     """Do what `check_backend` does, inside an event loop."""
-    run = Checks(source, os.environ if environ is None else environ, config, progress, timeouts, device=device)
-    processes = ForkedProcesses()
+    variables = os.environ if environ is None else environ
+    events, processes = BackendEvents(), ForkedProcesses()
     with tempfile.TemporaryDirectory(prefix="pydra-observed-") as directory:
         supervisor = BackendSupervisor(
             source,
             deadlines=deadlines,
             timeouts=timeouts,
             restarts=RestartPolicy(first=0.0, cap=0.0),
-            environ={**(os.environ if environ is None else environ), VARIABLE: directory},
+            environ={**variables, VARIABLE: directory},
             settings=config.get("backendSettings", {}).get(source.configured_name, {}),
             program="pydra.backends.child.conformance_main",
             spawn=processes.spawn,
-            report=run.hear,
+            report=events.hear,
         )
         configs = tuple(
             OpaqueConfig(source="FromClaim", position=f"parameters[{place}]", parameters=one)
             for place, one in enumerate(parameters)
         )
         session = Session(supervisor, configs, directory=directory, connect_limit=deadlines.connect)
+        run = Checks(source, session, events, progress, timeouts, environ=variables, config=config, device=device)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(supervisor.run)
             try:
-                checks = await run.run(session, connect=deadlines.connect, prepare=prepare)
+                checks = await run.run(connect=deadlines.connect, prepare=prepare)
             finally:
                 with anyio.move_on_after(CLAIM_DEADLINE, shield=True):
-                    await run.undo(session)
+                    await run.undo()
             tasks.cancel_scope.cancel()
         await processes.close()
     return Report(backend=source.name, checks=checks)
