@@ -180,9 +180,7 @@ class DeviceIndex:
                 return short
         if not (consumption := find_consumption(claim, published)):
             return None
-        return self._find_short_counter(claim, published, consumption) or self._find_incompatible(
-            claim, published, consumption
-        )
+        return self._find_short_counter(claim, published, consumption) or self._find_incompatible(claim, consumption)
 
     def _find_short_capacity(self, device: AllocatedDevice, claim: Claim, published: Published) -> DeviceInUse | None:
         """Return an error if the other shares of a device leave too little of a capacity for the claim's."""
@@ -230,15 +228,14 @@ class DeviceIndex:
             return _refuse(device, self._holders[holder], f"the counter {counter[2]} of {counter[1]} is used up")
         return None
 
-    def _find_incompatible(self, claim: Claim, published: Published, consumption: Consumption) -> DeviceInUse | None:
+    def _find_incompatible(self, claim: Claim, consumption: Consumption) -> DeviceInUse | None:
         """Find a device that may not be used beside what others have of its counter sets."""
         for device in claim.devices:
             own = consumption.get(f"{device.pool}/{device.device}", ())
             counters = [(device.pool, one.counter_set, name) for one in own for name in one.counters]
             beside: list[tuple[CounterConsumption, ...]] = []
             for uid in sorted({uid for counter in counters for uid in self._counters.get(counter, ())} - {claim.uid}):
-                devices, recorded = self._claims[uid]
-                known = {**recorded, **find_consumption(replace(claim, devices=tuple(devices)), published)}
+                _, known = self._claims[uid]
                 beside += [used for key, used in known.items() if key.rpartition("/")[0] == device.pool]
                 if not is_compatible(own, beside):
                     why = "the devices cannot be used at once, by their compatibility groups"

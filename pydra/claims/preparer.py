@@ -138,11 +138,9 @@ class ClaimPreparer:
 
     def set_published(self, published: Published) -> None:
         """Set what this node publishes; called by the inventory loop."""
-        is_first = self._published is None
         self._published = published
-        if is_first:  # records without consumption, of an older version or another driver
-            for uid in (*self._store.records, *self._store.unreadable):
-                self._note_record(uid)
+        for uid in (*self._store.records, *self._store.unreadable):
+            self._note_use(uid)  # devices may have other counters now
         self._is_published.set()
 
     def note_statuses(self, statuses: Sequence[ClaimDeviceStatus]) -> None:
@@ -539,17 +537,21 @@ class ClaimPreparer:
 
     def _note_record(self, uid: str) -> None:
         """Update what is derived from the claim's record: devices and steps in use, and the backend's copy."""
+        record = self._store.records.get(uid)
+        if record is not None and record.left_over and not self._index.holds(uid):  # by whichever instance
+            self.left_over.set()
+        self._note_use(uid)
+        self._step_index.note(uid, record.claim.steps if record is not None else ())
+        self._backend.note_held(uid, self._store.find_held(uid))
+
+    def _note_use(self, uid: str) -> None:
+        """Let the claim hold what its devices consume as they are published now, or as the record has it."""
         record, unreadable = self._store.records.get(uid), self._store.unreadable.get(uid)
         published = self._published or {}
         if record is not None:
-            if record.left_over and not self._index.holds(uid):  # by whichever instance
-                self.left_over.set()
-            consumption = record.consumption or find_consumption(record.claim, published)
+            consumption = {**record.consumption, **find_consumption(record.claim, published)}
             self._index.hold(record.claim, consumption, left_over=record.left_over)
         elif unreadable is not None:
-            claim = unreadable.claim
-            self._index.hold(claim, find_consumption(claim, published))
+            self._index.hold(unreadable.claim, find_consumption(unreadable.claim, published))
         else:
             self._index.release(uid)
-        self._step_index.note(uid, record.claim.steps if record is not None else ())
-        self._backend.note_held(uid, self._store.find_held(uid))

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +20,8 @@ from pydra import (
     Claim,
     ClaimError,
     ContainerEdits,
+    CounterConsumption,
+    CounterSet,
     Device,
     DeviceInUse,
     PodRef,
@@ -208,6 +210,39 @@ async def test_a_device_is_refused_while_another_claim_holds_it(node: Node) -> N
         assert isinstance(admin, tuple)
         assert await agent.unprepare("a") == [None]
         assert isinstance((await agent.prepare("b"))[0], tuple)
+
+
+@pytest.mark.parametrize(
+    ("before", "groups", "why"),
+    [
+        ({}, {}, "the counter memory of gpu is used up"),
+        ({"memory": 4}, {}, "the counter memory of gpu is used up"),
+        ({"memory": 5}, {"gpu-0": ("mig",), "gpu-1": ("vgpu",)}, "by their compatibility groups"),
+    ],
+)
+async def test_a_held_device_that_is_published_with_other_counters_or_groups_consumes_these(
+    node: Node, before: dict[str, int], groups: dict[str, tuple[str, ...]], why: str
+) -> None:
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-1")
+    async with node.running() as agent:
+        agent.preparer.set_published({POOL: _publish({"gpu-0": before})})
+        await agent.prepare("a")
+        now = {"gpu-0": {"memory": 5 if groups else 8}, "gpu-1": {"memory": 5}}
+        agent.preparer.set_published({POOL: _publish(now, groups)})
+        (refused,) = await agent.prepare("b")
+        assert isinstance(refused, DeviceInUse)
+        assert why in str(refused)
+        await agent.unprepare("a")
+        assert isinstance((await agent.prepare("b"))[0], tuple)
+
+
+def _publish(consumed: Mapping[str, Mapping[str, int]], groups: Mapping[str, tuple[str, ...]] = {}) -> PublishedPool:
+    devices = {}
+    for name, counters in consumed.items():
+        one = CounterConsumption(counter_set="gpu", counters=counters, compatibility_groups=groups.get(name, ()))
+        devices[name] = Device(name=name, consumes_counters=(one,) if counters else ())
+    return PublishedPool(devices=devices, counter_sets=(CounterSet(name="gpu", counters={"memory": 10}),))
 
 
 async def test_claims_with_shares_of_their_own_hold_one_device(node: Node) -> None:

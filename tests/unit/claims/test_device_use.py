@@ -167,12 +167,3 @@ def test_a_claim_whose_record_cannot_be_read_may_use_what_its_devices_share(
     names: list[str], other: Claim, meets: bool
 ) -> None:
     assert may_meet(names, other, PUBLISHED) is meets
-
-
-def test_a_claim_prepared_before_its_device_had_groups_has_those_that_are_published_now() -> None:
-    index = DeviceIndex()
-    index.hold(
-        claim("a", "mig-0"), {f"{POOL}/mig-0": (CounterConsumption(counter_set="slots-2", counters={"slots": 1}),)}
-    )
-    assert index.find_conflict(claim("b", "mig-1"), PUBLISHED) is None
-    assert index.find_conflict(claim("c", "vgpu"), PUBLISHED) is not None
