@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -54,6 +55,7 @@ class WorkQueue:
         self._driver = driver
         self._report = report
         self._latest: dict[str, Work] = {}
+        self._works: set[Work] = set()  # with those that the latest ones wait for
         self._clock = asyncio.get_running_loop().time
 
     def begin(
@@ -75,8 +77,10 @@ class WorkQueue:
         loop = asyncio.get_running_loop()
         answer = loop.create_future()
         work = Work(carry_out=carry_out, operation=operation, ref=ref, answer=answer, began=self._clock())
-        self._latest[ref.uid] = work
         work.task = loop.create_task(self._run(work, before), name=f"claim {ref.uid}")
+        work.task.add_done_callback(partial(self._end, work))
+        self._latest[ref.uid] = work
+        self._works.add(work)
         return work.answer
 
     def has(self, uid: str) -> bool:
@@ -85,41 +89,44 @@ class WorkQueue:
 
     def count(self, operation: Operation) -> int:
         """Return how many claims are being prepared, or unprepared; called from any thread."""
-        return sum(work.operation is operation for work in tuple(self._latest.values()))
+        return sum(work.operation is operation for work in tuple(self._works))
 
     async def wait_idle(self) -> None:
         """Wait until no work is in progress."""
-        while self._latest:
-            await asyncio.wait([work.task for work in self._latest.values() if work.task is not None])
+        while tasks := self._tasks():
+            await asyncio.wait(tasks)
 
     async def cancel(self) -> None:
         """Cancel the work in progress; what waits for it gets the error that the agent is stopping."""
-        tasks = [work.task for work in self._latest.values() if work.task is not None]
-        for task in tasks:
+        for task in self._tasks():
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self.wait_idle()
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [work.task for work in self._works if work.task is not None]
 
     async def _run(self, work: Work, before: Work | None) -> None:
         ref, operation = work.ref, work.operation
         set_logging_fields(driver=self._driver, claim=str(ref), uid=ref.uid)
+        # Not cancelled: a backend that is stopped halfway would have to undo at the same moment.
+        if before is not None and before.task is not None:
+            await asyncio.wait((before.task,))
         try:
-            # Not cancelled: a backend that is stopped halfway would have to undo at the same moment.
-            if before is not None and before.task is not None:
-                await asyncio.wait((before.task,))
-            try:
-                outcome = await work.carry_out(work)
-            except Exception as error:  # noqa: BLE001 - one of the two boundaries: an error affects only its own claim
-                outcome = self._note_failure(work, error)
-            if not work.answer.done():
-                work.answer.set_result(outcome)
-            if operation is not None:
-                self._report(self._build_event(work, operation, outcome))
-        finally:
-            if not work.answer.done():
-                work.answer.set_result(Unavailable(f"claim {ref}: the agent is stopping; the kubelet will try again"))
-            if self._latest.get(ref.uid) is work:
-                del self._latest[ref.uid]
+            outcome = await work.carry_out(work)
+        except Exception as error:  # noqa: BLE001 - one of the two boundaries: an error affects only its own claim
+            outcome = self._note_failure(work, error)
+        if not work.answer.done():
+            work.answer.set_result(outcome)
+        if operation is not None:
+            self._report(self._build_event(work, operation, outcome))
+
+    def _end(self, work: Work, _: asyncio.Task[None]) -> None:
+        """Note that the work has ended, or was cancelled, maybe before it began."""
+        if not work.answer.done():
+            work.answer.set_result(Unavailable(f"claim {work.ref}: the agent is stopping; the kubelet will try again"))
+        self._works.discard(work)
+        if self._latest.get(work.ref.uid) is work:
+            del self._latest[work.ref.uid]
 
     def _note_failure(self, work: Work, error: Exception) -> PydraError:
         """Log why the work failed; return the error for the claim."""

@@ -30,7 +30,7 @@ from pydra import (
 )
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claims.device_use import PublishedPool
-from pydra.claims.preparer_events import OperationEnded
+from pydra.claims.preparer_events import Operation, OperationEnded
 from pydra.errors import (
     BackendTimeout,
     BackendUnavailable,
@@ -154,6 +154,22 @@ async def test_an_unprepare_waits_for_the_prepare_in_flight(node: Node) -> None:
         assert isinstance(await prepared, tuple)
         assert await unprepared is None
     assert node.traces() == NOTHING
+
+
+async def test_an_agent_that_stops_ends_all_work_and_answers_it(node: Node) -> None:
+    for number in range(2):
+        node.api.allocate(f"c{number}", f"gpu-{number}")
+    before = asyncio.all_tasks()
+    async with node.running() as agent:
+        agent.hardware.before_prepare = gate = Gate()
+        running = agent.preparer.prepare(ref("c0"))
+        await gate.reached.wait()
+        behind = agent.preparer.unprepare(ref("c0"))
+        assert [agent.preparer.queue.count(one) for one in Operation] == [1, 1]
+        just_begun = agent.preparer.prepare(ref("c1"))
+    assert asyncio.all_tasks() == before
+    for answer in (running, behind, just_begun):
+        assert "the agent is stopping" in str(answer.result())
 
 
 async def test_a_failure_is_answered_before_it_is_undone(node: Node) -> None:
