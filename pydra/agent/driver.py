@@ -393,7 +393,7 @@ class DriverService:
         match event:
             case Waiting(problem=problem):
                 self._missing(problem)
-            case Registered():
+            case Registered() | Serving(registered=True):
                 self._missing("")
             case RegistrationRefused(message=message):
                 self._missing(f"the kubelet refuses it: {message}")

@@ -173,7 +173,7 @@ class Reports:
         self._metrics.registered.labels(event.driver).set(0)
 
     def _serving(self, event: Serving) -> None:
-        """Do nothing: Registered follows."""
+        self._metrics.registered.labels(event.driver).set(event.registered)
 
     def _health_streams(self, event: HealthStreams) -> None:
         self._metrics.health_streams.labels(event.driver).set(event.count)

@@ -49,11 +49,15 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """Both sockets accept: `endpoint` for the kubelet's calls, `registration` for its plugin watcher."""
+    """Both sockets accept: `endpoint` for the kubelet's calls, `registration` for its plugin watcher.
+
+    Also reported when a socket was created again; `registered` says whether the kubelet has registered this one.
+    """
 
     driver: str
     endpoint: str
     registration: str
+    registered: bool
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +105,7 @@ class KubeletPlugin:
         self._drain_grace = drain_grace
         self._check_period = check_period
         self._report = report
-        self._last_event: KubeletEvent | None = None
+        self._problem = ""
 
         methods = NodeService(driver, prepare, unprepare).methods()
         versions = [*NODE_VERSIONS]
@@ -138,7 +142,7 @@ class KubeletPlugin:
     async def _keep_serving(self, stop: anyio.Event) -> None:
         while not stop.is_set():
             if not (self._service.is_intact() and self._registrar.is_intact()):
-                self._log_change(await self._try_to_serve())
+                self._log(await self._try_to_serve())
             with anyio.move_on_after(self._check_period):
                 await stop.wait()
 
@@ -148,10 +152,17 @@ class KubeletPlugin:
             await self._remove_stale_sockets()
             # The service first: a registered plugin is called at once.
             await self._service.ensure()
+            if not self._registrar.is_intact():
+                self._registration.registered = False  # the kubelet registers each socket that it finds
             await self._registrar.ensure()
         except OSError as error:
             return Waiting(driver=self._driver, problem=_describe(error))
-        return Serving(driver=self._driver, endpoint=self.paths.service, registration=self.paths.registration)
+        return Serving(
+            driver=self._driver,
+            endpoint=self.paths.service,
+            registration=self.paths.registration,
+            registered=self._registration.registered,
+        )
 
     def _ensure_directories(self) -> None:
         """Create the plugin's directory again if it was removed. The kubelet creates the registry when it runs."""
@@ -175,15 +186,15 @@ class KubeletPlugin:
                     os.unlink(path)
                     log.info("removed %s, the socket of a killed instance", path)
 
-    def _log_change(self, event: Serving | Waiting) -> None:
-        """Log and report the event if it differs from the last one."""
-        if event == self._last_event:
-            return
-        self._last_event = event
-        if isinstance(event, Waiting):
-            log.warning("driver %s is not served yet: %s", event.driver, event.problem)
-        else:
+    def _log(self, event: Serving | Waiting) -> None:
+        """Log and report the event, the same problem once."""
+        before, self._problem = self._problem, event.problem if isinstance(event, Waiting) else ""
+        if isinstance(event, Serving):
             log.info("driver %s is served at %s", event.driver, event.endpoint)
+        elif event.problem == before:
+            return
+        else:
+            log.warning("driver %s is not served yet: %s", event.driver, event.problem)
         self._report(event)
 
     async def _stop(self) -> int:

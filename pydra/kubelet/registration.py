@@ -39,7 +39,10 @@ class RegistrationRefused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegistrationService:
-    """`pluginregistration.Registration`: called again by every kubelet that starts, and by every retry."""
+    """`pluginregistration.Registration`: called again by every kubelet that starts, and by every retry.
+
+    `registered` is what the kubelet decided last.
+    """
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class RegistrationService:
         self._info = build_plugin_info(driver=driver, endpoint=endpoint, versions=versions)
         self._report = report
         self._stopping = False
+        self.registered = False
 
     def methods(self) -> dict[str, Method]:
         """Return the methods by path."""
@@ -73,8 +77,8 @@ class RegistrationService:
 
     async def _notify_status(self, request: bytes) -> bytes:
         """Handle the kubelet's decision. An error here would make it deregister the plugin again."""
-        registered, error = parse_registration_status(request)
-        if registered:
+        self.registered, error = parse_registration_status(request)
+        if self.registered:
             log.info("the kubelet has registered driver %s", self._driver)
             self._report(Registered(driver=self._driver))
         else:

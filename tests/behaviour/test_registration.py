@@ -106,12 +106,19 @@ def test_two_instances_with_pod_uids_serve_at_once_and_know_of_each_others_claim
     assert new.stop() == 0
 
 
-def test_a_registration_socket_that_is_removed_under_the_agent_comes_back(quiet: Node) -> None:
+def test_a_registration_socket_that_is_removed_under_the_agent_comes_back_and_is_registered_again(
+    quiet: Node, quiet_agent: Agent
+) -> None:
+    registered = 'pydra_registered{driver="board.example.com"}'
     (socket,) = quiet.kubelet.sockets()
     os.unlink(socket)
-    wait_for(lambda: os.path.exists(socket), "the socket is there again")
+    wait_for(lambda: "has not registered it yet" in quiet_agent.get("/readyz")[1], "/readyz says what is missing")
+    assert os.path.exists(socket)
+    wait_for(lambda: quiet_agent.metric(registered) == 0, "the metric follows")
     quiet.kubelet.close()
     assert quiet.kubelet.register().name == "board.example.com"
+    quiet_agent.wait_ready()
+    wait_for(lambda: quiet_agent.metric(registered) == 1, "the metric follows")
 
 
 def test_claims_are_prepared_after_the_plugins_directory_was_wiped_under_the_agent(

@@ -220,6 +220,21 @@ async def test_a_socket_that_vanishes_is_made_again_under_the_kubelets_open_conn
         assert await works(running)
 
 
+@pytest.mark.parametrize(("which", "registered"), [("service", True), ("registration", False)])
+async def test_the_kubelet_has_registered_the_plugin_until_the_registration_socket_is_another_one(
+    root: Path, which: str, registered: bool
+) -> None:
+    async with serve(root) as running, grpclib_kubelet(running.plugin.paths.registration) as kubelet:
+        await notify(kubelet, registered=True)
+        path = getattr(running.plugin.paths, which)
+        os.unlink(path)
+        Path(path).touch()  # a file that is not a socket
+        await wait_until(lambda: running.heard(Waiting))
+        os.unlink(path)
+        await wait_until(lambda: len(running.heard(Serving)) == 2)
+        assert [one.registered for one in running.heard(Serving)] == [False, registered]
+
+
 async def test_a_killed_instances_sockets_are_replaced(root: Path) -> None:
     (root / "plugins" / DRIVER).mkdir(parents=True)
     (root / "plugins_registry").mkdir()
