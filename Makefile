@@ -142,7 +142,7 @@ soak: setup ## the agent on the node of the cluster that KUBECONFIG names while 
 	@$(BIN)/python -m tests.soak $(ARGS)
 
 .PHONY: proto
-proto: setup ## generate pydra/kubelet/pb from proto/
+proto: setup ## generate pydra/kubelet/pb.py from proto/
 	$(BIN)/python hack/generate_proto.py
 
 .PHONY: docs

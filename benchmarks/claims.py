@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from benchmarks.report import Report
 from benchmarks.stats import Timing, cpu_seconds, memory_of
 from benchmarks.world import Calls, World, open_world
-from pydra.kubelet.pb.dra_v1 import Claim
+from pydra.kubelet.pb import Claim
 
 DEVICES = 1200
 HELD = (0, 100, 1000)

@@ -19,7 +19,7 @@ import grpc
 
 from benchmarks import objects
 from benchmarks.stats import children_of
-from pydra.kubelet.pb import dra_v1
+from pydra.kubelet import pb
 
 START_SECONDS = 30.0
 SETTLED = 13
@@ -68,19 +68,19 @@ class World:
         print(file=self.server.stdin, flush=True)
         return int(self.server.stdout.readline())
 
-    def create_claims(self, numbers: Sequence[int]) -> list[dra_v1.Claim]:
+    def create_claims(self, numbers: Sequence[int]) -> list[pb.Claim]:
         """Allocated claims, as the kubelet would name them."""
         return [self.create_claim(objects.claim(number), objects.allocation(number)) for number in numbers]
 
-    def create_claim(self, claim: dict[str, Any], status: dict[str, Any]) -> dra_v1.Claim:
+    def create_claim(self, claim: dict[str, Any], status: dict[str, Any]) -> pb.Claim:
         """A claim with the status that a scheduler would give it."""
         collection = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
         made = self.request("POST", collection, claim)
         made["status"] = status
         self.request("PUT", f"{collection}/{made['metadata']['name']}/status", made)
-        return dra_v1.Claim(namespace="default", uid=made["metadata"]["uid"], name=made["metadata"]["name"])
+        return pb.Claim(namespace="default", uid=made["metadata"]["uid"], name=made["metadata"]["name"])
 
-    def create_claim_of(self, name: str, devices: Sequence[str]) -> list[dra_v1.Claim]:
+    def create_claim_of(self, name: str, devices: Sequence[str]) -> list[pb.Claim]:
         """One claim for these devices of the driver, as a list for the kubelet's calls."""
         claim = objects.plain_claim(name, self.driver, len(devices))
         return [self.create_claim(claim, objects.plain_allocation(name, self.driver, devices))]
@@ -153,21 +153,21 @@ class Calls:
     def __init__(self, channel: grpc.Channel) -> None:
         service = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
         self._prepare = channel.unary_unary(
-            f"{service}/NodePrepareResources", bytes, dra_v1.NodePrepareResourcesResponse.parse
+            f"{service}/NodePrepareResources", bytes, pb.NodePrepareResourcesResponse.parse
         )
         self._unprepare = channel.unary_unary(
-            f"{service}/NodeUnprepareResources", bytes, dra_v1.NodeUnprepareResourcesResponse.parse
+            f"{service}/NodeUnprepareResources", bytes, pb.NodeUnprepareResourcesResponse.parse
         )
 
-    def prepare(self, claims: Sequence[dra_v1.Claim]) -> None:
+    def prepare(self, claims: Sequence[pb.Claim]) -> None:
         """Prepare the claims in one call; an error of any of them ends the measurement."""
-        answer = self._prepare(dra_v1.NodePrepareResourcesRequest(claims=list(claims)), timeout=45)
+        answer = self._prepare(pb.NodePrepareResourcesRequest(claims=list(claims)), timeout=45)
         assert len(answer.claims) == len(claims)
         assert not any(one.error for one in answer.claims.values()), answer
 
-    def unprepare(self, claims: Sequence[dra_v1.Claim]) -> None:
+    def unprepare(self, claims: Sequence[pb.Claim]) -> None:
         """Unprepare the claims in one call."""
-        answer = self._unprepare(dra_v1.NodeUnprepareResourcesRequest(claims=list(claims)), timeout=45)
+        answer = self._unprepare(pb.NodeUnprepareResourcesRequest(claims=list(claims)), timeout=45)
         assert len(answer.claims) == len(claims)
         assert not any(one.error for one in answer.claims.values()), answer
 

@@ -9,7 +9,7 @@ from grpclib import GRPCError, Status
 
 from pydra.kubelet.grpc_server import Method
 from pydra.kubelet.message_conversion import build_health_check, parse_health_check
-from pydra.kubelet.pb.grpc_health_v1 import HealthCheckResponseServingStatus as ServingStatus
+from pydra.kubelet.pb import HealthCheckResponseServingStatus as ServingStatus
 
 
 class ServerHealth:

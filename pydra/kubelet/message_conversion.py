@@ -19,8 +19,8 @@ from grpclib import GRPCError, Status
 from pydra.claim import ClaimRef, PrepareOutcome, UnprepareOutcome, find_name_problem
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import ClaimError, PydraError
-from pydra.kubelet.pb import dra_health_v1, dra_v1, grpc_health_v1, pluginregistration_v1
-from pydra.kubelet.pb.message import Message
+from pydra.kubelet import pb
+from pydra.kubelet.pb import Message
 
 MAX_CLAIMS = 4096
 """Claims in one call. A pod has a few; the errors of so many still fit into one answer."""
@@ -32,7 +32,7 @@ ALL_ERRORS_BYTES = 2 * 1024 * 1024
 MAX_HEALTH_BYTES = 1024
 """Of one device's message in a health report."""
 
-_HEALTH = {status: dra_health_v1.HealthStatus[status.name] for status in HealthStatus}
+_HEALTH = {status: pb.HealthStatus[status.name] for status in HealthStatus}
 
 _UNPRINTABLE = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]+")
 """White space, control characters, marks that change the direction of text, and what is not valid in UTF-8."""
@@ -58,14 +58,14 @@ def parse_claims(request: bytes) -> ClaimCall:
     Raises:
         GRPCError: the bytes are not such a message, or it has more than MAX_CLAIMS claims.
     """
-    claims = _parse(dra_v1.NodePrepareResourcesRequest, request).claims  # NodeUnprepareResourcesRequest is the same
+    claims = _parse(pb.NodePrepareResourcesRequest, request).claims  # NodeUnprepareResourcesRequest is the same
     if len(claims) > MAX_CLAIMS:
         text = f"{len(claims)} claims in one call; at most {MAX_CLAIMS} are accepted"
         raise GRPCError(Status.RESOURCE_EXHAUSTED, text)
     refs: dict[str, ClaimRef] = {}
     refused: dict[str, ClaimError] = {}
     for claim in claims:
-        if not isinstance(claim, dra_v1.Claim):
+        if not isinstance(claim, pb.Claim):
             raise _malformed("a claim is not a message")
         uid, namespace, name = claim.uid, claim.namespace, claim.name
         if not (isinstance(uid, str) and isinstance(namespace, str) and isinstance(name, str)):
@@ -86,10 +86,10 @@ def build_prepare_response(outcomes: Mapping[str, PrepareOutcome], *, share_ids:
     claims = {}
     for uid, outcome in outcomes.items():
         if isinstance(outcome, PydraError):
-            claims[uid] = dra_v1.NodePrepareResourceResponse(error=describe(outcome, error_limit(len(outcomes))))
+            claims[uid] = pb.NodePrepareResourceResponse(error=describe(outcome, error_limit(len(outcomes))))
             continue
         devices = [
-            dra_v1.Device(
+            pb.Device(
                 request_names=list(device.requests),
                 pool_name=device.pool,
                 device_name=device.device,
@@ -98,24 +98,24 @@ def build_prepare_response(outcomes: Mapping[str, PrepareOutcome], *, share_ids:
             )
             for device in outcome
         ]
-        claims[uid] = dra_v1.NodePrepareResourceResponse(devices=devices)
-    return bytes(dra_v1.NodePrepareResourcesResponse(claims=claims))
+        claims[uid] = pb.NodePrepareResourceResponse(devices=devices)
+    return bytes(pb.NodePrepareResourcesResponse(claims=claims))
 
 
 def build_unprepare_response(outcomes: Mapping[str, UnprepareOutcome]) -> bytes:
     """Build a NodeUnprepareResourcesResponse, for v1 and v1beta1."""
     claims = {
-        uid: dra_v1.NodeUnprepareResourceResponse(
+        uid: pb.NodeUnprepareResourceResponse(
             error="" if outcome is None else describe(outcome, error_limit(len(outcomes)))
         )
         for uid, outcome in outcomes.items()
     }
-    return bytes(dra_v1.NodeUnprepareResourcesResponse(claims=claims))
+    return bytes(pb.NodeUnprepareResourcesResponse(claims=claims))
 
 
 def build_plugin_info(*, driver: str, endpoint: str, versions: Sequence[str]) -> bytes:
     """Build a PluginInfo: the DRA driver, the socket of its services, and their versions."""
-    info = pluginregistration_v1.PluginInfo
+    info = pb.PluginInfo
     return bytes(info(type="DRAPlugin", name=driver, endpoint=endpoint, supported_versions=list(versions)))
 
 
@@ -125,7 +125,7 @@ def parse_registration_status(request: bytes) -> tuple[bool, str]:
     Raises:
         GRPCError: the bytes are not such a message.
     """
-    status = _parse(pluginregistration_v1.RegistrationStatus, request)
+    status = _parse(pb.RegistrationStatus, request)
     return bool(status.plugin_registered), str(status.error)
 
 
@@ -133,10 +133,10 @@ def build_health_report(devices: Sequence[DeviceHealth], *, lease: int) -> bytes
     """Build a NodeWatchResourcesResponse, for v1 and v1alpha1, valid for `lease` seconds."""
     limit = min(MAX_HEALTH_BYTES, error_limit(len(devices)))
     return bytes(
-        dra_health_v1.NodeWatchResourcesResponse(
+        pb.NodeWatchResourcesResponse(
             devices=[
-                dra_health_v1.DeviceHealth(
-                    device=dra_health_v1.DeviceIdentifier(pool_name=device.pool, device_name=device.device),
+                pb.DeviceHealth(
+                    device=pb.DeviceIdentifier(pool_name=device.pool, device_name=device.device),
                     health=_HEALTH[device.status],
                     last_updated_time=device.updated,
                     health_check_timeout_seconds=lease,
@@ -154,12 +154,12 @@ def parse_health_check(request: bytes) -> str:
     Raises:
         GRPCError: the bytes are not such a message.
     """
-    return str(_parse(grpc_health_v1.HealthCheckRequest, request).service)
+    return str(_parse(pb.HealthCheckRequest, request).service)
 
 
-def build_health_check(status: grpc_health_v1.HealthCheckResponseServingStatus) -> bytes:
+def build_health_check(status: pb.HealthCheckResponseServingStatus) -> bytes:
     """Build a HealthCheckResponse."""
-    return bytes(grpc_health_v1.HealthCheckResponse(status=status))
+    return bytes(pb.HealthCheckResponse(status=status))
 
 
 def _parse(kind: type[MessageT], data: bytes) -> MessageT:

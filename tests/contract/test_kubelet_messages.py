@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import PydraError
+from pydra.kubelet import pb
 from pydra.kubelet.message_conversion import (
     build_health_check,
     build_health_report,
@@ -27,14 +27,13 @@ from pydra.kubelet.message_conversion import (
     parse_health_check,
     parse_registration_status,
 )
-from pydra.kubelet.pb import dra_health_v1, dra_v1, grpc_health_v1, pluginregistration_v1
 from tests.behaviour.kubelet import messages
 
-MODULES: dict[str, tuple[str, ModuleType]] = {
-    "dra_v1": ("k8s.io.kubelet.pkg.apis.dra.v1", dra_v1),
-    "dra_health_v1": ("v1", dra_health_v1),
-    "pluginregistration_v1": ("pluginregistration", pluginregistration_v1),
-    "grpc_health_v1": ("grpc.health.v1", grpc_health_v1),
+PACKAGES = {
+    "dra_v1": "k8s.io.kubelet.pkg.apis.dra.v1",
+    "dra_health_v1": "v1",
+    "pluginregistration_v1": "pluginregistration",
+    "grpc_health_v1": "grpc.health.v1",
 }
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -43,53 +42,44 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 @pytest.fixture
 def reference() -> Callable[[str, str], Any]:
     """protobuf's own message class for a .proto file and a message's name."""
-    return lambda proto, name: messages()[f"{MODULES[proto][0]}.{name}"]
+    return lambda proto, name: messages()[f"{PACKAGES[proto]}.{name}"]
 
 
-def devices(module: ModuleType) -> st.SearchStrategy[Any]:
-    fields: dict[str, st.SearchStrategy[Any]] = {
-        "request_names": st.lists(TEXT, max_size=3),
-        "pool_name": TEXT,
-        "device_name": TEXT,
-        "cdi_device_ids": st.lists(TEXT, max_size=3),
-    }
-    if module is dra_v1:
-        fields["share_id"] = st.none() | TEXT
-    return st.builds(module.Device, **fields)
-
-
-def node_messages(module: ModuleType) -> st.SearchStrategy[Any]:
-    claims = st.lists(st.builds(module.Claim, namespace=TEXT, uid=TEXT, name=TEXT), max_size=3)
-    prepared = st.builds(module.NodePrepareResourceResponse, devices=st.lists(devices(module), max_size=3), error=TEXT)
-    unprepared = st.builds(module.NodeUnprepareResourceResponse, error=TEXT)
-    return st.one_of(
-        st.builds(module.NodePrepareResourcesRequest, claims=claims),
-        st.builds(module.NodeUnprepareResourcesRequest, claims=claims),
-        st.builds(module.NodePrepareResourcesResponse, claims=st.dictionaries(TEXT, prepared, max_size=3)),
-        st.builds(module.NodeUnprepareResourcesResponse, claims=st.dictionaries(TEXT, unprepared, max_size=3)),
-    )
-
-
-def health_messages(module: ModuleType) -> st.SearchStrategy[Any]:
-    identifier = st.none() | st.builds(module.DeviceIdentifier, pool_name=TEXT, device_name=TEXT)
-    health = st.builds(
-        module.DeviceHealth,
-        device=identifier,
-        health=st.sampled_from(list(module.HealthStatus)),
-        last_updated_time=INT64,
-        health_check_timeout_seconds=INT64,
-        message=TEXT,
-    )
-    response = st.builds(module.NodeWatchResourcesResponse, devices=st.lists(health, max_size=3))
-    return st.just(module.NodeWatchResourcesRequest()) | response
-
-
+DEVICE_MESSAGES = st.builds(
+    pb.Device,
+    request_names=st.lists(TEXT, max_size=3),
+    pool_name=TEXT,
+    device_name=TEXT,
+    cdi_device_ids=st.lists(TEXT, max_size=3),
+    share_id=st.none() | TEXT,
+)
+CLAIM_MESSAGES = st.lists(st.builds(pb.Claim, namespace=TEXT, uid=TEXT, name=TEXT), max_size=3)
+PREPARED = st.builds(pb.NodePrepareResourceResponse, devices=st.lists(DEVICE_MESSAGES, max_size=3), error=TEXT)
+UNPREPARED = st.builds(pb.NodeUnprepareResourceResponse, error=TEXT)
+NODE_MESSAGES = st.one_of(
+    st.builds(pb.NodePrepareResourcesRequest, claims=CLAIM_MESSAGES),
+    st.builds(pb.NodeUnprepareResourcesRequest, claims=CLAIM_MESSAGES),
+    st.builds(pb.NodePrepareResourcesResponse, claims=st.dictionaries(TEXT, PREPARED, max_size=3)),
+    st.builds(pb.NodeUnprepareResourcesResponse, claims=st.dictionaries(TEXT, UNPREPARED, max_size=3)),
+)
+HEALTH = st.builds(
+    pb.DeviceHealth,
+    device=st.none() | st.builds(pb.DeviceIdentifier, pool_name=TEXT, device_name=TEXT),
+    health=st.sampled_from(list(pb.HealthStatus)),
+    last_updated_time=INT64,
+    health_check_timeout_seconds=INT64,
+    message=TEXT,
+)
+HEALTH_MESSAGES = st.one_of(
+    st.just(pb.NodeWatchResourcesRequest()),
+    st.builds(pb.NodeWatchResourcesResponse, devices=st.lists(HEALTH, max_size=3)),
+)
 REGISTRATION_MESSAGES = st.one_of(
-    st.just(pluginregistration_v1.InfoRequest()),
-    st.just(pluginregistration_v1.RegistrationStatusResponse()),
-    st.builds(pluginregistration_v1.RegistrationStatus, plugin_registered=st.booleans(), error=TEXT),
+    st.just(pb.InfoRequest()),
+    st.just(pb.RegistrationStatusResponse()),
+    st.builds(pb.RegistrationStatus, plugin_registered=st.booleans(), error=TEXT),
     st.builds(
-        pluginregistration_v1.PluginInfo,
+        pb.PluginInfo,
         type=TEXT,
         name=TEXT,
         endpoint=TEXT,
@@ -97,15 +87,15 @@ REGISTRATION_MESSAGES = st.one_of(
     ),
 )
 SERVING_MESSAGES = st.one_of(
-    st.builds(grpc_health_v1.HealthCheckRequest, service=TEXT),
+    st.builds(pb.HealthCheckRequest, service=TEXT),
     st.builds(
-        grpc_health_v1.HealthCheckResponse,
-        status=st.sampled_from(list(grpc_health_v1.HealthCheckResponseServingStatus)),
+        pb.HealthCheckResponse,
+        status=st.sampled_from(list(pb.HealthCheckResponseServingStatus)),
     ),
 )
 MESSAGES = {
-    "dra_v1": node_messages(dra_v1),
-    "dra_health_v1": health_messages(dra_health_v1),
+    "dra_v1": NODE_MESSAGES,
+    "dra_health_v1": HEALTH_MESSAGES,
     "pluginregistration_v1": REGISTRATION_MESSAGES,
     "grpc_health_v1": SERVING_MESSAGES,
 }
@@ -132,21 +122,21 @@ def test_both_codecs_agree_on_every_message(proto: str, reference: Callable[[str
 def test_an_absent_share_id_differs_from_an_empty_one(
     share_id: str | None, reference: Callable[[str, str], Any]
 ) -> None:
-    theirs = reference("dra_v1", "Device").FromString(bytes(dra_v1.Device(device_name="d", share_id=share_id)))
+    theirs = reference("dra_v1", "Device").FromString(bytes(pb.Device(device_name="d", share_id=share_id)))
     assert (theirs.share_id if theirs.HasField("share_id") else None) == share_id
-    assert dra_v1.Device.parse(canonical(theirs)).share_id == share_id
+    assert pb.Device.parse(canonical(theirs)).share_id == share_id
 
 
 def test_an_empty_submessage_is_sent_and_an_absent_one_is_not(reference: Callable[[str, str], Any]) -> None:
     device_health = reference("dra_health_v1", "DeviceHealth")
-    ours = dra_health_v1.DeviceHealth(device=dra_health_v1.DeviceIdentifier())
+    ours = pb.DeviceHealth(device=pb.DeviceIdentifier())
     assert device_health.FromString(bytes(ours)).HasField("device")
-    assert not device_health.FromString(bytes(dra_health_v1.DeviceHealth())).HasField("device")
+    assert not device_health.FromString(bytes(pb.DeviceHealth())).HasField("device")
 
 
 def test_fields_that_this_version_does_not_know_survive(reference: Callable[[str, str], Any]) -> None:
     newer = canonical(reference("dra_v1", "Claim")(uid="u", name="n")) + bytes([0x7A, 3]) + b"new" + bytes([0x80, 1, 7])
-    claim = dra_v1.Claim.parse(newer)
+    claim = pb.Claim.parse(newer)
     assert (claim.uid, claim.name) == ("u", "n")
     assert canonical(reference("dra_v1", "Claim").FromString(bytes(claim))) == canonical(
         reference("dra_v1", "Claim").FromString(newer)
@@ -155,16 +145,16 @@ def test_fields_that_this_version_does_not_know_survive(reference: Callable[[str
 
 def test_a_health_status_of_a_later_version_survives(reference: Callable[[str, str], Any]) -> None:
     later = canonical(reference("dra_health_v1", "DeviceHealth")(health=7, message="m"))
-    ours = dra_health_v1.DeviceHealth.parse(later)
+    ours = pb.DeviceHealth.parse(later)
     assert (int(ours.health), ours.message) == (7, "m")
     assert reference("dra_health_v1", "DeviceHealth").FromString(bytes(ours)).health == 7
 
 
 @pytest.mark.parametrize("number", [-1, -(2**63), 2**63 - 1])
 def test_whole_numbers_of_64_bits_keep_their_sign(number: int, reference: Callable[[str, str], Any]) -> None:
-    ours = dra_health_v1.DeviceHealth(last_updated_time=number)
+    ours = pb.DeviceHealth(last_updated_time=number)
     assert reference("dra_health_v1", "DeviceHealth").FromString(bytes(ours)).last_updated_time == number
-    assert dra_health_v1.DeviceHealth.parse(bytes(ours)).last_updated_time == number
+    assert pb.DeviceHealth.parse(bytes(ours)).last_updated_time == number
 
 
 FIELD_NUMBERS = {
@@ -300,7 +290,7 @@ def test_protobuf_and_the_agent_agree_on_grpcs_health_check(reference: Callable[
     assert parse_health_check(request().SerializeToString()) == ""
     response = reference("grpc_health_v1", "HealthCheckResponse")
     names = response.ServingStatus
-    for status in grpc_health_v1.HealthCheckResponseServingStatus:
+    for status in pb.HealthCheckResponseServingStatus:
         assert names.Name(response.FromString(build_health_check(status)).status) == status.name
 
 

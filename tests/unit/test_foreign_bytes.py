@@ -29,7 +29,7 @@ from pydra.errors import CheckpointError, SettingsError
 from pydra.kube.credentials import load_credentials
 from pydra.kube.tolerant_decoding import NotJson, Undecodable, decode_document, decode_event, decode_object, decode_page
 from pydra.kubelet.message_conversion import parse_claims
-from pydra.kubelet.pb.dra_v1 import Claim, NodePrepareResourcesRequest
+from pydra.kubelet.pb import Claim, NodePrepareResourcesRequest
 from pydra.quantity import canonical_quantity, is_quantity
 from pydra.settings import SeccompProfile, SeccompType, parse_settings
 from tests.fuzz.damage import damage

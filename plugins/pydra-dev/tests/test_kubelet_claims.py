@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pydra.kubelet.pb import dra_v1
+from pydra.kubelet import pb
 from pydra_dev.kubelet.plugin_answers import PreparedDevice, check_unprepared, parse_prepared
 from pydra_dev.kubelet.pod_claims import (
     PodClaim,
@@ -91,8 +91,8 @@ def test_a_container_names_claims_and_perhaps_requests() -> None:
 
 
 def test_devices_are_read_with_all_they_have() -> None:
-    device = dra_v1.Device(request_names=["r"], pool_name="p", device_name="d", cdi_device_ids=["a/b=c"], share_id="s")
-    assert parse_prepared({"u1": "one"}, {"u1": dra_v1.NodePrepareResourceResponse(devices=[device])}) == {
+    device = pb.Device(request_names=["r"], pool_name="p", device_name="d", cdi_device_ids=["a/b=c"], share_id="s")
+    assert parse_prepared({"u1": "one"}, {"u1": pb.NodePrepareResourceResponse(devices=[device])}) == {
         "u1": (PreparedDevice(pool="p", device="d", share_id="s", requests=("r",), cdi_ids=("a/b=c",)),)
     }
 

@@ -12,7 +12,7 @@ import anyio
 from grpclib.client import Channel, UnaryUnaryMethod
 
 from pydra.kube.api_resources import RESOURCE_SLICES
-from pydra.kubelet.pb.dra_v1 import Claim, NodePrepareResourcesRequest, NodePrepareResourcesResponse
+from pydra.kubelet.pb import Claim, NodePrepareResourcesRequest, NodePrepareResourcesResponse
 from pydra_dev.apiserver.faults import Fault
 from pydra_dev.node import run_node
 from tests.integration.agent.process import DEADLINE, run_agent

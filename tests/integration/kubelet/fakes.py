@@ -17,8 +17,8 @@ import msgspec
 from grpclib.const import Cardinality
 
 from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
+from pydra.kubelet import pb
 from pydra.kubelet.health_service import HealthBoard
-from pydra.kubelet.pb import dra_v1
 from pydra.kubelet.plugin import KubeletEvent, KubeletPlugin, Serving
 
 DRIVER = "gpu.example.com"
@@ -217,23 +217,23 @@ async def grpclib_kubelet(path: str) -> AsyncIterator[GrpclibKubelet]:
 KUBELETS: dict[str, Any] = {"grpcio": grpcio_kubelet, "grpclib": grpclib_kubelet}
 
 
-def claim(uid: str) -> dra_v1.Claim:
-    return dra_v1.Claim(uid=uid, namespace="team", name=f"claim-{uid}")
+def claim(uid: str) -> pb.Claim:
+    return pb.Claim(uid=uid, namespace="team", name=f"claim-{uid}")
 
 
-async def prepare(kubelet: Kubelet, *uids: str, timeout: float = DEADLINE) -> dra_v1.NodePrepareResourcesResponse:
-    request = dra_v1.NodePrepareResourcesRequest(claims=[claim(uid) for uid in uids])
+async def prepare(kubelet: Kubelet, *uids: str, timeout: float = DEADLINE) -> pb.NodePrepareResourcesResponse:
+    request = pb.NodePrepareResourcesRequest(claims=[claim(uid) for uid in uids])
     path = f"{V1}/NodePrepareResources"
-    return await kubelet.unary(path, request, dra_v1.NodePrepareResourcesResponse, timeout)
+    return await kubelet.unary(path, request, pb.NodePrepareResourcesResponse, timeout)
 
 
-async def unprepare(kubelet: Kubelet, *uids: str) -> dra_v1.NodeUnprepareResourcesResponse:
-    request = dra_v1.NodeUnprepareResourcesRequest(claims=[claim(uid) for uid in uids])
+async def unprepare(kubelet: Kubelet, *uids: str) -> pb.NodeUnprepareResourcesResponse:
+    request = pb.NodeUnprepareResourcesRequest(claims=[claim(uid) for uid in uids])
     path = f"{V1}/NodeUnprepareResources"
-    return await kubelet.unary(path, request, dra_v1.NodeUnprepareResourcesResponse)
+    return await kubelet.unary(path, request, pb.NodeUnprepareResourcesResponse)
 
 
-async def prepare_v1beta1(kubelet: Kubelet, *uids: str) -> dra_v1.NodePrepareResourcesResponse:
-    request = dra_v1.NodePrepareResourcesRequest(claims=[claim(uid) for uid in uids])
+async def prepare_v1beta1(kubelet: Kubelet, *uids: str) -> pb.NodePrepareResourcesResponse:
+    request = pb.NodePrepareResourcesRequest(claims=[claim(uid) for uid in uids])
     path = f"{V1BETA1}/NodePrepareResources"
-    return await kubelet.unary(path, request, dra_v1.NodePrepareResourcesResponse)
+    return await kubelet.unary(path, request, pb.NodePrepareResourcesResponse)

@@ -12,8 +12,8 @@ import pytest
 
 from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome
 from pydra.errors import ClaimError, DeviceInUse
+from pydra.kubelet import pb
 from pydra.kubelet.message_conversion import MAX_CLAIMS
-from pydra.kubelet.pb import dra_v1
 from tests.integration.kubelet.fakes import (
     KUBELETS,
     V1,
@@ -48,8 +48,8 @@ async def test_both_versions_prepare_and_unprepare(root: Path, connect: Connect)
         undone = await unprepare(kubelet, "uid-1", "uid-2")
         undone_v1beta1 = await kubelet.unary(
             f"{V1BETA1}/NodeUnprepareResources",
-            dra_v1.NodeUnprepareResourcesRequest(claims=[claim("uid-1")]),
-            dra_v1.NodeUnprepareResourcesResponse,
+            pb.NodeUnprepareResourcesRequest(claims=[claim("uid-1")]),
+            pb.NodeUnprepareResourcesResponse,
         )
     assert {uid: [one.cdi_device_ids for one in answer.devices] for uid, answer in v1.claims.items()} == {
         "uid-1": [["v/c=uid-1"]],
@@ -116,7 +116,7 @@ async def test_the_unknown_is_unimplemented(root: Path, connect: Connect, path: 
         for socket in (running.plugin.paths.service, running.plugin.paths.registration):
             async with connect(socket) as kubelet:
                 with pytest.raises(Failed, match=r"^UNIMPLEMENTED: unknown method"):
-                    await kubelet.unary(path, dra_v1.NodePrepareResourcesRequest(), dra_v1.NodePrepareResourcesResponse)
+                    await kubelet.unary(path, pb.NodePrepareResourcesRequest(), pb.NodePrepareResourcesResponse)
 
 
 async def test_a_call_that_the_kubelet_gives_up_on_is_finished(root: Path, connect: Connect) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from pydra.devices import DeviceHealth, Health, HealthStatus
 from pydra.kubelet.health_service import HealthStreams
-from pydra.kubelet.pb.dra_health_v1 import NodeWatchResourcesRequest, NodeWatchResourcesResponse
+from pydra.kubelet.pb import NodeWatchResourcesRequest, NodeWatchResourcesResponse
 from pydra.kubelet.plugin import Stopped
 from tests.integration.kubelet.fakes import (
     DEADLINE,

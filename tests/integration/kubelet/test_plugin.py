@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from pydra.errors import SettingsError
-from pydra.kubelet.pb import pluginregistration_v1 as registration
+from pydra.kubelet import pb as registration
 from pydra.kubelet.plugin import KubeletPlugin, Serving, Stopped, Waiting
 from pydra.kubelet.registration import Registered, RegistrationRefused
 from tests.integration.kubelet.fakes import (

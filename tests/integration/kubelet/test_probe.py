@@ -9,7 +9,7 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from pydra.kubelet.pb.grpc_health_v1 import HealthCheckRequest, HealthCheckResponse
+from pydra.kubelet.pb import HealthCheckRequest, HealthCheckResponse
 from tests.integration.kubelet.fakes import (
     DEADLINE,
     KUBELETS,

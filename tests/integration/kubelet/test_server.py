@@ -12,14 +12,14 @@ from grpclib import Status
 from h2.errors import ErrorCodes
 from hyperframe.frame import PingFrame
 
+from pydra.kubelet import pb
 from pydra.kubelet.grpc_server import GrpcServer, Method
-from pydra.kubelet.pb import dra_v1
 from pydra.kubelet.sockets import bind_socket
 from tests.integration.kubelet.fakes import Failed, Kubelet, claim, grpcio_kubelet, prepare, wait_until
 from tests.integration.kubelet.raw import RawClient, frame, raw_client
 
 PREPARE = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources"
-REQUEST = bytes(dra_v1.NodePrepareResourcesRequest(claims=[claim("uid-1")]))
+REQUEST = bytes(pb.NodePrepareResourcesRequest(claims=[claim("uid-1")]))
 
 
 class Node:
@@ -37,11 +37,9 @@ class Node:
         except anyio.get_cancelled_exc_class():
             self.cancelled += 1
             raise
-        claims = dra_v1.NodePrepareResourcesRequest.parse(request).claims
+        claims = pb.NodePrepareResourcesRequest.parse(request).claims
         return bytes(
-            dra_v1.NodePrepareResourcesResponse(
-                claims={one.uid: dra_v1.NodePrepareResourceResponse() for one in claims}
-            )
+            pb.NodePrepareResourcesResponse(claims={one.uid: pb.NodePrepareResourceResponse() for one in claims})
         )
 
 
@@ -148,7 +146,7 @@ async def test_a_drain_finishes_the_call_in_flight_and_sends_new_ones_elsewhere(
         assert (goaway.error_code, goaway.last_stream_id) == (ErrorCodes.NO_ERROR, first)
         node.gate.set()
         assert (await client.status(first))["grpc-status"] == "0"
-        assert dra_v1.NodePrepareResourcesResponse.parse(await client.body(first)).claims.keys() == {"uid-1"}
+        assert pb.NodePrepareResourcesResponse.parse(await client.body(first)).claims.keys() == {"uid-1"}
         await client.wait_end()
     assert (cut_off, node.cancelled) == ([0], 0)
 

@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 from pydra.claim import ClaimRef
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import ClaimError, PydraError
-from pydra.kubelet import message_conversion
+from pydra.kubelet import message_conversion, pb
 from pydra.kubelet.grpc_server import MAX_MESSAGE
-from pydra.kubelet.pb import dra_health_v1, dra_v1
 
 GOOD = {"uid": "uid-1", "namespace": "team", "name": "gpu"}
 
 
 def parse(*claims: dict[str, str]) -> message_conversion.ClaimCall:
-    request = dra_v1.NodePrepareResourcesRequest(claims=[dra_v1.Claim(**claim) for claim in claims])
+    request = pb.NodePrepareResourcesRequest(claims=[pb.Claim(**claim) for claim in claims])
     return message_conversion.parse_claims(bytes(request))
 
 
@@ -102,7 +101,7 @@ def test_the_errors_of_any_call_fit_into_one_message(count: int) -> None:
     error = ClaimError("x" * 5000)
     data = message_conversion.build_prepare_response({f"{n:0128}": error for n in range(count)}, share_ids=True)
     assert len(data) < MAX_MESSAGE
-    claims = dra_v1.NodePrepareResourcesResponse.parse(data).claims
+    claims = pb.NodePrepareResourcesResponse.parse(data).claims
     assert all(len(answer.error) >= 500 for answer in claims.values())
 
 
@@ -112,7 +111,5 @@ def test_the_health_of_very_many_devices_fits_into_one_report() -> None:
         for n in range(5000)
     ]
     assert len(message_conversion.build_health_report(devices, lease=30)) < MAX_MESSAGE
-    [one] = dra_health_v1.NodeWatchResourcesResponse.parse(
-        message_conversion.build_health_report(devices[:1], lease=30)
-    ).devices
+    [one] = pb.NodeWatchResourcesResponse.parse(message_conversion.build_health_report(devices[:1], lease=30)).devices
     assert len(one.message) == 1024

@@ -19,7 +19,7 @@ from grpclib.client import UnaryStreamMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from pydra.kubelet.pb.dra_health_v1 import NodeWatchResourcesRequest, NodeWatchResourcesResponse
+from pydra.kubelet.pb import NodeWatchResourcesRequest, NodeWatchResourcesResponse
 from pydra_dev.kubelet.grpc_channel import settle_cancellation
 from pydra_dev.kubelet.observations import HealthChanged, Report
 from pydra_dev.kubelet.plugin_acceptance import Plugin

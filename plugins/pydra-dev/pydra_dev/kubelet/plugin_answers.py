@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pydra.kubelet.pb.dra_v1 import Device, NodePrepareResourceResponse, NodeUnprepareResourceResponse
+from pydra.kubelet.pb import Device, NodePrepareResourceResponse, NodeUnprepareResourceResponse
 
 
 class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):

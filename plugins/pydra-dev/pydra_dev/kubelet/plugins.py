@@ -15,7 +15,7 @@ from grpclib.client import UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from pydra.kubelet.pb.dra_v1 import (
+from pydra.kubelet.pb import (
     Claim,
     NodePrepareResourcesRequest,
     NodePrepareResourcesResponse,

@@ -17,7 +17,7 @@ import anyio
 from grpclib.client import UnaryUnaryMethod
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from pydra.kubelet.pb.pluginregistration_v1 import (
+from pydra.kubelet.pb import (
     InfoRequest,
     PluginInfo,
     RegistrationStatus,

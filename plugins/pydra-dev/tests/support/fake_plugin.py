@@ -10,8 +10,8 @@ from typing import Any
 
 import anyio
 
+from pydra.kubelet import pb
 from pydra.kubelet.grpc_server import GrpcServer, Method
-from pydra.kubelet.pb import dra_health_v1, dra_v1, pluginregistration_v1
 
 NODE = "node-1"
 DRIVER = "gpu.example.com"
@@ -132,13 +132,11 @@ class _Registration:
             raise plugin.info_failures.pop(0)
         endpoint = plugin.endpoint if plugin.advertised_endpoint is None else plugin.advertised_endpoint
         return bytes(
-            pluginregistration_v1.PluginInfo(
-                type=plugin.type, name=plugin.driver, endpoint=endpoint, supported_versions=plugin.versions
-            )
+            pb.PluginInfo(type=plugin.type, name=plugin.driver, endpoint=endpoint, supported_versions=plugin.versions)
         )
 
     async def notify_registration_status(self, request: bytes) -> bytes:
-        message = pluginregistration_v1.RegistrationStatus.parse(request)
+        message = pb.RegistrationStatus.parse(request)
         self.plugin.statuses.append((message.plugin_registered, message.error))
         if self.plugin.notify_failures:
             raise self.plugin.notify_failures.pop(0)
@@ -156,33 +154,33 @@ class _Dra:
 
     async def prepare(self, request: bytes) -> bytes:
         plugin = self.plugin
-        message = dra_v1.NodePrepareResourcesRequest.parse(request)
+        message = pb.NodePrepareResourcesRequest.parse(request)
         await plugin.answer("prepare", tuple(claim.uid for claim in message.claims))
         entries = {claim.uid: self._prepared(claim) for claim in message.claims if claim.uid not in plugin.skipped}
-        entries |= {uid: dra_v1.NodePrepareResourceResponse() for uid in plugin.extra}
-        return bytes(dra_v1.NodePrepareResourcesResponse(claims=entries))
+        entries |= {uid: pb.NodePrepareResourceResponse() for uid in plugin.extra}
+        return bytes(pb.NodePrepareResourcesResponse(claims=entries))
 
     def _prepared(self, claim: Any) -> Any:
         plugin = self.plugin
         if claim.uid in plugin.claim_errors:
-            return dra_v1.NodePrepareResourceResponse(error=plugin.claim_errors[claim.uid])
+            return pb.NodePrepareResourceResponse(error=plugin.claim_errors[claim.uid])
         ids = [f"{plugin.driver}/claim={claim.uid}"] if plugin.cdi else []
-        device = dra_v1.Device(request_names=["r"], pool_name=NODE, device_name="d0", cdi_device_ids=ids)
+        device = pb.Device(request_names=["r"], pool_name=NODE, device_name="d0", cdi_device_ids=ids)
         if plugin.share_id is not None:
             device.share_id = plugin.share_id
-        return dra_v1.NodePrepareResourceResponse(devices=[device])
+        return pb.NodePrepareResourceResponse(devices=[device])
 
     async def unprepare(self, request: bytes) -> bytes:
         plugin = self.plugin
-        message = dra_v1.NodeUnprepareResourcesRequest.parse(request)
+        message = pb.NodeUnprepareResourcesRequest.parse(request)
         await plugin.answer("unprepare", tuple(claim.uid for claim in message.claims))
         entries = {
-            claim.uid: dra_v1.NodeUnprepareResourceResponse(error=plugin.claim_errors.get(claim.uid, ""))
+            claim.uid: pb.NodeUnprepareResourceResponse(error=plugin.claim_errors.get(claim.uid, ""))
             for claim in message.claims
             if claim.uid not in plugin.skipped
         }
-        entries |= {uid: dra_v1.NodeUnprepareResourceResponse() for uid in plugin.extra}
-        return bytes(dra_v1.NodeUnprepareResourcesResponse(claims=entries))
+        entries |= {uid: pb.NodeUnprepareResourceResponse() for uid in plugin.extra}
+        return bytes(pb.NodeUnprepareResourcesResponse(claims=entries))
 
 
 class _Health:
@@ -201,12 +199,12 @@ class _Health:
         while True:
             changed = plugin.health_changed
             devices = [
-                dra_health_v1.DeviceHealth(
-                    device=dra_health_v1.DeviceIdentifier(pool_name=NODE, device_name=name),
-                    health=dra_health_v1.HealthStatus(health),
+                pb.DeviceHealth(
+                    device=pb.DeviceIdentifier(pool_name=NODE, device_name=name),
+                    health=pb.HealthStatus(health),
                     message=f"{name} told so",
                 )
                 for name, health in plugin.health.items()
             ]
-            yield bytes(dra_health_v1.NodeWatchResourcesResponse(devices=devices))
+            yield bytes(pb.NodeWatchResourcesResponse(devices=devices))
             await changed.wait()

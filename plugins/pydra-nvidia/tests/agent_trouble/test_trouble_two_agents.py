@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from grpclib.client import Channel, UnaryUnaryMethod
 
 from pydra.kube.api_resources import RESOURCE_CLAIMS, JsonObject
-from pydra.kubelet.pb.dra_v1 import Claim, NodePrepareResourcesRequest, NodePrepareResourcesResponse
+from pydra.kubelet.pb import Claim, NodePrepareResourcesRequest, NodePrepareResourcesResponse
 from pydra_nvidia import DRIVER
 
 if TYPE_CHECKING:
