@@ -17,10 +17,9 @@ import anyio
 
 from pydra import __version__
 from pydra.agent.driver import AgentContext, Driver
+from pydra.agent.entry import SpawnedBackend
 from pydra.agent.metrics_and_events import Reports
-from pydra.agent.reap_orphan_processes import reap_orphans
-from pydra.agent.return_memory import return_memory
-from pydra.agent.started_backend import StartedBackend
+from pydra.agent.process_maintenance import reap_orphans, return_memory
 from pydra.errors import KubeError, SettingsError, Unsupported
 from pydra.kube.api_resources import EVENTS, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kube.client import KubeClient
@@ -43,7 +42,7 @@ REQUESTS = {
 """Requests of the agent to the API server, as its ClusterRole allows it; a migration may also list claims."""
 
 
-async def serve(settings: Settings, backends: Sequence[StartedBackend], reread: Callable[[], Settings]) -> None:
+async def serve(settings: Settings, backends: Sequence[SpawnedBackend], reread: Callable[[], Settings]) -> None:
     """Serve the backends on this node until a signal says to stop.
 
     `reread` gives the settings as they are at a SIGHUP, and applies those of the log.

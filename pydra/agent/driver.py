@@ -24,9 +24,9 @@ from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
 from pydra import atomic_files
+from pydra.agent.entry import SpawnedBackend
 from pydra.agent.inventory_loop import InventoryLoop
 from pydra.agent.metrics_and_events import Reports
-from pydra.agent.started_backend import StartedBackend
 from pydra.agent.takeover import Names, take_over_claims
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendFacts
@@ -39,10 +39,9 @@ from pydra.checkpoint.store import RecordStore, UnreadableRecord
 from pydra.claim import HeldClaim
 from pydra.claims.device_status import DeviceStatusWriter, find_warnings
 from pydra.claims.device_use import PublishedPool
-from pydra.claims.gc import GarbageCollector
+from pydra.claims.gc import GarbageCollector, retry_left_over
 from pydra.claims.preparer import ClaimPreparer, Deadlines
-from pydra.claims.preparer_events import ClaimEvent, Operation, OperationEnded
-from pydra.claims.retry_left_over import retry_left_over
+from pydra.claims.work_queue import ClaimEvent, Operation, OperationEnded
 from pydra.devices import TaintEffect
 from pydra.errors import CheckpointError, ContractError, PydraError, SettingsError
 from pydra.inventory.build_pool import Published
@@ -92,18 +91,17 @@ class AgentContext:
 class Driver:
     """One backend. `run` returns after `stop` was set and the calls in flight have ended."""
 
-    def __init__(self, started: StartedBackend, context: AgentContext) -> None:
-        self.backend = started.source.name
-        self._configured_name = started.source.configured_name
-        self._driver_setting = started.driver
+    def __init__(self, spawned: SpawnedBackend, context: AgentContext) -> None:
+        self.backend = spawned.source.name
+        self._configured_name = spawned.source.configured_name
         self._context = context
         self._missing = f"backend {self.backend}: is starting"
         self._starting = anyio.CancelScope()
-        self._supervisor = started.supervisor
+        self._supervisor = spawned.supervisor
         self._answered = False  # whether the first process of the backend has said what it is, or was refused
         self._reports = Reports(context.metrics, context.record, node=context.settings.node_name)
         context.metrics.announce_backend(self.backend)
-        started.report_to(self._reports)
+        spawned.report_to(self._reports)
 
     def missing(self) -> str:
         """Return why the driver cannot serve claims, as text; empty if it can."""
@@ -155,7 +153,7 @@ class Driver:
         self._missing = text and f"driver of backend {self.backend}: {text}"
 
     def _name_driver(self, facts: BackendFacts) -> str:
-        driver = self._driver_setting or facts.driver
+        driver = self._context.settings.drivers.get(self._configured_name) or facts.driver
         if not driver:
             raise SettingsError(
                 [

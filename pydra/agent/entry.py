@@ -8,16 +8,50 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import resource
 from collections.abc import Callable, Iterator, Sequence
 
 import anyio
 
-from pydra.agent.started_backend import StartedBackend
 from pydra.backends.discovery import BackendSource, find_backend
+from pydra.backends.process_command import build_environ
+from pydra.backends.supervisor import BackendSupervisor
+from pydra.backends.supervisor_events import BackendEvent
+from pydra.backends.timeouts import CallDeadlines
 from pydra.errors import SettingsError
 from pydra.observability.logging import configure_logs, log_loop_problem
 from pydra.settings import Settings
+
+
+class SpawnedBackend:
+    """A backend whose process is spawned before there are the parts of the agent that its events go to.
+
+    What its supervisor reports until then is kept for them.
+    """
+
+    def __init__(self, source: BackendSource, settings: Settings) -> None:
+        self.source = source
+        self._kept: list[BackendEvent] = []
+        self._report: Callable[[BackendEvent], None] = self._kept.append
+        self.supervisor = BackendSupervisor(
+            source,
+            deadlines=CallDeadlines(connect=settings.connect_deadline, discover=settings.discover_deadline),
+            environ=build_environ(os.environ),
+            settings=settings.backend_settings.get(source.configured_name, {}),
+            rights=settings.process_rights(source.configured_name),
+            report=self._forward,
+        )
+
+    def report_to(self, report: Callable[[BackendEvent], None]) -> None:
+        """Report to this function from now on; what was kept comes first."""
+        self._report = report
+        for event in self._kept:
+            report(event)
+        self._kept.clear()
+
+    def _forward(self, event: BackendEvent) -> None:
+        self._report(event)
 
 
 def run(settings: Settings, *, reread: Callable[[], Settings]) -> int:
@@ -48,10 +82,7 @@ def run(settings: Settings, *, reread: Callable[[], Settings]) -> int:
 
 async def _start(settings: Settings, sources: Sequence[BackendSource], reread: Callable[[], Settings]) -> None:
     asyncio.get_running_loop().set_exception_handler(log_loop_problem)
-    backends = [
-        StartedBackend(source, settings, driver=settings.drivers.get(name, ""))
-        for name, source in zip(settings.backends, sources, strict=True)
-    ]
+    backends = [SpawnedBackend(source, settings) for source in sources]
     async with anyio.create_task_group() as processes:
         for backend in backends:
             processes.start_soon(backend.supervisor.run, name=f"backend {backend.source.name}")

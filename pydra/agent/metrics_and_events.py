@@ -22,7 +22,7 @@ from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import ClaimRef
 from pydra.claims.device_status import DeviceWarning, StatusWritten
 from pydra.claims.gc import GarbageCollected
-from pydra.claims.preparer_events import OperationEnded, StepsLeftOver
+from pydra.claims.work_queue import OperationEnded, StepsLeftOver
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import PydraError, Unavailable, Unsupported
 from pydra.inventory.build_pool import Published
@@ -36,7 +36,8 @@ from pydra.message_text import list_names
 from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import Tracer
 from pydra.slices.foreign_slices import ForeignSlices
-from pydra.slices.reconciler_events import FieldsDropped, FieldsKept, PoolPublished, PublishFailed, SliceWritten
+from pydra.slices.reconciler import FieldsKept, PoolPublished, PublishFailed, SliceWritten
+from pydra.slices.server_limitations import FieldsDropped
 
 Record = Callable[[EventRequest], None]
 OWN_REASONS = 32

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from pydra.claim import AllocatedDevice, Claim
 from pydra.devices import CounterConsumption, CounterSet, Device
 from pydra.errors import DeviceInUse, TerminalError
-from pydra.inventory.compatibility_groups import is_compatible
+from pydra.inventory.api_rules import is_compatible
 from pydra.quantity import parse_quantity
 
 Consumption: TypeAlias = Mapping[str, tuple[CounterConsumption, ...]]

@@ -1,4 +1,4 @@
-"""Removes abandoned claims and leftover records, CDI files and metadata files.
+"""Removes abandoned claims, leftover records, CDI files and metadata files, and what steps of ended claims left.
 
 Runs at the start and periodically. The kubelet unprepares what it knows. What it forgot (its own state was lost, or the
 claim was deleted or deallocated while the node was away) and what a killed instance of the agent left half done would
@@ -42,6 +42,8 @@ _log = logging.getLogger(__name__)
 _AT_ONCE = 8
 _KUBELET_STATE_BYTES = 64 * 1024 * 1024
 _KUBELET_KIND = "DRACheckpoint"
+RETRY_SECONDS = 5.0
+RETRY_CAP_SECONDS = 300.0
 
 FilesT = TypeVar("FilesT")
 
@@ -387,3 +389,21 @@ async def _gather(futures: Iterable[asyncio.Future[Any]]) -> list[Any]:
 
 def _devices(claim: Claim) -> set[tuple[str, str]]:
     return {(device.pool, device.device) for device in claim.devices}
+
+
+async def retry_left_over(preparer: ClaimPreparer, store: RecordStore, *, first: float = RETRY_SECONDS) -> None:
+    """Try to undo what ended claims have left: at once, so at each start, and after growing pauses; never returns.
+
+    What has just been left over is tried after `first` seconds, because it has just failed.
+    """
+    pause = first
+    while True:
+        left = [record.claim for _, record in sorted(store.records.items()) if record.left_over]
+        await _gather(preparer.reconcile(ClaimRef.of(claim)) for claim in left)
+        preparer.left_over.clear()
+        is_left = any(record.left_over for record in store.records.values())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause if is_left else None):
+                await preparer.left_over.wait()  # a new one: the others are tried with it
+                await asyncio.sleep(first)
+        pause = min(pause * 2, RETRY_CAP_SECONDS) if is_left else first

@@ -47,9 +47,8 @@ from pydra.claims.lifecycle import (
     decide_reconcile,
     decide_unprepare,
 )
-from pydra.claims.preparer_events import ClaimEvent, Operation, StepsLeftOver
 from pydra.claims.steps import StepIndex, StepRunner, build_left_over
-from pydra.claims.work_queue import Work, WorkQueue
+from pydra.claims.work_queue import ClaimEvent, Operation, StepsLeftOver, Work, WorkQueue
 from pydra.device_status import ClaimDeviceStatus
 from pydra.errors import BackendUnavailable, CdiError, DeviceInUse, PydraError
 from pydra.kube.api_resources import RESOURCE_CLAIMS

@@ -9,18 +9,51 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from pydra.checkpoint.record import Record
 from pydra.claim import ClaimRef
-from pydra.claims.preparer_events import ClaimEvent, Operation, OperationEnded
 from pydra.errors import BackendError, DeviceInUse, InternalError, PydraError, Unavailable
 from pydra.observability.logging import set_logging_fields
 
 _log = logging.getLogger(__name__)
+
+
+class Operation(Enum):
+    """A request of the kubelet for a claim."""
+
+    PREPARE = "prepare"
+    UNPREPARE = "unprepare"
+
+
+class OperationEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim was prepared or unprepared, or could not be.
+
+    `from_record`: an earlier call had done so. `timings` has seconds by step.
+    """
+
+    driver: str
+    operation: Operation
+    ref: ClaimRef
+    seconds: float
+    error: PydraError | None = None
+    from_record: bool = False
+    timings: Mapping[str, float] = {}
+
+
+class StepsLeftOver(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim has ended, and steps of it cannot be undone now, for the reason; `ref` has the claim's own uid."""
+
+    driver: str
+    ref: ClaimRef
+    reason: str
+
+
+ClaimEvent: TypeAlias = OperationEnded | StepsLeftOver
 
 
 class Work(msgspec.Struct, kw_only=True, eq=False):

@@ -285,6 +285,23 @@ def _check_groups(field: str, groups: Sequence[str]) -> Iterator[str]:
         yield f"{field}: compatibility_groups must not be empty names, nor repeat"
 
 
+def is_compatible(own: Iterable[CounterConsumption], others: Iterable[Iterable[CounterConsumption]]) -> bool:
+    """Return whether a device may be used beside all others: none of a counter set has groups, or all share one.
+
+    Source: KEP-5963.
+    """
+    beside = [consumption for other in others for consumption in other]
+    for mine in own:
+        common = set(mine.compatibility_groups)
+        for theirs in beside:
+            if theirs.counter_set != mine.counter_set:
+                continue
+            common &= set(theirs.compatibility_groups)
+            if not common and (mine.compatibility_groups or theirs.compatibility_groups):
+                return False
+    return True
+
+
 def _check_partition_type(name: str, devices: Iterable[Device]) -> Iterator[str]:
     """Yield why the slices cannot say which attribute has the type of partitions."""
     if name and not is_qualified_name(name):

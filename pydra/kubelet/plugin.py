@@ -17,9 +17,8 @@ import anyio
 import msgspec
 
 from pydra import atomic_files
-from pydra.kubelet.grpc_health_checks import ServerHealth
 from pydra.kubelet.grpc_server import GrpcServer, Method
-from pydra.kubelet.health_service import HealthBoard, HealthService, HealthStreams
+from pydra.kubelet.health_service import HealthBoard, HealthService, HealthStreams, ServerHealth
 from pydra.kubelet.node_service import NodeService, StartPrepare, StartUnprepare
 from pydra.kubelet.registration import (
     HEALTH_VERSIONS,

@@ -14,13 +14,14 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Protocol
+from enum import Enum
+from typing import Protocol, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from pydra.devices import Pool
-from pydra.errors import Invalid, KubeError, NotFound
+from pydra.errors import Conflict, Invalid, KubeError, NotFound
 from pydra.kube.api_resources import (
     NODES,
     RESOURCE_SLICES,
@@ -30,19 +31,11 @@ from pydra.kube.api_resources import (
     WatchEventType,
     parse_resource_version,
 )
-from pydra.slices.accepted_pool import AcceptedPool
 from pydra.slices.build import GENERATED_BASE, WantedPool
 from pydra.slices.diff import Create, Delete, Owner, Plan, Update, plan_slices, share_devices
-from pydra.slices.reconciler_events import (
-    FieldsDropped,
-    FieldsKept,
-    PoolPublished,
-    PublishFailed,
-    SliceEvent,
-    SliceWritten,
-    WriteKind,
-)
 from pydra.slices.server_limitations import (
+    AcceptedPool,
+    FieldsDropped,
     RefusedDevice,
     ServerModification,
     apply_modifications,
@@ -57,6 +50,53 @@ log = logging.getLogger(__name__)
 
 STARTED = "pydra-agent/started"
 """The annotation of a slice with the start time of the agent instance that wrote it."""
+
+
+class WriteKind(Enum):
+    """What was done to a slice."""
+
+    CREATE = "create"
+    UPDATE = "update"
+    DELETE = "delete"
+
+
+class SliceWritten(msgspec.Struct, frozen=True, kw_only=True):
+    """The API server accepted a write."""
+
+    pool: str
+    name: str
+    kind: WriteKind
+
+
+class PoolPublished(msgspec.Struct, frozen=True, kw_only=True):
+    """The API has the complete pool, after writes or at the first reconciliation. `slices` 0: it was withdrawn."""
+
+    pool: str
+    generation: int
+    slices: int
+    devices: int
+
+
+class PublishFailed(msgspec.Struct, frozen=True, kw_only=True):
+    """The API server did not accept a write; it is tried again after `pause` seconds."""
+
+    pool: str
+    error: KubeError
+    pause: float
+
+    @property
+    def is_race(self) -> bool:
+        """Whether what was to be written changed or went meanwhile, as when the kubelet starts and deletes slices."""
+        return isinstance(self.error, Conflict | NotFound) and self.pause < 1
+
+
+class FieldsKept(msgspec.Struct, frozen=True, kw_only=True):
+    """The API server keeps what it dropped before: the complete pool is published."""
+
+    pool: str
+
+
+SliceEvent: TypeAlias = SliceWritten | PoolPublished | PublishFailed | FieldsDropped | FieldsKept
 
 
 class SliceCache(Protocol):

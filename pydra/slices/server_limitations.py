@@ -1,17 +1,17 @@
 """Detects what the API server lacks, such as a feature gate, and adapts the published pool.
 
 A disabled gate is detected by the fields that the API server drops; what its release does not have, by its refusal. No
-device is published without what makes its
-allocation safe: devices that consume counters must fit beside everything else that is published, and a device whose
-taint or binding condition the server drops is left out. A modification for an unknown reason is accepted, slice by
-slice, since writing it again would never end.
+device is published without what makes its allocation safe: devices that consume counters must fit beside everything
+else that is published, and a device whose taint or binding condition the server drops is left out. A modification for
+an unknown reason is accepted, slice by slice, since writing it again would never end.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
@@ -19,11 +19,11 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.devices import AttributeValue, Capacity, Device, NodeAllocatable, Pool, TaintEffect
-from pydra.inventory.compatibility_groups import is_compatible
+from pydra.inventory.api_rules import is_compatible
 from pydra.inventory.numa_nodes_and_overhead import NUMA_NODE
 from pydra.kube.api_resources import JsonObject
 from pydra.quantity import parse_quantity
-from pydra.slices.build import WantedPool
+from pydra.slices.build import WantedPool, build_wanted
 from pydra.slices.diff import CONTENT, same_content
 
 PARTITIONS = "DRAPartitionableDevices"
@@ -38,6 +38,15 @@ PARTITION_TYPE = "DRAPartitionableDevicesType"
 ALLOCATABLE = "DRANodeAllocatableResources"
 OVERHEADS = "overheads of node allocatable resources"
 """Not a gate: Kubernetes 1.36 has that gate with another field, for multipliers only."""
+ON_BY_DEFAULT = dict.fromkeys((BINDING, PARTITIONS, SHARES, TAINTS), "1.36")
+"""Source: the Kubernetes feature gate table."""
+NEEDED_RELEASE = {
+    PARTITIONS: "Kubernetes 1.34 cannot store partitions even with the gate on",
+    LISTS: f"{LISTS} exists from Kubernetes 1.36",
+    GROUPS: f"{GROUPS} exists from Kubernetes 1.37",
+    PARTITION_TYPE: f"{PARTITION_TYPE} exists from Kubernetes 1.37",
+    ALLOCATABLE: f"{ALLOCATABLE} exists from Kubernetes 1.36",
+}
 _GATES = (PARTITIONS, GROUPS, TAINTS, SHARES, BINDING, LISTS, EFFECT_NONE, OVERHEADS, ALLOCATABLE)
 
 
@@ -51,6 +60,7 @@ class RefusedDevice(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.device.name} ({self.why})"
 
 
+_SHOWN = 8
 _NONE: Mapping[str, RefusedDevice] = {}
 
 
@@ -240,7 +250,91 @@ def _drop_overheads(device: Device) -> Iterator[tuple[str, NodeAllocatable]]:
             yield name, replace(resource, per_pod=None, per_container=None)
 
 
+class AcceptedPool(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """What is to be published of `pool`, as far as it is known what the server lacks.
+
+    `gates_off` are the feature gates whose fields it drops, `refused` the devices that it refuses, by name.
+    """
+
+    driver: str
+    node: str
+    pool: Pool
+    gates_off: frozenset[str] = frozenset()
+    refused: Mapping[str, RefusedDevice] = {}
+
+    @cached_property
+    def _reduced(self) -> ReducedPool:
+        return reduce_pool(self.pool, self.gates_off, self.refused)
+
+    @cached_property
+    def wanted(self) -> WantedPool:
+        """The slices."""
+        return build_wanted(self._reduced.pool, driver=self.driver, node=self.node)
+
+    @cached_property
+    def probe(self) -> WantedPool | None:
+        """The slices of a dry run that shows whether gates are off; None if the pool needs none."""
+        probe = build_probe(self._reduced.pool)
+        return build_wanted(probe, driver=self.driver, node=self.node) if probe.devices else None
+
+    def describe_lack(self) -> FieldsDropped | None:
+        """Return what to report about the server; None if it accepts all of the pool."""
+        gates = tuple(sorted(gate for gate in self.gates_off if gate != OVERHEADS or self._loses_overheads()))
+        refused = tuple(map(str, self.refused.values()))
+        if not gates and not refused:
+            return None
+        # What is left out because it would be unsafe without its fields; what is refused has its own reason.
+        withheld = tuple(name for name in self._reduced.withheld if name not in self.refused)
+        return FieldsDropped(pool=self.pool.name, gates=gates, withheld=withheld, refused=refused)
+
+    def _loses_overheads(self) -> bool:
+        """Return whether the form of Kubernetes 1.36 is published, and says less than is known."""
+        return ALLOCATABLE not in self.gates_off and has_overheads(self.pool)
+
+
 # What a server dropped
+
+
+class FieldsDropped(msgspec.Struct, frozen=True, kw_only=True):
+    """The API server does not store all of a pool; `gates` are the feature gates that are probably off, if known.
+
+    `gates` may also name what is not a gate, such as `EFFECT_NONE`. `withheld` are the devices that are not published,
+    because they would be unsafe without their fields; `refused` are those that the server refuses, with its reason.
+    """
+
+    pool: str
+    gates: tuple[str, ...]
+    withheld: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f'pool "{self.pool}": ' + ". ".join(self._sentences())
+
+    def _sentences(self) -> Iterator[str]:
+        gates = [gate for gate in self.gates if gate not in (EFFECT_NONE, OVERHEADS)]
+        if gates:
+            text = (
+                "some fields are dropped by the API server, probably because these feature gates are "
+                f"off: {', '.join(gates)}. Turn them on in the control plane and the kubelets"
+            )
+            notes = [NEEDED_RELEASE[gate] for gate in gates if gate in NEEDED_RELEASE]
+            if since := [gate for gate in gates if gate in ON_BY_DEFAULT]:
+                notes.insert(0, f"{', '.join(since)}: on by default from Kubernetes {ON_BY_DEFAULT[since[0]]}")
+            yield f"{text} ({'; '.join(notes)})" if notes else text
+        if EFFECT_NONE in self.gates:
+            yield "Taints with the effect None are left out, which Kubernetes accepts from 1.35"
+        if OVERHEADS in self.gates:
+            yield "What pods need of the node besides their devices is left out, which Kubernetes accepts from 1.37"
+        if self.withheld:
+            yield f"Not published until then, since unsafe without: {_list_devices(self.withheld)}"
+        if self.refused:
+            yield f"Not published, because the API server refuses them: {_list_devices(self.refused)}"
+        if not self.gates and not self.refused:
+            yield "some fields were dropped by the API server, for a reason that is not known"
+
+
+def _list_devices(devices: Sequence[str]) -> str:
+    return f"{len(devices)} devices: " + ", ".join(devices[:_SHOWN]) + (", ..." if len(devices) > _SHOWN else "")
 
 
 class ServerModification(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from itertools import chain, combinations
 from typing import TypeAlias
 
 from pydra.devices import Device, HealthStatus, Inventory, TaintEffect
-from pydra.inventory.compatibility_groups import is_compatible
+from pydra.inventory.api_rules import is_compatible
 from pydra.quantity import parse_quantity
 
 Counter: TypeAlias = tuple[str, str]

@@ -31,8 +31,8 @@ def children(pid: int) -> list[int]:
 
 AS_PROCESS_1 = """\
 import asyncio, os, resource, sys, uvloop
-from pydra.agent.reap_orphan_processes import reap_orphans
-from pydra.agent.return_memory import return_memory
+from pydra.agent.process_maintenance import reap_orphans
+from pydra.agent.process_maintenance import return_memory
 
 async def run():
     reaping = asyncio.create_task(reap_orphans(0.05))

@@ -29,7 +29,7 @@ from pydra.claim import ClaimRef
 from pydra.claims.device_use import PublishedPool
 from pydra.claims.gc import GarbageCollected, GarbageCollector
 from pydra.claims.preparer import ClaimPreparer, Deadlines
-from pydra.claims.preparer_events import ClaimEvent
+from pydra.claims.work_queue import ClaimEvent
 from pydra.errors import NotFound, Unavailable
 from pydra.kube.api_resources import Resource
 from pydra.kube.client import KubeClient

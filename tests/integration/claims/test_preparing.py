@@ -30,7 +30,7 @@ from pydra import (
 )
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claims.device_use import PublishedPool
-from pydra.claims.preparer_events import Operation, OperationEnded
+from pydra.claims.work_queue import Operation, OperationEnded
 from pydra.errors import (
     BackendTimeout,
     BackendUnavailable,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pydra import Claim, ClaimError, DeviceInUse, LeftBehind, UndoLater
-from pydra.claims.preparer_events import StepsLeftOver
-from pydra.claims.retry_left_over import retry_left_over
+from pydra.claims.gc import retry_left_over
+from pydra.claims.work_queue import StepsLeftOver
 from pydra.errors import BackendDied, CheckpointError
 from tests.integration.claims.node import NOTHING, Instance, Node, ref
 

@@ -14,8 +14,7 @@ from pydra.errors import NotFound
 from pydra.kube.api_resources import NODES, RESOURCE_SLICES
 from pydra.kube.client import KubeClient
 from pydra.kube.informer import Informer
-from pydra.slices.reconciler import SliceClient, SliceReconciler, slice_selector
-from pydra.slices.reconciler_events import PoolPublished, SliceWritten
+from pydra.slices.reconciler import PoolPublished, SliceClient, SliceReconciler, SliceWritten, slice_selector
 from pydra.slices.write_schedule import Timing
 from tests.integration.api_handle import ApiHandle, Scratch
 from tests.integration.kube.opened import open_client

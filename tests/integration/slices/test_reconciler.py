@@ -11,8 +11,8 @@ import pytest
 
 from pydra.devices import Capacity, CounterConsumption, CounterSet, Device, Taint
 from pydra.kube.api_resources import NODES, RESOURCE_SLICES
-from pydra.slices.reconciler import SliceReconciler
-from pydra.slices.reconciler_events import FieldsDropped, PoolPublished, SliceWritten
+from pydra.slices.reconciler import PoolPublished, SliceReconciler, SliceWritten
+from pydra.slices.server_limitations import FieldsDropped
 from pydra.slices.write_schedule import BATCH_SECONDS, Backoff
 from tests.integration.api_handle import ApiHandle
 from tests.integration.recorder import Recorder

@@ -16,8 +16,8 @@ from pydra.kube.client import KubeClient
 from pydra.slices.build import build_device
 from pydra.slices.diff import same_content
 from pydra.slices.foreign_slices import ForeignSlices, watch_pool
-from pydra.slices.reconciler_events import FieldsDropped, FieldsKept, PoolPublished, PublishFailed
-from pydra.slices.server_limitations import EFFECT_NONE
+from pydra.slices.reconciler import FieldsKept, PoolPublished, PublishFailed
+from pydra.slices.server_limitations import EFFECT_NONE, FieldsDropped
 from pydra.slices.write_schedule import Backoff
 from pydra_dev.api.feature_gates import ALLOCATABLE, GROUPS, PARTITION_TYPE, PARTITIONS, TAINTS, build_gates
 from pydra_dev.api.kinds import KINDS

@@ -13,7 +13,7 @@ from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import AllocatedDevice, Claim, ClaimRef
 from pydra.claims.device_status import DeviceWarning
 from pydra.claims.gc import GarbageCollected, GarbageCounts
-from pydra.claims.preparer_events import ClaimEvent, Operation, OperationEnded
+from pydra.claims.work_queue import ClaimEvent, Operation, OperationEnded
 from pydra.devices import DeviceHealth, HealthStatus, Pool
 from pydra.errors import (
     ClaimError,
@@ -35,7 +35,8 @@ from pydra.kubelet.plugin import KubeletEvent
 from pydra.kubelet.registration import Registered, RegistrationRefused
 from pydra.observability.metrics import Metrics
 from pydra.slices.foreign_slices import ForeignSlices
-from pydra.slices.reconciler_events import FieldsDropped, FieldsKept, PublishFailed, SliceEvent
+from pydra.slices.reconciler import FieldsKept, PublishFailed, SliceEvent
+from pydra.slices.server_limitations import FieldsDropped
 
 DRIVER = "sim.pydra.dev"
 REF = ClaimRef(uid="u-1", namespace="team", name="gpu")

@@ -21,9 +21,8 @@ from pydra.devices import (
     Taint,
     TaintEffect,
 )
-from pydra.inventory.compatibility_groups import is_compatible
+from pydra.inventory.api_rules import is_compatible
 from pydra.slices.build import WantedPool, build_wanted
-from pydra.slices.reconciler_events import FieldsDropped
 from pydra.slices.server_limitations import (
     ALLOCATABLE,
     BINDING,
@@ -35,6 +34,7 @@ from pydra.slices.server_limitations import (
     PARTITIONS,
     SHARES,
     TAINTS,
+    FieldsDropped,
     apply_modifications,
     build_probe,
     find_modification,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from pydra.agent.started_backend import StartedBackend
+from pydra.agent.entry import SpawnedBackend
 from pydra.backends.discovery import BackendSource, find_backend
 from pydra.backends.supervisor_events import BackendEvent, BackendReady, BackendRefused, BackendState
 from pydra.errors import ContractError
@@ -15,7 +15,7 @@ SETTINGS = parse_settings({"nodeName": "n1", "backends": ["sim"]})
 
 
 async def test_what_it_tells_before_anybody_listens_is_kept_in_order() -> None:
-    backend = StartedBackend(find_backend("sim"), SETTINGS, driver="other.example.com")
+    backend = SpawnedBackend(find_backend("sim"), SETTINGS)
     heard: list[BackendEvent] = []
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
@@ -24,11 +24,10 @@ async def test_what_it_tells_before_anybody_listens_is_kept_in_order() -> None:
             backend.report_to(heard.append)
             tasks.cancel_scope.cancel()
     assert [type(event) for event in heard] == [BackendReady]
-    assert backend.driver == "other.example.com"
 
 
 async def test_it_counts_as_spawned_before_it_is_ready() -> None:
-    backend = StartedBackend(find_backend("sim"), SETTINGS)
+    backend = SpawnedBackend(find_backend("sim"), SETTINGS)
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(backend.supervisor.run)
@@ -44,7 +43,7 @@ async def test_its_process_has_the_agents_variables_without_those_that_lead_to_c
 ) -> None:
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "OTEL_EXPORTER_OTLP_HEADERS", "VENDOR_LIBRARY"):
         monkeypatch.setenv(name, "value")
-    backend = StartedBackend(find_backend("sim"), SETTINGS)
+    backend = SpawnedBackend(find_backend("sim"), SETTINGS)
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(backend.supervisor.run)
@@ -57,7 +56,7 @@ async def test_its_process_has_the_agents_variables_without_those_that_lead_to_c
 
 
 async def test_a_backend_that_is_refused_keeps_nobody_waiting() -> None:
-    backend = StartedBackend(BackendSource(name="absent", target="no_such_module:"), SETTINGS)
+    backend = SpawnedBackend(BackendSource(name="absent", target="no_such_module:"), SETTINGS)
     heard: list[BackendEvent] = []
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
