@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import helm_python
 import pytest
 
 from tests.chart.effects import CA
-from tests.chart.rendering import BOTH, SIM, at, overlay, render
+from tests.chart.rendering import BOTH, CHART, COMPUTE_DOMAIN, NAMESPACE, SIM, Objects, at, overlay, parse, render
 
 TEXTS = {"name", "namespace", "secretName", "serviceAccountName", "priorityClassName", "policyName", "path", "image"}
 MAPS_OF_TEXTS = {"labels", "matchLabels", "annotations"}
@@ -68,6 +70,23 @@ def test_a_name_stays_a_text_whatever_yaml_would_read(name: str, namespace: str,
     assert [(one["kind"], *path) for one in objects for path in no_texts(one)] == []
     labels = objects.one("DaemonSet", f"{name}-{values.get('nameOverride', 'pydra')}-sim")["metadata"]["labels"]
     assert labels["app.kubernetes.io/instance"] == name
+
+
+def test_a_chart_of_another_revision_has_valid_labels_and_replaces_no_pod(tmp_path: Path) -> None:
+    values = overlay(BOTH, COMPUTE_DOMAIN, at("computeDomainController.enabled", True), at("webhook.enabled", True))
+    values = overlay(values, at("webhook.tls", {"mode": "secret", "secretName": "mine", "caBundle": CA}))
+    about = Path(shutil.copytree(CHART, tmp_path / "pydra"), "Chart.yaml")
+    # As Flux calls the chart of a commit in a git repository.
+    about.write_text(about.read_text().replace("\nversion: 0.1.0\n", "\nversion: 0.1.0+9f2c41d0a7be\n"))
+    files = helm_python.Chart.load(about.parent).render(values, name="pydra", namespace=NAMESPACE)
+    found = Objects(one for path, text in files.items() if path.endswith(".yaml") for one in parse(text))
+    labels = {one["metadata"].get("labels", {}).get("helm.sh/chart") for one in found} - {None}
+    assert labels == {"pydra-0.1.0_9f2c41d0a7be"}
+    assert _pods(found) == _pods(render(values))
+
+
+def _pods(objects: Objects) -> list[Any]:
+    return [one["spec"]["template"] for kind in ("DaemonSet", "Deployment") for one in objects.all(kind)]
 
 
 def test_dots_of_a_release_are_no_part_of_names_that_become_host_names() -> None:

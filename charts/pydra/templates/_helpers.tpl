@@ -41,11 +41,17 @@ app.kubernetes.io/name: {{ include "pydra.name" . | quote }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
+{{- /* A version may have a `+` and the revision of its source, as Flux appends it; a label may not. */ -}}
 {{- define "pydra.labels" -}}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimAll "-_." | quote }}
 {{ include "pydra.selectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | replace "+" "_" | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
+{{- end -}}
+
+{{- /* Of pods: without the chart's version, since another revision of the same chart is no reason to replace them. Args: root, own. */ -}}
+{{- define "pydra.podLabels" -}}
+{{- merge .own (omit (include "pydra.labels" .root | fromYaml) "helm.sh/chart") (default dict .root.Values.podLabels) | toYaml -}}
 {{- end -}}
 
 {{- /* Labels that a pod's nodes must have: the images are for Linux, and not all nodes of other systems have taints. */ -}}
