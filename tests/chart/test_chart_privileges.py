@@ -296,6 +296,10 @@ def test_agents_have_the_seccomp_profile_that_the_values_name() -> None:
     assert objects.pod()["securityContext"]["seccompProfile"] == profile
     assert objects.one("SecurityContextConstraints")["seccompProfiles"] == ["localhost/profiles/pydra.json"]
     assert render(SIM).pod()["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    installed = render(SIM, at("seccompProfile", profile), at("openshift.enabled", True), at("packages.names", ["a"]))
+    (installer,) = installed.pod()["initContainers"]
+    assert installer["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert "runtime/default" in installed.one("SecurityContextConstraints")["seccompProfiles"]
 
 
 UNPRIVILEGED = at("backends.nvidia.privileged", False)
