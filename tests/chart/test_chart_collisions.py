@@ -212,14 +212,16 @@ def test_a_class_that_is_null_is_left_out_with_its_extended_resource() -> None:
 
 
 def test_labels_and_annotations_of_the_chart_itself_are_kept() -> None:
-    ours = ("app.kubernetes.io/component", "pydra.dev/agent", "pydra.dev/webhook", "pydra.dev/settings")
+    ours = ("app.kubernetes.io/component", "pydra.dev/agent", "pydra.dev/webhook", "pydra.dev/settings", "helm.sh/hook")
     mine = dict.fromkeys((*ours, "pydra.dev/certificate", "b"), "mine")
     values = overlay(SIM, {"webhook": {"enabled": True}, "podLabels": mine, "podAnnotations": mine})
     for kind, labels, annotation in (
         ("DaemonSet", {"app.kubernetes.io/component": "agent", "pydra.dev/agent": "pydra-sim"}, "pydra.dev/settings"),
         ("Deployment", {"app.kubernetes.io/component": "webhook"}, "pydra.dev/certificate"),
+        ("Pod", {"app.kubernetes.io/component": "test", "pydra.dev/test": "pydra"}, "helm.sh/hook"),
     ):
-        found = render(values).one(kind)["spec"]["template"]["metadata"]
+        pod = render(values).one(kind)
+        found = pod["spec"].get("template", pod)["metadata"]
         assert {**labels, "b": "mine"}.items() <= found["labels"].items()
         assert found["annotations"]["b"] == "mine"
         assert found["annotations"][annotation] != "mine"
