@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from pydra.observability.metrics import Metrics
+from pydra.slices.server_limitations import EFFECT_NONE, OVERHEADS
 from tests.chart.api_server import (
     AGENTS,
     CLAIMS,
@@ -377,17 +378,23 @@ def metrics_without(driver: str, gate: str) -> str:
     return metrics.text().decode()
 
 
-def test_a_feature_gate_that_is_off_is_noted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("feature", "words"),
+    [
+        ("DRADeviceTaints", "has the feature gate DRADeviceTaints off"),
+        (EFFECT_NONE, "does not know taint effect None"),
+        (OVERHEADS, "does not know overheads of node allocatable resources"),
+    ],
+)
+def test_what_the_api_server_drops_is_noted(feature: str, words: str, tmp_path: Path) -> None:
     answers = {**WELL, PODS: (200, {"items": [pod(node, ready=True, address="127.0.0.1") for node in NODES]})}
-    page = metrics_without("sim.pydra.dev", "DRADeviceTaints")
+    page = metrics_without("sim.pydra.dev", feature)
     with serve_agent(metrics=page) as port, serve_api(answers, tmp_path) as environ:
         done = run(environ, port=port)
     assert (done.returncode, done.stderr) == (0, "")
     notes = [line for line in done.stdout.splitlines() if line.startswith("note: ")]
     assert len(notes) == 1
-    assert notes[0].startswith(
-        "note: driver sim.pydra.dev: the API server has the feature gate DRADeviceTaints off: devices are"
-    )
+    assert notes[0].startswith(f"note: driver sim.pydra.dev: the API server {words}: devices are")
 
 
 def test_a_feature_gate_that_is_off_and_needed_is_a_problem(tmp_path: Path) -> None:

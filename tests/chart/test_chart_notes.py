@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.chart.cluster import open_cluster
-from tests.chart.rendering import BOTH, CHART, COMPUTE_DOMAIN, NVIDIA, SIM, at, overlay, render_files
+from tests.chart.rendering import BOTH, CHART, COMPUTE_DOMAIN, CPU, NVIDIA, SIM, at, overlay, render_files
 
 
 def notes(values: Mapping[str, Any], version: str = "v1.36.2", *objects: Mapping[str, Any]) -> str:
@@ -70,6 +70,13 @@ def test_feature_gates_that_are_needed_and_off_are_named(version: str, are_off: 
     text = notes(values, version)
     for gate in ("DRAPartitionableDevices", "DRAConsumableCapacity", "DRAExtendedResource", "DRADeviceTaints"):
         assert (gate in text) == are_off, gate
+
+
+@pytest.mark.parametrize("version", ["v1.36.0", "v1.37.0"])
+@pytest.mark.parametrize("its", [{"settings": {"nodeAllocatable": True}}, {"overheads": {"memory": {"perPod": "1Mi"}}}])
+def test_a_gate_that_newer_releases_have_off_too_is_named(version: str, its: Mapping[str, Any]) -> None:
+    text = notes(overlay(CPU, at("backends.cpu", its)), version)
+    assert ": the feature gate DRANodeAllocatableResources is needed in API server and scheduler" in text
 
 
 def test_a_gate_that_one_pool_of_nodes_needs_is_named() -> None:

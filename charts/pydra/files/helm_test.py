@@ -183,7 +183,9 @@ def look_at_agents(release, name, pools, nodes):
     dropped = {found for pod in well[:NAMED] for found in DROPPED.findall(ask_agent(pod, release["port"], "metrics"))}
     for driver, gate in sorted(dropped):
         setting = release["gates"].get(driver, {}).get(gate)
-        text = f"driver {driver}: the API server has the feature gate {gate} off"
+        # What is no gate is described: it needs a newer Kubernetes.
+        lack = f"does not know {gate}" if " " in gate else f"has the feature gate {gate} off"
+        text = f"driver {driver}: the API server {lack}"
         if setting:
             yield (
                 PERMANENT,

@@ -47,13 +47,14 @@ those of its own Kubernetes, so that nothing is refused there; with --api-versio
 {{- end -}}
 
 {{- /*
-The feature gates without which a setting of a backend does not work, as JSON: by gate, what needs it. A cluster that has
-one of them off drops the fields that carry it, and says nothing. Takes a backend, with the pools of its nodes.
+The feature gates without which a setting of a backend, or its overheads, do not work, as JSON: by gate, what needs it. A
+cluster that has one of them off drops the fields that carry it, and says nothing. Takes a backend, with the pools of its nodes.
 */ -}}
 {{- define "pydra.gates" -}}
 {{- $gates := dict -}}
-{{- range $gate, $unless := dig "featureGates" dict (default dict .settingsNeed) -}}
-{{- $needing := include "pydra.needing" (dict "settings" $.settings "unless" $unless) | fromJsonArray -}}
+{{- $overheads := .overheads | empty | ternary dict (dict "DRANodeAllocatableResources" (list "overheads")) -}}
+{{- range $gate, $unless := merge (deepCopy (dig "featureGates" dict (default dict .settingsNeed))) (dict "DRANodeAllocatableResources" dict) -}}
+{{- $needing := concat (dig $gate list $overheads) (include "pydra.needing" (dict "settings" $.settings "unless" $unless) | fromJsonArray) -}}
 {{- range dig "nodePools" "pools" dict $ -}}
 {{- $needing = concat $needing (include "pydra.needing" (dict "settings" .settings "unless" $unless) | fromJsonArray) -}}
 {{- end -}}
