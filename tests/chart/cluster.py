@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
@@ -61,14 +61,15 @@ OPENAPI = b"\x0a\x032.0"
 
 @contextmanager
 def open_cluster(
-    *objects: Mapping[str, Any], version: str = "v1.36.2", kinds: Kinds = KINDS
+    *objects: Mapping[str, Any], version: str = "v1.36.2", kinds: Kinds = KINDS, forbidden: Collection[str] = ()
 ) -> Iterator[helm_python.Config]:
-    """Helm's way into a cluster of this version with these objects, which serves these kinds."""
+    """Helm's way into a cluster of this version with these objects, which serves these kinds and no forbidden path."""
 
     class Handler(_Handler):
         known = objects
         kubernetes = version
         served = kinds
+        refused = forbidden
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -88,14 +89,16 @@ class _Handler(BaseHTTPRequestHandler):
     known: tuple[Mapping[str, Any], ...]
     kubernetes: str
     served: Kinds
+    refused: Collection[str]
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0].strip("/")
-        found = self._find(path)
-        body = json.dumps(found or {"kind": "Status", "apiVersion": "v1", "reason": "NotFound", "code": 404}).encode()
+        found = None if path in self.refused else self._find(path)
+        reason, code = ("Forbidden", 403) if path in self.refused else ("NotFound", 404)
+        body = json.dumps(found or {"kind": "Status", "apiVersion": "v1", "reason": reason, "code": code}).encode()
         if path == "openapi/v2":
             found, body = {}, OPENAPI
-        self.send_response(404 if found is None else 200)
+        self.send_response(code if found is None else 200)
         self.send_header("Content-Type", "application/octet-stream" if body is OPENAPI else "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -129,6 +132,8 @@ class _Handler(BaseHTTPRequestHandler):
                     where = f"namespaces/{one['metadata']['namespace']}/" if inside else ""
                     if path == f"{group}/{where}{plural}/{one['metadata']['name']}":
                         return one
+                    if path == f"{group}/{where}{plural}":
+                        return {"kind": f"{kind}List", "apiVersion": version, "metadata": {}, "items": [one]}
         return None
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002

@@ -205,6 +205,18 @@ def test_what_is_its_own_or_of_no_concern_is_no_obstacle(found: Object, values: 
         assert render_in(config, values, upgrade=True).all("DaemonSet")
 
 
+def test_who_may_see_one_namespace_only_can_install_what_is_in_it_alone() -> None:
+    without = [at(one, False) for one in ("slicePolicy.create", "eventPolicy.create", "deviceClasses.create")]
+    values = overlay(SIM, at("rbac.create", False), *without)
+    cluster_wide = ["apis/apps/v1/daemonsets", "api/v1/nodes"]
+    with open_cluster(daemon_set("there/first"), forbidden=cluster_wide) as config:
+        assert config.install(CHART, "pydra", values, namespace=NAMESPACE, dry_run="server")["notes"]
+    beside = open_cluster(daemon_set(f"{NAMESPACE}/first"), forbidden=cluster_wide)
+    with beside as config, pytest.raises(helm_python.HelmError) as caught:
+        config.install(CHART, "pydra", values, namespace=NAMESPACE, dry_run="server")
+    assert "driver sim.pydra.dev is served by release" in str(caught.value), "as far as it can be seen"
+
+
 def secret(objects: Objects) -> Object:
     return objects.one("Secret")
 

@@ -210,12 +210,14 @@ What the chart knows of a backend is in files/backends/, written from the backen
 
 {{- /*
 Fails in words when another release serves one of the drivers, since two would fight over devices and slices, or when
-a DeviceClass belongs to another release. Finds nothing without a cluster (helm template).
+a DeviceClass belongs to another release. Finds nothing without a cluster (helm template), and looks into no other namespace
+for a release that has nothing outside of its own: who installs that may not be allowed to.
 */ -}}
 {{- define "pydra.refuseSecond" -}}
 {{- $here := printf "%s/%s" .Release.Namespace .Release.Name -}}
 {{- $backends := include "pydra.backends" . | fromJson -}}
-{{- range (lookup "apps/v1" "DaemonSet" "" "").items -}}
+{{- $inside := or .Values.rbac.create .Values.slicePolicy.create .Values.eventPolicy.create .Values.deviceClasses.create .Values.configPolicy.create .Values.webhook.enabled .Values.openshift.enabled .Values.computeDomainController.enabled (include "pydra.deviceStatus" .) | empty -}}
+{{- range (lookup "apps/v1" "DaemonSet" ($inside | ternary (include "pydra.namespace" .) "") "").items -}}
 {{- $annotations := default dict .metadata.annotations -}}
 {{- $owner := printf "%s/%s" (get $annotations "meta.helm.sh/release-namespace") (get $annotations "meta.helm.sh/release-name") -}}
 {{- $known := ternary (printf "DaemonSet %s/%s, which belongs to no release," .metadata.namespace .metadata.name) (printf "release %s" $owner) (eq $owner "/") -}}
