@@ -19,7 +19,7 @@ import signal
 import ssl
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
@@ -43,6 +43,7 @@ _PLUGIN_BYTES, _CHUNK_BYTES = 1 << 20, 1 << 16
 
 INLINE = ("certificate-authority", "client-certificate", "client-key")
 """Fields that name a file, or with `-data` behind carry it in base64."""
+_IMPERSONATION = ("as", "as-uid", "as-groups", "as-user-extra")
 _HEADER_SAFE = re.compile(r"[\x20-\x7e]*").fullmatch
 
 
@@ -102,6 +103,7 @@ class Credentials:
         load: Load,
         *,
         source: str,
+        environ: Mapping[str, str],
         verify_x509_strict: bool = False,
         deadline: float = LOAD_DEADLINE,
         clock: Callable[[], float] = time.monotonic,
@@ -113,10 +115,11 @@ class Credentials:
         self.clock = clock
         self.fresh_until = 0.0
         self._load = load
+        self._environ = environ
         self._deadline = deadline + 1  # the loader's own timeout has the better message
         self._verify_x509_strict = verify_x509_strict
         self._loaded = Loaded(host="")
-        self._tls_content: tuple[bytes, ...] = ()
+        self._tls_content: tuple[bytes | bool, ...] = ()
         self._renewing = asyncio.Lock()
 
     @property
@@ -132,9 +135,6 @@ class Credentials:
             await self._read(refused=False)
         except _LOADER_ERRORS as error:
             raise SettingsError([f"{self.source}: {_describe(error)}"]) from error
-        self.server = self._loaded.host.rstrip("/")
-        if not self.server.startswith(("http://", "https://")):
-            raise SettingsError([f"{self.source}: the server {self.server!r} must begin with https:// or http://"])
         if self.access.proxy is not None:
             log.info("requests to %s go through the proxy %s", self.server, URL(self.access.proxy).with_user(None))
 
@@ -161,21 +161,26 @@ class Credentials:
             raise _SourceError(
                 "the token has several lines or characters that a header cannot carry; it must be one line"
             )
+        server = loaded.host.rstrip("/")
+        _check_address("server", server)
+        if self.server not in ("", server):  # its credentials are not for the one that is in use
+            raise _SourceError(f"it names the server {server} now, and {self.server} is in use; restart to change it")
+        proxy = loaded.proxy or find_proxy(server, self._environ)
+        if proxy is not None:
+            _check_address("proxy", proxy)
         context, content = self.access.ssl, self._tls_content
-        if loaded.host.startswith("https://"):
-            content = tuple(_read_file(file) for file in (loaded.ca_file, loaded.cert_file, loaded.key_file))
+        if server.startswith("https://"):
+            files = (loaded.ca_file, loaded.cert_file, loaded.key_file)
+            content = (loaded.verify, *map(_read_file, files))
             if context is True or content != self._tls_content:
                 context = _build_ssl_context(loaded, strict=self._verify_x509_strict)
-        if loaded.proxy is not None and not loaded.proxy.startswith(("http://", "https://")):
-            raise _SourceError(
-                f"the proxy {URL(loaded.proxy).with_user(None)} cannot be used; it must begin with http:// or https://"
-            )
         headers = {"Authorization": loaded.authorization} if loaded.authorization else {}
-        access = Access(headers=headers, ssl=context, server_hostname=loaded.server_hostname, proxy=loaded.proxy)
+        access = Access(headers=headers, ssl=context, server_hostname=loaded.server_hostname, proxy=proxy)
         if access != self.access:
             if self._tls_content and content != self._tls_content:
                 log.info("the certificates of %s changed, and are used for new connections", self.source)
             self.access = access
+        self.server = server
         self._loaded, self._tls_content = loaded, content
         self.problem = ""
         self.fresh_until = self.clock() + RENEWAL_PERIOD
@@ -202,7 +207,7 @@ async def load_credentials(
     if not path and environ.get("KUBERNETES_SERVICE_HOST"):
         load, source = _service_account_loader(environ, service_account), "the pod's service account"
     elif path or _is_file(home):
-        load, source = _KubeconfigLoader(path or home, deadline, environ).load, f"kubeconfig {path or home}"
+        load, source = _KubeconfigLoader(path or home, deadline).load, f"kubeconfig {path or home}"
     else:
         raise SettingsError(
             [
@@ -211,7 +216,7 @@ async def load_credentials(
             ]
         )
     credentials = Credentials(
-        load, source=source, verify_x509_strict=verify_x509_strict, deadline=deadline, clock=clock
+        load, source=source, environ=environ, verify_x509_strict=verify_x509_strict, deadline=deadline, clock=clock
     )
     await credentials.open()
     return credentials
@@ -267,14 +272,13 @@ def _parse_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network |
 def _service_account_loader(environ: Mapping[str, str], directory: str) -> Load:
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     address = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    proxy = find_proxy(address, environ)
 
     async def load(_refused: bool) -> Loaded:
         token = _read_file(os.path.join(directory, "token")).decode(errors="replace").strip()
         if not token:
             raise _SourceError(f"the token file {directory}/token is empty")
         ca_file = os.path.join(directory, "ca.crt")
-        return Loaded(host=address, authorization=f"Bearer {token}", ca_file=ca_file, proxy=proxy)
+        return Loaded(host=address, authorization=f"Bearer {token}", ca_file=ca_file)
 
     return load
 
@@ -287,24 +291,24 @@ class _KubeconfigLoader:
     process.
     """
 
-    def __init__(self, path: str, deadline: float, environ: Mapping[str, str]) -> None:
+    def __init__(self, path: str, deadline: float) -> None:
         self._path = path
         self._deadline = deadline
-        self._environ = environ
         self._content: tuple[bytes, ...] = ()
         self._loader: Any = None
 
     async def load(self, refused: bool) -> Loaded:
         """Load the current content; raises one of _LOADER_ERRORS."""
-        parts = [part for part in self._path.split(os.pathsep) if part]
-        if missing := [part for part in parts if not _is_file(part)]:
-            raise _SourceError(f"there is no file {missing[0]}")
+        listed = [part for part in self._path.split(os.pathsep) if part]
+        parts = [part for part in listed if _is_file(part)]  # kubectl leaves out those that are not there, too
+        if not parts:
+            raise _SourceError(f"there is no file {' or '.join(listed)}")
         content = tuple(map(_read_file, parts))
         module = import_kubeconfig_loader()
         found: Any = SimpleNamespace(host="", api_key={})
         try:
             if self._loader is None or content != self._content:
-                self._loader, self._content = _build_loader(module, self._path, self._deadline), content
+                self._loader, self._content = _build_loader(module, parts, self._deadline), content
             elif refused:
                 self._loader.plugin_until = 0.0  # revoked, or the clocks of this machine and the server's differ
             await self._loader.load_and_set(found)
@@ -319,15 +323,20 @@ class _KubeconfigLoader:
             key_file=values.get("key_file"),
             verify=values.get("verify_ssl", True),
             server_hostname=values.get("tls_server_name"),
-            proxy=values.get("proxy") or find_proxy(found.host or "", self._environ),
+            proxy=values.get("proxy"),
         )
 
 
-def _build_loader(module: Any, path: str, deadline: float) -> Any:
+def _build_loader(module: Any, files: Sequence[str], deadline: float) -> Any:
     class Loader(module.KubeConfigLoader):  # type: ignore[misc]
         """Runs a credential plugin in a process group of its own, which ends with it or at the deadline."""
 
         plugin_until = 0.0
+
+        def set_active_context(self, context_name: str | None = None) -> None:
+            super().set_active_context(context_name)
+            if self._user is not None and (found := [name for name in _IMPERSONATION if self._user.value.get(name)]):
+                raise _SourceError(f"{found[0]}: impersonation is not supported; use credentials of that user")
 
         async def load_from_exec_plugin(self) -> bool:
             if time.time() < self.plugin_until:
@@ -345,25 +354,37 @@ def _build_loader(module: Any, path: str, deadline: float) -> Any:
                 self.plugin_until = datetime.datetime.fromisoformat(expiry).timestamp() - RENEWAL_PERIOD
             return True
 
-    config = module.KubeConfigMerger(path).config
-    if config is None:
-        raise _SourceError("it is empty")
-    files: list[int] = []
+    merger = module.KubeConfigMerger(os.pathsep.join(files))
+    config = merger.config
+    # The first file counts, as for kubectl; the merger takes the last one's.
+    if context := next((one for file in merger.config_files.values() if (one := file.get("current-context"))), ""):
+        config.value["current-context"] = context
+    inline_files: list[int] = []
     plugin_files: list[int] = []
-    _keep_inline_in_memory(config, files)
+    for kind in ("clusters", "users"):
+        for entry in config.value[kind]:
+            _resolve_files(entry.value.get(kind[:-1]), os.path.dirname(os.path.abspath(entry.path)), inline_files)
     loader = Loader(config_dict=config, config_base_path=None)
-    weakref.finalize(loader, _close_all, files)
+    weakref.finalize(loader, _close_all, inline_files)
     weakref.finalize(loader, _close_all, plugin_files)
     return loader
 
 
-def _keep_inline_in_memory(config: Any, descriptors: list[int]) -> None:
-    """Replace the certificates and keys in a kubeconfig by paths of memfds."""
-    entries = [entry.value.get(kind[:-1]) for kind in ("clusters", "users") for entry in config.value.get(kind) or ()]
-    for entry in entries:
-        for name in INLINE if isinstance(entry, dict) else ():
-            if data := entry.pop(f"{name}-data", None):  # preferred to a file of the same name
-                entry[name] = _keep_in_memory(name, base64.b64decode(data), descriptors)
+def _resolve_files(entry: Any, directory: str, descriptors: list[int]) -> None:
+    """Replace certificates and keys in a kubeconfig by paths of memfds, and paths by absolute ones, as kubectl does."""
+    if not isinstance(entry, dict):
+        return
+    for name in INLINE:
+        if data := entry.pop(f"{name}-data", None):  # preferred to a file of the same name
+            entry[name] = _keep_in_memory(name, base64.b64decode(data), descriptors)
+    for name in (*INLINE, "tokenFile"):
+        if path := entry.get(name):
+            entry[name] = os.path.join(directory, path)
+    if entry.get("tokenFile"):
+        entry.pop("token", None)  # the file may have a newer one
+    plugin = entry.get("exec")
+    if isinstance(plugin, dict) and "/" in str(plugin.get("command")):
+        plugin["command"] = os.path.join(directory, plugin["command"])
 
 
 async def _run_plugin(config: Mapping[str, Any], deadline: float) -> Mapping[str, Any]:
@@ -462,6 +483,19 @@ def _build_ssl_context(loaded: Loaded, *, strict: bool) -> ssl.SSLContext:
     if not strict:
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
+
+
+def _check_address(what: str, address: str) -> None:
+    """Raise _SourceError for what is not the URL of a host."""
+    shown = re.sub("//[^/]*@", "//", address)  # without the password
+    if not address.startswith(("http://", "https://")):
+        raise _SourceError(f"the {what} {shown!r} must begin with https:// or http://")
+    try:
+        if URL(address).host:
+            return
+    except ValueError as error:
+        raise _SourceError(f"the {what} {shown!r} is not the URL of a host: {error}") from error
+    raise _SourceError(f"the {what} {shown!r} names no host")
 
 
 def _name_file(file: str | None, inline: str = "in the kubeconfig") -> str:

@@ -46,7 +46,7 @@ async def open_raw_client(url: str, **options: object) -> AsyncIterator[KubeClie
     async def load(_refused: bool) -> Loaded:
         return Loaded(host=url)
 
-    credentials = Credentials(load, source="the test")
+    credentials = Credentials(load, source="the test", environ={})
     await credentials.open()
     async with KubeClient(credentials, **options) as client:  # type: ignore[arg-type]
         yield client

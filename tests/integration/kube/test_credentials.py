@@ -179,6 +179,62 @@ async def test_a_kubeconfig_that_is_replaced_is_read_again(tmp_path: Path) -> No
             assert await client.get(NAMESPACES, "default")
 
 
+async def test_credentials_for_another_server_are_not_sent_to_the_one_in_use(tmp_path: Path) -> None:
+    now = 0.0
+    async with serve_api(token="first") as server:
+        path = write_kubeconfig(tmp_path / "config", server.url, {"token": "first"})
+        credentials = await load_credentials(environ={"KUBECONFIG": path}, clock=lambda: now)
+        write_kubeconfig(tmp_path / "config", "https://other.example.com", {"token": "of the other"})
+        now = 3600.0
+        assert await read(credentials) == "default"
+    assert f"it names the server https://other.example.com now, and {server.url} is in use" in credentials.problem
+
+
+async def test_a_kubeconfig_that_no_longer_switches_verification_off_is_followed(
+    tmp_path: Path, authority: Authority
+) -> None:
+    now = 0.0
+    async with serve_api(tls=authority.context) as server:
+        path = write_kubeconfig(tmp_path / "config", server.url, {}, **{"insecure-skip-tls-verify": True})
+        credentials = await load_credentials(environ={"KUBECONFIG": path}, clock=lambda: now)
+        assert await read(credentials) == "default"
+        write_kubeconfig(tmp_path / "config", server.url, {})
+        now = 3600.0
+        with pytest.raises(Unavailable, match="certificate verify failed"):
+            await read(credentials)
+
+
+async def test_of_several_kubeconfigs_the_first_names_the_context_and_absent_ones_are_left_out(tmp_path: Path) -> None:
+    async with serve_api(token="mine") as server:
+        first = write_kubeconfig(tmp_path / "first", server.url, {"token": "mine"})
+        second = tmp_path / "second"
+        second.write_text("current-context: production\nclusters: []\nusers: []\ncontexts: []\n")
+        environ = {"KUBECONFIG": f"{tmp_path}/absent:{first}:{second}"}
+        assert await read(await load_credentials(environ=environ)) == "default"
+
+
+async def test_files_that_a_kubeconfig_names_are_beside_it_whichever_has_the_cluster(
+    tmp_path: Path, authority: Authority
+) -> None:
+    authority.require_clients()
+    (tmp_path / "users").mkdir()
+    authority.client.rename(tmp_path / "users" / "mine.pem")
+    user: dict[str, object] = {"client-certificate": "mine.pem", "client-key": "mine.pem"}
+    async with serve_api(tls=authority.context) as server:
+        users = write_kubeconfig(tmp_path / "users" / "config", server.url, user)
+        clusters = tmp_path / "clusters"
+        write_kubeconfig(clusters, server.url, {}, **{"certificate-authority": "ca.crt"})
+        clusters.write_text(yaml.safe_dump(yaml.safe_load(clusters.read_text()) | {"users": []}))
+        assert await read(await load_credentials(environ={"KUBECONFIG": f"{clusters}:{users}"})) == "default"
+
+
+async def test_the_token_of_a_file_is_newer_than_the_one_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("new")
+    async with serve_api(token="new") as server:
+        path = write_kubeconfig(tmp_path / "config", server.url, {"tokenFile": "token", "token": "old"})
+        assert await read(await load_credentials(environ={"KUBECONFIG": path})) == "default"
+
+
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="Python is strict about certificates from 3.13 on")
 async def test_strictness_about_certificates_is_a_choice(tmp_path: Path, authority: Authority) -> None:
     (tmp_path / "token").write_text("x")
@@ -205,6 +261,19 @@ async def test_a_kubeconfig_may_run_a_program_for_the_token(tmp_path: Path) -> N
     user: dict[str, object] = {
         "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "echo", "args": [answer]}
     }
+    async with serve_api(token="made") as server:
+        path = write_kubeconfig(tmp_path / "config", server.url, user)
+        assert await read(await load_credentials(environ={}, kubeconfig=path)) == "default"
+
+
+async def test_a_program_for_the_token_may_be_named_by_its_path_from_the_kubeconfig(tmp_path: Path) -> None:
+    api_version = "client.authentication.k8s.io/v1"
+    program = tmp_path / "bin" / "make-token"
+    program.parent.mkdir()
+    answer = f'{{"apiVersion": "{api_version}", "kind": "ExecCredential", "status": {{"token": "made"}}}}'
+    program.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    program.chmod(0o755)
+    user: dict[str, object] = {"exec": {"apiVersion": api_version, "command": "./bin/make-token"}}
     async with serve_api(token="made") as server:
         path = write_kubeconfig(tmp_path / "config", server.url, user)
         assert await read(await load_credentials(environ={}, kubeconfig=path)) == "default"
@@ -318,6 +387,26 @@ UNUSABLE = {
         "clusters: [{name: c, cluster: {server: 'ftp://x'}}]\ncontexts: [{name: x, context: {cluster: c}}]\n"
         "users: []\ncurrent-context: x",
         "must begin with https:// or http://",
+    ),
+    "a server whose port is none": (
+        "clusters: [{name: c, cluster: {server: 'https://x:6443a'}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
+        "users: [{name: u, user: {}}]\ncurrent-context: x",
+        "the server 'https://x:6443a' is not the URL of a host",
+    ),
+    "a proxy whose port is none": (
+        "clusters: [{name: c, cluster: {server: 'https://x', proxy-url: 'http://me:secret@p:99999'}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
+        "users: [{name: u, user: {}}]\ncurrent-context: x",
+        "the proxy 'http://p:99999' is not the URL of a host: Port out of range",
+    ),
+    "a proxy without a host": (
+        "clusters: [{name: c, cluster: {server: 'https://x', proxy-url: 'http://'}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
+        "users: [{name: u, user: {}}]\ncurrent-context: x",
+        "the proxy 'http://' names no host",
+    ),
+    "impersonation": (
+        "clusters: [{name: c, cluster: {server: 'https://x'}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
+        "users: [{name: u, user: {token: t, as: somebody}}]\ncurrent-context: x",
+        "as: impersonation is not supported",
     ),
     "a certificate that is none": (
         "clusters: [{name: c, cluster: {server: 'https://x'}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"

@@ -119,5 +119,5 @@ async def refusal_of(proxy: str, directory: Path) -> str:
 
 async def test_a_proxy_of_another_kind_is_refused_at_the_start(authority: Authority, tmp_path: Path) -> None:
     environ = {"HTTPS_PROXY": "socks5://user:hidden@127.0.0.1:1", "KUBERNETES_SERVICE_HOST": NAME}
-    with pytest.raises(SettingsError, match=r"the proxy socks5://127.0.0.1:1 cannot be used; it must begin with"):
+    with pytest.raises(SettingsError, match=r"the proxy 'socks5://127.0.0.1:1' must begin with https:"):
         await load_credentials(environ=environ, service_account=str(tmp_path))
