@@ -108,19 +108,19 @@ def _add_explain(commands: Commands) -> None:
 
 
 def _explain_claim(parsed: argparse.Namespace) -> int:
+    from pydra.claim import find_name_problem  # noqa: PLC0415
     from pydra.diagnosis.cluster_reader import open_cluster  # noqa: PLC0415
     from pydra.diagnosis.explain_claim import ClaimReport, explain_claim  # noqa: PLC0415 - loads the agent
 
     settings = read_node_settings(parsed, os.environ)
     namespace, _, name = parsed.claim.rpartition("/")
-    if not name or "/" in namespace:
-        raise SettingsError([f"{parsed.claim!r} is not NAMESPACE/NAME"])
+    namespace = namespace or parsed.namespace
+    if problem := find_name_problem("uid", namespace, name):
+        raise SettingsError([f"{parsed.claim!r} names a claim {problem}"])
 
     async def run() -> ClaimReport:
         async with open_cluster(settings) as client:
-            return await explain_claim(
-                settings, client, namespace=namespace or parsed.namespace, name=name, review=_load_review()
-            )
+            return await explain_claim(settings, client, namespace=namespace, name=name, review=_load_review())
 
     report = asyncio.run(run())
     if parsed.output == "json":

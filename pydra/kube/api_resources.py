@@ -15,6 +15,9 @@ import msgspec
 
 JsonObject: TypeAlias = dict[str, Any]
 
+_VERSION_DIGITS = 19
+"""Of 64 bits, as etcd counts. Python refuses to read numbers of thousands of digits."""
+
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One kind of object in the API; `group` is empty for the core group."""
@@ -69,11 +72,13 @@ def object_key(body: Mapping[str, Any]) -> tuple[str, str]:
     return metadata.get("namespace") or "", metadata.get("name") or ""
 
 
-def parse_resource_version(version: str) -> int:
+def parse_resource_version(version: object) -> int:
     """Return a resource version as a number that grows with every write; 0 when it is not a number.
 
     Kubernetes 1.35 promises the order (KEP-5504); all versions from 1.34 on keep it for built-in kinds.
     """
+    if not isinstance(version, str) or len(version) > _VERSION_DIGITS:  # that of a bookmark was not checked
+        return 0
     return int(version) if version.isascii() and version.isdigit() else 0
 
 

@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +263,12 @@ def test_a_claim_of_a_wrong_name_is_answered_with_the_one_that_there_is(quiet: N
     assert 'there is no claim patent in namespace default (did you mean "patient"?)' in printed
 
 
+@pytest.mark.parametrize("name", ["..", "./patient", "default/", "a/b/c"])
+def test_a_name_that_no_claim_can_have_is_refused(tool: Tool, name: str) -> None:
+    assert main(["explain", "claim", name, *tool.flags]) == 2
+    assert f"pydra: {name!r} names a claim w" in tool.output.readouterr().err
+
+
 def test_a_claim_that_is_gone_while_the_node_holds_it_is_reported(quiet: Node, tool: Tool) -> None:
     claim = quiet.api.create_claim(quiet.board.device())
     quiet.kubelet.prepare_one(claim)
@@ -470,6 +478,25 @@ def test_the_doctor_asks_for_the_status_of_claims_where_the_agent_writes_it(
         quiet.server.faults.clear()
     assert "may not" not in without
     assert "problem  access      may not patch resourceclaims.resource.k8s.io/status\n" in printed
+
+
+def test_the_doctor_says_that_another_program_answers_in_place_of_the_agent(tool: Tool) -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{, =pydra_registered")
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Page) as server, ThreadPoolExecutor(1) as thread:
+        thread.submit(server.serve_forever)
+        try:
+            code = main(["doctor", *tool.flags, "--http-address", f"127.0.0.1:{server.server_port}"])
+        finally:
+            server.shutdown()
+    assert code == 1
+    assert f"no agent answers at 127.0.0.1:{server.server_port}" in tool.output.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ def test_a_resource_says_its_version_and_itself() -> None:
 
 
 def test_versions_are_numbers_where_they_are_any() -> None:
-    assert [parse_resource_version(text) for text in ("12", "", "abc", "-1", "１２", "1.5")] == [12, 0, 0, 0, 0, 0]
+    versions = ("12", "", "abc", "-1", "１２", "1.5", 12, None, "9" * 5000)
+    assert [parse_resource_version(text) for text in versions] == [12, 0, 0, 0, 0, 0, 0, 0, 0]
 
 
 def test_an_object_is_known_by_namespace_and_name() -> None:
