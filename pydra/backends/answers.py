@@ -14,11 +14,12 @@ from pydra.backends.contract_validation import (
     find_json_violations,
     find_prepared_violations,
     find_sample_violations,
+    find_size_violations,
     find_value_violations,
     sort_prepared,
 )
 from pydra.backends.supervisor_events import AnswerRejected
-from pydra.backends.wire import Method, Reply
+from pydra.backends.wire import MAX_CONTAINERS, Method, Reply, count_containers
 from pydra.claim import Claim, PreparedDevice, answers_exactly
 from pydra.devices import Inventory
 from pydra.errors import ContractError
@@ -37,6 +38,10 @@ class _StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     data: Any = None
 
 
+def _refuse_extension(code: int, _: memoryview) -> None:
+    raise msgspec.ValidationError(f"an extension of msgpack, type {code}, is not JSON")
+
+
 class AnswerReader:
     """Reads the answers of one backend. Each method raises ContractError, after it was logged and reported."""
 
@@ -50,16 +55,20 @@ class AnswerReader:
 
     def read_plan(self, reply: Reply, claim: Claim, *, has_steps: bool) -> Claim:
         """Return the claim with what `plan` returned."""
+        self._check(Method.PLAN, find_size_violations(Method.PLAN, reply.result), claim)
         if not has_steps:
             data = self._decode(reply, object, Method.PLAN, claim)
             self._check(Method.PLAN, find_json_violations(Method.PLAN, data), claim)
             return msgspec.structs.replace(claim, plan=data)
         plan = self._decode(reply, _StepPlan, Method.PLAN, claim)
-        self._check(Method.PLAN, find_json_violations(Method.PLAN, msgspec.to_builtins(plan)), claim)
+        # Steps have types, of which some, such as bytes, are texts in JSON; what else there is has none.
+        said = {"steps": msgspec.to_builtins(plan.steps), "data": plan.data}
+        self._check(Method.PLAN, find_json_violations(Method.PLAN, said), claim)
         return msgspec.structs.replace(claim, plan=plan.data, steps=plan.steps)
 
     def read_result(self, reply: Reply, claim: Claim) -> Any:
         """Return what `apply` returned for a step of the claim, as JSON."""
+        self._check(Method.APPLY, find_size_violations(Method.APPLY, reply.result), claim)
         result = self._decode(reply, object, Method.APPLY, claim)
         self._check(Method.APPLY, find_json_violations(Method.APPLY, result), claim)
         return result
@@ -92,8 +101,11 @@ class AnswerReader:
         return error
 
     def _decode(self, reply: Reply, wanted: type[T], method: Method, claim: Claim | None = None) -> T:
+        if count_containers(reply.result) > MAX_CONTAINERS:
+            said = f"{method.value} returned more than {MAX_CONTAINERS:,} lists and objects"
+            raise self.reject(method, (said,), claim)
         try:  # here, not on the connection: an invalid result fails only its own call
-            return msgspec.msgpack.decode(reply.result, type=wanted)
+            return msgspec.msgpack.decode(reply.result, type=wanted, ext_hook=_refuse_extension)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             violations = find_value_violations(reply.result, wanted) or (str(error),)
             raise self.reject(method, tuple(f"{method.value}: {one}" for one in violations), claim) from error

@@ -51,6 +51,9 @@ def read_settings(
         return msgspec.convert(found, settings_type)
     except msgspec.ValidationError as error:  # a rule across fields, from the type's __post_init__
         raise SettingsError([f"settings of backend {backend}: {error}"]) from error
+    except Exception as error:  # which is the backend's code and may fail in any way
+        why = f"the backend's own rules fail with {type(error).__name__}: {error}"
+        raise SettingsError([f"settings of backend {backend}: they cannot be checked, {why}"]) from error
 
 
 def describe_settings(

@@ -176,7 +176,7 @@ class CallsInFlight:
         pending.loop_runs = pending.cancel_sent
         if pending.is_slow and not pending.is_located and not pending.cancel_sent:
             pending.is_located = True
-            self._on_slow(pending.call, self._loop.time() - pending.started, find_wait(waiting.where))
+            self._on_slow(pending.call, self._loop.time() - pending.started, find_wait(pending.where))
 
     def locate_slow(self) -> None:
         """Ask the process where the calls wait that have become slow."""

@@ -77,7 +77,7 @@ def find_misspelt(backend: Any, live: Any) -> dict[str, str]:
     """Return names of the backend that resemble an optional one of the contract which it lacks, with that one."""
     coroutines = [method.value for method in OPTIONAL if getattr(live, method.value, None) is None]
     constants = [name for name in _CONSTANTS if getattr(backend, name, None) is None]
-    helpers = [name for name in _own_functions(live) if _is_coroutine(getattr(live, name))]
+    helpers = [name for name in _own_functions(live) if _is_coroutine(inspect.getattr_static(live, name, None))]
     others = [name for name in dir(backend) if name.isupper() and name not in _CONSTANTS]
     found = {name: find_similar(name, coroutines, cutoff=0.85) for name in helpers}
     found |= {name: find_similar(name, constants, cutoff=0.85) for name in others}
@@ -170,7 +170,12 @@ def _own_functions(backend: Any) -> Iterator[str]:
     """Yield the functions that may be a misspelt coroutine of the contract."""
     taken = {method.value for method in Method}
     for name in dir(backend):
-        if not name.startswith("_") and name not in taken and inspect.isroutine(getattr(backend, name, None)):
+        # Found without running the backend's code: a property may read the hardware, or fail.
+        if (
+            not name.startswith("_")
+            and name not in taken
+            and inspect.isfunction(inspect.getattr_static(backend, name, None))
+        ):
             yield name
 
 
@@ -371,6 +376,13 @@ def find_prepared_violations(claim: Claim, prepared: Sequence[PreparedDevice]) -
     size = sum(len(msgspec.json.encode(device.state)) for device in prepared)
     if size > MAX_STATE:
         yield f"the states of the claim's devices take {size} bytes of JSON, the limit is {MAX_STATE}"
+
+
+def find_size_violations(method: Method, body: msgspec.Raw) -> tuple[str, ...]:
+    """Find a JSON value that is certainly too large for the claim's record, before it is decoded."""
+    if memoryview(body).nbytes <= 3 * MAX_STATE:  # a number may take 9 bytes where JSON has `0.0`
+        return ()
+    return (f"{method.value} returned more than {MAX_STATE} bytes of JSON, which is the limit",)
 
 
 def find_json_violations(method: Method, value: Any) -> tuple[str, ...]:

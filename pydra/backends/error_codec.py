@@ -143,11 +143,12 @@ def parse_fault(fault: Fault, backend: str, doing: str, *, repeated: bool = Fals
     Its texts are cut again: the process that sent them may not have done so.
     """
     reason = fault.reason if is_reason(fault.reason) else ""
-    error = _parse_error(_limit(fault), backend, doing)
+    error = _parse_error(limit_fault(fault), backend, doing)
     return of_call(error, reason=reason, reached_backend=fault.reached, repeated=repeated)
 
 
-def _limit(fault: Fault) -> Fault:
+def limit_fault(fault: Fault) -> Fault:
+    """Cut the texts of a fault that a process sent."""
     return msgspec.structs.replace(
         fault,
         message=cut(fault.message, MAX_MESSAGE),

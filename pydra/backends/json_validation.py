@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -35,12 +36,16 @@ _KINDS: tuple[tuple[Any, Any], ...] = (
 """Descriptions of types, and the Python type of the values that JSON has for them."""
 
 _PATTERN_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]|\$", re.DOTALL)
+MOST_MISMATCHES = 1000
+"""More are not looked for: a value from elsewhere may have millions."""
+
 _LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_length", "tz")
 
 
 def find_mismatches(value: Any, wanted: type | mi.Type) -> tuple[str, ...]:
-    """Return all mismatches as `$.path: found what, what is allowed`; empty if msgspec decodes it strictly."""
-    return tuple(_walk(value, wanted if isinstance(wanted, mi.Type) else read_type(wanted), "$"))
+    """Return the mismatches as `$.path: found what, what is allowed`; empty if msgspec decodes it strictly."""
+    found = _walk(value, wanted if isinstance(wanted, mi.Type) else read_type(wanted), "$")
+    return tuple(islice(found, MOST_MISMATCHES))
 
 
 @cache  # compiling the annotations takes longer than the rest of a call

@@ -199,7 +199,10 @@ class ProcessOutput:
 
     def log(self, line: LogLine) -> None:
         """Log a line of the backend's own logging."""
-        if not self._log.isEnabledFor(line.level):
+        level = min(
+            max(line.level, logging.NOTSET), logging.CRITICAL
+        )  # logging remembers each one that it was asked for
+        if not self._log.isEnabledFor(level):
             return
         if not self._limits[2].admit():
             self._limits[2].drop(1)
@@ -211,7 +214,7 @@ class ProcessOutput:
             fields["details"] = line.exception[:MAX_EXCEPTION]
         # Without a logger of that name: a backend could create any number of them.
         name, message = f"{self._log.name}.{line.logger[:MAX_NAME]}", line.message[:MAX_MESSAGE]
-        record = self._log.makeRecord(name, line.level, "", 0, message, (), None, extra={"fields": fields})
+        record = self._log.makeRecord(name, level, "", 0, message, (), None, extra={"fields": fields})
         self._log.handle(record)
 
     def flush(self) -> None:

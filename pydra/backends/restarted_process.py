@@ -15,7 +15,7 @@ import msgspec
 from pydra.backends.crash_attribution import CrashAttribution, Involvement, build_failure
 from pydra.backends.crash_diagnosis import CallInFlight, Diagnosis, Ending, diagnose
 from pydra.backends.discovery import BackendSource
-from pydra.backends.error_codec import FaultKind, parse_fault
+from pydra.backends.error_codec import FaultKind, limit_fault, parse_fault
 from pydra.backends.process import BackendProcess, ProcessOptions
 from pydra.backends.restart_policy import RestartPolicy
 from pydra.backends.supervisor_events import (
@@ -247,7 +247,7 @@ class RestartedProcess:
         return build_failure(self.name, call, one, ending.cause, diagnosis)
 
     def _read_refusal(self, refusal: Refusal) -> BackendTrouble | BackendRefused:
-        fault = refusal.fault
+        fault = limit_fault(refusal.fault)
         if refusal.final and self.facts is None:
             return BackendRefused(
                 backend=self.name,

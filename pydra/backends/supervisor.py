@@ -16,7 +16,7 @@ from pydra.backends.answers import AnswerReader
 from pydra.backends.contract import Inheritance
 from pydra.backends.crash_attribution import CrashAttribution, Involvement, Quarantined
 from pydra.backends.discovery import BackendSource, refresh_source
-from pydra.backends.error_codec import FaultKind, parse_fault
+from pydra.backends.error_codec import parse_fault
 from pydra.backends.held_claims_sync import HeldClaims, HeldClaimsSync
 from pydra.backends.hints import Hints
 from pydra.backends.process import BackendProcess, ProcessOptions, Spawn, spawn_program
@@ -28,7 +28,7 @@ from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts
 from pydra.backends.wire import Call, Failure, Method, Reply
 from pydra.claim import Claim, HeldClaim, PreparedDevice
 from pydra.devices import Inventory
-from pydra.errors import BackendTimeout, ClaimQuarantined, PydraError, of_call
+from pydra.errors import BackendTimeout, ClaimQuarantined, ContractError, PydraError, of_call
 from pydra.samples import Sample
 from pydra.settings import ProcessRights
 
@@ -261,9 +261,10 @@ class BackendSupervisor:
             self._attribution.note_answer(call.claim, call.method, succeeded=False)
         if isinstance(failure, PydraError):
             return failure
-        if failure.fault.kind is FaultKind.CONTRACT:
-            return self._answers.reject(call.method, failure.fault.problems, call.claim)
-        return parse_fault(failure.fault, self.name, str(call), repeated=repeated)
+        error = parse_fault(failure.fault, self.name, str(call), repeated=repeated)
+        if isinstance(error, ContractError):
+            return self._answers.reject(call.method, error.violations, call.claim)
+        return error
 
     async def _wait_admission(self, call: Call, *, reached: bool) -> BackendProcess:
         """Return a process that this call may use now. Raises BackendUnavailable if there is none in time.

@@ -12,10 +12,11 @@ import socket
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
 
+from pydra.api_name_formats import DRIVER_BYTES, SUBDOMAIN
 from pydra.backends.error_codec import Fault
 from pydra.claim import Claim, HeldClaim, PreparedDevice, restore_configs
 from pydra.json_encodable import MAX_DEPTH, find_json_problems
@@ -23,10 +24,15 @@ from pydra.json_encodable import MAX_DEPTH, find_json_problems
 MAX_FRAME = 16 * 1024 * 1024
 """The largest body in bytes: 128 devices with 32 attributes each take about 200 KB."""
 
+MAX_CONTAINERS = 500_000
+"""Lists and objects in one answer: 50,000 devices. In the agent's memory each may take 100 times its bytes here."""
+
 _HELD_BYTES = 8 * 1024 * 1024
 """After which a message about held claims is full; one claim has at most 256 KiB each of plan, results and states."""
 
 _HEADER = struct.Struct(">I")
+_CONTAINERS = bytes((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
+"""The first bytes of lists and objects in msgpack: fixmap, fixarray, array 16 to map 32."""
 
 
 class WireError(ValueError):
@@ -135,7 +141,7 @@ class BackendDescription(msgspec.Struct, frozen=True, kw_only=True):
     agent's settings give less. `settings` are its own, where it has a SETTINGS_TYPE.
     """
 
-    driver: str
+    driver: Annotated[str, msgspec.Meta(max_length=DRIVER_BYTES, pattern=rf"^(?:{SUBDOMAIN.pattern})?\Z")]
     methods: tuple[Method, ...]
     config_kinds: tuple[str, ...] = ()
     reasons: Mapping[str, str] = {}
@@ -235,6 +241,12 @@ def build_frame(message: Message) -> bytearray:
 def build_result(result: Any) -> msgspec.Raw:
     """Encode what a coroutine returned for a `Reply`. Raises TypeError, OverflowError or ValueError."""
     return msgspec.Raw(_encoder.encode(result))
+
+
+def count_containers(result: msgspec.Raw) -> int:
+    """Return how many lists and objects an encoded result has, or more: text outside of ASCII has such bytes, too."""
+    content = bytes(result)
+    return len(content) - len(content.translate(None, _CONTAINERS))
 
 
 def find_unencodable(value: Any, path: str, depth: int = 0) -> Iterator[str]:

@@ -39,7 +39,7 @@ from pydra.errors import (
     TerminalError,
 )
 from pydra.samples import Sample
-from tests.integration.backends.harness import SOURCE, claim, find_troubles, supervised, until
+from tests.integration.backends.harness import ENVIRON, SOURCE, claim, find_troubles, supervised, until
 
 LONG_TIMEOUTS = ProcessTimeouts(
     ping_interval=0.05,
@@ -499,6 +499,39 @@ async def test_what_a_library_prints_disturbs_nothing_and_is_logged(caplog: pyte
         await until(lambda: any(message.startswith("xxxx") for message in caplog.messages))
     assert "\\xff\x00garbage on stdout" in caplog.messages
     assert caplog.messages.count("\\xff\x00garbage on stdout") < 2000
+
+
+async def test_violations_that_a_process_reports_at_any_length_are_cut() -> None:
+    async with supervised() as backend:
+        with pytest.raises(ContractError) as caught:
+            await backend.prepare(claim("fail-at-length"))
+    assert len(str(caught.value)) < 500_000
+
+
+async def test_the_place_of_a_slow_call_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    async with supervised(timeouts=replace(LONG_TIMEOUTS, slow_call=0.1)) as backend:
+        await backend.prepare(claim("wait-at-length"))
+    (slow,) = (one.getMessage() for one in caplog.records if "has been running for" in one.getMessage())
+    assert len(slow) < 500_000
+
+
+async def test_a_refusal_of_any_length_is_cut() -> None:
+    environ = {**ENVIRON, "IMPOSTOR": "a refusal without end"}
+    async with supervised(source=BackendSource(name="impostor", target="impostor:"), environ=environ) as backend:
+        with pytest.raises(ContractError) as caught:
+            await backend.wait_ready()
+    assert len(str(caught.value)) < 500_000
+
+
+async def test_a_process_that_names_a_driver_which_is_a_path_is_not_served() -> None:
+    events: list[BackendEvent] = []
+    environ = {**ENVIRON, "IMPOSTOR": "a driver that is a path"}
+    source = BackendSource(name="impostor", target="impostor:")
+    async with supervised(source=source, environ=environ, events=events):
+        await until(lambda: bool(events))
+    assert isinstance(events[0], BackendEnded)
+    assert "broke the protocol" in events[0].diagnosis.line
+    assert "$.driver" in events[0].diagnosis.line
 
 
 async def test_an_answer_to_no_call_is_reported_and_ignored() -> None:

@@ -372,6 +372,13 @@ async def test_without_any_credentials_it_says_what_it_looked_for(tmp_path: Path
         await load_credentials(environ={"HOME": str(tmp_path)})
 
 
+def _of_one_context(cluster: str, user: str = "{}") -> str:
+    return (
+        f"clusters: [{{name: c, cluster: {cluster}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n"
+        f"users: [{{name: u, user: {user}}}]\ncurrent-context: x"
+    )
+
+
 UNUSABLE = {
     "no such file": (None, "there is no file"),
     "empty": ("", "not a usable kubeconfig"),
@@ -389,28 +396,23 @@ UNUSABLE = {
         "must begin with https:// or http://",
     ),
     "a server whose port is none": (
-        "clusters: [{name: c, cluster: {server: 'https://x:6443a'}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
-        "users: [{name: u, user: {}}]\ncurrent-context: x",
+        _of_one_context("{server: 'https://x:6443a'}"),
         "the server 'https://x:6443a' is not the URL of a host",
     ),
     "a proxy whose port is none": (
-        "clusters: [{name: c, cluster: {server: 'https://x', proxy-url: 'http://me:secret@p:99999'}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
-        "users: [{name: u, user: {}}]\ncurrent-context: x",
+        _of_one_context("{server: 'https://x', proxy-url: 'http://me:secret@p:99999'}"),
         "the proxy 'http://p:99999' is not the URL of a host: Port out of range",
     ),
     "a proxy without a host": (
-        "clusters: [{name: c, cluster: {server: 'https://x', proxy-url: 'http://'}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
-        "users: [{name: u, user: {}}]\ncurrent-context: x",
+        _of_one_context("{server: 'https://x', proxy-url: 'http://'}"),
         "the proxy 'http://' names no host",
     ),
     "impersonation": (
-        "clusters: [{name: c, cluster: {server: 'https://x'}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
-        "users: [{name: u, user: {token: t, as: somebody}}]\ncurrent-context: x",
+        _of_one_context("{server: 'https://x'}", "{token: t, as: somebody}"),
         "as: impersonation is not supported",
     ),
     "a certificate that is none": (
-        "clusters: [{name: c, cluster: {server: 'https://x'}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
-        "users: [{name: u, user: {client-certificate-data: aGVsbG8=, client-key-data: aGVsbG8=}}]\ncurrent-context: x",
+        _of_one_context("{server: 'https://x'}", "{client-certificate-data: aGVsbG8=, client-key-data: aGVsbG8=}"),
         "the client certificate in the kubeconfig with the key in the kubeconfig cannot be used: it is not PEM",
     ),
 }

@@ -91,6 +91,20 @@ def test_all_faults_come_at_once_each_with_its_place_what_was_found_and_the_defa
     )
 
 
+class Faulty(msgspec.Struct):
+    root: str | None = None
+
+    def __post_init__(self) -> None:
+        self.root.strip()  # type: ignore[union-attr]
+
+
+def test_rules_of_the_backend_that_fail_are_reported_like_those_that_refuse() -> None:
+    with pytest.raises(
+        SettingsError, match="backend x: they cannot be checked, the backend's own rules fail with Attr"
+    ):
+        read_settings(Faulty, "x", "PYDRA_X_", {}, {})
+
+
 def test_variables_of_others_are_left_alone() -> None:
     environ = {"PYDRA_X_STATE": "/s", "PYDRA_X_WEB_SERVICE_HOST": "10.0.0.1", "PYDRA_X_WEB_PORT": "1", "PYDRA_Y_A": "1"}
     assert read(environ) == Knobs()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from pydra.backends.contract_validation import (
     find_coroutine_violations,
     find_inheritance_violations,
     find_methods,
+    find_misspelt,
     find_object_violations,
     find_prepared_violations,
     find_sample_violations,
@@ -254,6 +256,22 @@ class Callable:
 )
 def test_a_backend_that_keeps_the_contract_has_no_violations(good: Any) -> None:
     assert find_object_violations(good) == ()
+
+
+class ReadsHardware:
+    @property
+    def temperature(self) -> float:
+        raise OSError("the device does not answer")
+
+    @cached_property
+    def meassure(self) -> float:
+        raise OSError("the device does not answer")
+
+    async def wait_change(self) -> None: ...
+
+
+def test_names_are_compared_without_reading_properties() -> None:
+    assert find_misspelt(backend(), ReadsHardware()) == {"wait_change": "wait_changed"}
 
 
 @pytest.mark.parametrize(

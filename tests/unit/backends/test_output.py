@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -16,8 +18,10 @@ from pydra.backends.process_output import (
     LogLimit,
     OutputLog,
     OutputPipe,
+    ProcessOutput,
     is_stack,
 )
+from pydra.backends.wire import LogLine
 
 
 class Clock:
@@ -128,3 +132,20 @@ def test_a_stream_without_end_is_read_a_bounded_number_of_times_in_each_period(s
         assert len(lines) <= LINES_AT_ONCE
     finally:
         loop.close()
+
+
+async def test_levels_of_a_backends_lines_take_no_memory_however_many_there_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    output = ProcessOutput("levels")
+    output.log(LogLine(level=10**9, logger="x", message="urgent"))
+    assert caplog.records[-1].levelno == logging.CRITICAL
+    for number in range(2 * LINES_AT_ONCE):
+        output.log(LogLine(level=number, logger="x", message=""))
+    tracemalloc.start()
+    try:
+        for number in range(20_000):
+            output.log(LogLine(level=number, logger="x", message=""))
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()

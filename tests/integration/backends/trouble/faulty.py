@@ -12,6 +12,7 @@ import mmap
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -265,14 +266,33 @@ async def do_garble() -> None:
 
 
 async def do_answer_stranger() -> None:
-    frame = msgspec.msgpack.encode({"type": "reply", "id": 987654, "result": None})
-    os.write(_agent_socket(), len(frame).to_bytes(4, "big") + frame)
+    _send({"type": "reply", "id": 987654, "result": None})
 
 
 async def do_flood_places() -> None:
     for call_id in range(100):
-        frame = msgspec.msgpack.encode({"type": "waiting", "id": call_id, "where": "x"})
-        os.write(_agent_socket(), len(frame).to_bytes(4, "big") + frame)
+        _send({"type": "waiting", "id": call_id, "where": "x"})
+
+
+async def do_fail_at_length() -> None:
+    fault = {"kind": "contract", "problems": ["x" * 10_000] * 1000}
+    for call_id in range(10):
+        _send({"type": "failure", "id": call_id, "fault": fault})
+
+
+async def do_wait_at_length() -> None:
+    time.sleep(0.3)  # noqa: ASYNC251 - so that this process does not answer itself
+    where = 'File "x.py", line 1, in ' + "y" * 10**7
+    for call_id in range(10):
+        _send({"type": "waiting", "id": call_id, "where": where})
+
+
+def _send(message: Any) -> None:
+    frame = msgspec.msgpack.encode(message)
+    connection = socket.socket(fileno=os.dup(_agent_socket()))
+    connection.setblocking(True)
+    connection.sendall(len(frame).to_bytes(4, "big") + frame)
+    connection.close()
 
 
 def _agent_socket() -> int:
