@@ -132,6 +132,7 @@ def _read_container(pod: nri.PodSandbox, container: nri.Container) -> Container:
         pod=pod.name,
         name=container.name,
         env=container.env,
+        cdi_devices=tuple(one.name for one in container.cdi_devices),
         cpus=parse_kernel_list(container.linux.resources.cpu.cpus),
         limit=_read_limit(container.linux.resources.cpu),
     )

@@ -1,7 +1,8 @@
 """Decides which CPUs each container may use: those of its claims, or the pool of all others.
 
 What a claim has is what the agent has recorded. The variables in a container's environment, which a CDI spec sets,
-only say which claims the container uses.
+only say which claims the container uses. Where the runtime reports CDI devices, which only the kubelet gives to
+containers, those must say it, too.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     env: tuple[str, ...] = ()
     """`NAME=VALUE` each."""
+    cdi_devices: tuple[str, ...] = ()
+    """The names of its CDI devices, if the runtime reports them."""
     cpus: frozenset[int] = frozenset()
     """The CPUs that it may use; all if empty."""
     limit: float = 0.0
@@ -91,7 +94,7 @@ def find_pins(
 
 def find_pool(containers: Iterable[Container], held: Sequence[HeldClaim], offered: frozenset[int]) -> frozenset[int]:
     """Return the CPUs of containers without a claim."""
-    return _pin_claimed(containers, held, offered)[1]
+    return _pin_claimed(tuple(containers), held, offered)[1]
 
 
 def find_occupied(containers: Iterable[Container], held: Sequence[HeldClaim], taken: frozenset[int]) -> dict[int, str]:
@@ -99,31 +102,33 @@ def find_occupied(containers: Iterable[Container], held: Sequence[HeldClaim], ta
 
     Those of CPUs that claims have `taken` are left out.
     """
-    claims = {one.claim.uid: one for one in held}
-    occupied: dict[int, str] = {}
-    for container in containers:
-        if container.cpus <= taken:
-            continue
-        try:
-            for variable in container.variables:
-                _find_shares(container, variable, claims)
-        except PinRefused:
-            occupied |= dict.fromkeys(container.cpus, str(container))
-    return occupied
+    containers = tuple(containers)
+    pins, _ = _pin_claimed(containers, held, frozenset())
+    return {
+        cpu: str(one)
+        for one in containers
+        if not one.cpus <= taken and isinstance(pins.get(one.id), PinRefused)
+        for cpu in one.cpus
+    }
 
 
 def _pin_claimed(
-    containers: Iterable[Container], held: Sequence[HeldClaim], offered: frozenset[int]
+    containers: Sequence[Container], held: Sequence[HeldClaim], offered: frozenset[int]
 ) -> tuple[dict[str, Pin | PinRefused], frozenset[int]]:
     """The pins of containers with a claim, and the CPUs that are left to the others."""
     claims = {one.claim.uid: one for one in held}
     pins: dict[str, Pin | PinRefused] = {}
     pool = set(offered)
+    are_reported = any(one.cdi_devices for one in containers)
     for container in containers:
         if not container.variables:
             continue
         try:
-            shares = [share for one in container.variables for share in _find_shares(container, one, claims)]
+            shares = [
+                share
+                for one in container.variables
+                for share in _find_shares(container, one, claims, are_reported=are_reported)
+            ]
         except PinRefused as error:
             pins[container.id] = error
             pool -= container.cpus
@@ -133,8 +138,10 @@ def _pin_claimed(
     return pins, frozenset(pool)
 
 
-def _find_shares(container: Container, variable: str, claims: Mapping[str, HeldClaim]) -> list[Share]:
-    """The shares of the request that a variable names."""
+def _find_shares(
+    container: Container, variable: str, claims: Mapping[str, HeldClaim], *, are_reported: bool
+) -> list[Share]:
+    """The shares of the request that a variable names. `are_reported`: CDI devices are, so the claim has one there."""
     found = _VARIABLE.fullmatch(variable.partition("=")[0])
     one = claims.get(found["uid"]) if found is not None else None
     if one is None or one.claim.namespace != container.namespace:
@@ -143,6 +150,11 @@ def _find_shares(container: Container, variable: str, claims: Mapping[str, HeldC
             "it from the pod or image"
         )
     name = f"claim {one.claim.namespace}/{one.claim.name}"
+    if are_reported and not any(f"={one.claim.uid}:" in device for device in container.cdi_devices):
+        raise PinRefused(
+            f"{container} has the variable {variable[:200]!a}, but no CDI device of {name}; name the claim in the "
+            "container's resources.claims, or remove the variable from the pod or image"
+        )
     if one.plan is None:
         raise PinRefused(f"the CPUs of {name} are not known, since its record cannot be read; delete the pod")
     shares = read_shares(one.plan)

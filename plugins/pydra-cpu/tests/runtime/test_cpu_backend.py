@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,15 @@ from pydra.cdi.spec import build_spec
 from pydra_cpu.composition import open_backend
 from pydra_cpu.settings import KubeletManagers, Settings
 from pydra_cpu.simulation.machine import Machine
-from pydra_nri import Container, LinuxContainer, LinuxCPU, LinuxResources, PodSandbox, RuntimeUnavailable
+from pydra_nri import (
+    CDIDevice,
+    Container,
+    LinuxContainer,
+    LinuxCPU,
+    LinuxResources,
+    PodSandbox,
+    RuntimeUnavailable,
+)
 from pydra_nri.simulation.runtime import FakeRuntime, OperationFailed
 
 POD = PodSandbox(id="sandbox", name="trainer", uid="uid", namespace="team")
@@ -29,11 +37,13 @@ class Node(Agent):
         super().__init__(namespace=POD.namespace)
         self.runtime = runtime
 
-    async def create(self, name: str, *prepared: PreparedDevice, limit: int = 0) -> str:
+    async def create(self, name: str, *prepared: PreparedDevice, limit: int = 0, cdi: Sequence[str] = ()) -> str:
         """The CPUs of a new container with these devices, and a limit of so many CPUs."""
         env = tuple(f"{key}={value}" for one in prepared for key, value in one.edits.env.items())
         linux = LinuxContainer(resources=LinuxResources(cpu=LinuxCPU(quota=limit * 100_000 or None)))
-        await self.runtime.create_container(Container(id=name, name=name, pod_sandbox_id=POD.id, env=env, linux=linux))
+        devices = tuple(CDIDevice(name=one) for one in cdi)
+        container = Container(id=name, name=name, pod_sandbox_id=POD.id, env=env, linux=linux, cdi_devices=devices)
+        await self.runtime.create_container(container)
         return self.cpus(name)
 
     async def stop(self, name: str) -> None:
@@ -100,6 +110,20 @@ async def test_a_container_that_starts_again_has_the_same_cpus_and_nobody_else_h
         await node.prepare("another", 3)
         assert await node.create("again", prepared) == "0-2"
         assert node.cpus("neighbour") == "3-7"
+
+
+async def test_a_variable_without_the_claims_cdi_device_is_refused_where_the_runtime_reports_such_devices(
+    tmp_path: Path,
+) -> None:
+    """As containerd does from 2.3 on, so no other pod of the namespace has the CPUs by naming the claim."""
+    async with serve(tmp_path) as node:
+        prepared, other = await node.prepare("claim", 3), await node.prepare("other", 1)
+        ((own,),) = build_spec("dra.cpu", "claim", [prepared]).ids
+        ((others,),) = build_spec("dra.cpu", "other", [other]).ids
+        assert await node.create("fast", prepared, cdi=(own,)) == "0-2"
+        for name, cdi in (("forged", ()), ("another", (others,))):
+            with pytest.raises(OperationFailed, match="but no CDI device of claim team/claim; name the claim in"):
+                await node.create(name, prepared, cdi=cdi)
 
 
 async def test_the_kubelets_changes_leave_containers_on_their_cpus(tmp_path: Path) -> None:
