@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from pydra import Claim, ClaimError, HeldClaim, TerminalError
-from pydra_net.claim_config import NetworkConfig, get_field_name
+from pydra_net.claim_config import NetworkConfig, find_gateway_problem, get_field_name
 from pydra_net.held_steps import list_holders
 from pydra_net.interface_state import InterfaceState
-from pydra_net.network_types import Link, Reading
+from pydra_net.network_types import LEAST_MTU_OF_IPV6, Link, Reading
 from pydra_net.steps import InterfaceStep, ShareInterface
 
 Ip: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -31,10 +31,12 @@ class InterfaceBusy(ClaimError):
     reason = "InterfaceBusy"
 
 
-def check_parameters(config: NetworkConfig, link: Link) -> None:
+def check_parameters(config: NetworkConfig, link: Link, target: InterfaceState) -> None:
     """Raise TerminalError for parameters that the link cannot have, and for DHCP where its messages have no place."""
     if config.interface.uses_dhcp and link.hardware != _ETHERNET:
         raise TerminalError(f"interface.dhcp: {link.name} is not an Ethernet interface; set addresses instead")
+    if config.interface.mtu:
+        _check_mtu(config.interface.mtu, link, target)
     for name, value in config.interface.list_parameters().items():
         field = get_field_name(name)
         if name not in link.parameters:
@@ -43,19 +45,27 @@ def check_parameters(config: NetworkConfig, link: Link) -> None:
             raise TerminalError(f"interface.{field}: found {value}, but {link.name} can have {link.most_gso} at most")
 
 
+def _check_mtu(mtu: int, link: Link, target: InterfaceState) -> None:
+    if link.most_mtu and mtu > link.most_mtu:
+        raise TerminalError(f"interface.mtu: found {mtu}, but {link.name} can have {link.most_mtu} at most")
+    if mtu < LEAST_MTU_OF_IPV6 and (kept := [one.address for one in target.addresses if one.family == 6]):
+        raise TerminalError(
+            f"interface.mtu: found {mtu}, less than the {LEAST_MTU_OF_IPV6} that IPv6 needs, but {link.name} has "
+            f"{kept[0]}; set a larger one, or disableIPv6"
+        )
+
+
 def check_gateways(config: NetworkConfig, target: InterfaceState) -> None:
     """Raise TerminalError for a gateway that no address and no route without one leads to: the pod could not start."""
-    networks = [ipaddress.ip_interface(one.address).network for one in target.addresses]
-    networks += [ipaddress.ip_network(one.destination) for one in target.routes if not one.gateway]
-    for place, route in enumerate(config.routes):
-        gateway = ipaddress.ip_address(route.gateway) if route.gateway else None
-        if gateway and (target.dhcp if gateway.version == 4 else target.slaac):
-            continue  # its network is not known yet
-        if gateway and not gateway.is_link_local and not any(gateway in network for network in networks):
-            raise TerminalError(
-                f"routes[{place}].gateway: found {gateway}, which is in no network of the interface "
-                f"({', '.join(map(str, networks)) or 'it has no address'}); add an address, or a route with scope 253"
-            )
+    given = {4: target.dhcp, 6: target.slaac}
+    problem = find_gateway_problem(
+        config.routes,
+        [one.address for one in target.addresses],
+        [one.destination for one in target.routes if not one.gateway],
+        [family for family, is_given in given.items() if is_given],
+    )
+    if problem:
+        raise TerminalError(problem)
 
 
 def check_addresses(target: InterfaceState, reading: Reading, index: int = 0) -> None:

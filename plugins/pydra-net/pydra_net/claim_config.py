@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from pydra_net.gso_sizes_and_sysctls import IPV4, IPV6, SIZES
+from pydra_net.network_types import LEAST_MTU_OF_IPV6, MAIN_TABLE, IpInterface, is_of_host
 
 ParsedT = TypeVar("ParsedT")
 
@@ -37,7 +38,7 @@ _KERNELS_NAMES = (".", "..", "lo", "all", "default")
 """Those of sysctls of all links and of new ones, and of the loopback interface, included."""
 _OWN_TABLES = (253, 254, 255)
 _FIRST_TABLE = 1000
-_MAC = re.compile(r"[0-9a-f][02468ace]:.*")
+_MAC = re.compile(r"(?!00:00:00:00:00:00)[0-9a-f][02468ace]:.*")
 
 
 class MacvlanConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -196,16 +197,14 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         if self.addresses and (self.uses_dhcp or self.addressing in ("SLAAC", "Unnumbered")):
             raise ValueError(f"addresses: excludes {'dhcp' if self.dhcp else f'addressing {self.addressing}'}")
         if self.hardware_addr is not None and not _MAC.fullmatch(self.hardware_addr.lower()):
-            raise ValueError(f'hardwareAddr: found "{self.hardware_addr}", which is a multicast address')
+            raise ValueError(f'hardwareAddr: found "{self.hardware_addr}", which no interface can have')
         mode = self.ipvlan.mode.lower() if self.ipvlan else ""
         if mode.startswith("l3") and (self.uses_dhcp or self.addressing == "SLAAC"):
             raise ValueError(
                 f"ipvlan.mode: found {mode}, by which no broadcast reaches a DHCP server or router; use l2"
             )
-        if self.disable_ipv6 and self.addressing == "SLAAC":
-            raise ValueError("disableIPv6: excludes addressing SLAAC, which is that of IPv6")
         for place, address in enumerate(self.addresses):
-            _check(f"addresses[{place}]", address, ipaddress.ip_interface)
+            _check_host(f"addresses[{place}]", address)
 
     @property
     def kind(self) -> str:
@@ -250,7 +249,7 @@ class RouteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Refuse routes that the kernel would refuse."""
         network = _check("destination", self.destination, ipaddress.ip_network)
         for name, address in (("gateway", self.gateway), ("source", self.source)):
-            if address is not None and _check(name, address, ipaddress.ip_address).version != network.version:
+            if address is not None and _check_host(name, address).version != network.version:
                 raise ValueError(f'{name}: found "{address}", which is not of the family of {self.destination}')
         if self.gateway is None and self.scope == 0:
             raise ValueError("gateway: is required, unless scope is 253")
@@ -264,7 +263,7 @@ class RuleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     priority: Annotated[int, msgspec.Meta(ge=0, le=32767)] = 0
     source: Cidr | None = None
     destination: Cidr | None = None
-    table: Table
+    table: Annotated[int, msgspec.Meta(ge=1, le=0xFFFFFFFF)]
 
     def __post_init__(self) -> None:
         """Refuse rules that the kernel would refuse."""
@@ -307,19 +306,63 @@ class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Refuse what excludes each other."""
         if self.interface.vrf is not None and self.rules:
             raise ValueError("rules: cannot be set with interface.vrf, which chooses the table")
-        if self.interface.disable_ipv6 and (found := [one for one in self._list_destinations() if ":" in one]):
-            raise ValueError(f'interface.disableIPv6: found true, but also "{found[0]}", which is of IPv6')
+        if (why := self._find_no_ipv6()) and (found := list(self._list_ipv6())):
+            raise ValueError(f'interface.{why}, but also "{found[0]}", which is of IPv6')
         if self.ethtool is not None and self.interface.kind not in ("", "passthrough"):
             raise ValueError(f"ethtool: cannot be set with interface.type {self.interface.type}, which has no hardware")
+        in_vrf = self.interface.vrf is not None
+        places = [(ipaddress.ip_network(one.destination), in_vrf or one.table or MAIN_TABLE) for one in self.routes]
+        _check_once("routes", self.routes, places)
+        _check_once("neighbors", self.neighbors, [ipaddress.ip_address(one.destination) for one in self.neighbors])
+        on_link = [one.destination for one in self.routes if one.gateway is None]
+        addresses = self.interface.addresses  # else those of the node, or given ones
+        if addresses and (problem := find_gateway_problem(self.routes, addresses, on_link)):
+            raise ValueError(problem)
 
-    def _list_destinations(self) -> Iterator[str]:
-        yield from self.interface.addresses
-        yield from (one.destination for one in self.routes)
-        yield from (one.destination for one in self.neighbors)
+    def _find_no_ipv6(self) -> str:
+        mtu = self.interface.mtu
+        if mtu is not None and mtu < LEAST_MTU_OF_IPV6:
+            return f"mtu: found {mtu}, less than the {LEAST_MTU_OF_IPV6} that IPv6 needs"
+        return "disableIPv6: found true" if self.interface.disable_ipv6 else ""
+
+    def _list_ipv6(self) -> Iterator[str]:
+        """Yield what needs IPv6."""
+        if self.interface.addressing == "SLAAC":
+            yield "SLAAC"
+        routes, neighbors = ([one.destination for one in items] for items in (self.routes, self.neighbors))
+        yield from (one for one in (*self.interface.addresses, *routes, *neighbors) if ":" in one)
 
 
 CONFIG_TYPES: dict[str, type] = {"": NetworkConfig, f"{GROUP_VERSION}/NetworkConfig": NetworkConfig}
 """DRANET's configurations have neither apiVersion nor kind."""
+
+
+def find_gateway_problem(
+    routes: Sequence[RouteConfig], addresses: Iterable[str], on_link: Iterable[str], given: Collection[int] = ()
+) -> str:
+    """Return why a gateway cannot be reached, or empty.
+
+    The interface has these `addresses`, routes without a gateway to the networks `on_link`, and is `given` addresses of
+    these families, whose networks are not known yet.
+    """
+    own = [ipaddress.ip_interface(one) for one in addresses]
+    networks = [*(one.network for one in own), *map(ipaddress.ip_network, on_link)]
+    for place, route in enumerate(routes):
+        gateway = ipaddress.ip_address(route.gateway) if route.gateway else None
+        if gateway is None or gateway.version in given or gateway.is_link_local:
+            continue
+        near = [one for one in networks if gateway in one]
+        problem = ""
+        if not near:
+            found = ", ".join(map(str, networks)) or "it has no address"
+            problem = f"is in no network of the interface ({found}); add an address, or a route with scope 253"
+        elif any(gateway == one.ip for one in own):
+            problem = "is the address of the interface itself; name that of a router"
+        elif not any(is_of_host(ipaddress.ip_interface(f"{gateway}/{one.prefixlen}")) for one in near):
+            problem = f"no host of {near[0]} can have; name that of a router"
+        if problem:
+            return f"routes[{place}].gateway: found {gateway}, which {problem}"
+    return ""
 
 
 def get_field_name(parameter: str) -> str:
@@ -341,3 +384,20 @@ def _check(name: str, text: str, parse: Callable[[str], ParsedT]) -> ParsedT:
         return parse(text)
     except ValueError as error:
         raise ValueError(f'{name}: found "{text}": {error}') from error
+
+
+def _check_host(name: str, text: str) -> IpInterface:
+    """The parsed address. Raises ValueError with the field's name if no host can have it."""
+    found = _check(name, text, ipaddress.ip_interface)
+    if not is_of_host(found):
+        raise ValueError(f'{name}: found "{text}", which no host can have as its address')
+    return found
+
+
+def _check_once(name: str, items: Sequence[object], places: Sequence[object]) -> None:
+    """Raise ValueError for an item that would replace another one in the same place."""
+    for number, (item, place) in enumerate(zip(items, places, strict=True)):
+        if items[first := places.index(place)] != item:
+            raise ValueError(
+                f"{name}[{number}]: found another {name}[{first}] before it, which it would replace; remove one of both"
+            )

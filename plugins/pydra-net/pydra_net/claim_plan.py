@@ -78,7 +78,7 @@ def _plan_device(
         share = plan_share(claim.uid, device, config, find_parent(device.device, device.share_id, node))
         check_share(share, node.reading, others)
         check_gateways(config, share.target)
-        check_parameters(config, share.parent)
+        check_parameters(config, share.parent, share.target)
         return share
     link = find_link(device.device, node)
     if config.interface.addressing == "Unnumbered":
@@ -100,7 +100,7 @@ def _plan_device(
     target = find_state_in_pod(interface, config, ethtool)
     check_addresses(target, node.reading, link.index)
     check_gateways(config, target)
-    check_parameters(config, link)
+    check_parameters(config, link, target)
     return GiveInterface(
         device=device.device,
         before=interface,

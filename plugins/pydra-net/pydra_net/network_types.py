@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -16,6 +16,18 @@ BY_KERNEL, BY_ADVERTISEMENT = 2, 9
 LINK_SCOPE, MAIN_TABLE = 253, 254
 FOREVER = 0xFFFFFFFF
 """The lifetime of an address that does not end."""
+LEAST_MTU_OF_IPV6 = 1280
+_EVERYBODY = b"\xff" * 4
+
+IpInterface: TypeAlias = ipaddress.IPv4Interface | ipaddress.IPv6Interface
+
+
+def is_of_host(one: IpInterface) -> bool:
+    """Whether one host can have the address, and others reach it there."""
+    if one.ip.is_unspecified or one.ip.is_loopback or one.ip.is_multicast:
+        return False
+    network = one.network
+    return one.version == 6 or (one.ip.packed != _EVERYBODY and (network.prefixlen > 30 or one.ip != network[-1]))
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -142,7 +154,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `mac` is its own address also while a bond gives it another one. `lower` is the index of the link below (or of a
     veth's other end) if it is in the same namespace, else 0. `parent` is the device that it belongs to, as
     `pci/0000:3b:00.0`; `port` the name of the device's port. `parameters` are those of `gso_sizes_and_sysctls` that
-    the kernel knows; `most_gso` is its limit for the sizes of segments.
+    the kernel knows; `most_gso` is its limit for the sizes of segments, `most_mtu` that for its MTU, 0 without one.
     """
 
     index: int
@@ -167,6 +179,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a card does with its virtual functions, if that was asked for."""
     parameters: Mapping[str, int] = {}
     most_gso: int = 0
+    most_mtu: int = 0
     vlan: int = 0
     """The ID of a VLAN interface."""
     ipvlan_mode: str = ""

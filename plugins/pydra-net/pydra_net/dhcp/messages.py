@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from pydra_net.network_types import is_of_host
+
 DISCOVER, OFFER, REQUEST, DECLINE, ACK, NAK, RELEASE = 1, 2, 3, 4, 5, 6, 7
 FOREVER = 0xFFFFFFFF
 """The seconds of a lease that does not end."""
@@ -101,16 +103,17 @@ def decode(data: bytes) -> Reply:
     if len(options.get(_KIND, b"")) != 1:
         raise ValueError("found a message without a type")
     seconds = int(_read_number(options, _SECONDS, FOREVER))
-    if options[_KIND][0] in (OFFER, ACK):
-        _check_lease(ipaddress.IPv4Address(address), seconds)
-    renew, rebind = _read_times(options, seconds)
     mask = options.get(_MASK, b"\xff" * 4)
+    given = ipaddress.IPv4Interface(f"{_unpack(address)}/{_unpack(mask)}")
+    if options[_KIND][0] in (OFFER, ACK):
+        _check_lease(given, seconds)
+    renew, rebind = _read_times(options, seconds)
     return Reply(
         kind=options[_KIND][0],
         transaction=transaction,
         mac=mac[:length].hex(":"),
         lease=Lease(
-            address=str(ipaddress.ip_interface(f"{_unpack(address)}/{_unpack(mask)}")),
+            address=str(given),
             server=_unpack(options[_SERVER]) if _SERVER in options else "",
             seconds=seconds,
             renew=renew,
@@ -120,10 +123,10 @@ def decode(data: bytes) -> Reply:
     )
 
 
-def _check_lease(address: ipaddress.IPv4Address, seconds: int) -> None:
+def _check_lease(given: ipaddress.IPv4Interface, seconds: int) -> None:
     """Refuse what the kernel takes: an address for 0 s would stay for ever."""
-    if address.is_unspecified or address.is_loopback or address.is_multicast or address.is_reserved:
-        raise ValueError(f"found the address {address}, which no interface can have")
+    if not is_of_host(given):
+        raise ValueError(f"found the address {given}, which no host can have")
     if not seconds:
         raise ValueError("found a lease of 0 s")
 

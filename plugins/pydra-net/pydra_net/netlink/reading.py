@@ -133,6 +133,7 @@ def read_link(message: Any) -> Link:
         functions=tuple(_read_functions(message)),
         parameters=dict(_read_parameters(message)),
         most_gso=message.get_attr("IFLA_TSO_MAX_SIZE") or 0,
+        most_mtu=message.get_attr("IFLA_MAX_MTU") or 0,
         immovable=bool(_read_unknown(message).get(_IMMOVABLE)),
         **_read_kind(info),
     )

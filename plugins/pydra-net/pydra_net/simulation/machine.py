@@ -123,6 +123,7 @@ def _build_link(index: int, card: Card) -> Link:
         parent=f"pci/{card.address}",
         parameters={"gso_max_size": 65536, "gro_max_size": 65536, "forwarding": 1, "arp_ignore": 1, "arp_announce": 0},
         most_gso=262144,
+        most_mtu=9216,
     )
 
 

@@ -319,14 +319,15 @@ async def test_whoever_advertises_routers_all_the_time_is_looked_at_sometimes(no
 @pytest.mark.parametrize(
     ("address", "seconds", "message"),
     [
-        ("0.0.0.0", 60, "found the address 0.0.0.0, which no interface can have"),
-        ("127.0.0.1", 60, "found the address 127.0.0.1, which no interface can have"),
-        ("224.0.0.1", 60, "found the address 224.0.0.1, which no interface can have"),
-        ("255.255.255.255", 60, "found the address 255.255.255.255, which no interface can have"),
+        ("0.0.0.0", 60, "found the address 0.0.0.0/24, which no host can have"),
+        ("127.0.0.1", 60, "found the address 127.0.0.1/24, which no host can have"),
+        ("224.0.0.1", 60, "found the address 224.0.0.1/24, which no host can have"),
+        ("255.255.255.255", 60, "found the address 255.255.255.255/24, which no host can have"),
+        ("10.0.0.255", 60, "found the address 10.0.0.255/24, which no host can have"),
         (ADDRESS, 0, "found a lease of 0 s"),
     ],
 )
-def test_a_lease_that_no_interface_can_have_is_not_taken(address: str, seconds: int, message: str) -> None:
+def test_a_lease_that_no_host_can_have_is_not_taken(address: str, seconds: int, message: str) -> None:
     server = DhcpServer((seconds, ROUTES))
     server.address = address
     answer = server.answer(encode(Request(kind=DISCOVER, transaction=7, mac="02:00:00:00:00:01")))
