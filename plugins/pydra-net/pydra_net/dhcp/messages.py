@@ -14,12 +14,12 @@ DISCOVER, OFFER, REQUEST, DECLINE, ACK, NAK, RELEASE = 1, 2, 3, 4, 5, 6, 7
 FOREVER = 0xFFFFFFFF
 """The seconds of a lease that does not end."""
 
-_HEADER = struct.Struct("!BBBBIHH4s4s4s4s16s192x4s")
+_HEADER = struct.Struct("!BBBBIHH4s4s4s4s16s64s128s4s")
 _COOKIE = b"\x63\x82\x53\x63"
 _BROADCAST = 0x8000
 _PAD, _END = 0, 255
-_MASK, _ROUTER, _SECONDS, _KIND, _REQUESTED, _SERVER, _WANTED, _RENEW, _REBIND, _IDENTITY, _ROUTES = (
-    *(1, 3, 51, 53, 50, 54, 55, 58, 59, 61, 121),
+_MASK, _ROUTER, _SECONDS, _OVERLOAD, _KIND, _REQUESTED, _SERVER, _WANTED, _RENEW, _REBIND, _IDENTITY, _ROUTES = (
+    *(1, 3, 51, 52, 53, 50, 54, 55, 58, 59, 61, 121),
 )
 _SHORTEST = 300
 """Of a message: relays drop shorter ones, as those of BOOTP."""
@@ -77,7 +77,7 @@ def encode(request: Request) -> bytes:
     flags = 0 if request.address or request.kind == DECLINE else _BROADCAST  # RFC 2131, table 5
     header = _HEADER.pack(
         *(1, 1, len(mac), 0, request.transaction, 0, flags),
-        *(_pack(request.address), bytes(4), bytes(4), bytes(4), mac, _COOKIE),
+        *(_pack(request.address), bytes(4), bytes(4), bytes(4), mac, b"", b"", _COOKIE),
     )
     options = [(_KIND, bytes([request.kind]))]
     if request.identity:
@@ -96,13 +96,15 @@ def decode(data: bytes) -> Reply:
     """A server's message. Raises ValueError for what is none, and for a lease that no interface can have."""
     if len(data) < _HEADER.size:
         raise ValueError(f"found {len(data)} bytes, which are too few")
-    kind, _, length, _, transaction, _, _, _, address, _, _, mac, cookie = _HEADER.unpack_from(data)
+    kind, _, length, _, transaction, _, _, _, address, _, _, mac, host, file, cookie = _HEADER.unpack_from(data)
     if kind != 2 or cookie != _COOKIE:
         raise ValueError("found no message of a server")
     options = _read_options(data[_HEADER.size :])
+    if overload := int.from_bytes(options.get(_OVERLOAD, b"")):
+        options = _read_options(data[_HEADER.size :], file if overload & 1 else b"", host if overload & 2 else b"")
     if len(options.get(_KIND, b"")) != 1:
         raise ValueError("found a message without a type")
-    seconds = int(_read_number(options, _SECONDS, FOREVER))
+    seconds = int(_read_number(options, _SECONDS, -1))
     mask = options.get(_MASK, b"\xff" * 4)
     given = ipaddress.IPv4Interface(f"{_unpack(address)}/{_unpack(mask)}")
     if options[_KIND][0] in (OFFER, ACK):
@@ -127,23 +129,24 @@ def _check_lease(given: ipaddress.IPv4Interface, seconds: int) -> None:
     """Refuse what the kernel takes: an address for 0 s would stay for ever."""
     if not is_of_host(given):
         raise ValueError(f"found the address {given}, which no host can have")
-    if not seconds:
-        raise ValueError("found a lease of 0 s")
+    if seconds <= 0:
+        raise ValueError(f"found a lease {'of 0 s' if seconds == 0 else 'without its time'}")
 
 
-def _read_options(data: bytes) -> Mapping[int, bytes]:
-    """The options by their codes; one that comes in parts is joined."""
+def _read_options(*fields: bytes) -> Mapping[int, bytes]:
+    """The options by their codes, in one field of a message after the other; one that comes in parts is joined."""
     found: dict[int, bytes] = {}
-    place = 0
-    while place < len(data) and data[place] != _END:
-        if data[place] == _PAD:
-            place += 1
-            continue
-        if place + 1 >= len(data) or place + 2 + data[place + 1] > len(data):
-            raise ValueError(f"found option {data[place]}, which is cut off")
-        code, length = data[place], data[place + 1]
-        found[code] = found.get(code, b"") + data[place + 2 : place + 2 + length]
-        place += 2 + length
+    for data in fields:
+        place = 0
+        while place < len(data) and data[place] != _END:
+            code, length = data[place], data[place + 1] if place + 1 < len(data) else 0
+            if code == _PAD:
+                place += 1
+                continue
+            if place + 2 + length > len(data):
+                raise ValueError(f"found option {code}, which is cut off")
+            found[code] = found.get(code, b"") + data[place + 2 : place + 2 + length]
+            place += 2 + length
     return found
 
 

@@ -336,6 +336,26 @@ def test_a_lease_that_no_host_can_have_is_not_taken(address: str, seconds: int, 
         decode(answer)
 
 
+def test_options_are_also_read_where_a_server_has_put_them_for_want_of_room() -> None:
+    """In the fields for names of files, which it says by option 52 (RFC 2132, 9.3); parts of one option are joined."""
+    answer = DhcpServer().answer(encode(Request(kind=DISCOVER, transaction=7, mac="02:00:00:00:00:01")))
+    assert answer is not None
+    one, two = (bytes((121, 7, 24, 10, number, 1, 10, 0, 0)) for number in (1, 2))
+    file, sname = (one + bytes((121, 1, 8)) + b"\xff").ljust(128, b"\0"), (two + bytes((121, 1, 9))).ljust(64, b"\0")
+    without_routes = answer[240:].replace(bytes((121, len(ROUTES))) + ROUTES, bytes((52, 1, 3)))
+    found = decode(answer[:44] + sname + file + answer[236:240] + without_routes)
+    assert found.lease.routes == (("10.1.1.0/24", "10.0.0.8"), ("10.2.1.0/24", "10.0.0.9"))
+
+
+@pytest.mark.parametrize("time", [b"\x33\x02\x0e\x10", b""])
+def test_a_lease_without_a_time_that_can_be_read_is_not_taken(time: bytes) -> None:
+    """It would be taken for one that does not end, and never be renewed."""
+    answer = DhcpServer().answer(encode(Request(kind=DISCOVER, transaction=7, mac="02:00:00:00:00:01")))
+    assert answer is not None
+    with pytest.raises(ValueError, match="found a lease without its time"):
+        decode(answer.replace(b"\x33\x04\x00\x00\x0e\x10", time))
+
+
 @pytest.mark.fuzz
 @given(st.binary(max_size=600), st.binary(max_size=80))
 def test_whatever_comes_is_a_lease_in_order_or_no_message(noise: bytes, options: bytes) -> None:
