@@ -115,16 +115,22 @@ def _plan_neighbours_and_rules(wanted: InterfaceState, link: Link, reading: Read
             yield Add(item=rule)
 
 
-def plan_lease(wanted: InterfaceState, lease: Lease | None, link: Link, reading: Reading) -> tuple[Operation, ...]:
-    """What makes the link have the address that DHCP gave it, with the routes that need it, and no others of DHCP.
+def plan_lease(
+    wanted: InterfaceState, lease: Lease | None, earlier: Lease | None, link: Link, reading: Reading
+) -> tuple[Operation, ...]:
+    """What makes the link have the address that DHCP gave it, instead of the earlier one, and the routes that need it.
 
     A default route is taken into a VRF only: in the main table the pod has one. Nor does a server replace what the
     claim configures, or the pod has by another interface.
     """
     index = link.index
-    present = tuple(one for one in reading.addresses.get(index, ()) if one.family == 4)
+    ended = [
+        Remove(index=index, item=one)
+        for one in reading.addresses.get(index, ())
+        if earlier and one.address == earlier.address and (lease is None or lease.address != earlier.address)
+    ]
     if lease is None:
-        return tuple(Remove(index=index, item=one) for one in present)
+        return tuple(ended)
     routes = tuple(
         Route(
             destination=destination,
@@ -140,10 +146,10 @@ def plan_lease(wanted: InterfaceState, lease: Lease | None, link: Link, reading:
     taken = [one for one in routes if (wanted.vrf or not one.is_default) and _place(one) not in places]
     added = sorted((*taken, *wanted.later_routes), key=by_dependency)
     kept = set(map(_place, added))
-    earlier = [one for one in reading.routes.get(index, ()) if one.family == 4 and one.protocol == _BY_DHCP]
+    present = [one for one in reading.routes.get(index, ()) if one.family == 4 and one.protocol == _BY_DHCP]
     return (
-        *(Remove(index=index, item=one) for one in earlier if _place(one) not in kept),
-        *(Remove(index=index, item=one) for one in present if one.address != lease.address),
+        *(Remove(index=index, item=one) for one in present if _place(one) not in kept),
+        *ended,
         Add(index=index, item=Address(address=lease.address, valid=lease.seconds, preferred=lease.seconds)),
         *(Add(index=index, item=one) for one in added),
     )
@@ -154,7 +160,7 @@ def _place(route: Route) -> tuple[str, int, int]:
     return route.destination, route.table, route.priority
 
 
-def plan_given(wanted: InterfaceState, lease: Lease | None, link: Link, _reading: Reading) -> tuple[Operation, ...]:
+def plan_given(wanted: InterfaceState, lease: Lease | None, link: Link) -> tuple[Operation, ...]:
     """The routes that need the address that a router has given to the link."""
     return tuple(Add(index=link.index, item=one) for one in wanted.later_routes) if lease else ()
 

@@ -51,7 +51,8 @@ class Leases:
         link = find(step, reading)
         if link is None:
             return
-        found = next((one for one in reading.addresses.get(link.index, ()) if one.family == 4), None)
+        present = [one for one in reading.addresses.get(link.index, ()) if one.family == 4]
+        found = min(present, key=lambda one: one.valid == FOREVER, default=None)  # the pod may have set others
         earlier = running.lease.ip if running is not None and running.lease is not None else ""
         running = self._clients[step.key] = _Running(self._kernel, step, pod, link, self._changed)
         running.start(found, earlier)
@@ -163,8 +164,12 @@ class _Running:
         reading = self._kernel.read(self.pod)
         link = reading.find(self._index)
         if link is not None:
-            plan = plan_given if self.step.target.slaac else plan_lease
-            refused = self._kernel.apply(self.pod, plan(self.step.target, lease, link, reading))
+            target = self.step.target
+            if target.slaac:
+                operations = plan_given(target, lease, link)
+            else:
+                operations = plan_lease(target, lease, self.lease, link, reading)
+            refused = self._kernel.apply(self.pod, operations)
             for one in refused:
                 if one not in self._refused:  # else told at an earlier renewal
                     _log.warning("%s (%s) in its pod: %s", self.step.name, self.step.device, one)

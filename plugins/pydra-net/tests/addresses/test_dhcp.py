@@ -150,6 +150,7 @@ async def test_a_renewed_lease_replaces_the_routes_of_the_last_one_in_the_kernel
             assert "10.8.0.0/16 via 10.0.0.8" in found
             assert "10.9.0.0/16 via 10.0.0.8" in found
             assert "default" not in pod.run("ip route"), "the pod has one by its pod network"
+            pod.run("ip addr add 10.0.0.200/32 dev net1")
             async with asyncio.timeout(60):
                 while server.log.count((REQUEST, ADDRESS)) < 2:  # noqa: ASYNC110 - in the kernel
                     await asyncio.sleep(0.1)
@@ -157,6 +158,7 @@ async def test_a_renewed_lease_replaces_the_routes_of_the_last_one_in_the_kernel
                 while "10.6.0.0/16 via 10.0.0.9" not in pod.describe("net1"):  # noqa: ASYNC110 - in the kernel
                     await asyncio.sleep(0.1)
             assert "10.8.0.0/16" not in pod.describe("net1")
+            assert "10.0.0.200/32" in pod.describe("net1"), "what the pod has set stays"
             assert "valid_lft 3" in pod.run("ip addr show net1"), "the kernel ends it if nobody renews it"
             assert caplog.text.count("add route 10.7.0.0/16") == 1, "not once for each renewal"
             await agent.unprepare("claim")

@@ -29,7 +29,7 @@ def ask(routes: bytes = b"", router: bytes = b"") -> Lease:
 def plan(wanted: InterfaceState, lease: Lease, **routes: tuple[Route, ...]) -> list[str]:
     """What is done to the link, of `own` routes by it and those by another one."""
     reading = Reading(links=(LINK,), routes={3: routes.get("own", ()), 2: routes.get("other", ())})
-    return [str(one) for one in plan_lease(wanted, lease, LINK, reading) if "route" in str(one)]
+    return [str(one) for one in plan_lease(wanted, lease, None, LINK, reading) if "route" in str(one)]
 
 
 @pytest.mark.parametrize(
