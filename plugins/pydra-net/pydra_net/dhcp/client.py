@@ -128,6 +128,8 @@ class Client:
         request = self._encode(REQUEST, transaction, requested=address, server=server)
         for _, seconds in zip(range(_REPEATS), _delays(), strict=False):
             reply = await self._exchange(request, transaction, (ACK, NAK), seconds)
+            if reply is not None and reply.kind == NAK and address == self._used:
+                await self._use(None)  # at once (RFC 2131, 3.2)
             if reply is not None:
                 return reply.lease if reply.kind == ACK and await self._is_free(reply.lease) else None
         return None

@@ -126,6 +126,23 @@ async def test_an_address_that_ends_after_a_restart_is_not_said_to_be_there(node
         assert read_pod(node, sandbox)[0] == []
 
 
+async def test_an_address_that_a_server_refuses_after_a_restart_is_not_used_until_there_is_another(
+    node: SimulatedNode,
+) -> None:
+    server = DhcpServer()
+    node.kernel.dhcp = server.answer
+    sandbox = node.begin_pod("trainer")
+    async with node.run() as agent:
+        await agent.prepare("claim", ETH1, pod="trainer", configs=CONFIG)
+        await agent.runtime.run_pod(sandbox)
+    server.address = "10.0.0.78"
+    node.kernel.dhcp = lambda message: server.answer(message) if message[242] == REQUEST else None
+    async with node.run() as agent, asyncio.timeout(30):
+        while read_status(await agent.backend.discover()) != ("WaitingForAddress", ()):
+            await agent.backend.wait_changed()
+        assert read_pod(node, sandbox)[0] == []
+
+
 async def test_a_renewed_lease_replaces_the_routes_of_the_last_one_in_the_kernels_namespaces(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
