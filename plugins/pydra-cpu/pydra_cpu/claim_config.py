@@ -26,7 +26,9 @@ from pydra_cpu.settings import Settings
 
 GROUP_VERSION = "cpu.pydra.dev/v1alpha1"
 
-CpuList = Annotated[str, msgspec.Meta(pattern=r"^\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*$", max_length=1024)]
+CpuList = Annotated[
+    str, msgspec.Meta(pattern=r"^[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*$", max_length=1024)
+]
 
 
 class CpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -57,7 +59,7 @@ class ExactCpus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Exactly these CPUs."""
 
     def __post_init__(self) -> None:
-        """Refuse a list that is not in ascending order."""
+        """Refuse a list with what is no range."""
         parse_cpu_list(self.cpuset)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_LIST = re.compile(r"(?:(\d{1,5})(?:-(\d{1,5}))?(?:,|$))")
+_RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 _MOST = 1 << 16
 
 
@@ -16,19 +16,19 @@ def parse_cpu_list(text: str) -> frozenset[int]:
     """Return the CPUs of a list; none for an empty one.
 
     Raises:
-        ValueError: the text is not a list in the kernel's format.
+        ValueError: the text is not a list in the kernel's format, or has more CPUs than any machine.
     """
     found: set[int] = set()
-    place = 0
-    while place < len(text):
-        match = _LIST.match(text, place)
-        if match is None or (match.end() == len(text) and text.endswith(",")):
+    left = _MOST
+    for part in text.split(",") if text else ():
+        match = _RANGE.fullmatch(part)
+        if match is None:
             raise ValueError(f"{text[:64]!r} is not a list of CPUs, such as 0-3,8")
         first, last = int(match[1]), int(match[2] or match[1])
-        if last < first or last >= _MOST:
-            raise ValueError(f"{match[0].rstrip(',')} is not a range of CPUs")
+        left -= last - first + 1
+        if last < first or last >= _MOST or left < 0:
+            raise ValueError(f"{part} is not a range of CPUs, or the list names more than {_MOST}")
         found.update(range(first, last + 1))
-        place = match.end()
     return frozenset(found)
 
 
