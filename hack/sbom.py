@@ -1,7 +1,8 @@
 """What distributions and images consist of, as CycloneDX documents.
 
 A distribution's components are the pins of constraints.txt that it needs. An image's are what is found in its layers:
-Python's distributions by their metadata, and the packages of Debian that /var/lib/dpkg/status.d lists.
+Python itself, its distributions by their metadata, and the packages of Debian that /var/lib/dpkg/status.d lists.
+Licences are those that metadata tells; those of Debian's packages are files of the image.
 """
 
 from __future__ import annotations
@@ -14,26 +15,36 @@ import warnings
 from collections.abc import Iterable, Iterator
 from email.message import Message
 from email.parser import BytesParser
+from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
 import lock
+from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
 _METADATA = re.compile(r"(^|.*/)[^/]+\.dist-info/METADATA")
+_PYTHON = re.compile(r"(^|.*/)include/python3\.\d+/patchlevel\.h")
 _DEBIAN = re.compile(r"(^|.*/)var/lib/dpkg/status\.d/[^/.]+")
 
 
 def of_distribution(name: str, version: str, moment: int) -> str:
     """The SBOM of one distribution of this repository, with the versions that it is tested with."""
     pins = lock.pins()
-    needed = [pins[one].split(maxsplit=1)[0].partition("==") for one in lock.needs([name])]
-    components = [_python(found, pinned) for found, _, pinned in needed]
-    components += [_python(one, version) for one in lock.own_needs(name)]
-    return _write(_python(name, version), components, moment)
+    needed = dict(pins[one].split(maxsplit=1)[0].split("==") for one in lock.needs([name]))
+    needed |= dict.fromkeys(lock.own_needs(name), version)
+    components = [_python(found, pinned, _installed_licence(found)) for found, pinned in needed.items()]
+    return _write(_python(name, version, _installed_licence(name)), components, moment)
+
+
+def _installed_licence(name: str) -> str:
+    try:
+        return _find_licence(metadata.metadata(name))  # type: ignore[arg-type] # a Message, as of a file
+    except metadata.PackageNotFoundError:  # pinned for another platform or Python
+        return ""
 
 
 def of_image(archive: Path, moment: int) -> str:
@@ -63,24 +74,47 @@ def _find(layer: tarfile.TarFile) -> Iterator[Component]:
             continue
         if _METADATA.fullmatch(member.name):
             about = _parse(layer, member)
-            yield _python(str(about["Name"]), str(about["Version"]))
+            yield _python(str(about["Name"]), str(about["Version"]), _find_licence(about))
+        elif _PYTHON.fullmatch(member.name):
+            (version,) = re.findall(
+                r'^#define PY_VERSION\s+"(.+)"$', _open(layer, member).read().decode(), re.MULTILINE
+            )
+            yield _interpreter(version)
         elif _DEBIAN.fullmatch(member.name):
             about = _parse(layer, member)
             yield _debian(str(about["Package"]), str(about["Version"]), str(about["Architecture"]))
 
 
-def _python(name: str, version: str) -> Component:
-    return _component(PackageURL("pypi", None, lock.canonical(name), version))
+def _python(name: str, version: str, licence: str = "") -> Component:
+    return _component(PackageURL("pypi", None, lock.canonical(name), version), licence)
+
+
+def _interpreter(version: str) -> Component:
+    found = _component(PackageURL("generic", None, "python", version), "PSF-2.0")
+    found.cpe = f"cpe:2.3:a:python:python:{version}:*:*:*:*:*:*:*"  # by which scanners know it
+    return found
 
 
 def _debian(name: str, version: str, architecture: str) -> Component:
     return _component(PackageURL("deb", "debian", name, version, {"arch": architecture}))
 
 
-def _component(purl: PackageURL) -> Component:
+def _component(purl: PackageURL, licence: str = "") -> Component:
     return Component(
-        name=purl.name, version=purl.version, type=ComponentType.LIBRARY, purl=purl, bom_ref=purl.to_string()
+        name=purl.name,
+        version=purl.version,
+        type=ComponentType.LIBRARY,
+        purl=purl,
+        bom_ref=purl.to_string(),
+        licenses=[LicenseFactory().make_from_string(licence)] if licence else (),
     )
+
+
+def _find_licence(about: Message) -> str:
+    """An SPDX expression, or a name; empty if the metadata has a text only, or nothing."""
+    names = [one.rpartition(" :: ")[2] for one in about.get_all("Classifier", ()) if one.startswith("License ::")]
+    told = [str(about[key]) for key in ("License-Expression", "License") if about[key] and "\n" not in about[key]]
+    return next(iter([*told, *names]), "")
 
 
 def _write(root: Component, components: Iterable[Component], moment: int) -> str:
@@ -98,7 +132,7 @@ def _load(archive: tarfile.TarFile, name: str) -> Any:
     return json.load(_open(archive, name))
 
 
-def _open(archive: tarfile.TarFile, name: str) -> IO[bytes]:
+def _open(archive: tarfile.TarFile, name: str | tarfile.TarInfo) -> IO[bytes]:
     file = archive.extractfile(name)
     assert file is not None, f"{name} is not a file"
     return file
@@ -110,6 +144,4 @@ def _blob(digest: str) -> str:
 
 def _parse(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Message:
     """Python's metadata and Debian's control files are headers as in a mail."""
-    file = archive.extractfile(member)
-    assert file is not None
-    return BytesParser().parse(file, headersonly=True)
+    return BytesParser().parse(_open(archive, member), headersonly=True)

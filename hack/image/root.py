@@ -120,6 +120,8 @@ def _copy_python(root: Path) -> None:
         _copy(Path(sys.base_prefix, "bin", name), root)
     for path in Path(sys.base_prefix, "lib").glob("libpython3*.so*"):
         _copy(path, root)
+    if (version_file := Path(sysconfig.get_path("include"), "patchlevel.h")).exists():  # for hack/sbom.py
+        _copy(version_file, root)
 
 
 def _copy_libraries(root: Path, packages: tuple[str, ...] = ()) -> None:

@@ -78,14 +78,28 @@ def build_archive(path: Path, files: dict[str, bytes]) -> None:
         add(outer, "index.json", json.dumps({"manifests": [manifest]}).encode())
 
 
-def test_the_sbom_of_an_image_lists_what_its_layers_have(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("told", "licences"),
+    [
+        (["License-Expression: Apache-2.0 AND MIT"], [{"expression": "Apache-2.0 AND MIT"}]),
+        (["License: MIT"], [{"license": {"id": "MIT"}}]),
+        (
+            ["License: Copyright", "        all", "Classifier: License :: OSI Approved :: MIT License"],
+            [{"license": {"name": "MIT License"}}],
+        ),
+        ([], None),
+    ],
+)
+def test_the_sbom_of_an_image_lists_what_its_layers_have(told: list[str], licences: Any, tmp_path: Path) -> None:
     import sbom  # noqa: PLC0415
 
     image = tmp_path / "image.oci.tar"
+    about = "\n".join(["Name: My_Lib", "Version: 1.2", *told, "", "Text"])
     build_archive(
         image,
         {
-            "usr/lib/python3/site-packages/My_Lib-1.2.dist-info/METADATA": b"Name: My_Lib\nVersion: 1.2\n\nText",
+            "usr/lib/python3/site-packages/My_Lib-1.2.dist-info/METADATA": about.encode(),
+            "usr/local/include/python3.13/patchlevel.h": b'/* */\n#define PY_VERSION      \t"3.13.15"\n\n/*\n',
             "usr/lib/python3/site-packages/my_lib/METADATA": b"Name: other\nVersion: 1\n",
             "var/lib/dpkg/status.d/libc6": b"Package: libc6\nVersion: 2.36-9+deb12u14\nArchitecture: amd64\n",
             "var/lib/dpkg/status.d/libc6.md5sums": b"0 file\n",
@@ -95,10 +109,12 @@ def test_the_sbom_of_an_image_lists_what_its_layers_have(tmp_path: Path) -> None
     assert found["specVersion"] == "1.6"
     assert found["metadata"]["timestamp"] == "2023-11-14T22:13:20+00:00"
     assert found["metadata"]["component"]["purl"].startswith("pkg:oci/pydra-fpga@sha256:")
-    assert {one["purl"] for one in found["components"]} == {
-        "pkg:pypi/my-lib@1.2",
-        "pkg:deb/debian/libc6@2.36-9%2Bdeb12u14?arch=amd64",
+    assert {one["purl"]: one.get("licenses") for one in found["components"]} == {
+        "pkg:pypi/my-lib@1.2": licences,
+        "pkg:deb/debian/libc6@2.36-9%2Bdeb12u14?arch=amd64": None,
+        "pkg:generic/python@3.13.15": [{"license": {"id": "PSF-2.0"}}],
     }
+    assert [one["cpe"].split(":")[5] for one in found["components"] if "cpe" in one] == ["3.13.15"]
 
 
 @pytest.fixture(scope="module")
