@@ -176,6 +176,9 @@ def test_every_pod_is_for_nodes_of_linux_unless_somebody_knows_better() -> None:
 
     assert selectors() == [{"kubernetes.io/os": "linux"}] * 5
     assert selectors(at("nodeSelector", {"kubernetes.io/os": "other"}))[0] == {"kubernetes.io/os": "other"}
+    # An image for one architecture is that of `helm test` too.
+    amd64 = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+    assert selectors(at("nodeSelector", {"kubernetes.io/arch": "amd64"}))[-1] == amd64
 
 
 def test_a_backend_that_the_chart_does_not_know_is_served_with_its_classes() -> None:
