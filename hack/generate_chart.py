@@ -1,14 +1,9 @@
-"""Writes what follows from the code in charts/pydra: what it knows of backends, the settings in its schema, its table.
-
-`--check` writes nothing and ends with 1 when a file is stale; a test in tests/house calls `files`.
-"""
+"""Writes what follows from the code in charts/pydra: what it knows of backends, settings in its schema, its table."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -17,6 +12,7 @@ from typing import Any
 
 import msgspec
 import yaml
+from api_page import texts_below
 
 from pydra.admission.config_types import read_backend
 from pydra.admission.policy import build_policy
@@ -142,7 +138,7 @@ def backend_settings(name: str) -> dict[str, Any]:
     schema = settings_schema(own)
     told: dict[str, str] = {}
     with suppress(ValueError):  # its types carry the texts
-        told = _generate_docs().texts_below(own)
+        told = texts_below(own)
     properties = {}
     for field in msgspec.structs.fields(own):
         if field.name in ROOTS:
@@ -245,26 +241,6 @@ def default_of(values: Any, path: tuple[str, ...]) -> str:
     return f"`{json.dumps(values) if not isinstance(values, str) else values}`"
 
 
-def _generate_docs() -> Any:
-    spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "hack" / "generate_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def main() -> int:
-    made = files()
-    stale = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
-    if "--check" in sys.argv:
-        for path in stale:
-            print(f"{path} is stale: make chart", file=sys.stderr)
-        return 1 if stale else 0
-    for path in stale:
-        path.write_text(made[path])
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    for changed, content in files().items():
+        changed.write_text(content)

@@ -1,13 +1,9 @@
-"""Writes the reference pages that follow from the code, those of backends' settings among them.
-
-`--check` writes nothing and ends with 1 when a page is stale; a test in tests/house calls `pages`.
-"""
+"""Writes the reference pages that follow from the code, those of backends' settings among them."""
 
 from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -324,16 +320,6 @@ def as_text(value: Any) -> str:
     raise ValueError(f"no text for the default {value!r}")
 
 
-def main() -> int:
-    stale = [path for path, text in pages().items() if not path.exists() or path.read_text() != text]
-    if "--check" in sys.argv:
-        for path in stale:
-            print(f"{path} is stale: make docs", file=sys.stderr)
-        return 1 if stale else 0
-    for path in stale:
-        path.write_text(pages()[path])
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    for page, content in pages().items():
+        page.write_text(content)
