@@ -33,15 +33,15 @@ def measure_nvidia_agent(report: Report, *, rounds: int) -> None:
         report.figure("child RSS after start", memory_of(world.child).rss, "MiB", "40")
         time.sleep(SETTLED)
         with world.kubelet() as nvidia, other.kubelet() as sim:
-            small = world.create_claim_of("small", [SMALL])
+            small = world.create_claim("small", [SMALL])
             kinds = {
                 "a simulated accelerator": (sim, other.create_claims([0])),
                 "1g": (nvidia, small),
-                "1 GPU": (nvidia, world.create_claim_of("one", ["gpu-1"])),
-                "8 GPUs": (nvidia, world.create_claim_of("eight", EIGHT)),
+                "1 GPU": (nvidia, world.create_claim("one", ["gpu-1"])),
+                "8 GPUs": (nvidia, world.create_claim("eight", EIGHT)),
             }
             measure_in_turn(report, kinds, rounds)
-            held = world.create_claim_of("beside", [BESIDE])
+            held = world.create_claim("beside", [BESIDE])
             nvidia.prepare(held)
             measure_in_turn(report, {"1g beside another": (nvidia, small)}, rounds)
             nvidia.unprepare(held)

@@ -8,6 +8,8 @@ from typing import Any
 DRIVER = "sim.pydra.dev"
 NODE = "bench-node"
 PER_GROUP = 200
+CONFIG = {"apiVersion": f"{DRIVER}/v1alpha1", "kind": "SimConfig", "clockMHz": 1200}
+"""A configuration of the simulated accelerators."""
 
 
 def node() -> dict[str, Any]:
@@ -29,54 +31,25 @@ def scenario(devices: int) -> str:
     return "groups:\n" + "\n".join(groups) + "\n"
 
 
-def claim(number: int) -> dict[str, Any]:
-    """A claim for one accelerator, with a configuration, as its author writes it."""
-    parameters = {"apiVersion": f"{DRIVER}/v1alpha1", "kind": "SimConfig", "clockMHz": 1200}
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": {"name": f"claim-{number}", "namespace": "default"},
-        "spec": {
-            "devices": {
-                "requests": [{"name": "accel", "exactly": {"deviceClassName": DRIVER}}],
-                "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}],
-            }
-        },
-    }
-
-
-def allocation(number: int) -> dict[str, Any]:
-    """The status that a scheduler would give the claim."""
-    parameters = {"apiVersion": f"{DRIVER}/v1alpha1", "kind": "SimConfig", "clockMHz": 1200}
-    return _status(
-        f"pod-{number}",
-        {
-            "results": [{"request": "accel", "driver": DRIVER, "pool": NODE, "device": device_name(number)}],
-            "config": [{"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": parameters}}],
-        },
-    )
-
-
-def plain_claim(name: str, driver: str, count: int) -> dict[str, Any]:
-    """A claim for so many devices of the class that is called as its driver."""
-    request = {"name": "devices", "exactly": {"deviceClassName": driver, "count": count}}
-    return {
+def claim(
+    name: str, driver: str, devices: Sequence[str], config: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A claim for devices of the class that is called as its driver, and the status that a scheduler would give it."""
+    configs = [{"opaque": {"driver": driver, "parameters": config}}] if config else []
+    request = {"name": "devices", "exactly": {"deviceClassName": driver, "count": len(devices)}}
+    made = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
         "metadata": {"name": name, "namespace": "default"},
-        "spec": {"devices": {"requests": [request]}},
+        "spec": {"devices": {"requests": [request], "config": configs}},
     }
-
-
-def plain_allocation(name: str, driver: str, devices: Sequence[str]) -> dict[str, Any]:
-    """The status that a scheduler would give such a claim, with these devices."""
     results = [{"request": "devices", "driver": driver, "pool": NODE, "device": device} for device in devices]
-    return _status(f"pod-{name}", {"results": results})
-
-
-def _status(pod: str, devices: dict[str, Any]) -> dict[str, Any]:
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [NODE]}]}]
-    return {
-        "allocation": {"devices": devices, "nodeSelector": {"nodeSelectorTerms": terms}},
-        "reservedFor": [{"resource": "pods", "name": pod, "uid": f"{pod}-uid"}],
+    status = {
+        "allocation": {
+            "devices": {"results": results, "config": [{"source": "FromClaim", **one} for one in configs]},
+            "nodeSelector": {"nodeSelectorTerms": terms},
+        },
+        "reservedFor": [{"resource": "pods", "name": f"pod-{name}", "uid": f"pod-{name}-uid"}],
     }
+    return made, status

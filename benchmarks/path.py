@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from sysconfig import get_paths
 
-from benchmarks import objects
 from benchmarks.nvidia_agent import start_nvidia
 from benchmarks.nvidia_calls import SMALL
 from benchmarks.report import Report
@@ -79,7 +78,7 @@ def measure_path(report: Report) -> bool:
     with open_world() as world:
         start_nvidia(world, **_load_profiler(world))
         time.sleep(SETTLED)
-        held = world.create_claim_of("path", [SMALL])
+        held = world.create_claim("path", [SMALL])
         counted = []
         with world.kubelet() as calls:
             for _ in range(ROUNDS):
@@ -100,17 +99,15 @@ def _count_plain_prepares() -> list[Counter[Place]]:
         world.wait_slices(2)
         assert world.agent is not None
         agent = world.agent.pid
-        claim = world.create_claim(
-            objects.plain_claim("path", world.driver, 1), objects.plain_allocation("path", world.driver, ["fpga-0"])
-        )
+        claim = world.create_claim("path", ["fpga-0"])
         counted = []
         with world.kubelet() as calls:
             for _ in range(WARM):
-                calls.prepare([claim])
-                calls.unprepare([claim])
+                calls.prepare(claim)
+                calls.unprepare(claim)
             for _ in range(ROUNDS):
-                counted.append(_count(world, agent, lambda: calls.prepare([claim])))
-                calls.unprepare([claim])
+                counted.append(_count(world, agent, lambda: calls.prepare(claim)))
+                calls.unprepare(claim)
         return counted
 
 

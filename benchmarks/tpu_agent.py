@@ -25,7 +25,7 @@ def measure_tpu_agent(report: Report, *, rounds: int, seconds: float) -> None:
         with world.kubelet() as tpu, other.kubelet() as sim:
             kinds = {
                 "a simulated accelerator": (sim, other.create_claims([0])),
-                "a 2x2": (tpu, world.create_claim_of("square", ["2x2-4"])),
+                "a 2x2": (tpu, world.create_claim("square", ["2x2-4"])),
             }
             timings = measure_in_turn(report, kinds, rounds)
         beyond = timings["a 2x2"].p50 - timings["a simulated accelerator"].p50

@@ -69,21 +69,17 @@ class World:
         return int(self.server.stdout.readline())
 
     def create_claims(self, numbers: Sequence[int]) -> list[pb.Claim]:
-        """Allocated claims, as the kubelet would name them."""
-        return [self.create_claim(objects.claim(number), objects.allocation(number)) for number in numbers]
+        """Allocated claims for a simulated accelerator each, with a configuration, as the kubelet would name them."""
+        names = [objects.device_name(number) for number in numbers]
+        return [claim for name in names for claim in self.create_claim(f"claim-{name}", [name], objects.CONFIG)]
 
-    def create_claim(self, claim: dict[str, Any], status: dict[str, Any]) -> pb.Claim:
-        """A claim with the status that a scheduler would give it."""
+    def create_claim(self, name: str, devices: Sequence[str], config: dict[str, Any] | None = None) -> list[pb.Claim]:
+        """One allocated claim for these devices of the driver, as a list for the kubelet's calls."""
         collection = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+        claim, status = objects.claim(name, self.driver, devices, config)
         made = self.request("POST", collection, claim)
-        made["status"] = status
-        self.request("PUT", f"{collection}/{made['metadata']['name']}/status", made)
-        return pb.Claim(namespace="default", uid=made["metadata"]["uid"], name=made["metadata"]["name"])
-
-    def create_claim_of(self, name: str, devices: Sequence[str]) -> list[pb.Claim]:
-        """One claim for these devices of the driver, as a list for the kubelet's calls."""
-        claim = objects.plain_claim(name, self.driver, len(devices))
-        return [self.create_claim(claim, objects.plain_allocation(name, self.driver, devices))]
+        self.request("PUT", f"{collection}/{name}/status", {**made, "status": status})
+        return [pb.Claim(namespace="default", uid=made["metadata"]["uid"], name=name)]
 
     def slices(self) -> list[dict[str, Any]]:
         """The ResourceSlices that are published."""
