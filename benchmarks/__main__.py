@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.claims import measure_claims
@@ -27,20 +27,21 @@ from benchmarks.tpu_agent import measure_tpu_agent
 from benchmarks.tpu_calls import measure_tpu_calls
 from benchmarks.world import open_world
 
-PARTS = (
-    "start",
-    "claims",
-    "path",
-    "publishing",
-    "rest",
-    "nvidia-calls",
-    "nvidia-agent",
-    "nvidia-rest",
-    "tpu-calls",
-    "tpu-agent",
-    "cpu-calls",
-    "net-attach",
-)
+PARTS: Mapping[str, Callable[[Report, int, bool], bool | None]] = {
+    "start": lambda report, _, quick: measure_start(report, rounds=3 if quick else 7),
+    "claims": lambda report, rounds, quick: measure_claims(report, rounds=rounds, soak=1000 if quick else 10_000),
+    "path": lambda report, *_: measure_path(report),
+    "publishing": lambda report, *_: measure_publishing(report),
+    "rest": lambda report, _, quick: measure_idle(report, seconds=20 if quick else 60),
+    "nvidia-calls": lambda report, rounds, _: measure_nvidia_calls(report, rounds=rounds),
+    "nvidia-agent": lambda report, rounds, _: measure_nvidia_agent(report, rounds=rounds),
+    "nvidia-rest": lambda report, *_: measure_nvidia_rest(report, seconds=30),
+    "tpu-calls": lambda report, rounds, _: measure_tpu_calls(report, rounds=rounds),
+    "tpu-agent": lambda report, rounds, quick: measure_tpu_agent(report, rounds=rounds, seconds=20 if quick else 60),
+    "cpu-calls": lambda report, rounds, _: measure_cpu_calls(report, rounds=rounds),
+    "net-attach": lambda report, rounds, _: measure_net_attach(report, rounds=rounds),
+}
+"""Each with the rounds of a call, and whether fewer of the rest are enough."""
 
 
 def main() -> None:
@@ -53,32 +54,15 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.parts).difference(PARTS):
         parser.error(f"{', '.join(sorted(unknown))} is not a part; the parts are {', '.join(PARTS)}")
-    quick = arguments.quick
-    rounds = 60 if quick else 200
-
     with open_world() as world:
         claim = world.create_claims([0])[0]
         path = f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{claim.name}"
         floor = measure_floor(world.url + path, world.root)
     report = Report(floor, f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.release()}")
-    parts: dict[str, Callable[[], bool | None]] = {
-        "start": lambda: measure_start(report, rounds=3 if quick else 7),
-        "claims": lambda: measure_claims(report, rounds=rounds, soak=1000 if quick else 10_000),
-        "path": lambda: measure_path(report),
-        "publishing": lambda: measure_publishing(report),
-        "rest": lambda: measure_idle(report, seconds=20 if quick else 60),
-        "nvidia-calls": lambda: measure_nvidia_calls(report, rounds=rounds),
-        "nvidia-agent": lambda: measure_nvidia_agent(report, rounds=rounds),
-        "nvidia-rest": lambda: measure_nvidia_rest(report, seconds=30),
-        "tpu-calls": lambda: measure_tpu_calls(report, rounds=rounds),
-        "tpu-agent": lambda: measure_tpu_agent(report, rounds=rounds, seconds=20 if quick else 60),
-        "cpu-calls": lambda: measure_cpu_calls(report, rounds=rounds),
-        "net-attach": lambda: measure_net_attach(report, rounds=rounds),
-    }
     within = True
     for name in arguments.parts or PARTS:
         report.section(name)
-        within &= parts[name]() is not False
+        within &= PARTS[name](report, 60 if arguments.quick else 200, arguments.quick) is not False
     if arguments.json:
         arguments.json.write_text(json.dumps(report.figures, indent=2) + "\n")
     if arguments.strict and not within:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -42,8 +41,7 @@ EIGHT = tuple(f"gpu-{minor}" for minor in range(8))
 
 def measure_nvidia_calls(report: Report, *, rounds: int) -> None:
     """Discovery, claims, metrics and the look for changes: medians and what 99 of 100 stay below."""
-    memory = MEMORY if os.path.isdir(MEMORY) else None
-    with tempfile.TemporaryDirectory(prefix="pb-", dir=memory) as state, _watch_simulation() as stopwatch:
+    with tempfile.TemporaryDirectory(prefix="pb-", dir=MEMORY) as state, _watch_simulation() as stopwatch:
         asyncio.run(_measure(report, state, stopwatch, rounds))
 
 

@@ -7,7 +7,6 @@ is what a claim takes beyond the agent's own.
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 
 from benchmarks.report import Report
@@ -25,8 +24,7 @@ DEVICES = 15
 
 def measure_tpu_calls(report: Report, *, rounds: int) -> None:
     """Discovery, and a claim of a 2x2: medians and what 95 of 100 stay below."""
-    memory = MEMORY if os.path.isdir(MEMORY) else None
-    with tempfile.TemporaryDirectory(prefix="pb-", dir=memory) as state:
+    with tempfile.TemporaryDirectory(prefix="pb-", dir=MEMORY) as state:
         asyncio.run(_measure(report, state, rounds))
 
 

@@ -24,7 +24,7 @@ from pydra.kubelet import pb
 START_SECONDS = 30.0
 SETTLED = 13
 """Seconds after which a start is over for the agent: it gives back memory after 10 s."""
-MEMORY = "/dev/shm"
+MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 """A file system in memory: where CDI files lie on a node (below /run), and what stands in for hardware here."""
 
 
@@ -173,7 +173,7 @@ def open_world() -> Iterator[World]:
     """An API server with a node, and empty directories; the agent, if any is left, ends with the block."""
     with (
         tempfile.TemporaryDirectory(prefix="pb-") as scratch,
-        tempfile.TemporaryDirectory(prefix="pb-", dir=MEMORY if os.path.isdir(MEMORY) else None) as volatile,
+        tempfile.TemporaryDirectory(prefix="pb-", dir=MEMORY) as volatile,
     ):
         root = Path(scratch)
         (root / "plugins_registry").mkdir()
