@@ -8,7 +8,6 @@ kernel's files are looked at is left out of ours as well.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -27,7 +26,7 @@ from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.composition import open_backend
 from pydra_nvidia.host.file_search import SETTLED_SECONDS as SETTLED
 from pydra_nvidia.machine_access import find_machine
-from pydra_nvidia.nvml.pynvml_library import Nvml, use_library
+from pydra_nvidia.nvml.pynvml_library import Nvml
 from pydra_nvidia.simulation.tree.sync import TreeSync
 
 SCENARIO = "hgx-h100"
@@ -46,45 +45,16 @@ def measure_nvidia_calls(report: Report, *, rounds: int) -> None:
 
 
 class Stopwatch:
-    """Seconds so far: in NVML, of these in its simulation, and in the keeping of the simulated kernel's files."""
+    """Seconds so far: in NVML, and in the keeping of the simulated kernel's files."""
 
     def __init__(self) -> None:
         self.nvml = 0.0
         self.calls = 0
-        self.simulated = 0.0
         self.files = 0.0
 
-    def take_over(self) -> None:
-        """Look below the backend, which has an open session."""
-        pynvml = importlib.import_module("pynvml")
-        use_library(pynvml, _TimedLibrary(pynvml.nvmlLib, self))
-
-    def read(self) -> tuple[float, float, float, int]:
-        """NVML, simulated, files; and how many calls of NVML."""
-        return self.nvml, self.simulated, self.files, self.calls
-
-
-class _TimedLibrary:
-    """A library that tells what its functions take."""
-
-    def __init__(self, library: object, stopwatch: Stopwatch) -> None:
-        self._library = library
-        self._stopwatch = stopwatch
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(self._library, name)
-        if name == "nvmlErrorString":  # pynvml says on it what it returns
-            return function
-
-        def timed(*arguments: Any) -> Any:
-            begin = time.perf_counter()
-            try:
-                return function(*arguments)
-            finally:
-                self._stopwatch.simulated += time.perf_counter() - begin
-
-        # The wait for events runs beside everything else.
-        return function if name.startswith("nvmlEventSetWait") else timed
+    def read(self) -> tuple[float, float, int]:
+        """NVML, files; and how many calls of NVML."""
+        return self.nvml, self.files, self.calls
 
 
 @contextmanager
@@ -119,7 +89,7 @@ class _Measured:
     def __init__(self, name: str, stopwatch: Stopwatch) -> None:
         self.name = name
         self._stopwatch = stopwatch
-        self._parts: list[tuple[float, float, float, float]] = []
+        self._parts: list[tuple[float, float, float]] = []
         self._calls: list[int] = []
 
     async def round(self, call: Callable[[], Awaitable[Any]]) -> Any:
@@ -127,14 +97,14 @@ class _Measured:
         before, begin = self._stopwatch.read(), time.perf_counter()
         result = await call()
         total = time.perf_counter() - begin
-        nvml, simulated, files, calls = (after - was for after, was in zip(self._stopwatch.read(), before, strict=True))
-        self._parts.append((total, nvml, simulated, total - nvml - files))
+        nvml, files, calls = (after - was for after, was in zip(self._stopwatch.read(), before, strict=True))
+        self._parts.append((total, nvml, total - nvml - files))
         self._calls.append(int(calls))
         return result
 
     def tell(self, report: Report) -> None:
         """Print it."""
-        columns = zip(("total", "NVML", "simulation", "ours"), zip(*self._parts, strict=True), strict=True)
+        columns = zip(("total", "NVML", "ours"), zip(*self._parts, strict=True), strict=True)
         timings = [Timing(name=name, seconds=seconds) for name, seconds in columns]
         report.parts(self.name, timings, f"{median(self._calls):g} calls of NVML", AIM)
 
@@ -152,7 +122,6 @@ async def _measure(report: Report, state: str, stopwatch: Stopwatch, rounds: int
         inventory = await backend.discover()
         report.figure("first discover, pynvml and all facts included", (time.perf_counter() - begin) * 1000, "ms")
         assert len(inventory.devices) == DEVICES, len(inventory.devices)
-        stopwatch.take_over()
         await _measure_claim(report, backend, stopwatch, "at once, 1g", [SMALL], 1)
         await asyncio.sleep(
             SETTLED + 0.2
