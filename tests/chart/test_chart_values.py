@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import helm_python
@@ -12,6 +14,9 @@ import yaml
 
 from tests.chart.effects import CASES, TOLERATION, B, Look, find_terms
 from tests.chart.rendering import CHART, NVIDIA, SIM, at, by_name, overlay, render
+
+AROUND = {"global", "enabled"}
+"""Values for a chart around this one."""
 
 
 @pytest.mark.parametrize(("path", "around", "value", "look", "expected"), CASES, ids=[case[0] for case in CASES])
@@ -36,7 +41,7 @@ def leaves(part: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]
 
 def test_every_value_of_the_schema_is_in_the_table() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
-    told = {path for path in leaves(schema) if path != "global"}
+    told = {path for path in leaves(schema) if path not in AROUND}
     told |= {f"{B}.{path}" for path in leaves(schema["$defs"]["backend"])}
     assert told == {path for path, *_ in CASES}
 
@@ -44,7 +49,7 @@ def test_every_value_of_the_schema_is_in_the_table() -> None:
 def test_every_default_is_allowed_by_the_schema_and_explained_there() -> None:
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = json.loads((CHART / "values.schema.json").read_text())
-    assert set(defaults) == set(schema["properties"]) - {"global"}
+    assert set(defaults) == set(schema["properties"]) - AROUND
     for name, value in defaults.items():
         known = schema["properties"][name].get("properties")
         if known and name != "backends":
@@ -80,6 +85,15 @@ def test_null_is_like_empty_or_refused_with_the_name_of_the_value() -> None:
     with pytest.raises(helm_python.HelmValuesError) as caught:
         render(SIM, *(at(path, None) for path in refused))
     assert [one for one in refused if f"'{one.rpartition('.')[2]}'" not in str(caught.value)] == []
+
+
+def test_a_chart_around_this_one_may_have_it_by_the_condition_that_helm_suggests(tmp_path: Path) -> None:
+    shutil.copytree(CHART, tmp_path / "charts" / "pydra")
+    dependency = {"name": "pydra", "version": "0.1.0", "condition": "pydra.enabled"}
+    about = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}
+    (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(about))
+    files = helm_python.Chart.load(tmp_path).render({"pydra": {"enabled": True, **SIM}}, name="r", namespace="n")
+    assert "r-pydra-sim" in files["platform/charts/pydra/templates/daemonset.yaml"]
 
 
 def test_onepod_unites_what_its_backends_need() -> None:
