@@ -311,6 +311,13 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
         template("metadata", "labels"),
         has({"a": "b", "app.kubernetes.io/name": "pydra"}),
     ),
+    (
+        "commonLabels",
+        overlay(SIM, at("podLabels", {"a": "pod"})),
+        {"a": "b", "c": "d"},
+        template("metadata", "labels"),
+        has({"a": "pod", "c": "d", "app.kubernetes.io/name": "pydra"}),
+    ),
     ("seccompProfile", SIM, LOCAL_PROFILE, pod("securityContext", "seccompProfile"), LOCAL_PROFILE),
     ("seLinuxOptions", SIM, {"type": "spc_t"}, agent("securityContext", "seLinuxOptions"), {"type": "spc_t"}),
     (

@@ -172,6 +172,7 @@ def test_what_can_be_there_once_is_refused_twice(values: Mapping[str, Any], word
     [
         pytest.param({"webhook": None}, "missing property 'webhook'", id="no webhook at all"),
         pytest.param(at("image.tag", "a b"), "at '/image/tag'", id="a tag with a blank"),
+        pytest.param(at("commonLabels", {"helm.sh/chart": "a"}), "invalid propertyName 'helm.sh/chart'", id="chart's"),
         pytest.param(at("fullnameOverride", "a.b"), "at '/fullnameOverride'", id="a dot in a Service's name"),
         pytest.param(at(f"backends.sim.{CLASSES}.names", {"sim.pydra.dev": "it's"}), "/names/sim.pydra.dev", id="name"),
         pytest.param(at(f"backends.sim.{CLASSES}.classes", {"A b": {}}), "invalid propertyName 'A b'", id="class"),

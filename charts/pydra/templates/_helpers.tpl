@@ -42,16 +42,25 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- /* A version may have a `+` and the revision of its source, as Flux appends it; a label may not. */ -}}
-{{- define "pydra.labels" -}}
+{{- define "pydra.chartLabels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimAll "-_." | quote }}
 {{ include "pydra.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | replace "+" "_" | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 {{- end -}}
 
+{{- define "pydra.labels" -}}
+{{- include "pydra.moreLabels" (dict "root" . "more" dict) -}}
+{{- end -}}
+
+{{- /* With more, those of the chart over those over commonLabels. Args: root, more. */ -}}
+{{- define "pydra.moreLabels" -}}
+{{- merge (include "pydra.chartLabels" .root | fromYaml) (default dict .more) (default dict .root.Values.commonLabels) | toYaml -}}
+{{- end -}}
+
 {{- /* Of pods: without the chart's version, since another revision of the same chart is no reason to replace them. Args: root, own. */ -}}
 {{- define "pydra.podLabels" -}}
-{{- merge .own (omit (include "pydra.labels" .root | fromYaml) "helm.sh/chart") (default dict .root.Values.podLabels) | toYaml -}}
+{{- merge .own (omit (include "pydra.moreLabels" (dict "root" .root "more" .root.Values.podLabels) | fromYaml) "helm.sh/chart") | toYaml -}}
 {{- end -}}
 
 {{- /* Labels that a pod's nodes must have: the images are for Linux, and not all nodes of other systems have taints. */ -}}
