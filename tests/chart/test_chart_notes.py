@@ -131,5 +131,8 @@ def test_nodes_whose_devices_a_device_plugin_gives_out_too_are_reported() -> Non
 
 def test_images_of_no_registry_are_reported() -> None:
     words = "image.registry is not set"
-    assert words in render_files(SIM)["NOTES.txt"]
-    assert words not in render_files(SIM, at("image.registry", "registry.example.com"))["NOTES.txt"]
+    assert f"Have pydra-sim:0.1.0 on the nodes: {words}" in render_files(SIM)["NOTES.txt"]
+    for path in ("image.registry", "backends.sim.image.registry"):
+        assert words not in render_files(SIM, at(path, "registry.example.com"))["NOTES.txt"]
+    assert words not in render_files(SIM, at("image.repository", "localhost:5000/team/pydra"))["NOTES.txt"]
+    assert "Have pydra-nvidia:0.1.0 on" in render_files(BOTH, at("backends.sim.image.registry", "r.io"))["NOTES.txt"]
