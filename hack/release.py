@@ -65,7 +65,8 @@ def main(arguments: Sequence[str]) -> None:
         if not given.without_images:
             build_images(tree, out, version, platforms)
             scan_images(out)
-        write_provenance(out, given.tag, platforms)
+        base = "" if given.without_images else find_base(os.environ.get("IMAGE_ARGS", ""))
+        write_provenance(out, given.tag, platforms, base)
         write_sums(out)
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(out, target)
@@ -187,7 +188,14 @@ def scan_images(out: Path) -> None:
         print(run(*command, path), end="", flush=True)
 
 
-def write_provenance(out: Path, tag: str, platforms: Sequence[str]) -> None:
+def find_base(arguments: str) -> str:
+    """What the images are built on: as these arguments of the engine say, else as the Dockerfile does."""
+    default = re.findall(r"^ARG BASE=(.+)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    found: str = [*default, *re.findall(r"--build-arg[ =]BASE=(\S+)", arguments)][-1]
+    return found
+
+
+def write_provenance(out: Path, tag: str, platforms: Sequence[str], base: str) -> None:
     """From what, by whom and how all files were built: an in-toto statement with SLSA's predicate, version 1.
 
     RELEASE_BUILDER, RELEASE_SOURCE and RELEASE_RUN are URIs of the builder, the repository and the run; a workflow sets
@@ -197,6 +205,10 @@ def write_provenance(out: Path, tag: str, platforms: Sequence[str]) -> None:
     subjects = [{"name": path.name, "digest": {"sha256": digest(path)}} for path in sorted(out.iterdir())]
     commit = git("rev-parse", "HEAD")
     source = given("RELEASE_SOURCE", "urn:pydra:local")
+    materials: list[object] = [{"uri": f"git+{source}", "digest": {"gitCommit": commit}}]
+    if base:
+        _, _, pinned = base.partition("@sha256:")
+        materials.append({"uri": base, **({"digest": {"sha256": pinned}} if pinned else {})})
     statement = {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": subjects,
@@ -205,7 +217,7 @@ def write_provenance(out: Path, tag: str, platforms: Sequence[str]) -> None:
             "buildDefinition": {
                 "buildType": f"{source}#{BUILD_TYPE.replace(' ', '-')}",
                 "externalParameters": {"tag": tag, "platforms": list(platforms)},
-                "resolvedDependencies": [{"uri": f"git+{source}", "digest": {"gitCommit": commit}}],
+                "resolvedDependencies": materials,
             },
             "runDetails": {
                 "builder": {"id": given("RELEASE_BUILDER", "urn:pydra:local")},

@@ -170,6 +170,24 @@ def test_two_releases_of_a_commit_are_the_same_and_complete_and_what_is_not_comm
         assert chart.version == VERSION
 
 
+@pytest.mark.parametrize(
+    ("arguments", "base"),
+    [
+        ("", re.findall("^ARG BASE=(.+)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[0]),
+        (f"--no-cache --build-arg BASE=r.io/python@sha256:{'0' * 64}", f"r.io/python@sha256:{'0' * 64}"),
+        ("--build-arg=BASE=r.io/python:3", "r.io/python:3"),
+    ],
+)
+def test_the_provenance_of_images_names_what_they_are_built_on(arguments: str, base: str, tmp_path: Path) -> None:
+    import release  # noqa: PLC0415
+
+    release.write_provenance(tmp_path, "", ("linux/amd64",), release.find_base(arguments))
+    statement = json.loads((tmp_path / "provenance.intoto.json").read_text())
+    found = statement["predicate"]["buildDefinition"]["resolvedDependencies"][-1]
+    assert found["uri"] == base
+    assert [*found.get("digest", {}).values()] == base.partition("@sha256:")[2].split()
+
+
 def assert_refused_with_changes(clone: Path) -> None:
     chart = clone / "charts" / "pydra" / "Chart.yaml"
     text = chart.read_text()
