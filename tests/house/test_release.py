@@ -20,21 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import helm_python
+import publish
 import pytest
+import release
+import sbom
 import tenacity
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-HACK = ROOT / "hack"
 VERSION = "0.1.0"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _scripts() -> Iterator[None]:
-    """The scripts import each other from their folder."""
-    sys.path.insert(0, str(HACK))
-    yield
-    sys.path.remove(str(HACK))
 
 
 @pytest.mark.parametrize(
@@ -47,8 +41,6 @@ def _scripts() -> Iterator[None]:
     ],
 )
 def test_a_tag_needs_a_complete_section_of_the_changelog(changelog: str, changes: list[str], problem: str) -> None:
-    import release  # noqa: PLC0415 - its folder is on the path for these tests only
-
     problems = "\n".join(release.find_changelog_problems(changelog, changes, "1.2.0"))
     assert (problem in problems) if problem else not problems
 
@@ -91,8 +83,6 @@ def build_archive(path: Path, files: dict[str, bytes]) -> None:
     ],
 )
 def test_the_sbom_of_an_image_lists_what_its_layers_have(told: list[str], licences: Any, tmp_path: Path) -> None:
-    import sbom  # noqa: PLC0415
-
     image = tmp_path / "image.oci.tar"
     about = "\n".join(["Name: My_Lib", "Version: 1.2", *told, "", "Text"])
     build_archive(
@@ -179,8 +169,6 @@ def test_two_releases_of_a_commit_are_the_same_and_complete_and_what_is_not_comm
     ],
 )
 def test_the_provenance_of_images_names_what_they_are_built_on(arguments: str, base: str, tmp_path: Path) -> None:
-    import release  # noqa: PLC0415
-
     release.write_provenance(tmp_path, "", ("linux/amd64",), release.find_base(arguments))
     statement = json.loads((tmp_path / "provenance.intoto.json").read_text())
     found = statement["predicate"]["buildDefinition"]["resolvedDependencies"][-1]
@@ -202,8 +190,6 @@ def assert_refused_with_changes(clone: Path) -> None:
 
 
 def test_what_was_changed_after_the_release_is_not_published(tmp_path: Path) -> None:
-    import publish  # noqa: PLC0415
-
     folder = tmp_path
     (folder / "pydra-0.1.0-linux-amd64.oci.tar").write_bytes(b"new")
     (folder / "SHA256SUMS").write_text(f"{'0' * 64}  pydra-0.1.0-linux-amd64.oci.tar\n")
@@ -222,8 +208,6 @@ def write_tool(path: Path, last_line: str = "") -> str:
 def test_an_image_that_the_scanner_refuses_is_not_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import release  # noqa: PLC0415
-
     for name in ("pydra-sim-0.1.0-linux-amd64.cdx.json", "pydra_dra-0.1.0.cdx.json"):
         (tmp_path / name).write_text("{}")
     monkeypatch.setenv("SCANNER", write_tool(tmp_path / "accepting"))
@@ -240,8 +224,6 @@ def test_an_image_that_the_scanner_refuses_is_not_released(
 def test_a_scanner_or_signer_that_is_not_installed_is_reported_before_anything_is_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import release  # noqa: PLC0415
-
     monkeypatch.setenv("SIGNER", "no-such-signer sign --yes")
     monkeypatch.delenv("SCANNER", raising=False)
     (problem,) = release.find_tool_problems("SIGNER")
