@@ -90,6 +90,9 @@ def test_every_series_that_is_asked_for_exists_with_those_labels() -> None:
         for name, matchers in asked:
             assert set(matchers) <= series()[name], rule
             assert matchers["namespace"] == "pydra-system", "releases in other namespaces have alerts of their own"
+            for label, served in (("driver", ("gpu.nvidia.com", "sim.pydra.dev")), ("backend", ("nvidia", "sim"))):
+                if label in series()[name]:
+                    assert {*matchers[label].split("|")} <= {*served}, "so have others in this one"
         for part in parts(rule["expr"]):
             if isinstance(part, promql.AggregateExpr):
                 assert part.modifier is not None
@@ -160,7 +163,7 @@ def test_reasons_of_errors_in_the_expressions_are_reasons() -> None:
 
 def test_nothing_of_the_file_is_left_to_fill_in() -> None:
     for rule in rules():
-        assert not re.search("NAMESPACE|DAEMONSET|DRIVER|WEBHOOK", rule["expr"])
+        assert not re.search("NAMESPACE|DAEMONSET|DRIVER|BACKENDS|WEBHOOK", rule["expr"])
     expressions = {rule["alert"]: rule["expr"] for rule in rules()}
     assert 'daemonset=~"pydra-nvidia|pydra-sim"' in expressions["PydraAgentNotReady"]
     assert 'deployment=~"pydra-nvidia-webhook|pydra-sim-webhook"' in expressions["PydraWebhookDown"]
