@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
@@ -46,13 +45,12 @@ GENERATED_BASE = 58
 class WantedPool(msgspec.Struct, frozen=True, kw_only=True):
     """A driver's pool as it should be in the API.
 
-    `scope` is the part of the spec that says where the devices are, such as `{"nodeName": "n1"}`. `slices` has the rest
-    of each spec, without `pool` and `driver`: devices, sharedCounters, perDeviceNodeSelection.
+    `slices` has the content of each spec, besides driver, node and pool.
     """
 
     driver: str
     name: str
-    scope: Mapping[str, Any]
+    node: str
     slices: tuple[JsonObject, ...]
 
 
@@ -68,7 +66,7 @@ def build_wanted(pool: Pool, *, driver: str, node: str) -> WantedPool:
     return WantedPool(
         driver=driver,
         name=pool.name,
-        scope={"nodeName": node},
+        node=node,
         slices=tuple(slices) or ({"devices": []},),
     )
 
@@ -235,13 +233,12 @@ def _index_width(count: int) -> int:
     return max(INDEX_WIDTH, len(f"{max(count - 1, 0):x}"))
 
 
-def build_generate_name(index: int, count: int, driver: str, owner: str) -> str:
-    """Return `<index>-<driver>-<owner>-`; the API server adds five characters (and shortens a longer name).
+def build_generate_name(index: int, count: int, driver: str, node: str) -> str:
+    """Return `<index>-<driver>-<node>-`; the API server adds five characters (and shortens a longer name).
 
     The scheduler tries slices in the order of their names, so the index keeps the pool's order.
     """
-    parts = [f"{index:0{_index_width(count)}x}", driver, *([owner] if owner else [])]
-    return "-".join(parts) + "-"
+    return f"{index:0{_index_width(count)}x}-{driver}-{node}-"
 
 
 def parse_index(name: str, count: int) -> int | None:

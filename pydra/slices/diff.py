@@ -20,26 +20,9 @@ import msgspec
 from pydra.kube.api_resources import RESOURCE_SLICES, JsonObject
 from pydra.slices.build import WantedPool, build_generate_name, parse_index
 
-CONTENT = (
-    "devices",
-    "sharedCounters",
-    "perDeviceNodeSelection",
-    "nodeSelector",
-    "allNodes",
-    "partitionTypeAttribute",
-    "skipNodeOperations",
-)
-"""The fields of a spec that may change, besides `pool`; the rest (driver, nodeName) is immutable."""
+CONTENT = ("devices", "sharedCounters", "partitionTypeAttribute", "skipNodeOperations")
+"""The fields of a spec that may change, besides `pool`; the rest (driver, and which nodes have the devices) may not."""
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
-
-
-class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster-scoped owner of the slices, for garbage collection: for a node's devices, the Node."""
-
-    api_version: str = "v1"
-    kind: str = "Node"
-    name: str
-    uid: str
 
 
 class Delete(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,8 +66,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.deletes) + len(self.updates) + len(self.creates)
 
 
-def plan_slices(wanted: WantedPool, observed: Iterable[JsonObject], *, owner: Owner | None = None) -> Plan:
-    """Plan the writes; `observed` are all slices of this driver and node, of any pool."""
+def plan_slices(wanted: WantedPool, observed: Iterable[JsonObject], *, node_uid: str = "") -> Plan:
+    """Plan the writes; `observed` are all slices of this driver and node, of any pool.
+
+    With `node_uid`, new slices are owned by the Node, for garbage collection.
+    """
     slices = sorted(observed, key=lambda body: str(body["metadata"]["name"]))
     others = [body for body in slices if _pool(body).get("name") != wanted.name]
     ours = [body for body in slices if _pool(body).get("name") == wanted.name]
@@ -99,7 +85,7 @@ def plan_slices(wanted: WantedPool, observed: Iterable[JsonObject], *, owner: Ow
         generation=generation,
         deletes=tuple(map(_build_delete, [*others, *obsolete])),
         updates=tuple(_build_update(wanted, index, generation, matched[index], known) for index in sorted(touched)),
-        creates=tuple(_build_create(wanted, index, generation, known, owner) for index in missing),
+        creates=tuple(_build_create(wanted, index, generation, known, node_uid) for index in missing),
     )
 
 
@@ -131,7 +117,7 @@ def _match(slices: Sequence[JsonObject], published: int, count: int) -> tuple[di
 
 def _is_as_wanted(wanted: WantedPool, index: int, body: JsonObject) -> bool:
     count = _pool(body).get("resourceSliceCount")
-    return count == len(wanted.slices) and same_content({**wanted.scope, **wanted.slices[index]}, body["spec"])
+    return count == len(wanted.slices) and same_content(wanted.slices[index], body["spec"])
 
 
 def _build_spec(wanted: WantedPool, index: int, generation: int, known: Sequence[JsonObject]) -> JsonObject:
@@ -139,7 +125,7 @@ def _build_spec(wanted: WantedPool, index: int, generation: int, known: Sequence
     if content.get("devices"):
         content["devices"] = keep_times(content["devices"], known)
     pool = {"name": wanted.name, "generation": generation, "resourceSliceCount": len(wanted.slices)}
-    return {"driver": wanted.driver, "pool": pool, **wanted.scope, **content}
+    return {"driver": wanted.driver, "pool": pool, "nodeName": wanted.node, **content}
 
 
 def _build_update(
@@ -150,13 +136,13 @@ def _build_update(
 
 
 def _build_create(
-    wanted: WantedPool, index: int, generation: int, known: Sequence[JsonObject], owner: Owner | None
+    wanted: WantedPool, index: int, generation: int, known: Sequence[JsonObject], node_uid: str
 ) -> Create:
-    name = owner.name if owner is not None else ""
-    metadata: JsonObject = {"generateName": build_generate_name(index, len(wanted.slices), wanted.driver, name)}
-    if owner is not None:
+    name = build_generate_name(index, len(wanted.slices), wanted.driver, wanted.node)
+    metadata: JsonObject = {"generateName": name}
+    if node_uid:
         metadata["ownerReferences"] = [
-            {"apiVersion": owner.api_version, "kind": owner.kind, "name": name, "uid": owner.uid, "controller": True}
+            {"apiVersion": "v1", "kind": "Node", "name": wanted.node, "uid": node_uid, "controller": True}
         ]
     body: JsonObject = {
         "apiVersion": RESOURCE_SLICES.api_version,

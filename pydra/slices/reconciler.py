@@ -32,7 +32,7 @@ from pydra.kube.api_resources import (
     parse_resource_version,
 )
 from pydra.slices.build import GENERATED_BASE, WantedPool
-from pydra.slices.diff import Create, Delete, Owner, Plan, Update, plan_slices, share_devices
+from pydra.slices.diff import Create, Delete, Plan, Update, plan_slices, share_devices
 from pydra.slices.server_limitations import (
     AcceptedPool,
     FieldsDropped,
@@ -169,7 +169,7 @@ class SliceReconciler:
         self._modifications: dict[int, ServerModification] = {}
         self._last_dropped: FieldsDropped | None = None
         self._pending = PendingWrites(cache)
-        self._owner: Owner | None = None
+        self._node_uid = ""
         cache.subscribe(self._on_watch_event)
 
     @property
@@ -213,20 +213,20 @@ class SliceReconciler:
             share_devices(self._target.wanted, (event.object,))
             return
         if event.type is WatchEventType.DELETED:
-            self._owner = None  # it may have been deleted with a Node that has another uid now
+            self._node_uid = ""  # it may have been deleted with a Node that has another uid now
         elif self._achieved is not None and _read_start(event.object) > self._started:
             self._schedule.defer()
         self._schedule.note_foreign_change()
 
     async def _reconcile(self) -> None:
-        if self._owner is None:
-            self._owner = await self._fetch_owner()
+        if not self._node_uid:
+            self._node_uid = (await self._client.get(NODES, self._node))["metadata"]["uid"]
         target = self._target  # after the await: nothing can change between here and the first write
         assert target is not None
         observed = self._pending.merged()
         modified = apply_modifications(target.wanted, self._modifications)
         share_devices(modified, observed)
-        plan = plan_slices(modified, observed, owner=self._owner)
+        plan = plan_slices(modified, observed, node_uid=self._node_uid)
         if len(plan) or self._must_ask:
             self._is_published = self._is_published and not len(plan)
             if not await self._check_dry_run(target):
@@ -255,7 +255,7 @@ class SliceReconciler:
         """
         if target.probe is not None:
             self._schedule.ask_server_later()
-            for write in plan_slices(target.probe, (), owner=self._owner).creates:
+            for write in plan_slices(target.probe, (), node_uid=self._node_uid).creates:
                 if write.body["spec"].get("devices"):
                     answer = await self._write(write, target, dry_run=True)
                     if answer is None or self._find_gates(target, write, answer):
@@ -368,10 +368,6 @@ class SliceReconciler:
         level = logging.INFO if failed.is_race else logging.WARNING
         log.log(level, "pool %s cannot be published: retrying in %.1f s: %s", pool, pause, error)
         self._report(failed)
-
-    async def _fetch_owner(self) -> Owner:
-        node = await self._client.get(NODES, self._node)
-        return Owner(name=self._node, uid=node["metadata"]["uid"])
 
 
 def _hide_suffix(text: str, metadata: JsonObject) -> str:

@@ -372,7 +372,7 @@ def name_gates(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str,
 
 
 def _compare_slices(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> Iterator[str]:
-    if any(sent.get(field) and not stored.get(field) for field in ("perDeviceNodeSelection", "sharedCounters")):
+    if sent.get("sharedCounters") and not stored.get("sharedCounters"):
         yield PARTITIONS
     if sent.get("partitionTypeAttribute") and not stored.get("partitionTypeAttribute"):
         yield PARTITION_TYPE

@@ -203,10 +203,6 @@ def test_a_name_without_an_index_of_the_width_has_none(name: str) -> None:
     assert parse_index(name, 1) is None
 
 
-def test_a_pool_of_no_node_has_no_owner_in_its_names() -> None:
-    assert build_generate_name(3, 4, "net.example.com", "") == "00003-net.example.com-"
-
-
 @given(st.integers(1, 2**24), st.data())
 def test_every_index_of_a_pool_is_found_again(count: int, data: st.DataObject) -> None:
     index = data.draw(st.integers(0, count - 1))

@@ -54,7 +54,6 @@ DIFFERENT: dict[str, tuple[JsonObject, JsonObject]] = {
     "another effect": (taint(), taint(effect="NoExecute")),
     "another time": (taint(timeAdded="2026-01-01T00:00:02Z"), taint(timeAdded="2026-01-01T00:00:00Z")),
     "sharing dropped": (gpu(allowMultipleAllocations=True), gpu()),
-    "a selection of nodes": ({"perDeviceNodeSelection": True}, {}),
     "counters dropped": ({"sharedCounters": [{"name": "c", "counters": {"m": {"value": "1"}}}]}, {}),
     "more used of the node": (
         gpu(nodeAllocatableResources={"cpu": {"mapping": {"deviceMultiplier": "1"}}}),

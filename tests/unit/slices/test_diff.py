@@ -12,16 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra.slices.build import WantedPool
-from pydra.slices.diff import Create, Owner, Plan, Update, plan_slices, same_content
+from pydra.slices.diff import Create, Plan, Update, plan_slices, same_content
 from pydra.slices.server_limitations import ServerModification, apply_modifications, find_modification, name_gates
 
 DRIVER, NODE, POOL = "gpu.example.com", "node1", "pool1"
-OWNER = Owner(name=NODE, uid="node-uid")
-ON_NODE = {"nodeName": NODE}
-SELECTOR = {"nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]}}
-OTHER_SELECTOR = {
-    "nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "rack", "operator": "Exists"}]}]}
-}
 NOON, BEFORE = "2026-01-01T12:00:00Z", "2025-01-01T12:00:00Z"
 
 JsonObject = dict[str, Any]
@@ -39,12 +33,11 @@ def taint(key: str = "sick", **fields: Any) -> JsonObject:
     return {"key": key, "effect": "NoSchedule", **fields}
 
 
-def wanted(*slices: JsonObject, scope: JsonObject | None = None, name: str = POOL) -> WantedPool:
-    return WantedPool(driver=DRIVER, name=name, scope=ON_NODE if scope is None else scope, slices=slices)
+def wanted(*slices: JsonObject) -> WantedPool:
+    return WantedPool(driver=DRIVER, name=POOL, node=NODE, slices=slices)
 
 
 def stored(name: str, content: JsonObject, *, gen: int = 1, count: int = 1, pool: str = POOL) -> JsonObject:
-    scope = {} if content.keys() & {"nodeSelector", "allNodes", "perDeviceNodeSelection"} else ON_NODE
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",
@@ -52,7 +45,7 @@ def stored(name: str, content: JsonObject, *, gen: int = 1, count: int = 1, pool
         "spec": {
             "driver": DRIVER,
             "pool": {"name": pool, "generation": gen, "resourceSliceCount": count},
-            **scope,
+            "nodeName": NODE,
             **content,
         },
     }
@@ -176,25 +169,6 @@ CASES = {
     "slices of an older generation are obsolete": Case(
         before=[at(0, A, gen=1, count=2), at(1, B, gen=2, count=2)], want=wanted(A, B), calls=(1, 1, 1), gen=3, count=2
     ),
-    "a device for all nodes": Case(want=wanted(A, scope={"allNodes": True}), calls=(1, 0, 0)),
-    "a device for selected nodes": Case(want=wanted(A, scope=SELECTOR), calls=(1, 0, 0)),
-    "a changed node selector is updated": Case(
-        before=[at(0, {**A, **SELECTOR})], want=wanted(A, scope=OTHER_SELECTOR), calls=(0, 1, 0)
-    ),
-    "an unchanged node selector is kept": Case(
-        before=[at(0, {**A, **SELECTOR})], want=wanted(A, scope=SELECTOR), calls=(0, 0, 0)
-    ),
-    "a pool of no node has slices without a node's name": Case(
-        before=[at(0, {**A, "allNodes": True})],
-        want=wanted(A, B, scope={"allNodes": True}),
-        calls=(1, 1, 0),
-        gen=2,
-        count=2,
-    ),
-    "a selection of nodes per device": Case(
-        want=wanted({"devices": [{"name": "gpu-a", "nodeName": NODE}]}, scope={"perDeviceNodeSelection": True}),
-        calls=(1, 0, 0),
-    ),
     "partitionable devices get slices for counters and for devices": Case(
         want=wanted(COUNTERS, PARTITIONS), calls=(2, 0, 0), count=2
     ),
@@ -249,7 +223,7 @@ def apply(plan: Plan, before: list[JsonObject], server: Callable[[JsonObject], J
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_pool_is_brought_to_what_is_wanted_with_the_fewest_calls(case: Case) -> None:
     before = copy.deepcopy(case.before)
-    plan = plan_slices(case.want, before, owner=OWNER)
+    plan = plan_slices(case.want, before, node_uid="node-uid")
 
     assert before == case.before, "a plan changes nothing that it is given"
     assert (len(plan.creates), len(plan.updates), len(plan.deletes)) == case.calls
@@ -264,7 +238,7 @@ def test_a_pool_is_brought_to_what_is_wanted_with_the_fewest_calls(case: Case) -
     modifications, gates = dropped(case, plan)
     assert gates == case.gates
     again = apply_modifications(case.want, modifications)
-    assert len(plan_slices(again, after, owner=OWNER)) == 0, "a second round finds nothing to do"
+    assert len(plan_slices(again, after, node_uid="node-uid")) == 0, "a second round finds nothing to do"
 
 
 def dropped(case: Case, plan: Plan) -> tuple[dict[int, ServerModification], tuple[str, ...]]:
@@ -281,7 +255,7 @@ def dropped(case: Case, plan: Plan) -> tuple[dict[int, ServerModification], tupl
 
 
 def test_a_created_slice_belongs_to_its_node_and_carries_its_index() -> None:
-    [create] = plan_slices(wanted(A), [], owner=OWNER).creates
+    [create] = plan_slices(wanted(A), [], node_uid="node-uid").creates
     assert create.body == {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",
@@ -298,13 +272,6 @@ def test_a_created_slice_belongs_to_its_node_and_carries_its_index() -> None:
             "devices": [{"name": "gpu-a"}],
         },
     }
-
-
-def test_slices_of_a_pool_of_no_node_have_no_owner_in_their_name() -> None:
-    [create] = plan_slices(wanted(A, scope={"allNodes": True}), [], owner=None).creates
-    assert create.body["metadata"] == {"generateName": "00000-gpu.example.com-"}
-    assert create.body["spec"]["allNodes"] is True
-    assert "nodeName" not in create.body["spec"]
 
 
 def test_deletes_come_in_the_order_of_names_whatever_the_cache_gives() -> None:
@@ -327,10 +294,10 @@ def test_any_mess_becomes_one_whole_generation_and_then_rests(
         for n, (index, content, gen, named) in enumerate(before)
     ]
     pool = wanted(*(devices(*content) for content in want))
-    after = apply(plan_slices(pool, slices, owner=OWNER), slices, keep)
+    after = apply(plan_slices(pool, slices, node_uid="node-uid"), slices, keep)
 
     assert len({body["spec"]["pool"]["generation"] for body in after}) == 1
     in_order = sorted(after, key=lambda body: str(body["metadata"]["name"]))
     assert len(in_order) == len(want)
     assert all(same_content(a, b["spec"] | {}) for a, b in zip(pool.slices, in_order, strict=True))
-    assert len(plan_slices(pool, after, owner=OWNER)) == 0
+    assert len(plan_slices(pool, after, node_uid="node-uid")) == 0

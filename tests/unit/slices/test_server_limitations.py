@@ -257,7 +257,6 @@ LOSSES: dict[str, tuple[JsonObject, JsonObject, tuple[str, ...]]] = {
     ),
     "counters": ({"sharedCounters": [{"name": "c"}]}, {}, ("DRAPartitionableDevices",)),
     "consumption": (gpu(consumesCounters=[{"counterSet": "c"}]), gpu(), ("DRAPartitionableDevices",)),
-    "node selection": ({"perDeviceNodeSelection": True}, {}, ("DRAPartitionableDevices",)),
     "binding": (gpu(bindingConditions=["a"]), gpu(), ("DRADeviceBindingConditions",)),
     "binding to the node": (gpu(bindsToNode=True), gpu(), ("DRADeviceBindingConditions",)),
     "sharing": (gpu(allowMultipleAllocations=True), gpu(), ("DRAConsumableCapacity",)),
@@ -305,11 +304,11 @@ def test_a_loss_names_its_gate(sent: JsonObject, stored: JsonObject, gates: tupl
 def test_what_was_dropped_is_not_asked_for_again_until_something_else_is(
     sent: JsonObject, stored: JsonObject, gates: tuple[str, ...]
 ) -> None:
-    wanted = WantedPool(driver="d", name="p", scope={}, slices=(gpu(), sent))
+    wanted = WantedPool(driver="d", name="p", node="n", slices=(gpu(), sent))
     modification = find_modification(sent, {"spec": sent}, {"spec": stored})
     assert modification is not None
     assert apply_modifications(wanted, {1: modification}).slices == (gpu(), {k: v for k, v in stored.items() if v})
-    changed = WantedPool(driver="d", name="p", scope={}, slices=(gpu(), {**sent, "devices": [{"name": "new"}]}))
+    changed = WantedPool(driver="d", name="p", node="n", slices=(gpu(), {**sent, "devices": [{"name": "new"}]}))
     assert apply_modifications(changed, {1: modification}) == changed
 
 

@@ -13,7 +13,7 @@ JsonObject = dict[str, Any]
 
 def pool(*names: str) -> WantedPool:
     slices = tuple({"devices": [{"name": name}]} for name in names)
-    return WantedPool(driver="gpu.example.com", name="pool1", scope={"nodeName": "node1"}, slices=slices)
+    return WantedPool(driver="gpu.example.com", name="pool1", node="node1", slices=slices)
 
 
 def observed(wanted: WantedPool) -> list[JsonObject]:

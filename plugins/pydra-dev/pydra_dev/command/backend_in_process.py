@@ -286,7 +286,7 @@ class Session:
                 RESOURCE_SLICES,
                 {
                     "metadata": {"name": f"slice-{number}"},
-                    "spec": {"driver": driver, "pool": pool, **wanted.scope, **one},
+                    "spec": {"driver": driver, "pool": pool, "nodeName": NODE, **one},
                 },
             )
             for number, one in enumerate(wanted.slices)
