@@ -209,7 +209,7 @@ class DriverService:
         self._loop = asyncio.get_running_loop()
         self._sockets_tried = anyio.Event()
         # Refused here, where it affects this backend only; an exception beside running components ends the agent.
-        plan_socket_paths(
+        self._sockets = plan_socket_paths(
             driver,
             registry_directory=settings.registry_directory,
             plugin_directory=self._plugin_directory,
@@ -372,10 +372,8 @@ class DriverService:
             self._driver,
             prepare=claims.prepare,
             unprepare=claims.unprepare,
-            registry_directory=self._settings.registry_directory,
-            plugin_directory=self._plugin_directory,
+            paths=self._sockets,
             health=self._board,
-            pod_uid=self._settings.pod_uid,
             health_period=self._settings.health_period,
             drain_grace=self._settings.drain_grace,
             report=self._on_kubelet_event,

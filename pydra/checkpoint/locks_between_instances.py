@@ -131,8 +131,6 @@ class InstanceLocks:
         Raises:
             CheckpointError: timed out; the message says what the other instance is doing (`waiting_for`).
         """
-        if self.try_lock(offset, kind):
-            return
         loop = asyncio.get_running_loop()
         began = loop.time()
         while not self.try_lock(offset, kind):
@@ -153,12 +151,11 @@ class InstanceLocks:
     async def take_claim(self, uid: str, until: float) -> None:
         """Exclude other instances from this claim, and from restoring meanwhile; waits and raises like `lock`."""
         # While this instance restores, `end_restore` announces the work.
-        if not self._working and not self._restoring and not self.try_lock(WORK, fcntl.F_RDLCK):
+        if not self._working and not self._restoring:
             await self.lock(WORK, until, waiting_for="restores what it holds", kind=fcntl.F_RDLCK)
         self._working += 1
         try:
-            if not self.try_lock(claim := find_offset(CLAIMS, uid)):
-                await self.lock(claim, until, waiting_for="is at work on the same claim")
+            await self.lock(find_offset(CLAIMS, uid), until, waiting_for="is at work on the same claim")
         except BaseException:
             self.release_claim(uid)
             raise

@@ -164,9 +164,8 @@ class RecordStore:
         """
         await self._changing.acquire()
         try:
-            if not self.lock.try_lock(INDEX):
-                until = asyncio.get_running_loop().time() + _INDEX_SECONDS
-                await self.lock.lock(INDEX, until, waiting_for="keeps the records of claims locked")
+            until = asyncio.get_running_loop().time() + _INDEX_SECONDS
+            await self.lock.lock(INDEX, until, waiting_for="keeps the records of claims locked")
             self._refresh()
         except BaseException:
             await self.__aexit__()
@@ -315,12 +314,12 @@ class RecordStore:
             try:
                 atomic_files.make_directory(os.path.dirname(path), DIRECTORY_MODE)
                 atomic_files.write_file(path, build_placeholder(devices), mode=_FILE_MODE, durable=self._durable)
+                self._counter += 1
+                self.lock.write_counter(self._counter)
             except OSError as error:
                 raise self._explain(error, f"writing what stands for the record of claim {uid}") from error
             claim = Claim(uid=uid, namespace="", name="", devices=tuple(devices))
             self._add_unreadable(UnreadableRecord(claim=claim, path=path, why=MISSING))
-            self._counter += 1
-            self.lock.write_counter(self._counter)
 
     # Reading
 

@@ -42,25 +42,16 @@ Published: TypeAlias = Mapping[str, PublishedPool]
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim that holds devices. `name` is for messages; `left_over` says why a claim that has ended still does."""
+    """A claim that holds devices, and what they consume.
+
+    `name` is for messages; `left_over` says why a claim that has ended still holds them.
+    """
 
     uid: str
     name: str
-    left_over: str = ""
-
-
-class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """How a claim uses a device."""
-
-    holder: Holder
-    device: AllocatedDevice
-
-    def allows(self, other: AllocatedDevice) -> bool:
-        """Return whether another claim may use the device at the same time."""
-        one = self.device
-        if one.admin_access or other.admin_access:
-            return True
-        return one.share_id is not None and other.share_id is not None and one.share_id != other.share_id
+    devices: Sequence[AllocatedDevice]
+    consumption: Consumption
+    left_over: str
 
 
 def find_published(device: AllocatedDevice, published: Published) -> Device | None:
@@ -124,55 +115,48 @@ class DeviceIndex:
     """Maps devices, by pool and name, and counters to the claims that hold them."""
 
     def __init__(self) -> None:
-        self._claims: dict[str, tuple[Sequence[AllocatedDevice], Consumption]] = {}
-        self._uses: dict[tuple[str, str], dict[str, list[Use]]] = {}
-        self._counters: dict[_Counter, dict[str, Mapping[str, Fraction]]] = {}
         self._holders: dict[str, Holder] = {}
+        self._uses: dict[tuple[str, str], dict[str, list[AllocatedDevice]]] = {}
+        self._counters: dict[_Counter, dict[str, Mapping[str, Fraction]]] = {}
 
     def hold(self, claim: Claim, consumption: Consumption, *, left_over: str = "") -> None:
         """Let the claim hold its devices and what they consume, and nothing else."""
         uid = claim.uid
-        known = self._claims.get(uid)
-        if known is not None:
-            if known == (claim.devices, consumption) and self._holders[uid].left_over == left_over:
-                return
-            self.release(uid)
         name = f"{claim.namespace}/{claim.name}" if claim.name else f"with uid {uid}"
-        holder = self._holders[uid] = Holder(uid=uid, name=name, left_over=left_over)
-        self._claims[uid] = claim.devices, consumption
+        holder = Holder(uid=uid, name=name, devices=claim.devices, consumption=consumption, left_over=left_over)
+        if self._holders.get(uid) == holder:
+            return
+        self.release(uid)
+        self._holders[uid] = holder
         for device in claim.devices:
-            use = Use(holder=holder, device=device)
-            self._uses.setdefault((device.pool, device.device), {}).setdefault(uid, []).append(use)
-        for counter, amounts in _list_counters(consumption).items() if consumption else ():
+            self._uses.setdefault((device.pool, device.device), {}).setdefault(uid, []).append(device)
+        for counter, amounts in _list_counters(consumption).items():
             self._counters.setdefault(counter, {})[uid] = amounts
 
     def holds(self, uid: str) -> bool:
         """Return whether the claim is known."""
-        return uid in self._claims
+        return uid in self._holders
 
     def release(self, uid: str) -> None:
         """Release everything that the uid holds."""
-        devices, consumption = self._claims.pop(uid, ((), {}))
-        self._holders.pop(uid, None)
-        for device in devices:
-            uses = self._uses.get((device.pool, device.device), {})
-            uses.pop(uid, None)
-            if not uses:
-                self._uses.pop((device.pool, device.device), None)
-        for counter in _list_counters(consumption) if consumption else ():
-            users = self._counters[counter]
-            users.pop(uid, None)
-            if not users:
+        holder = self._holders.pop(uid, None)
+        if holder is None:
+            return
+        for key in {(device.pool, device.device) for device in holder.devices}:
+            del self._uses[key][uid]
+            if not self._uses[key]:
+                del self._uses[key]
+        for counter in _list_counters(holder.consumption):
+            del self._counters[counter][uid]
+            if not self._counters[counter]:
                 del self._counters[counter]
 
     def find_conflict(self, claim: Claim, published: Published | None = None) -> DeviceInUse | TerminalError | None:
         """Return the error for the first device of the claim that others hold, or that others leave too little for."""
         for device in claim.devices:
             for uid, uses in self._uses.get((device.pool, device.device), {}).items():
-                if uid != claim.uid:
-                    for use in uses:
-                        if not use.allows(device):
-                            return _refuse(device, use.holder)
+                if uid != claim.uid and not all(_may_share(use, device) for use in uses):
+                    return _refuse(device, self._holders[uid])
         if published is None:
             return None
         for device in claim.devices:
@@ -188,14 +172,14 @@ class DeviceIndex:
         if one is None or device.admin_access:
             return None
         shares = self._uses.get((device.pool, device.device), {})
-        others = [use for uid, uses in shares.items() if uid != claim.uid for use in uses]
+        others = [(uid, use) for uid, uses in shares.items() if uid != claim.uid for use in uses]
         mine = [other for other in claim.devices if (other.pool, other.device) == (device.pool, device.device)]
         for name, amount in device.consumed_capacity.items():
             total = one.capacity.get(name)
-            users = [use.device for use in others if not use.device.admin_access]
+            users = [use for _, use in others if not use.admin_access]
             used = sum(parse_quantity(other.consumed_capacity.get(name, 0)) for other in (*users, *mine))
             if others and total is not None and parse_quantity(amount) > 0 and used > parse_quantity(total.value):
-                return _refuse(device, others[0].holder, f"not enough {name} is left")
+                return _refuse(device, self._holders[others[0][0]], f"not enough {name} is left")
         return None
 
     def _find_short_counter(
@@ -235,12 +219,19 @@ class DeviceIndex:
             counters = [(device.pool, one.counter_set, name) for one in own for name in one.counters]
             beside: list[tuple[CounterConsumption, ...]] = []
             for uid in sorted({uid for counter in counters for uid in self._counters.get(counter, ())} - {claim.uid}):
-                _, known = self._claims[uid]
+                known = self._holders[uid].consumption
                 beside += [used for key, used in known.items() if key.rpartition("/")[0] == device.pool]
                 if not is_compatible(own, beside):
                     why = "the devices cannot be used at once, by their compatibility groups"
                     return _refuse(device, self._holders[uid], why)
         return None
+
+
+def _may_share(one: AllocatedDevice, other: AllocatedDevice) -> bool:
+    """Return whether two claims may use a device like this at the same time."""
+    if one.admin_access or other.admin_access:
+        return True
+    return one.share_id is not None and other.share_id is not None and one.share_id != other.share_id
 
 
 def _refuse(device: AllocatedDevice, holder: Holder, why: str = "") -> DeviceInUse:

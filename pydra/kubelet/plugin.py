@@ -20,14 +20,8 @@ from pydra import atomic_files
 from pydra.kubelet.grpc_server import GrpcServer, Method
 from pydra.kubelet.health_service import HealthBoard, HealthService, HealthStreams, ServerHealth
 from pydra.kubelet.node_service import NodeService, StartPrepare, StartUnprepare
-from pydra.kubelet.registration import (
-    HEALTH_VERSIONS,
-    NODE_VERSIONS,
-    Registered,
-    RegistrationRefused,
-    RegistrationService,
-)
-from pydra.kubelet.sockets import BoundSocket, bind_socket, find_stale_sockets, plan_socket_paths
+from pydra.kubelet.registration import Registered, RegistrationRefused, RegistrationService
+from pydra.kubelet.sockets import BoundSocket, SocketPaths, bind_socket, find_stale_sockets
 
 log = logging.getLogger(__name__)
 
@@ -78,46 +72,28 @@ class KubeletPlugin:
         *,
         prepare: StartPrepare,
         unprepare: StartUnprepare,
-        registry_directory: str,
-        plugin_directory: str,
-        health: HealthBoard | None = None,
-        pod_uid: str = "",
+        paths: SocketPaths,
+        health: HealthBoard,
         health_period: float = 10.0,
         drain_grace: float,
         check_period: float = 2.0,
         report: Callable[[KubeletEvent], None] = lambda _: None,
     ) -> None:
-        """Without `health` the plugin has no health service, and does not announce one. Times are in seconds.
-
-        A `pod_uid` gives the instance sockets of its own, so two can overlap in a rolling update; `paths` says where
-        they are.
-
-        Raises:
-            SettingsError: as `plan_socket_paths`.
-        """
-        self.paths = plan_socket_paths(
-            driver, registry_directory=registry_directory, plugin_directory=plugin_directory, pod_uid=pod_uid
-        )
+        """Times are in seconds."""
         self._driver = driver
-        self._registry_directory = registry_directory
-        self._plugin_directory = plugin_directory
+        self._paths = paths
         self._drain_grace = drain_grace
         self._check_period = check_period
         self._report = report
         self._problem = ""
 
-        methods = NodeService(driver, prepare, unprepare).methods()
-        versions = [*NODE_VERSIONS]
-        self._health: HealthService | None = None
-        if health is not None:
-            self._health = HealthService(
-                health, period=health_period, opened=lambda count: report(HealthStreams(driver=driver, count=count))
-            )
-            methods |= self._health.methods()
-            versions += HEALTH_VERSIONS
-        self._registration = RegistrationService(driver, endpoint=self.paths.service, versions=versions, report=report)
-        self._service = _Endpoint(self.paths.service, methods)
-        self._registrar = _Endpoint(self.paths.registration, self._registration.methods())
+        node = NodeService(driver, prepare, unprepare)
+        self._health = HealthService(
+            health, period=health_period, opened=lambda count: report(HealthStreams(driver=driver, count=count))
+        )
+        self._registration = RegistrationService(driver, endpoint=paths.service, report=report)
+        self._service = _Endpoint(paths.service, node.methods() | self._health.methods())
+        self._registrar = _Endpoint(paths.registration, self._registration.methods())
 
     async def run(self) -> None:
         """Serve until cancelled; then let the calls in flight end, within the grace, and remove the sockets."""
@@ -158,17 +134,19 @@ class KubeletPlugin:
             return Waiting(driver=self._driver, problem=_describe(error))
         return Serving(
             driver=self._driver,
-            endpoint=self.paths.service,
-            registration=self.paths.registration,
+            endpoint=self._paths.service,
+            registration=self._paths.registration,
             registered=self._registration.registered,
         )
 
     def _ensure_directories(self) -> None:
         """Create the plugin's directory again if it was removed. The kubelet creates the registry when it runs."""
-        if not os.path.isdir(self._registry_directory):
+        registry = os.path.dirname(self._paths.registration)
+        if not os.path.isdir(registry):
             question = "not there; is the kubelet running, and is this its plugins_registry directory?"
-            raise FileNotFoundError(errno.ENOENT, question, self._registry_directory)
-        for directory in (os.path.dirname(self._plugin_directory), self._plugin_directory):
+            raise FileNotFoundError(errno.ENOENT, question, registry)
+        own = os.path.dirname(self._paths.service)
+        for directory in (os.path.dirname(own), own):
             atomic_files.make_directory(directory, DIRECTORY_MODE)
 
     async def _remove_stale_sockets(self) -> None:
@@ -176,10 +154,10 @@ class KubeletPlugin:
 
         A socket is stale if two checks find no listener: a server may be between its bind and its listen.
         """
-        if not (first := find_stale_sockets(self._driver, self.paths)):
+        if not (first := find_stale_sockets(self._driver, self._paths)):
             return
         await anyio.sleep(STALE_SECONDS)
-        for path, identity in find_stale_sockets(self._driver, self.paths).items():
+        for path, identity in find_stale_sockets(self._driver, self._paths).items():
             if first.get(path) == identity:
                 with suppress(FileNotFoundError):
                     os.unlink(path)
@@ -205,8 +183,7 @@ class KubeletPlugin:
         self._registration.stop()
         self._registrar.health.stop()
         self._service.health.stop()
-        if self._health is not None:
-            self._health.stop()
+        self._health.stop()
         try:
             return await self._service.close(self._drain_grace)
         finally:

@@ -6,7 +6,7 @@ Tells the kubelet what the plugin is, and receives its decision.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 from grpclib import GRPCError, Status
@@ -45,14 +45,10 @@ class RegistrationService:
     """
 
     def __init__(
-        self,
-        driver: str,
-        *,
-        endpoint: str,
-        versions: Sequence[str],
-        report: Callable[[Registered | RegistrationRefused], None],
+        self, driver: str, *, endpoint: str, report: Callable[[Registered | RegistrationRefused], None]
     ) -> None:
         self._driver = driver
+        versions = (*NODE_VERSIONS, *HEALTH_VERSIONS)
         self._info = build_plugin_info(driver=driver, endpoint=endpoint, versions=versions)
         self._report = report
         self._stopping = False

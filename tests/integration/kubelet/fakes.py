@@ -20,6 +20,7 @@ from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutc
 from pydra.kubelet import pb
 from pydra.kubelet.health_service import HealthBoard
 from pydra.kubelet.plugin import KubeletEvent, KubeletPlugin, Serving
+from pydra.kubelet.sockets import SocketPaths, plan_socket_paths
 
 DRIVER = "gpu.example.com"
 V1 = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
@@ -81,7 +82,7 @@ class Claims:
 class Running(msgspec.Struct):
     """A plugin that serves, and how to stop it."""
 
-    plugin: KubeletPlugin
+    paths: SocketPaths
     claims: Claims
     board: HealthBoard
     events: list[KubeletEvent]
@@ -101,14 +102,19 @@ async def serve(root: Path, *, driver: str = DRIVER, wait: bool = True, **option
     if wait:
         registry.mkdir(exist_ok=True)
     events: list[KubeletEvent] = []
-    board, claims = options.pop("health", HealthBoard()), options.pop("claims", None) or Claims()
+    board, claims = HealthBoard(), options.pop("claims", None) or Claims()
+    paths = plan_socket_paths(
+        driver,
+        registry_directory=str(registry),
+        plugin_directory=str(root / "plugins" / driver),
+        pod_uid=options.pop("pod_uid", ""),
+    )
     options = {"drain_grace": DEADLINE, "check_period": 0.01, **options}
     plugin = KubeletPlugin(
         driver,
         prepare=claims.prepare,
         unprepare=claims.unprepare,
-        registry_directory=str(registry),
-        plugin_directory=str(root / "plugins" / driver),
+        paths=paths,
         health=board,
         report=events.append,
         **options,
@@ -121,7 +127,7 @@ async def serve(root: Path, *, driver: str = DRIVER, wait: bool = True, **option
 
     async with anyio.create_task_group() as group:
         group.start_soon(run)
-        running = Running(plugin=plugin, claims=claims, board=board, events=events, scope=scope)
+        running = Running(paths=paths, claims=claims, board=board, events=events, scope=scope)
         if wait:
             await wait_until(lambda: running.heard(Serving))
         try:

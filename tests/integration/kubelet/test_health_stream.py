@@ -17,7 +17,6 @@ from pydra.kubelet.plugin import Stopped
 from tests.integration.kubelet.fakes import (
     DEADLINE,
     KUBELETS,
-    Failed,
     Kubelet,
     Running,
     grpcio_kubelet,
@@ -64,7 +63,7 @@ def open_streams(running: Running) -> int:
 
 
 async def test_a_stream_tells_the_state_at_once_and_every_change(root: Path, connect: Connect, version: str) -> None:
-    async with serve(root, health_period=60) as running, connect(running.plugin.paths.service) as kubelet:
+    async with serve(root, health_period=60) as running, connect(running.paths.service) as kubelet:
         running.board.publish((device("gpu-0"), device("gpu-1")))
         async with watch(kubelet, version) as reports:
             assert await states(reports) == {"gpu-0": "HEALTHY", "gpu-1": "HEALTHY"}
@@ -75,7 +74,7 @@ async def test_a_stream_tells_the_state_at_once_and_every_change(root: Path, con
 
 
 async def test_a_list_is_sent_again_while_nothing_changes(root: Path, connect: Connect, version: str) -> None:
-    async with serve(root, health_period=0.01) as running, connect(running.plugin.paths.service) as kubelet:
+    async with serve(root, health_period=0.01) as running, connect(running.paths.service) as kubelet:
         running.board.publish((device("gpu-0", SICK),))
         async with watch(kubelet, version) as reports:
             for _ in range(3):
@@ -89,14 +88,14 @@ async def test_a_kubelet_that_reconnects_hears_the_latest(root: Path, connect: C
     async with serve(root, health_period=60) as running:
         for health in (Health(), SICK):
             running.board.publish((device("gpu-0", health),))
-            async with connect(running.plugin.paths.service) as kubelet, watch(kubelet, version) as reports:
+            async with connect(running.paths.service) as kubelet, watch(kubelet, version) as reports:
                 assert await states(reports) == {"gpu-0": health.status.name}
                 assert open_streams(running) == 1
             await wait_until(lambda: open_streams(running) == 0)
 
 
 async def test_several_streams_and_calls_share_one_connection(root: Path, connect: Connect) -> None:
-    async with serve(root, health_period=60) as running, connect(running.plugin.paths.service) as kubelet:
+    async with serve(root, health_period=60) as running, connect(running.paths.service) as kubelet:
         running.board.publish((device("gpu-0"),))
         async with watch(kubelet, "v1") as one, watch(kubelet, "v1alpha1") as two:
             assert await states(one) == await states(two) == {"gpu-0": "HEALTHY"}
@@ -108,7 +107,7 @@ async def test_several_streams_and_calls_share_one_connection(root: Path, connec
 
 async def test_a_stream_ends_cleanly_and_at_once_when_the_plugin_stops(root: Path, version: str) -> None:
     # Not with grpclib's client, which drops its streams at a GOAWAY; grpc-go and the C core read them to the end.
-    async with serve(root, health_period=60) as running, grpcio_kubelet(running.plugin.paths.service) as kubelet:
+    async with serve(root, health_period=60) as running, grpcio_kubelet(running.paths.service) as kubelet:
         async with watch(kubelet, version) as reports:
             assert await states(reports) == {}
             running.stop()
@@ -116,10 +115,3 @@ async def test_a_stream_ends_cleanly_and_at_once_when_the_plugin_stops(root: Pat
                 await states(reports)
         await wait_until(lambda: running.heard(Stopped))
         assert running.heard(Stopped)[0].cut_off == 0
-
-
-async def test_without_health_the_kubelet_sees_that_there_is_none(root: Path, connect: Connect, version: str) -> None:
-    async with serve(root, health=None) as running, connect(running.plugin.paths.service) as kubelet:
-        with pytest.raises(Failed, match="UNIMPLEMENTED"):
-            async with watch(kubelet, version) as reports:
-                await states(reports)

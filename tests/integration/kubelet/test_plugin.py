@@ -13,13 +13,11 @@ from typing import Any
 import anyio
 import pytest
 
-from pydra.errors import SettingsError
 from pydra.kubelet import pb as registration
-from pydra.kubelet.plugin import KubeletPlugin, Serving, Stopped, Waiting
+from pydra.kubelet.plugin import Serving, Stopped, Waiting
 from pydra.kubelet.registration import Registered, RegistrationRefused
 from tests.integration.kubelet.fakes import (
     DRIVER,
-    Claims,
     Failed,
     Kubelet,
     Running,
@@ -48,7 +46,7 @@ async def notify(kubelet: Kubelet, *, registered: bool, error: str = "") -> None
 
 async def works(running: Running) -> bool:
     """Whether a kubelet can register the plugin and prepare a claim with it."""
-    async with grpclib_kubelet(running.plugin.paths.registration) as kubelet:
+    async with grpclib_kubelet(running.paths.registration) as kubelet:
         endpoint = (await get_info(kubelet)).endpoint
     async with grpclib_kubelet(endpoint) as kubelet:
         return (await prepare(kubelet, "uid-1")).claims["uid-1"].error == ""
@@ -63,7 +61,7 @@ def names(directory: Path) -> list[str]:
 
 
 async def test_the_kubelet_learns_who_the_plugin_is(root: Path) -> None:
-    async with serve(root) as running, grpclib_kubelet(running.plugin.paths.registration) as kubelet:
+    async with serve(root) as running, grpclib_kubelet(running.paths.registration) as kubelet:
         info = await get_info(kubelet)
     assert (info.type, info.name, info.endpoint) == ("DRAPlugin", DRIVER, str(root / "plugins" / DRIVER / "dra.sock"))
     assert info.supported_versions == [
@@ -74,14 +72,9 @@ async def test_the_kubelet_learns_who_the_plugin_is(root: Path) -> None:
     ]
 
 
-async def test_a_plugin_without_health_does_not_advertise_it(root: Path) -> None:
-    async with serve(root, health=None) as running, grpclib_kubelet(running.plugin.paths.registration) as kubelet:
-        assert (await get_info(kubelet)).supported_versions == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
-
-
 async def test_the_registrar_answers_under_the_authority_that_the_kubelet_gives_it(root: Path) -> None:
     async with serve(root) as running:
-        path = running.plugin.paths.registration
+        path = running.paths.registration
         async with grpcio_kubelet(path, authority=path.replace("/", "%2F")) as kubelet:
             assert (await get_info(kubelet)).name == DRIVER
 
@@ -89,8 +82,8 @@ async def test_the_registrar_answers_under_the_authority_that_the_kubelet_gives_
 async def test_the_registrar_answers_while_claims_are_in_work(root: Path) -> None:
     async with (
         serve(root) as running,
-        grpclib_kubelet(running.plugin.paths.service) as busy,
-        grpclib_kubelet(running.plugin.paths.registration) as kubelet,
+        grpclib_kubelet(running.paths.service) as busy,
+        grpclib_kubelet(running.paths.registration) as kubelet,
         anyio.create_task_group() as group,
     ):
         running.claims.gate = anyio.Event()
@@ -103,9 +96,9 @@ async def test_the_registrar_answers_while_claims_are_in_work(root: Path) -> Non
 async def test_what_the_kubelet_decides_is_reported_each_time(root: Path) -> None:
     async with serve(root) as running:
         for _ in range(2):  # a kubelet that restarts registers it again
-            async with grpclib_kubelet(running.plugin.paths.registration) as kubelet:
+            async with grpclib_kubelet(running.paths.registration) as kubelet:
                 await notify(kubelet, registered=True)
-        async with grpclib_kubelet(running.plugin.paths.registration) as kubelet:
+        async with grpclib_kubelet(running.paths.registration) as kubelet:
             await notify(kubelet, registered=False, error="endpoint already\nregistered")
             await notify(kubelet, registered=False)
         assert running.heard(Registered) == [Registered(driver=DRIVER)] * 2
@@ -117,7 +110,7 @@ async def test_what_the_kubelet_decides_is_reported_each_time(root: Path) -> Non
 
 async def test_the_service_is_there_before_the_registrar(root: Path) -> None:
     async with serve(root) as running:
-        paths = running.plugin.paths
+        paths = running.paths
         assert os.stat(paths.service).st_ctime_ns <= os.stat(paths.registration).st_ctime_ns
         [serving] = running.heard(Serving)
         assert (serving.endpoint, serving.registration) == (paths.service, paths.registration)
@@ -127,7 +120,7 @@ async def test_sockets_and_directories_are_closed_to_others_even_without_an_umas
     before = os.umask(0)
     try:
         async with serve(root) as running:
-            paths = running.plugin.paths
+            paths = running.paths
             modes = {path: stat.S_IMODE(os.stat(path).st_mode) for path in (paths.service, paths.registration)}
             assert set(modes.values()) == {0o600}
             for directory in (root / "plugins", root / "plugins" / DRIVER):
@@ -146,7 +139,7 @@ async def test_nothing_is_left_after_a_stop(root: Path) -> None:
 
 
 async def test_a_stop_lets_the_call_in_flight_end(root: Path) -> None:
-    async with serve(root) as running, grpcio_kubelet(running.plugin.paths.service) as kubelet:
+    async with serve(root) as running, grpcio_kubelet(running.paths.service) as kubelet:
         running.claims.gate = anyio.Event()
         answers: list[Any] = []
 
@@ -157,21 +150,21 @@ async def test_a_stop_lets_the_call_in_flight_end(root: Path) -> None:
             group.start_soon(call)
             await wait_until(lambda: running.claims.asked)
             running.stop()
-            await wait_until(lambda: not exists(running.plugin.paths.service))
-            assert exists(running.plugin.paths.registration)
-            async with grpclib_kubelet(running.plugin.paths.registration) as starting:
+            await wait_until(lambda: not exists(running.paths.service))
+            assert exists(running.paths.registration)
+            async with grpclib_kubelet(running.paths.registration) as starting:
                 with pytest.raises(Failed, match=r"UNAVAILABLE: driver gpu\.example\.com is stopping"):
                     await get_info(starting)
             running.claims.gate.set()
         assert answers[0].claims["uid-1"].error == ""
         await wait_until(lambda: running.heard(Stopped))
-        assert not exists(running.plugin.paths.registration)
+        assert not exists(running.paths.registration)
 
 
 async def test_a_stop_cuts_off_what_does_not_end_within_the_grace(root: Path) -> None:
     async with (
         serve(root, drain_grace=0.05) as running,
-        grpcio_kubelet(running.plugin.paths.service) as kubelet,
+        grpcio_kubelet(running.paths.service) as kubelet,
     ):
         running.claims.gate = anyio.Event()
         async with anyio.create_task_group() as group:
@@ -211,9 +204,9 @@ async def test_a_wiped_kubelet_root_gets_its_sockets_back(root: Path) -> None:
 
 @pytest.mark.parametrize("which", ["service", "registration"])
 async def test_a_socket_that_vanishes_is_made_again_under_the_kubelets_open_connection(root: Path, which: str) -> None:
-    async with serve(root) as running, grpclib_kubelet(running.plugin.paths.service) as kubelet:
+    async with serve(root) as running, grpclib_kubelet(running.paths.service) as kubelet:
         await prepare(kubelet, "uid-1")
-        path = getattr(running.plugin.paths, which)
+        path = getattr(running.paths, which)
         os.unlink(path)
         await wait_until(lambda: exists(path))
         assert (await prepare(kubelet, "uid-1")).claims["uid-1"].error == ""
@@ -224,9 +217,9 @@ async def test_a_socket_that_vanishes_is_made_again_under_the_kubelets_open_conn
 async def test_the_kubelet_has_registered_the_plugin_until_the_registration_socket_is_another_one(
     root: Path, which: str, registered: bool
 ) -> None:
-    async with serve(root) as running, grpclib_kubelet(running.plugin.paths.registration) as kubelet:
+    async with serve(root) as running, grpclib_kubelet(running.paths.registration) as kubelet:
         await notify(kubelet, registered=True)
-        path = getattr(running.plugin.paths, which)
+        path = getattr(running.paths, which)
         os.unlink(path)
         Path(path).touch()  # a file that is not a socket
         await wait_until(lambda: running.heard(Waiting))
@@ -319,8 +312,8 @@ async def test_two_instances_overlap_and_either_may_leave_first(root: Path) -> N
 
 async def test_a_successor_under_the_same_name_keeps_its_socket_when_the_first_stops(root: Path) -> None:
     async with serve(root, check_period=60) as first:
-        os.unlink(first.plugin.paths.service)
-        os.unlink(first.plugin.paths.registration)
+        os.unlink(first.paths.service)
+        os.unlink(first.paths.registration)
         async with serve(root) as successor:
             first.stop()
             await wait_until(lambda: first.heard(Stopped))
@@ -334,17 +327,3 @@ async def test_many_drivers_serve_in_one_process(root: Path) -> None:
         one.stop()
         await wait_until(lambda: one.heard(Stopped))
         assert await works(two)
-
-
-def test_a_directory_that_is_too_deep_is_refused_before_anything_is_touched(root: Path) -> None:
-    deep, claims = root / ("d" * 100), Claims()
-    with pytest.raises(SettingsError, match=r"too deep: the socket .* has a path of \d+ bytes, and Linux allows 107"):
-        KubeletPlugin(
-            DRIVER,
-            prepare=claims.prepare,
-            unprepare=claims.unprepare,
-            registry_directory=str(deep),
-            plugin_directory=str(root),
-            drain_grace=1.0,
-        )
-    assert names(root) == []

@@ -35,19 +35,19 @@ def watch(kubelet: Kubelet, service: str) -> Any:
 @pytest.mark.parametrize("client", KUBELETS)
 async def test_a_server_knows_its_own_services(root: Path, client: str) -> None:
     async with serve(root) as running:
-        async with KUBELETS[client](running.plugin.paths.service) as kubelet:
+        async with KUBELETS[client](running.paths.service) as kubelet:
             for service in ("", "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", "v1.DRAResourceHealth"):
                 assert await check(kubelet, service) == "SERVING"
             with pytest.raises(Failed, match=r"NOT_FOUND: unknown service pluginregistration\.Registration"):
                 await check(kubelet, "pluginregistration.Registration")
-        async with KUBELETS[client](running.plugin.paths.registration) as kubelet:
+        async with KUBELETS[client](running.paths.registration) as kubelet:
             assert await check(kubelet, "pluginregistration.Registration") == "SERVING"
 
 
 async def test_a_watcher_hears_that_the_server_stops(root: Path) -> None:
     async with (
         serve(root) as running,
-        grpcio_kubelet(running.plugin.paths.service) as kubelet,
+        grpcio_kubelet(running.paths.service) as kubelet,
         anyio.create_task_group() as group,
     ):
         running.claims.gate = anyio.Event()
