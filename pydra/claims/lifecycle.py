@@ -72,13 +72,14 @@ def decide_prepare(
     boot_id: str,
     index: DeviceIndex,
     published: Published | None,
-    needs_published: bool = False,
+    needs_published: bool,
+    unreadable: UnreadableRecord | None,
 ) -> ReuseRecord | Begin | WaitForDevices | PrepareAgain | Undo | Refuse:
     """Decide what to do when the kubelet asks to prepare a claim.
 
     `asked` is the claim as the API server has it now, or the error of that request; `record` is what this node did for
-    its uid before. `published` is None while it is not known, as before the first discover; `needs_published` says that
-    nothing can begin without it.
+    its uid before, `unreadable` what is known of that if the record cannot be read. `published` is None while it is not
+    known, as before the first discover; `needs_published` says that nothing can begin without it.
     """
     is_usable = record is not None and record.stage is Stage.COMPLETED and record.boot_id == boot_id
     if isinstance(asked, PydraError):
@@ -92,6 +93,8 @@ def decide_prepare(
         return Refuse(in_use)
     if published is not None and (unknown := [one for one in asked.devices if find_published(one, published) is None]):
         return Refuse(_build_unknown(unknown[0]))
+    if record is None and unreadable is not None and not unreadable.is_newer and _list_former(unreadable, asked):
+        return Undo(_build_started_record(unreadable.claim))
     if record is None:
         return WaitForDevices() if needs_published and published is None else Begin(asked)
     if record.stage is Stage.COMPLETED and has_same_devices(record.claim, asked):
@@ -113,7 +116,7 @@ def decide_unprepare(
     if unreadable.is_newer:
         return Refuse(CheckpointError(f"the claim cannot be unprepared: {unreadable.why} ({unreadable.path})"))
     if isinstance(asked, Claim):
-        return Undo(_build_started_record(asked))
+        return Undo(_build_started_record(replace(asked, devices=(*asked.devices, *_list_former(unreadable, asked)))))
     if asked is not None and is_unanswered(asked):
         return Refuse(asked)
     if not unreadable.claim.devices:
@@ -151,6 +154,12 @@ def _comparison_key(device: AllocatedDevice) -> tuple[object, ...]:
     named = (device.request, device.pool, device.device, device.share_id, device.admin_access)
     shares = sorted((name.rpartition("/")[2], amount) for name, amount in device.consumed_capacity.items())
     return (*named, shares, [config.parameters for config in device.configs])
+
+
+def _list_former(unreadable: UnreadableRecord, asked: Claim) -> list[AllocatedDevice]:
+    """Return the devices that the claim had before it was allocated again."""
+    now = {(device.pool, device.device) for device in asked.devices}
+    return [device for device in unreadable.claim.devices if (device.pool, device.device) not in now]
 
 
 def _build_unknown(device: AllocatedDevice) -> UnknownDevice:

@@ -241,6 +241,7 @@ class ClaimPreparer:
                     index=self._index,
                     published=self._published,
                     needs_published=self._writes_metadata or self._plans,
+                    unreadable=self._store.unreadable.get(uid),
                 )
                 if isinstance(step, Begin) and not self._plans:  # before anybody else can decide
                     return await self._write_started(work, step.claim)

@@ -174,3 +174,25 @@ async def test_a_directory_of_records_of_another_user_is_refused(tmp_path: Path)
     with pytest.raises(CheckpointError, match="belongs to user 65534, so others could write records of claims"):
         async with node.running():
             pass
+
+
+@pytest.mark.parametrize("damage", ["removed", "cut"])
+@pytest.mark.parametrize("again", [False, True], ids=["unprepared", "prepared again"])
+async def test_a_claim_allocated_again_whose_record_is_lost_gives_back_what_it_had(
+    tmp_path: Path, again: bool, damage: str
+) -> None:
+    node = _node(tmp_path)
+    async with node.running() as agent:
+        await agent.prepare("a")
+    file = node.record_file("a")
+    if damage == "removed":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-9])
+    node.api.allocate("a", "gpu-3")
+    async with node.running() as agent:
+        if again:
+            assert [one.device for one in (await agent.prepare("a"))[0]] == ["gpu-3"]
+            assert node.traces()["hardware"] == ["gpu-3"]
+        assert await agent.unprepare("a") == [None]
+    assert node.traces() == NOTHING
