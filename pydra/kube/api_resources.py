@@ -6,10 +6,12 @@ knows is lost between a read and a write.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum
 from functools import cached_property
 from typing import Any, TypeAlias
+from urllib.parse import quote
 
 import msgspec
 
@@ -80,6 +82,29 @@ def parse_resource_version(version: object) -> int:
     if not isinstance(version, str) or len(version) > _VERSION_DIGITS:  # that of a bookmark was not checked
         return 0
     return int(version) if version.isascii() and version.isdigit() else 0
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]*").fullmatch
+
+
+def build_path(resource: Resource, *, namespace: str = "", name: str = "", subresource: str = "") -> str:
+    """Return the URL path of a collection or an object, every part percent-encoded.
+
+    Raises ValueError for a name or namespace that cannot be a path segment: it would address another object.
+    """
+    path = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
+    if namespace and resource.namespaced:
+        path += f"/namespaces/{namespace if _PLAIN(namespace) else _quote(resource, namespace)}"
+    path += f"/{resource.plural}"
+    if name:
+        path += f"/{name if _PLAIN(name) else _quote(resource, name)}"
+    return f"{path}/{subresource}" if subresource else path
+
+
+def _quote(resource: Resource, part: str) -> str:
+    if part in (".", "..") or "/" in part:
+        raise ValueError(f"{part!r} cannot be the name or namespace of one of the {resource}")
+    return quote(part, safe="", errors="replace")
 
 
 RESOURCE_GROUP = "resource.k8s.io"

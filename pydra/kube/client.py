@@ -12,24 +12,22 @@ import asyncio
 import logging
 import math
 import random
-import re
+import socket
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import TypeAlias, TypeVar
-from urllib.parse import quote, urlencode
+from typing import Any, TypeAlias, TypeVar
+from urllib.parse import urlencode
 
 import anyio
 import msgspec
 from yarl import URL
 
 from pydra.errors import Gone, KubeError, Unavailable
-from pydra.kube.api_resources import JsonObject, ObjectList, Resource, WatchEvent, WatchEventType
+from pydra.kube.api_resources import JsonObject, ObjectList, Resource, WatchEvent, WatchEventType, build_path
 from pydra.kube.credentials import Credentials
 from pydra.kube.errors import build_error, build_unanswered, describe, find_tls_error, parse_status, read_status
-from pydra.kube.http_session import BURST_IDLE_SECONDS, IDLE_SECONDS, open_session
 from pydra.kube.lean_imports import aiohttp
 from pydra.kube.tolerant_decoding import (
     LineSplitter,
@@ -55,6 +53,18 @@ would cost descriptors and handshakes. What waits for its slot is not counted as
 WARM = 2
 """Requests in flight that share the connections that are kept warm; what is beyond is a burst."""
 PAGE_SIZE = 500
+IDLE_SECONDS = 75.0
+"""Less than the API server's own 90 s, so no write uses a connection that the server is closing."""
+BURST_IDLE_SECONDS = 10.0
+"""The same for connections that a burst opened: long enough for pods that start one after the other. aiohttp uses its
+connections in turn, so otherwise the 50 connections of a burst would stay open with one request every 75 s each."""
+READ_BUFFER = 256 * 1024
+KEEPALIVE = {
+    socket.TCP_KEEPIDLE: 30,
+    socket.TCP_KEEPINTVL: 10,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 60_000,
+}
 WATCH_SECONDS = (300.0, 600.0)
 SILENT_SECONDS = 150.0
 """API servers send a bookmark each minute. A connection without any is dead, though a proxy may keep it open."""
@@ -124,11 +134,10 @@ class KubeClient:
         self._retry_for = retry_for
         self._report = report
         self._uniform = uniform
-        self._free_slots = requests
-        self._steady_slots = requests - WARM  # with at least so many slots left, a request is not part of a burst
+        self._slots = asyncio.Semaphore(requests)
+        self._in_flight = 0
         self._burst_idle = burst_idle
         self._silent = silent
-        self._waiting: deque[asyncio.Future[None]] = deque()
         self._problem = ""
         self._session: aiohttp.ClientSession | None = None
         self._burst_session: aiohttp.ClientSession | None = None
@@ -435,10 +444,8 @@ class KubeClient:
             headers["Content-Type"] = _BODY_TYPES.get(verb, JSON)
         seconds = self._deadline if seconds is None else min(seconds, self._deadline)
         response: aiohttp.ClientResponse | None = None
-        if self._free_slots:
-            self._free_slots -= 1
-        else:
-            await self._wait_slot()
+        await self._slots.acquire()
+        self._in_flight += 1
         try:
             response = await self._send(verb, resource, path, headers=headers, data=data, seconds=seconds)
             if response.status >= 300:
@@ -455,28 +462,8 @@ class KubeClient:
                 raise self._explain(verb, resource, path, error, seconds) from error
             raise
         finally:
-            if self._waiting:
-                self._release_slot()
-            else:
-                self._free_slots += 1
-
-    async def _wait_slot(self) -> None:
-        slot = asyncio.get_running_loop().create_future()
-        self._waiting.append(slot)
-        try:
-            await slot
-        except asyncio.CancelledError:
-            if not slot.cancelled():  # it got the slot at the same moment
-                self._release_slot()
-            raise
-
-    def _release_slot(self) -> None:
-        while self._waiting:
-            slot = self._waiting.popleft()
-            if not slot.done():
-                slot.set_result(None)
-                return
-        self._free_slots += 1
+            self._in_flight -= 1
+            self._slots.release()
 
     async def _send(
         self,
@@ -490,7 +477,7 @@ class KubeClient:
         silent: float | None = None,
     ) -> aiohttp.ClientResponse:
         """Send the request; return the response with its body unread. Refused credentials are reloaded once."""
-        session = self._session if self._free_slots >= self._steady_slots else self._burst_session
+        session = self._session if self._in_flight <= WARM else self._burst_session
         if session is None:
             raise RuntimeError("the KubeClient is not open: use it in `async with`")
         credentials = self._credentials
@@ -569,32 +556,11 @@ class KubeClient:
 
 
 _DRY_RUN = ("", "?dryRun=All")
-_PLAIN = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]*").fullmatch
-
-
-def build_path(resource: Resource, *, namespace: str = "", name: str = "", subresource: str = "") -> str:
-    """Return the URL path of a collection or an object, every part percent-encoded.
-
-    Raises ValueError for a name or namespace that cannot be a path segment: it would address another object.
-    """
-    path = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
-    if namespace and resource.namespaced:
-        path += f"/namespaces/{namespace if _PLAIN(namespace) else _quote(resource, namespace)}"
-    path += f"/{resource.plural}"
-    if name:
-        path += f"/{name if _PLAIN(name) else _quote(resource, name)}"
-    return f"{path}/{subresource}" if subresource else path
 
 
 def _name_kind(resource: Resource, body: JsonObject) -> JsonObject:
     """Add apiVersion and kind, which the API server needs for what is applied and for CustomResourceDefinitions."""
     return {"apiVersion": resource.api_version, "kind": resource.kind, **body}
-
-
-def _quote(resource: Resource, part: str) -> str:
-    if part in (".", "..") or "/" in part:
-        raise ValueError(f"{part!r} cannot be the name or namespace of one of the {resource}")
-    return quote(part, safe="", errors="replace")
 
 
 def _build_timeout(seconds: float, silent: float | None = None) -> aiohttp.ClientTimeout:
@@ -615,3 +581,27 @@ async def _read_on(content: aiohttp.StreamReader, begun: bytes) -> bytes:
             raise TooLarge(f"more than {BODY_LIMIT // MEBIBYTE} MiB")
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+def open_session(idle_seconds: float) -> aiohttp.ClientSession:
+    """Open a session that closes connections `idle_seconds` after their last use, without cookies and proxies.
+
+    The number of connections is not limited: waiting for one would look like a server that does not answer.
+    """
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=idle_seconds, socket_factory=_open_socket)
+    return aiohttp.ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        read_bufsize=READ_BUFFER,
+    )
+
+
+def _open_socket(address: tuple[Any, ...]) -> socket.socket:
+    """Open a socket that detects a vanished server within a minute, even for a watch, which sends nothing."""
+    family, kind, protocol, *_ = address
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE.items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    return sock

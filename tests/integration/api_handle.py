@@ -22,7 +22,7 @@ import msgspec
 import pytest
 import yaml
 
-from pydra.kube.client import build_path
+from pydra.kube.api_resources import build_path
 from pydra_dev.apiserver.server import ApiServer, serve_api
 from tests.integration.gates import PROBES, is_kept
 

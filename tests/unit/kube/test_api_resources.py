@@ -10,10 +10,10 @@ from pydra.kube.api_resources import (
     PODS,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
+    build_path,
     object_key,
     parse_resource_version,
 )
-from pydra.kube.client import build_path
 
 PATHS = {
     "a core collection": (build_path(NODES), "/api/v1/nodes"),

@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 
 from pydra.errors import Conflict, Gone, Invalid, KubeError, NotFound, Unavailable
-from pydra.kube.api_resources import EVENTS, NODES, PODS, RESOURCE_CLAIMS, Resource
-from pydra.kube.client import LOWER_ERRORS, build_path
+from pydra.kube.api_resources import EVENTS, NODES, PODS, RESOURCE_CLAIMS, Resource, build_path
+from pydra.kube.client import LOWER_ERRORS
 from pydra.kube.errors import Status, build_error, build_unanswered, describe, error_class, parse_status
 
 CLASSES = {
