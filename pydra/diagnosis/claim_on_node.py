@@ -54,9 +54,8 @@ async def judge_record(settings: Settings, record: ClaimRecord, *, is_wanted: bo
     return [*findings, await judge_file(settings, record)]
 
 
-async def judge_files(settings: Settings) -> list[Finding]:
+async def judge_files(settings: Settings, held: Sequence[ClaimRecord]) -> list[Finding]:
     """Return which claims that are prepared have no CDI file, or another than their record says."""
-    held, _ = await read_held(settings)  # what cannot be read is among the findings on directories
     findings = [
         (one, await judge_file(settings, one)) for one in held if one.stage == Stage.COMPLETED.value and one.claim.name
     ]

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import redirect_stdout
+from typing import Any
 
 import msgspec
 
-from pydra.diagnosis.agent_state import AgentState, judge_agent, read_agent
-from pydra.diagnosis.backend_checks import judge_backends
-from pydra.diagnosis.checkpoint_records import find_drivers, judge_left_over
-from pydra.diagnosis.claim_on_node import judge_files
+from pydra.backends.backend_settings import read_settings
+from pydra.backends.discovery import (
+    UNNAMED,
+    BackendSource,
+    LoadError,
+    find_backend,
+    is_target,
+    load_object,
+    variable_prefix,
+)
+from pydra.diagnosis.agent_state import judge_agent, read_agent
+from pydra.diagnosis.checkpoint_records import ClaimRecord, find_drivers, judge_left_over
+from pydra.diagnosis.claim_on_node import judge_files, read_held
 from pydra.diagnosis.cluster_checks import judge_cluster, judge_pool
 from pydra.diagnosis.cluster_reader import open_cluster
-from pydra.diagnosis.container_runtime import judge_runtime
-from pydra.diagnosis.directories_and_sockets import judge_directories_and_sockets
 from pydra.diagnosis.findings import Finding, Level
-from pydra.errors import PydraError
+from pydra.diagnosis.node_checks import judge_directories_and_sockets, judge_runtime
+from pydra.errors import PydraError, SettingsError
 from pydra.settings import Settings
 
 
@@ -31,11 +42,11 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
 async def examine_node(settings: Settings) -> Examination:
     """Look at the agent, the directories, the runtime and the API server. Nothing is changed."""
     agent = await asyncio.to_thread(read_agent, settings)
-    findings = [*judge_agent(agent), *await asyncio.to_thread(judge_backends, settings, os.environ)]
-    drivers, unread = await asyncio.to_thread(_find_drivers, settings, agent)
-    findings += [*unread, *await asyncio.to_thread(judge_directories_and_sockets, settings, drivers)]
-    findings += await asyncio.to_thread(_judge_left_over, settings) if not unread else ()
-    findings += await judge_files(settings)
+    held, unread = await read_held(settings)
+    drivers = {*agent.drivers, *settings.drivers.values(), *(() if unread else find_drivers(settings))}
+    findings = [*judge_agent(agent), *await asyncio.to_thread(judge_backends, settings, held, unread), *unread]
+    findings += await asyncio.to_thread(judge_directories_and_sockets, settings, drivers)
+    findings += [*judge_left_over(held), *await judge_files(settings, held)]
     runtime: str | None = None
     try:
         async with open_cluster(settings) as client:
@@ -50,17 +61,58 @@ async def examine_node(settings: Settings) -> Examination:
     return Examination(node=settings.node_name, findings=tuple(findings))
 
 
-def _find_drivers(settings: Settings, agent: AgentState) -> tuple[Collection[str], Sequence[Finding]]:
-    """Return the drivers that the agent serves or that have records here, and why the latter cannot be read."""
-    try:
-        return {*find_drivers(settings), *agent.drivers, *settings.drivers.values()}, ()
-    except PydraError as error:
-        denied = Finding(subject="records", level=Level.UNKNOWN, found=str(error), advice="run it as root")
-        return agent.drivers, (denied,)
+_SUBJECT = "backend"
 
 
-def _judge_left_over(settings: Settings) -> Sequence[Finding]:
+def judge_backends(settings: Settings, held: Sequence[ClaimRecord], unread: Sequence[Finding]) -> Sequence[Finding]:
+    """Return backends that cannot be loaded here, and what the others find wrong. Blocks.
+
+    `unread` says why there may be other records than those `held`.
+    """
+    named = [name for name in settings.backends if name != UNNAMED]
+    with redirect_stdout(sys.stderr):  # what a backend prints is not part of the output
+        return [finding for name in named for finding in _judge(name, settings, held, unread)]
+
+
+def _judge(name: str, settings: Settings, held: Sequence[ClaimRecord], unread: Sequence[Finding]) -> Iterator[Finding]:
     try:
-        return tuple(judge_left_over(settings))
+        source = find_backend(name)
+        if is_target(name) and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+        backend = load_object(source.target)
+    except (SettingsError, LoadError) as error:
+        yield Finding(subject=_SUBJECT, level=Level.PROBLEM, found=str(error))
+        return
+    examine = getattr(backend, "examine", None)
+    if examine is None:
+        return
+    if unread:
+        yield Finding(subject=_SUBJECT, level=Level.UNKNOWN, found=f"{name}: {unread[0].found}")
+        return
+    try:
+        own = _read_own_settings(backend, source, settings)
+        driver = settings.drivers.get(name, "") or str(getattr(backend, "DRIVER", ""))
+        problems = _collect(examine(own, tuple(one.held for one in held if one.driver == driver)))
     except PydraError as error:
-        return (Finding(subject="left over", level=Level.UNKNOWN, found=str(error)),)
+        yield Finding(subject=_SUBJECT, level=Level.UNKNOWN, found=f"{name}: {error}")
+    except Exception as error:  # noqa: BLE001 - the backend's own code may fail in any way
+        found = f"{name} cannot examine the node: {type(error).__name__}: {error}"
+        yield Finding(subject=_SUBJECT, level=Level.UNKNOWN, found=found, advice="report it to the backend's author")
+    else:
+        for problem in problems:
+            yield Finding(subject=_SUBJECT, level=Level.PROBLEM, found=f"{name}: {problem}")
+        if not problems:
+            yield Finding(subject=_SUBJECT, level=Level.OK, found=f"{name} finds nothing wrong on the node")
+
+
+def _collect(problems: Iterable[Any]) -> list[str]:
+    return [str(problem) for problem in problems]
+
+
+def _read_own_settings(backend: Any, source: BackendSource, settings: Settings) -> Any:
+    settings_type = getattr(backend, "SETTINGS_TYPE", None)
+    if settings_type is None:
+        return None
+    values = settings.backend_settings.get(source.configured_name, {})
+    prefix = f"{variable_prefix(source.name)}_"
+    return read_settings(settings_type, source.name, prefix, os.environ, values)

@@ -13,7 +13,7 @@ from pydra.checkpoint.record import Record, Stage, build_record
 from pydra.claim import AllocatedDevice, Claim
 from pydra.cli.tool import main
 from pydra.diagnosis.cdi_validation import find_spec_problems
-from pydra.diagnosis.container_runtime import judge_runtime
+from pydra.diagnosis.node_checks import judge_runtime
 from pydra.settings import Settings
 
 DRIVER = "gpu.example.com"

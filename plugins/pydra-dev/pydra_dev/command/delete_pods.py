@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import anyio
 
-from pydra.diagnosis.checkpoint_records import judge_left_over
+from pydra.diagnosis.checkpoint_records import judge_left_over, read_records
 from pydra_dev.api.kinds import PODS, RESOURCE_CLAIMS
 from pydra_dev.command.run_steps import LOOK_INTERVAL
 from pydra_dev.kubelet.claim_info_cache import ClaimCache, ClaimInfo
@@ -58,7 +58,7 @@ class PodDeletion:
                 await self._wait_unprepared()
         finally:
             left = self._find_held()
-            left_over = tuple(judge_left_over(self._node.read_settings()))
+            left_over = tuple(judge_left_over(read_records(self._node.read_settings())))
             for info in left:
                 self._say(self._describe(info))
             for one in left_over:

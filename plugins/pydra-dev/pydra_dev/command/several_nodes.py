@@ -24,7 +24,7 @@ import msgspec
 import yaml
 from anyio.abc import Process, TaskGroup, TaskStatus
 
-from pydra.diagnosis.checkpoint_records import judge_left_over
+from pydra.diagnosis.checkpoint_records import judge_left_over, read_records
 from pydra.errors import PydraError
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import (
@@ -274,7 +274,7 @@ class NodesRun:
             cache = ClaimCache(member.node.settings.claim_checkpoint)
             cache.load()
             left += [info.key.name for info in cache.infos()]
-            left += [one.found for one in judge_left_over(member.node.read_settings())]
+            left += [one.found for one in judge_left_over(read_records(member.node.read_settings()))]
         return left
 
     # Nodes
