@@ -266,7 +266,7 @@ def _show_record(parsed: argparse.Namespace) -> int:
 
 
 def _repair(parsed: argparse.Namespace) -> int:
-    from pydra.diagnosis.checkpoint_repair import repair_records  # noqa: PLC0415 - loads the agent
+    from pydra.diagnosis.checkpoint_records import repair_records  # noqa: PLC0415 - loads the agent
 
     settings = read_node_settings(parsed, os.environ)
     findings = asyncio.run(repair_records(settings, driver=parsed.only, discard=parsed.discard))

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from pydra import __version__
 from pydra.cli.diagnosis_commands import EXIT_CODES, add_diagnosis, add_output
-from pydra.cli.exit_on_sigterm import exit_on_sigterm
 from pydra.cli.options import WEBHOOK, Parser, add_options
 from pydra.cli.output import Table, hide_tracebacks, print_errors, print_json, print_marked, print_tables
-from pydra.cli.package_conflict import check_package_conflict
 from pydra.cli.settings_sources import read_config, read_values
+from pydra.cli.startup import check_package_conflict, exit_on_sigterm
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import WebhookSettings, parse_webhook_settings
 
@@ -44,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pydra {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an internal error")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="word", required=True)
 
     dev = commands.add_parser("dev", help="an embedded node with the real agent, explained as it happens")
     dev.add_argument("--backend", default="sim", metavar="NAME", help=f"{_BACKEND_HELP} [sim]")
@@ -164,6 +163,8 @@ def _call(command: Callable[[argparse.Namespace], int], parsed: argparse.Namespa
     """Call the command. An expected error of one of its tasks is raised as itself."""
     try:
         return command(parsed)
+    except ModuleNotFoundError as error:
+        return _needs_dev(parsed.word, error)
     except ExceptionGroup as group:
         expected: BaseException | None = group.subgroup((PydraError, OSError))
         if expected is None:
@@ -188,10 +189,8 @@ def _needs_dev(command: str, error: ModuleNotFoundError) -> int:
 
 
 def _new(parsed: argparse.Namespace) -> int:
-    try:
-        from pydra_dev.new import write_plugin  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        return _needs_dev("new", error)
+    from pydra_dev.new import write_plugin  # noqa: PLC0415
+
     features = tuple(filter(None, map(str.strip, parsed.features.split(","))))
     place, written = write_plugin(parsed.name, parsed.directory, features)
     for path in written:
@@ -201,13 +200,11 @@ def _new(parsed: argparse.Namespace) -> int:
 
 
 def _dev(parsed: argparse.Namespace) -> int:
-    try:
-        from pydra_dev.command.backend_in_process import run as run_in_process  # noqa: PLC0415
-        from pydra_dev.command.dev_command import run  # noqa: PLC0415
-        from pydra_dev.command.options import Options  # noqa: PLC0415
-        from pydra_dev.command.several_nodes import MOST_NODES  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        return _needs_dev("dev", error)
+    from pydra_dev.command.backend_in_process import run as run_in_process  # noqa: PLC0415
+    from pydra_dev.command.dev_command import run  # noqa: PLC0415
+    from pydra_dev.command.options import Options  # noqa: PLC0415
+    from pydra_dev.command.several_nodes import MOST_NODES  # noqa: PLC0415
+
     config = read_config(parsed.config, os.environ)
     path = parsed.config or os.environ.get("PYDRA_CONFIG")
     options = Options(
@@ -240,10 +237,8 @@ def _dev(parsed: argparse.Namespace) -> int:
 
 
 def _complete(parsed: argparse.Namespace) -> int:
-    try:
-        import shtab  # noqa: PLC0415 - comes with pydra-dev
-    except ModuleNotFoundError as error:
-        return _needs_dev("completion", error)
+    import shtab  # noqa: PLC0415 - comes with pydra-dev
+
     from pydra.backends.discovery import list_backends  # noqa: PLC0415
 
     parser = build_parser()

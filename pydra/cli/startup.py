@@ -1,7 +1,9 @@
-"""Refuses an environment with another project that installs a package called `pydra`."""
+"""What both commands do first: refuse an environment with another `pydra`, and end on SIGTERM."""
 
 from __future__ import annotations
 
+import os
+import signal
 from importlib import metadata
 
 from pydra.errors import SettingsError
@@ -26,3 +28,14 @@ def check_package_conflict() -> None:
             f"pip uninstall pydra, and install {DISTRIBUTION} again"
         ]
     )
+
+
+def exit_on_sigterm() -> None:
+    """Exit with code 0 on SIGTERM, until the agent installs its own handler.
+
+    In a container this is process 1, to which Linux delivers no signal without a handler: a pod that is deleted while
+    it starts would run until it is killed, and leave its sockets behind. There is nothing to clean up yet, and an
+    exception may be lost in an import or a callback, so the process exits at once. Backends end when their channel
+    closes.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
