@@ -18,8 +18,7 @@ from pydra.admission.config_types import read_backend
 from pydra.admission.policy import build_policy
 from pydra.admission.review import build_rules
 from pydra.backends.backend_settings import settings_schema
-from pydra.backends.child.loading import load_object
-from pydra.backends.discovery import ENTRY_POINT_GROUP, find_backend
+from pydra.backends.discovery import ENTRY_POINT_GROUP, find_backend, load_object
 from pydra.cli.options import HEALTH, KUBERNETES, OBSERVE, OPTIONS, TIMES, key_of
 from pydra.settings import KUBELET_CALL_DEADLINE, KUBELET_HEALTH_LEASE, Settings
 from pydra_nvidia.compute_domain import names as compute_domains

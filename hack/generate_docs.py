@@ -13,7 +13,7 @@ import msgspec
 from api_page import api_page, texts_below
 
 from pydra.admission.webhook import AdmissionMetrics
-from pydra.backends.type_messages import describe
+from pydra.backends.json_validation import describe
 from pydra.cli.options import AGENT, WEBHOOK, OptionTable, default_text, flag_of, key_of, variable_of
 from pydra.cli.tool import build_parser
 from pydra.observability.metrics import Metrics

@@ -6,7 +6,6 @@ here, so a backend's process stays small.
 """
 
 from pydra.backends.backend_settings import read_settings
-from pydra.backends.call_context import held_claims, set_status, time_left
 from pydra.backends.contract import (
     Backend,
     Inheritance,
@@ -17,6 +16,9 @@ from pydra.backends.contract import (
     Restores,
     Steps,
     Watches,
+    held_claims,
+    set_status,
+    time_left,
 )
 from pydra.cdi.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
 from pydra.claim import AllocatedDevice, Claim, HeldClaim, PodRef, PreparedDevice

@@ -15,7 +15,7 @@ from textwrap import indent
 
 import msgspec
 
-from pydra.backends.type_messages import MAX_SHOWN
+from pydra.backends.json_validation import MAX_SHOWN
 
 _WHOLE = "9007199254740992.0"
 """2 to the 53rd, below which a double can have a fraction: JSON's 1500.0 is not an integer, but a text of `1500` is."""
@@ -34,8 +34,6 @@ def literal(value: object) -> str:
     match value:
         case None:
             return "null"
-        case bool():
-            return "true" if value else "false"
         case int() | float():
             return repr(value)
         case _:
@@ -60,10 +58,6 @@ class Path(msgspec.Struct, frozen=True):
         """Return the path with the value of an expression."""
         return Path((*(self.parts if len(self.parts) % 2 == 0 else (*self.parts, "")), expression))
 
-    def __str__(self) -> str:
-        pieces = (quote(part) if index % 2 else part for index, part in enumerate(self.parts))
-        return " + ".join(piece for piece in pieces if piece != NOTHING)
-
 
 def problem(path: Path) -> str:
     """Return one problem: the path and its text. One `format` is checked faster than many `+`, which have overloads."""
@@ -72,7 +66,7 @@ def problem(path: Path) -> str:
 
 
 def show(value: str) -> str:
-    """Show a value in the form of `type_messages.show`; `value` is an expression that is cheap to evaluate twice."""
+    """Show a value in the form of `json_validation.show`; `value` is an expression that is cheap to evaluate twice."""
     return (
         f"(type({value}) == string ? {show_text(value)}"
         f' : type({value}) == map ? "an object"'

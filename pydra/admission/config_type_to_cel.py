@@ -27,7 +27,7 @@ from pydra.admission.cel_builder import (
     show_text,
     translate_pattern,
 )
-from pydra.backends.type_messages import EXAMPLES, LEAVES, describe, is_quantity_type
+from pydra.backends.json_validation import EXAMPLES, LEAVES, describe, is_quantity_type
 
 Object = mi.StructType | mi.TypedDictType | mi.DataclassType
 _OBJECTS = (mi.StructType, mi.TypedDictType, mi.DataclassType)

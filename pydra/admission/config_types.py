@@ -15,10 +15,9 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.backends.backend_settings import read_settings
-from pydra.backends.child.loading import LoadError, load_object
 from pydra.backends.claim_config import ConfigCheck, ConfigTypes, find_check
 from pydra.backends.contract_validation import find_object_violations
-from pydra.backends.discovery import find_backend, is_target
+from pydra.backends.discovery import LoadError, find_backend, is_target, load_object
 from pydra.errors import BackendError, ContractError, SettingsError
 from pydra.settings import find_backend_problems
 

@@ -382,7 +382,7 @@ class Channel(asyncio.Protocol, Generic[M]):
         self._handled = 0
         self._paused = False
         self._transport: asyncio.Transport | None = None
-        self._writable = asyncio.Event()
+        self.is_writable = False  # while the other end is slow to read
         self._closed = asyncio.Event()
         self._ended = False
         self._finished = False
@@ -392,20 +392,11 @@ class Channel(asyncio.Protocol, Generic[M]):
         self._loop = asyncio.get_running_loop()
         await self._loop.create_connection(lambda: self, sock=sock)
 
-    @property
-    def is_writable(self) -> bool:
-        """False while the other end is slow to read."""
-        return self._writable.is_set()
-
     def send(self, message: Message) -> None:
         """Queue a message. Raises WireError when it is too large; dropped once the connection is gone or finished."""
         frame = build_frame(message)
         if self._transport is not None and not self._finished and not self._transport.is_closing():
             self._transport.write(frame)
-
-    async def drain(self) -> None:
-        """Wait while the other end is slow to read."""
-        await self._writable.wait()
 
     def finish(self) -> None:
         """Announce that no more will be sent; the other end may still answer."""
@@ -427,7 +418,7 @@ class Channel(asyncio.Protocol, Generic[M]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
         self._transport = cast("asyncio.Transport", transport)
-        self._writable.set()
+        self.is_writable = True
 
     def data_received(self, data: bytes) -> None:  # noqa: D102
         if not self._ended:
@@ -472,13 +463,12 @@ class Channel(asyncio.Protocol, Generic[M]):
         return True  # keep our half open: an answer may still be unsent
 
     def pause_writing(self) -> None:  # noqa: D102
-        self._writable.clear()
+        self.is_writable = False
 
     def resume_writing(self) -> None:  # noqa: D102
-        self._writable.set()
+        self.is_writable = True
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
-        self._writable.set()
         self._closed.set()
         self._end(None)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pydra.backends.call_context import call_deadline
+from pydra.backends.contract import call_deadline
 from pydra_nvidia.deadlines import call_time, left, time_for
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from pydra.backends.call_context import call_deadline
+from pydra.backends.contract import call_deadline
 from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.composition import open_backend
 from pydra_nvidia.machine_access import find_machine

@@ -23,10 +23,10 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
-from pydra.backends.call_context import call_deadline, call_status, held_copy
 from pydra.backends.child.claim_values import BackendTypes, HeldClaims
 from pydra.backends.child.logs import running_call
 from pydra.backends.claim_config import ConfigCheck, decode_claim
+from pydra.backends.contract import call_deadline, call_status, held_copy
 from pydra.backends.contract_validation import find_answer_type_violations
 from pydra.backends.error_codec import Fault, FaultKind, build_fault
 from pydra.backends.wire import (

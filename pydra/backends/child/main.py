@@ -24,7 +24,6 @@ from typing import Any
 from pydra.backends.backend_settings import describe_settings, read_settings
 from pydra.backends.child.calls import CallServer, CallThreads
 from pydra.backends.child.claim_values import BackendTypes
-from pydra.backends.child.loading import LoadError, load_object
 from pydra.backends.child.logs import forward_logs
 from pydra.backends.claim_config import ConfigCheck, find_check
 from pydra.backends.contract_validation import (
@@ -35,6 +34,7 @@ from pydra.backends.contract_validation import (
     find_object_violations,
     find_settings_type_violations,
 )
+from pydra.backends.discovery import LoadError, load_object
 from pydra.backends.error_codec import Fault, FaultKind, build_fault, find_custom_reasons
 from pydra.backends.wire import (
     Channel,

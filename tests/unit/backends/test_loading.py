@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pydra.backends.child.loading import LoadError, load_object
+from pydra.backends.discovery import LoadError, load_object
 
 
 @pytest.mark.parametrize(

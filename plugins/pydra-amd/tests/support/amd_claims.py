@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from amd_values import claim_of
 from pydra import AllocatedDevice, Claim, HeldClaim, PreparedDevice
-from pydra.backends.call_context import held_copy
+from pydra.backends.contract import held_copy
 from step_agent import StepAgent
 
 if TYPE_CHECKING:

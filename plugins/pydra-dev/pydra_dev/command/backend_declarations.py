@@ -14,7 +14,7 @@ from pydra_dev.api.errors import JsonObject
 
 _READ_DECLARATIONS = """
 import json, sys
-from pydra.backends.child.loading import load_object
+from pydra.backends.discovery import load_object
 found = load_object(sys.argv[1])
 settings = getattr(getattr(found, "SETTINGS_TYPE", None), "__struct_fields__", ())
 json.dump({"classes": dict(getattr(found, "DEVICE_CLASSES", {})), "settings": settings}, sys.__stdout__)

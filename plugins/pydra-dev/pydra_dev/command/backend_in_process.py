@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 from pydra.backends.backend_settings import read_settings
 from pydra.backends.child.claim_values import BackendTypes
-from pydra.backends.child.loading import LoadError, load_object
 from pydra.backends.claim_config import ConfigCheck, decode_claim, find_check
 from pydra.backends.contract_validation import (
     find_answer_type_violations,
@@ -30,7 +29,7 @@ from pydra.backends.contract_validation import (
     find_object_violations,
     find_prepared_violations,
 )
-from pydra.backends.discovery import find_backend, is_target, locate_file, variable_prefix
+from pydra.backends.discovery import LoadError, find_backend, is_target, load_object, locate_file, variable_prefix
 from pydra.backends.wire import Method
 from pydra.cdi.spec import ClaimSpec, build_spec
 from pydra.claim import Claim, ClaimRef, HeldClaim, PreparedDevice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydra.backends.call_context import held_copy
+from pydra.backends.contract import held_copy
 from step_agent import StepAgent
 
 
