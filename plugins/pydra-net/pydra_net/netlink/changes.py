@@ -16,7 +16,8 @@ from pydra_net.kernel import KernelRefused
 from pydra_net.netlink.bpf_programs import detach_programs
 from pydra_net.netlink.ethtool import set_ethtool
 from pydra_net.netlink.ip_messages import add, remove
-from pydra_net.netlink.link_messages import WITHOUT_COUNTERS, mark_link, remove_link, set_link, set_parameter, set_token
+from pydra_net.netlink.link_messages import mark_link, remove_link, set_link, set_parameter, set_token
+from pydra_net.netlink.link_reading import WITHOUT_COUNTERS
 from pydra_net.netlink.sysctls import set_sysctl
 from pydra_net.network_change_types import (
     Add,

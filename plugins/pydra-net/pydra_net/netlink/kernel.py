@@ -16,18 +16,18 @@ from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 from pydra_net.kernel import KernelRefused, Namespace
 from pydra_net.netlink.arp import find_user
 from pydra_net.netlink.bpf_programs import read_programs
-from pydra_net.netlink.changes import apply_change, call, explain
+from pydra_net.netlink.changes import apply_change, explain
 from pydra_net.netlink.dhcp_sockets import DhcpPackets, open_packets
 from pydra_net.netlink.ethtool import read_ethtool
 from pydra_net.netlink.events import LinkEvents
-from pydra_net.netlink.link_messages import get_link, get_token, move_link
+from pydra_net.netlink.link_messages import make_link, move_link
+from pydra_net.netlink.link_reading import read_link, read_links, read_token
 from pydra_net.netlink.namespaces import OpenNamespace
 from pydra_net.netlink.rdma import move_rdma, read_exclusive, read_rdma
-from pydra_net.netlink.reading import read_all, read_link, read_links
+from pydra_net.netlink.reading import read_all
 from pydra_net.netlink.sysctls import read_changed_sysctls
 from pydra_net.network_change_types import Add, Mark, NewLink, Operation, SetLink
 from pydra_net.network_types import (
-    IPVLAN_MODES,
     Ethtool,
     Link,
     Programs,
@@ -70,12 +70,11 @@ class NetlinkKernel:
 
     def read_links(self, where: Namespace) -> Reading:
         """The links only."""
-        return _ask(where, read_links)
+        return _run(where, read_links)
 
     def read_link(self, where: Namespace, index: int) -> Link | None:
         """One link."""
-        found = _run(where, lambda: get_link(index))
-        return None if found is None else read_link(found)
+        return _run(where, lambda: read_link(index))
 
     def read_ethtool(self, where: Namespace, index: int) -> Ethtool:
         """What ethtool can set of a link."""
@@ -89,7 +88,7 @@ class NetlinkKernel:
 
     def read_token(self, where: Namespace, index: int) -> str:
         """The part of a link's IPv6 addresses that is not a router's."""
-        return _run(where, lambda: get_token(index))
+        return _run(where, lambda: read_token(index))
 
     def read_programs(self, where: Namespace, indexes: Sequence[int]) -> Mapping[int, Programs]:
         """The eBPF programs of links, of those that have some."""
@@ -107,8 +106,8 @@ class NetlinkKernel:
 
     def read_function(self, where: Namespace, index: int, number: int) -> VirtualFunctionState | None:
         """What a card, whose link this is, does with a virtual function; None if it cannot tell."""
-        found = _run(where, lambda: get_link(index, functions=True))
-        functions = () if found is None else read_link(found).functions
+        found = _run(where, lambda: read_link(index, functions=True))
+        functions = () if found is None else found.functions
         return functions[number] if number < len(functions) else None
 
     def read_rdma(self, where: Namespace) -> Sequence[RdmaDevice]:
@@ -136,19 +135,8 @@ class NetlinkKernel:
     def make(self, where: Namespace, index: int, link: NewLink, to: Namespace) -> None:
         """Make the link in the other namespace."""
         assert isinstance(to, OpenNamespace)
-        optional = {"address": link.mac, "mtu": link.mtu}
-        named: dict[str, Any] = {name: value for name, value in optional.items() if value}
-        match link.kind:
-            case "macvlan":
-                named["macvlan_mode"] = link.mode
-            case "ipvlan":
-                named["ipvlan_mode"] = IPVLAN_MODES.index(link.mode)
-            case "vlan":
-                named["vlan_id"] = link.vlan
-        _ask(
-            where,
-            lambda ip: call(ip.link, "add", kind=link.kind, link=index, net_ns_fd=to.fd, ifname=link.name, **named),
-        )
+        file = to.fd
+        _run(where, lambda: make_link(index, link, file))
 
     def apply(self, where: Namespace, operations: Sequence[Operation]) -> Sequence[str]:
         """Do all of it, in order; what is so already stays. Returns what was refused, each with the kernel's words."""

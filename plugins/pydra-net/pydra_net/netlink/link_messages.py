@@ -5,57 +5,47 @@ Source: rtnetlink(7), linux/if_link.h.
 
 from __future__ import annotations
 
-import errno
 import ipaddress
-import socket
 import struct
 from collections.abc import Mapping
-from typing import Any
-
-from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from pydra_net.gso_sizes_and_sysctls import ATTRIBUTES, FLAGS, IPV4
-from pydra_net.netlink.messages import CREATE, ask, change, pack, pack_number
-from pydra_net.network_change_types import Mark, RemoveLink, SetLink, SetParameter, SetToken
+from pydra_net.netlink.link_reading import LINK
+from pydra_net.netlink.messages import CREATE, change, pack, pack_number
+from pydra_net.network_change_types import Mark, NewLink, RemoveLink, SetLink, SetParameter, SetToken
+from pydra_net.network_types import IPVLAN_MODES
 
-_NEW_LINK, _DEL_LINK, _GET_LINK, _SET_LINK, _NEW_PROPERTY, _DEL_PROPERTY = 16, 17, 18, 19, 108, 109
-_MAC, _NAME, _MTU, _MASTER, _ALIAS, _FAMILIES, _NAMESPACE, _MASK = 1, 3, 4, 10, 20, 26, 28, 29
+_NEW_LINK, _DEL_LINK, _SET_LINK, _NEW_PROPERTY, _DEL_PROPERTY = 16, 17, 19, 108, 109
+_MAC, _NAME, _MTU, _LOWER, _MASTER, _INFO, _ALIAS, _FAMILIES, _NAMESPACE = 1, 3, 4, 5, 10, 18, 20, 26, 28
+_KIND, _DATA, _MODE_OR_ID = 1, 2, 1
+_MACVLAN_MODES = {"private": 1, "vepa": 2, "bridge": 4}
 _PROPERTIES, _ALTERNATIVE_NAME = 52 | 0x8000, 53
 _UP = 1
-_FUNCTIONS, WITHOUT_COUNTERS = 1, 8
-"""RTEXT_FILTER_VF: report virtual functions, too. RTEXT_FILTER_SKIP_STATS: with counters, 180 functions need more than
-64 KiB, the most that an attribute can have."""
 _INET, _INET_CONF = 2, 1
 _INET6, _INET6_TOKEN = 10, 7
-_LINK = struct.Struct("=BxHiII")
-
-
-def get_link(index: int, *, functions: bool = False) -> Any:
-    """The message about a link of this thread's namespace, as pyroute2 decodes it, or None. Raises OSError."""
-    wanted = pack({_MASK: pack_number(_FUNCTIONS | WITHOUT_COUNTERS)}) if functions else b""
-    try:
-        (message,) = ask(socket.NETLINK_ROUTE, _GET_LINK, 0, _LINK.pack(0, 0, index, 0, 0) + wanted)
-    except OSError as error:
-        if error.errno != errno.ENODEV:
-            raise
-        return None
-    decoded = ifinfmsg(message)  # type: ignore[no-untyped-call]
-    decoded.decode()  # type: ignore[no-untyped-call]
-    return decoded
-
-
-def get_token(index: int) -> str:
-    """The token of a link's IPv6 addresses, or empty. Raises OSError."""
-    families = None if (link := get_link(index)) is None else link.get_attr("IFLA_AF_SPEC")
-    of_inet6 = None if families is None else families.get_attr("AF_INET6")
-    found: str | None = None if of_inet6 is None else of_inet6.get_attr("IFLA_INET6_TOKEN")
-    return found if found and found != "::" else ""
 
 
 def set_token(operation: SetToken) -> None:
     """Set the token of a link's IPv6 addresses. Raises KernelRefused."""
     of_inet6 = pack({_INET6_TOKEN: ipaddress.IPv6Address(operation.token).packed})
     _change(_SET_LINK, operation.index, {_FAMILIES: pack({_INET6: of_inet6})})
+
+
+def make_link(index: int, link: NewLink, namespace: int) -> None:
+    """Make a virtual link on the one of this index in a namespace, given as an open file. Raises KernelRefused."""
+    if link.kind == "macvlan":
+        mode_or_id = pack_number(_MACVLAN_MODES[link.mode])
+    else:
+        mode_or_id = struct.pack("=H", link.vlan if link.kind == "vlan" else IPVLAN_MODES.index(link.mode))
+    attributes = {
+        _LOWER: pack_number(index),
+        _NAMESPACE: pack_number(namespace),
+        _NAME: _text(link.name),
+        _MAC: pack_mac(link.mac),
+        _MTU: pack_number(link.mtu) if link.mtu else b"",
+        _INFO: pack({_KIND: _text(link.kind), _DATA: pack({_MODE_OR_ID: mode_or_id})}),
+    }
+    _change(_NEW_LINK, 0, {number: value for number, value in attributes.items() if value}, flags=CREATE)
 
 
 def move_link(index: int, namespace: int, name: str) -> None:
@@ -94,7 +84,7 @@ def set_parameter(operation: SetParameter) -> None:
     """Set one of a link's `gso_sizes_and_sysctls`. Raises KernelRefused."""
     index, name, value = operation.index, operation.name, pack_number(operation.value)
     if name == "flags":
-        change(_SET_LINK, 0, _LINK.pack(0, 0, index, operation.value, FLAGS))
+        change(_SET_LINK, 0, LINK.pack(0, 0, index, operation.value, FLAGS))
     elif name in ATTRIBUTES:
         _change(_SET_LINK, index, {ATTRIBUTES[name]: value})
     else:
@@ -103,7 +93,7 @@ def set_parameter(operation: SetParameter) -> None:
 
 
 def _change(kind: int, index: int, attributes: Mapping[int, bytes], *, flags: int = 0, up: bool | None = None) -> None:
-    changed = _LINK.pack(0, 0, index, _UP if up else 0, 0 if up is None else _UP)
+    changed = LINK.pack(0, 0, index, _UP if up else 0, 0 if up is None else _UP)
     change(kind, flags, changed + pack(attributes))
 
 

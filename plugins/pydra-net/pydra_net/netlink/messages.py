@@ -6,7 +6,10 @@ import errno
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterator, Mapping
+
+from pyroute2.netlink.exceptions import NetlinkDumpInterrupted
 
 from pydra_net.kernel import KernelRefused
 
@@ -14,27 +17,45 @@ REQUEST, ACK, DUMP = 0x1, 0x4, 0x300
 REPLACE, CREATE, APPEND = 0x500, 0x600, 0xC00
 """Flags of a message that makes something: in place of what is there, only if there is nothing, or beside it."""
 _ERROR, _DONE = 2, 3
+_INTERRUPTED = 0x10
+"""NLM_F_DUMP_INTR."""
 
 HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
 
 
 def ask(protocol: int, kind: int, flags: int, content: bytes) -> Iterator[bytes]:
-    """Yield the messages that answer, with their headers. Raises OSError."""
+    """Yield the messages that answer, with their headers. Raises OSError, NetlinkDumpInterrupted."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as asking:
         asking.bind((0, 0))
         asking.send(HEADER.pack(HEADER.size + len(content), kind, REQUEST | flags, 1, 0) + content)
         going_on = True
         while going_on:
-            going_on = bool(flags)  # else there is one answer
             size = asking.recv_into(bytearray(1), 1, socket.MSG_PEEK | socket.MSG_TRUNC)
-            for message in _split(asking.recv(size), "=I", HEADER.size):
-                _, kind, *_ = HEADER.unpack_from(message)
-                if kind == _ERROR and (code := struct.unpack_from("=i", message, HEADER.size)[0]):
-                    raise OSError(-code, os.strerror(-code))
-                if kind in (_ERROR, _DONE):
-                    return
-                yield message
+            messages, going_on = parse_answer(asking.recv(size))
+            yield from messages
+            going_on = going_on and bool(flags)  # else there is one answer
+
+
+def parse_answer(data: bytes) -> tuple[list[bytes], bool]:
+    """The messages that the kernel has sent at once, and whether others follow.
+
+    Raises:
+        OSError: one says that the kernel refused.
+        NetlinkDumpInterrupted: one says that something changed meanwhile, so what is listed may not be all.
+    """
+    messages: list[bytes] = []
+    for message in _split(data, "=I", HEADER.size):
+        _, kind, flags, *_ = HEADER.unpack_from(message)
+        if flags & _INTERRUPTED:
+            raise NetlinkDumpInterrupted
+        if kind in (_ERROR, _DONE):
+            code = int.from_bytes(message[HEADER.size : HEADER.size + 4], sys.byteorder, signed=True)
+            if code < 0:
+                raise OSError(-code, os.strerror(-code))
+            return messages, False
+        messages.append(message)
+    return messages, True
 
 
 def change(kind: int, flags: int, content: bytes) -> None:
@@ -59,11 +80,14 @@ def pack_number(value: int) -> bytes:
 
 
 def unpack(content: bytes) -> dict[int, bytes]:
-    """The attributes in a message."""
-    return {
-        _ATTRIBUTE.unpack_from(one)[1] & 0x3FFF: one[_ATTRIBUTE.size :]
-        for one in _split(content, "=H", _ATTRIBUTE.size)
-    }
+    """The attributes in a message, or in another attribute."""
+    return dict(list_attributes(content))
+
+
+def list_attributes(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield them in order, where several have one number."""
+    for one in _split(content, "=H", _ATTRIBUTE.size):
+        yield _ATTRIBUTE.unpack_from(one)[1] & 0x3FFF, one[_ATTRIBUTE.size :]
 
 
 def _split(data: bytes, length_form: str, least: int) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""From the kernel's messages to values. Source: rtnetlink(7), linux/if_link.h, linux/rtnetlink.h."""
+"""From the kernel's messages about addresses, routes, neighbours and rules to values. Source: rtnetlink(7)."""
 
 from __future__ import annotations
 
@@ -8,31 +8,24 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from pydra_net.gso_sizes_and_sysctls import ATTRIBUTES, FLAGS, IPV4
 from pydra_net.netlink.bridge_ports import read_port_settings
-from pydra_net.netlink.link_messages import WITHOUT_COUNTERS
+from pydra_net.netlink.link_reading import read_links
 from pydra_net.netlink.nexthops import read_nexthops
 from pydra_net.network_types import (
     BY_ADVERTISEMENT,
     FOREVER,
-    IPVLAN_MODES,
     Address,
-    Link,
     Neighbour,
     Reading,
     Route,
     Rule,
-    VirtualFunctionState,
 )
 
-_IFF_UP = 1
 _AF_INET, _AF_INET6, _AF_MPLS = 2, 10, 28
 _FAMILIES = {_AF_INET: 4, _AF_INET6: 6}
 _NUD_PERMANENT = 0x80
 _DEPRECATED = 0x20
 """Of addresses, which the kernel calls preferred for ever if they are valid for ever."""
-_VLAN_PROTOCOL = 0x8100
-"""802.1Q; others have IDs of their own."""
 _UNKNOWN = 0xFFFFFFFF
 """What a driver says that cannot tell."""
 _NOT_RECORDED = {
@@ -44,8 +37,6 @@ _NOT_RECORDED = {
 """Attributes of routes."""
 _NEXTHOP = 30
 """RTA_NH_ID, which pyroute2 0.9 does not know."""
-_IMMOVABLE = 67
-"""IFLA_NETNS_IMMUTABLE, of Linux 6.15, which pyroute2 0.9 does not know."""
 _SELECTORS = (
     "FRA_FWMARK",
     "FRA_IIFNAME",
@@ -57,16 +48,6 @@ _SELECTORS = (
 )
 """Attributes of rules."""
 _INVERTED = 0x2
-_NO_MAC = "00:00:00:00:00:00"
-
-
-def read_links(ip: Any) -> Reading:
-    """The links of the namespace that the socket is of.
-
-    Without any mask, the kernel leaves out links that need more than a page, such as those with many names.
-    """
-    links = map(read_link, ip.get_links(ext_mask=WITHOUT_COUNTERS))
-    return Reading(links=tuple(sorted(links, key=lambda one: one.index)))
 
 
 def read_all(ip: Any) -> Reading:
@@ -87,7 +68,7 @@ def read_all(ip: Any) -> Reading:
         if message["state"] == _NUD_PERMANENT and (mac := message.get_attr("NDA_LLADDR")):
             neighbour = Neighbour(destination=message.get_attr("NDA_DST"), mac=mac)
             neighbours[message["ifindex"]].append(neighbour)
-    links = read_links(ip).links
+    links = read_links().links
     return Reading(
         links=links,
         port_settings=read_port_settings(ip) if any(one.master for one in links) else {},
@@ -100,98 +81,6 @@ def read_all(ip: Any) -> Reading:
 
 def _freeze(found: Mapping[int, list[Any]]) -> dict[int, tuple[Any, ...]]:
     return {index: tuple(values) for index, values in sorted(found.items())}
-
-
-def read_link(message: Any) -> Link:
-    """The link of a message."""
-    info = message.get_attr("IFLA_LINKINFO")
-    bus, parent = message.get_attr("IFLA_PARENT_DEV_BUS_NAME"), message.get_attr("IFLA_PARENT_DEV_NAME")
-    permanent = message.get_attr("IFLA_PERM_ADDRESS") or ""
-    names = message.get_attr("IFLA_PROP_LIST")
-    elsewhere = message.get_attr("IFLA_LINK_NETNSID") is not None
-    slave: Any = info.get_attr("IFLA_INFO_SLAVE_DATA") if info is not None else None
-    own = slave.get_attr("IFLA_BOND_SLAVE_PERM_HWADDR") if hasattr(slave, "get_attr") else None
-    return Link(
-        index=message["index"],
-        name=_read_text(message, "IFLA_IFNAME"),
-        kind=(info.get_attr("IFLA_INFO_KIND") or "") if info is not None else "",
-        mac=own or message.get_attr("IFLA_ADDRESS") or "",
-        permanent_mac="" if permanent == _NO_MAC else permanent,
-        mtu=message.get_attr("IFLA_MTU") or 0,
-        up=bool(message["flags"] & _IFF_UP),
-        carrier=bool(message.get_attr("IFLA_CARRIER")),
-        state=(message.get_attr("IFLA_OPERSTATE") or "").lower(),
-        alias=_read_text(message, "IFLA_IFALIAS"),
-        alternative_names=tuple(names.get_attrs("IFLA_ALT_IFNAME")) if names is not None else (),
-        master=message.get_attr("IFLA_MASTER") or 0,
-        lower=0 if elsewhere else message.get_attr("IFLA_LINK") or 0,
-        parent=f"{bus}/{parent}" if bus and parent else "",
-        port=message.get_attr("IFLA_PHYS_PORT_NAME") or "",
-        hardware=message["ifi_type"],
-        has_xdp=bool((xdp := message.get_attr("IFLA_XDP")) is not None and xdp.get_attr("IFLA_XDP_ATTACHED")),
-        carrier_changes=message.get_attr("IFLA_CARRIER_CHANGES") or 0,
-        functions=tuple(_read_functions(message)),
-        parameters=dict(_read_parameters(message)),
-        most_gso=message.get_attr("IFLA_TSO_MAX_SIZE") or 0,
-        most_mtu=message.get_attr("IFLA_MAX_MTU") or 0,
-        immovable=bool(_read_unknown(message).get(_IMMOVABLE)),
-        **_read_kind(info),
-    )
-
-
-def _read_text(message: Any, name: str) -> str:
-    """The text; what is not UTF-8, of which pyroute2 returns the bytes, is replaced."""
-    found: str | bytes = message.get_attr(name) or ""
-    return found.decode(errors="replace") if isinstance(found, bytes) else found
-
-
-def _read_kind(info: Any) -> dict[str, Any]:
-    """What only links of some kinds have."""
-    data: Any = info.get_attr("IFLA_INFO_DATA") if info is not None else None
-    if data is None:
-        return {}
-    kind = info.get_attr("IFLA_INFO_KIND")
-    if kind == "vlan" and data.get_attr("IFLA_VLAN_PROTOCOL") in (None, _VLAN_PROTOCOL):
-        return {"vlan": data.get_attr("IFLA_VLAN_ID")}
-    if kind == "ipvlan" and (number := data.get_attr("IFLA_IPVLAN_MODE")) is not None:
-        return {"ipvlan_mode": IPVLAN_MODES[number] if number < len(IPVLAN_MODES) else str(number)}
-    return {}
-
-
-def _read_functions(message: Any) -> Iterator[VirtualFunctionState]:
-    listed = message.get_attr("IFLA_VFINFO_LIST")
-    for one in listed.get_attrs("IFLA_VF_INFO") if listed is not None else ():
-
-        def read(name: str, key: str, of: Any = one) -> Any:
-            found = of.get_attr(f"IFLA_VF_{name}")
-            return None if found is None else found[key]
-
-        spoof_check, trust = read("SPOOFCHK", "spoofchk"), read("TRUST", "trust")
-        yield VirtualFunctionState(
-            mac=(read("MAC", "mac") or "")[:17] or None,
-            vlan=read("VLAN", "vlan"),
-            qos=read("VLAN", "qos"),
-            min_rate=read("RATE", "min_tx_rate"),
-            max_rate=read("RATE", "max_tx_rate"),
-            spoof_check=None if spoof_check in (None, _UNKNOWN) else bool(spoof_check),
-            trust=None if trust in (None, _UNKNOWN) else bool(trust),
-            link_state=read("LINK_STATE", "link_state"),
-        )
-
-
-def _read_parameters(message: Any) -> Iterator[tuple[str, int]]:
-    # pyroute2 0.9 does not know those of IPv4.
-    unknown = _read_unknown(message)
-    yield "flags", message["flags"] & FLAGS
-    for name, number in ATTRIBUTES.items():
-        value = message.get_attr(f"IFLA_{name.upper()}")
-        if value is not None or number in unknown:
-            yield name, unknown[number] if value is None else value
-    families = message.get_attr("IFLA_AF_SPEC")
-    # pyroute2 takes the header for the first number, so the others have the kernel's places, which begin with 1.
-    values: Any = families.get_attr("AF_INET") if families is not None else None
-    if values:
-        yield from ((name, values[name]) for name in IPV4)
 
 
 def _read_address(message: Any) -> Address:

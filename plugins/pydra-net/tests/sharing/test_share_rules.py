@@ -12,7 +12,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from pydra import ClaimError, TerminalError
 from pydra_net.claim_config import NetworkConfig
-from pydra_net.netlink.reading import read_link
+from pydra_net.netlink.link_reading import parse_link
 from pydra_net.network_types import Link
 from pydra_net.simulation.machine import MACHINE_TYPES
 from simulated_node import SimulatedNode
@@ -127,9 +127,7 @@ def test_the_kernel_says_which_vlan_and_mode_a_link_has(
     info = [["IFLA_INFO_KIND", kind], ["IFLA_INFO_DATA", {"attrs": attributes}]]
     message["attrs"] = [["IFLA_IFNAME", "own0"], ["IFLA_LINKINFO", {"attrs": info}]]
     message.encode()
-    decoded = ifinfmsg(message.data)
-    decoded.decode()
-    link = read_link(decoded)
+    link = parse_link(message.data)
     assert (link.vlan, link.ipvlan_mode) == found
 
 
