@@ -5,11 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from msgspec.structs import replace
-
 from pydra import ClaimError, LeftBehind, UndoLater
 from pydra_net.find_interface import find, is_in, locating
-from pydra_net.gso_sizes_and_sysctls import IPV4
 from pydra_net.interface_diff import plan_changes, plan_rest
 from pydra_net.interface_state import find_state_before
 from pydra_net.kernel import Kernel, KernelRefused, Namespace
@@ -146,23 +143,15 @@ class Mover:
         return link if link and step.is_of(link) else find(step, self._kernel.read_links(where))
 
     def _move_in(self, step: GiveInterface, link: Link, pod: Namespace) -> Reading:
-        """Move it, and return what is known of the pod: a link that has just arrived has nothing configured on it.
-
-        How the link is there is known, too, but for its sysctls; to read it would take two milliseconds.
-        """
+        """Move it, and return it as it arrived, without the rest of the pod: nothing is configured on it."""
         try:
-            index = self._kernel.move(self._host, link.index, pod, step.target.name)
+            return Reading(links=(self._kernel.move(self._host, link.index, pod, step.target.name),))
         except KernelRefused as error:
             if error.taken:
                 raise AttachFailed(
                     f"the pod has an interface {step.target.name} already; set another interface.name in the claim"
                 ) from error
             raise AttachFailed(f"{link.name} ({step.device}) cannot be moved into the pod: {error}") from error
-        if link.master:  # a bond gives back its MTU, too
-            return self._kernel.read(pod)
-        kept = {name: value for name, value in link.parameters.items() if name not in IPV4}
-        arrived = replace(link, index=index, name=step.target.name, up=False, master=0, parameters=kept)
-        return Reading(links=(arrived,))
 
     def _bring_back(self, step: GiveInterface, pods: Sequence[Namespace]) -> bool:
         """Move the interface to the node, under a name that is free: its own, or one by which an admin can find it."""

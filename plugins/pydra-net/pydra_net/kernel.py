@@ -131,10 +131,10 @@ class Kernel(Protocol):
         """Move an RDMA device to another namespace. Raises KernelRefused."""
         ...
 
-    def move(self, where: Namespace, index: int, to: Namespace, name: str) -> int:
-        """Move a link to another namespace, with another name. It arrives down and without addresses.
+    def move(self, where: Namespace, index: int, to: Namespace, name: str) -> Link:
+        """Move a link to another namespace, with another name, and return it. It arrives down and without addresses.
 
-        Returns its index there. Raises KernelRefused.
+        Raises KernelRefused.
         """
         ...
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -122,15 +121,15 @@ class NetlinkKernel:
         file = to.fd
         where.run(lambda: move_rdma(index, file))
 
-    def move(self, where: Namespace, index: int, to: Namespace, name: str) -> int:
+    def move(self, where: Namespace, index: int, to: Namespace, name: str) -> Link:
         """Move and rename in one message: the link has its own name, or the other one in the other namespace."""
         assert isinstance(to, OpenNamespace)
         file = to.fd
         _run(where, lambda: move_link(index, file, name))
-        try:
-            return to.run(lambda: socket.if_nametoindex(name))
-        except OSError as error:
-            raise KernelRefused(f"{name} vanished when it had been moved") from error
+        found = _run(to, lambda: read_link(0, name=name))
+        if found is None:
+            raise KernelRefused(f"{name} vanished when it had been moved")
+        return found
 
     def make(self, where: Namespace, index: int, link: NewLink, to: Namespace) -> None:
         """Make the link in the other namespace."""

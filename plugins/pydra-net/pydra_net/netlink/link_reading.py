@@ -52,24 +52,24 @@ def read_links() -> Reading:
     return Reading(links=tuple(sorted(map(parse_link, messages), key=lambda one: one.index)))
 
 
-def read_link(index: int, *, functions: bool = False) -> Link | None:
-    """One link of this thread's namespace, if it is there. Raises OSError."""
-    message = _ask_for(index, _FUNCTIONS if functions else 0)
+def read_link(index: int, *, name: str = "", functions: bool = False) -> Link | None:
+    """The link of an index, or of a name if that is 0, in this thread's namespace. Raises OSError."""
+    named = {_NAME: name.encode() + b"\0"} if name else {}
+    message = _ask_for(index, {_MASK: pack_number(WITHOUT_COUNTERS | (_FUNCTIONS if functions else 0)), **named})
     return None if message is None else parse_link(message)
 
 
 def read_token(index: int) -> str:
     """The token of a link's IPv6 addresses, or empty. Raises OSError."""
-    message = _ask_for(index)
+    message = _ask_for(index, {_MASK: pack_number(WITHOUT_COUNTERS)})
     found = unpack(_unpack_link(message).get(_FAMILIES, b"")) if message else {}
     token = unpack(found.get(_INET6, b"")).get(_INET6_TOKEN, b"")
     return str(ipaddress.IPv6Address(token)) if any(token) else ""
 
 
-def _ask_for(index: int, mask: int = 0) -> bytes | None:
-    wanted = LINK.pack(0, 0, index, 0, 0) + pack({_MASK: pack_number(WITHOUT_COUNTERS | mask)})
+def _ask_for(index: int, attributes: Mapping[int, bytes]) -> bytes | None:
     try:
-        (message,) = ask(socket.NETLINK_ROUTE, _GET_LINK, 0, wanted)
+        (message,) = ask(socket.NETLINK_ROUTE, _GET_LINK, 0, LINK.pack(0, 0, index, 0, 0) + pack(attributes))
     except OSError as error:
         if error.errno != errno.ENODEV:
             raise

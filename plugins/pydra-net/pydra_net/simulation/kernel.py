@@ -274,7 +274,7 @@ class SimulatedKernel:
             self._put_rdma(to.path, found)
         self.step("moved RDMA")
 
-    def move(self, where: Namespace, index: int, to: Namespace, name: str) -> int:
+    def move(self, where: Namespace, index: int, to: Namespace, name: str) -> Link:
         """Move a link. Raises KernelRefused."""
         self.step("move")
         with self._lock:
@@ -341,7 +341,7 @@ class SimulatedKernel:
                 private_flags={**found.private_flags, **operation.private_flags},
             )
 
-    def _put(self, path: str, link: Link) -> int:
+    def _put(self, path: str, link: Link) -> Link:
         reading = self.namespaces[path]
         index = link.index
         while reading.find(index):
@@ -350,7 +350,7 @@ class SimulatedKernel:
         arrived = replace(link, index=index, parameters=parameters)
         self.namespaces[path] = replace(reading, links=(*reading.links, arrived))
         self._save()
-        return index
+        return arrived
 
     def _give_address(self, operation: SetFunction, mac: str) -> None:
         """Let the driver of a virtual function have another permanent address, wherever its link is."""
