@@ -37,7 +37,7 @@ def _scalar_problem(value: Any) -> str:
         case float():
             return "" if math.isfinite(value) else f"is {value}, which JSON does not have"
         case _:
-            return f"is a {type(value).__name__}, which is not JSON"
+            return f"is of type {type(value).__name__}, which is not JSON"
 
 
 def _is_unicode(text: str) -> bool:

@@ -294,7 +294,7 @@ class DriverService:
             boot_id=self._boot_id,
         )
         if taken_over:
-            _log.info("driver %s: took over %d claims that another driver had prepared", self._driver, taken_over)
+            _log.info("driver %s: took over claims that another driver had prepared: %d", self._driver, taken_over)
         async with self._store:
             self._store.hold_removed(self._cdi.list_of_this_boot())
         self._supervisor.restore_from(self._exclusive_access)

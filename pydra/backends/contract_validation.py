@@ -91,7 +91,7 @@ def find_object_violations(backend: Any) -> Iterator[str]:
     if connect is None:
         yield from find_coroutine_violations(backend, backend)
     elif not callable(connect):
-        yield f"connect is a {type(connect).__name__}; it must be a function that returns an async context manager"
+        yield f"connect is of type {type(connect).__name__}, not a function that returns an async context manager"
     elif inspect.iscoroutinefunction(connect) or inspect.isasyncgenfunction(connect):
         yield "connect is a coroutine or generator; put @contextlib.asynccontextmanager above it"
     elif _is_wrapped_without_yield(connect):
@@ -110,7 +110,7 @@ def find_object_violations(backend: Any) -> Iterator[str]:
     for name in ("SURVIVES_REBOOT", "ONE_POD"):
         flag = getattr(backend, name, False)
         if not isinstance(flag, bool):
-            yield f"{name} is a {type(flag).__name__}; it must be True or False"
+            yield f"{name} is of type {type(flag).__name__}; it must be True or False"
     yield from _config_type_violations(getattr(backend, "CONFIG_TYPES", {}))
     yield from _step_type_violations(getattr(backend, "STEP_TYPES", ()))
     yield from _device_class_violations(getattr(backend, "DEVICE_CLASSES", {}))
@@ -182,7 +182,7 @@ def _own_functions(backend: Any) -> Iterator[str]:
 def _function_violations(name: str, function: Any, arguments: tuple[str, ...]) -> Iterator[str]:
     wanted = f"`async def {name}({', '.join(arguments)})`"
     if not callable(function):
-        yield f"{name} is a {type(function).__name__}, not a coroutine; write {wanted}"
+        yield f"{name} is of type {type(function).__name__}, not a coroutine; write {wanted}"
         return
     if inspect.isasyncgenfunction(function):
         yield f"{name} is an async generator (it has a yield), not a coroutine; write {wanted} and return once"
@@ -211,7 +211,7 @@ def _driver_violations(driver: Any) -> Iterator[str]:
     if driver == "":
         return  # the settings must give one
     if not isinstance(driver, str):
-        yield f"DRIVER is a {type(driver).__name__}; it must be a string such as gpu.example.com"
+        yield f"DRIVER is of type {type(driver).__name__}; it must be a string such as gpu.example.com"
     elif not is_driver_name(driver):
         yield f'DRIVER is "{driver}"; it must be {DRIVER_RULE}'
 
@@ -236,7 +236,7 @@ def find_settings_type_violations(settings_type: Any) -> Iterator[str]:
 
 def _config_type_violations(types: Any) -> Iterator[str]:
     if not isinstance(types, Mapping):
-        yield f"CONFIG_TYPES is a {type(types).__name__}; it must map apiVersion/kind to a msgspec Struct"
+        yield f"CONFIG_TYPES is of type {type(types).__name__}; it must map apiVersion/kind to a msgspec Struct"
         return
     for kind, config_type in types.items():
         is_named = isinstance(kind, str) and kind.count("/") in (1, 2) and all(kind.removesuffix("/").split("/"))
@@ -253,7 +253,7 @@ def _config_type_violations(types: Any) -> Iterator[str]:
 
 def _step_type_violations(types: Any) -> Iterator[str]:
     if not isinstance(types, list | tuple):
-        yield f"STEP_TYPES is a {type(types).__name__}; it must be a list or tuple of msgspec Structs"
+        yield f"STEP_TYPES is of type {type(types).__name__}; it must be a list or tuple of msgspec Structs"
         return
     for place, step_type in enumerate(types):
         where = f"STEP_TYPES[{place}]"
@@ -271,13 +271,13 @@ def _step_type_violations(types: Any) -> Iterator[str]:
 
 def _device_class_violations(classes: Any) -> Iterator[str]:
     if not isinstance(classes, Mapping):
-        yield f"DEVICE_CLASSES is a {type(classes).__name__}; it must map names to DeviceClass specs"
+        yield f"DEVICE_CLASSES is of type {type(classes).__name__}; it must map names to DeviceClass specs"
         return
     for name, spec in classes.items():
         if not isinstance(name, str) or not SUBDOMAIN.fullmatch(name):
             yield f"DEVICE_CLASSES has the key {name!r}; it must be a DNS subdomain such as gpu.example.com"
         if not isinstance(spec, Mapping):
-            yield f"DEVICE_CLASSES[{name!r}] is a {type(spec).__name__}; it must be a mapping"
+            yield f"DEVICE_CLASSES[{name!r}] is of type {type(spec).__name__}; it must be a mapping"
             continue
         # The API server drops what it does not know, and a class without selectors has the devices of all drivers.
         for field in map(str, spec):
@@ -305,9 +305,9 @@ def find_answer_type_violations(method: Method, answer: Any) -> Iterator[str]:
         for one in answer if isinstance(answer, list | tuple) else ():
             edits: object = getattr(one, "edits", None)
             if isinstance(one, PreparedDevice) and not isinstance(edits, ContainerEdits):
-                yield f"{name}: edits of {one.device} are a {type(edits).__name__}, not pydra.ContainerEdits"
+                yield f"{name}: edits of {one.device} are of type {type(edits).__name__}, not pydra.ContainerEdits"
     elif method in _SILENT and answer is not None:
-        yield f"{name} returned a {type(answer).__name__}; it must return nothing"
+        yield f"{name} returned a value of type {type(answer).__name__}; it must return nothing"
 
 
 _OBJECTS: Mapping[Method, tuple[type, Mapping[str, type]]] = {
@@ -328,12 +328,12 @@ def _wrong_items(where: str, items: Any, wanted: type) -> Iterator[str]:
         return
     for index, item in enumerate(items):
         if not isinstance(item, wanted):
-            yield f"{where}[{index}] is a {type(item).__name__}, not a pydra.{wanted.__name__}"
+            yield f"{where}[{index}] is of type {type(item).__name__}, not a pydra.{wanted.__name__}"
 
 
 def name_class(answer: Any) -> str:
     """Name what was returned, for a sentence that goes on."""
-    return "None (is `return` missing?)" if answer is None else f"a {type(answer).__name__}"
+    return "None (is `return` missing?)" if answer is None else f"a value of type {type(answer).__name__}"
 
 
 def find_value_violations(body: msgspec.Raw, wanted: Any) -> tuple[str, ...]:

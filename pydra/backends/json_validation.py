@@ -215,7 +215,7 @@ def show(value: Any) -> str:
         case int() | float():
             text = str(value)
         case _:
-            return f"a {type(value).__name__}"
+            return f"a value of type {type(value).__name__}"
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
 
 

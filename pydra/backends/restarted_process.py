@@ -150,7 +150,7 @@ class RestartedProcess:
         """Wait while there are too many unkillable processes: they hold the hardware, and more would not help."""
         while len(unkillable := [one for one in self._unkillable if one.exists]) >= self._restarts.unkillable:
             pids = ", ".join(str(one.pid) for one in unkillable)
-            self._move(BackendState.DOWN, f"has {len(unkillable)} processes that cannot be killed (pids {pids})")
+            self._move(BackendState.DOWN, f"has processes that cannot be killed (pids: {pids})")
             await anyio.sleep(self._restarts.unkillable_look)
         self._unkillable = unkillable
 

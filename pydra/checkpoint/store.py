@@ -569,7 +569,7 @@ class RecordStore:
             with suppress(OSError):
                 self.lock.write_counter(changes)
             self._counter = self.lock.read_counter()  # after an error below, the records are still to be written
-        _log.error("%s was removed; it is created again with %d records", self._path, len(self._records))
+        _log.error("%s was removed; it is created again (records: %d)", self._path, len(self._records))
         self._open_directory()
         self._write_back()
         self._counter = changes + 1

@@ -29,15 +29,15 @@ _JUDGED = (
 """A gauge, the value that is a problem, what that means, and where to look."""
 
 _COUNTED = (
-    ("pydra_devices_dropped", "{driver}: {count} devices break the API's rules", "the Event DeviceDropped of the node"),
+    ("pydra_devices_dropped", "{driver}: devices against API rules: {count}", "the Event DeviceDropped of the node"),
     (
         "pydra_devices_withheld",
-        "{driver}: {count} devices are not published, since a feature gate is off",
+        "{driver}: devices that are not published, since a feature gate is off: {count}",
         "the Event FieldsDropped of the node",
     ),
     (
         "pydra_hardware_unreadable",
-        "{driver}: {count} pieces of hardware cannot be read",
+        "{driver}: pieces of hardware that cannot be read: {count}",
         "the Event HardwareUnreadable of the node",
     ),
 )
@@ -128,7 +128,7 @@ def _judge_health(state: AgentState) -> Iterator[Finding]:
         crashes[one.labels["backend"]] = crashes.get(one.labels["backend"], 0) + int(one.value)
     for backend, count in sorted(crashes.items()):
         if count:
-            found = f"the backend {backend} has ended unexpectedly {count} times since the agent's start"
+            found = f"unexpected ends of the backend {backend} since the agent's start: {count}"
             advice = "see the Event BackendDied of the node, and details in the agent's log"
             yield Finding(subject="agent", level=Level.NOTE, found=found, advice=advice)
 

@@ -210,7 +210,7 @@ def _find_last_error(events: Sequence[EventLine]) -> EventLine | None:
 
 
 def _judge_error(error: EventLine) -> Finding:
-    advice = f"docs/events.md explains the reason; seen at {error.time}, {error.count} times"
+    advice = f"docs/events.md explains the reason; seen {error.count}x, last at {error.time}"
     return Finding(subject="last error", level=Level.PROBLEM, found=f"{error.reason}: {error.note}", advice=advice)
 
 

@@ -77,7 +77,7 @@ class NodeService:
             try:
                 await asyncio.wait(pending)  # which does not cancel them when the call is cancelled
             except asyncio.CancelledError:
-                log.warning("the kubelet stopped waiting for %d claims; the work goes on", len(pending))
+                log.warning("the kubelet stopped waiting for claims (%d); the work goes on", len(pending))
                 raise
         outcomes: dict[str, OutcomeT | PydraError] = {**call.refused}
         for uid, future in started.items():

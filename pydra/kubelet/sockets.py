@@ -62,19 +62,19 @@ def plan_socket_paths(driver: str, *, registry_directory: str, plugin_directory:
     registration = _first_that_fits(registry_directory, _registration_names(driver, pod_uid))
     service = _first_that_fits(plugin_directory, _service_names(driver, pod_uid))
     for directory, path in ((registry_directory, registration), (plugin_directory, service)):
-        if excess := excess_bytes(path):
+        if is_too_long(path):
             problems.append(
                 f"the directory {directory} is too deep: the socket {path} has a path of {len(path.encode())} bytes, "
-                f"and Linux allows {MAX_SOCKET_PATH}; choose a directory whose path is {excess} bytes shorter"
+                f"and Linux allows {MAX_SOCKET_PATH}; choose a directory with a shorter path"
             )
     if problems:
         raise SettingsError(problems)
     return SocketPaths(registration=registration, service=service)
 
 
-def excess_bytes(path: str) -> int:
-    """Return by how many bytes the path is too long for a Unix socket; 0 if it fits."""
-    return max(0, len(path.encode()) - MAX_SOCKET_PATH)
+def is_too_long(path: str) -> bool:
+    """Return whether the path is too long for a Unix socket."""
+    return len(path.encode()) > MAX_SOCKET_PATH
 
 
 def _registration_names(driver: str, uid: str) -> Sequence[str]:
@@ -98,7 +98,7 @@ def _digest(text: str, size: int) -> str:
 
 def _first_that_fits(directory: str, names: Sequence[str]) -> str:
     paths = [f"{directory.rstrip('/')}/{name}" for name in names]
-    return next((path for path in paths if not excess_bytes(path)), paths[-1])
+    return next((path for path in paths if not is_too_long(path)), paths[-1])
 
 
 class BoundSocket:
@@ -130,8 +130,8 @@ def bind_socket(path: str) -> BoundSocket:
         OSError: EADDRINUSE when a living process listens there, EEXIST when it is not a socket, EAGAIN when another
             instance is creating a socket in the directory; or another error of the kernel.
     """
-    if excess := excess_bytes(path):
-        raise SettingsError([f"{path} is {excess} bytes too long for a Unix socket, which can have {MAX_SOCKET_PATH}"])
+    if is_too_long(path):
+        raise SettingsError([f"{path} has {len(path.encode())} bytes; a Unix socket can have {MAX_SOCKET_PATH}"])
     with _exclusive(os.path.dirname(path)):
         _remove_stale(path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

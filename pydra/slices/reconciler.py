@@ -244,7 +244,7 @@ class SliceReconciler:
         self._achieved, self._is_published = target, True
         pool, written = target.wanted.name, target.wanted.slices
         slices, devices = len(written), sum(len(one.get("devices") or ()) for one in written)
-        log.info("pool %s is published: %d slices, %d devices, %d writes", pool, slices, devices, len(plan))
+        log.info("pool %s is published: slices %d, devices %d, writes %d", pool, slices, devices, len(plan))
         self._report(PoolPublished(pool=pool, generation=plan.generation, slices=slices, devices=devices))
 
     async def _check_dry_run(self, target: AcceptedPool) -> bool:

@@ -9,7 +9,7 @@ an unknown reason is accepted, slice by slice, since writing it again would neve
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from fractions import Fraction
 from functools import cached_property
 from itertools import zip_longest
@@ -22,6 +22,7 @@ from pydra.devices import AttributeValue, Capacity, Device, NodeAllocatable, Poo
 from pydra.inventory.api_rules import is_compatible
 from pydra.inventory.numa_nodes_and_overhead import NUMA_NODE
 from pydra.kube.api_resources import JsonObject
+from pydra.message_text import list_names
 from pydra.quantity import parse_quantity
 from pydra.slices.build import WantedPool, build_wanted
 from pydra.slices.diff import CONTENT, same_content
@@ -326,15 +327,11 @@ class FieldsDropped(msgspec.Struct, frozen=True, kw_only=True):
         if OVERHEADS in self.gates:
             yield "What pods need of the node besides their devices is left out, which Kubernetes accepts from 1.37"
         if self.withheld:
-            yield f"Not published until then, since unsafe without: {_list_devices(self.withheld)}"
+            yield f"Not published until then, since unsafe without: {list_names(self.withheld, _SHOWN)}"
         if self.refused:
-            yield f"Not published, because the API server refuses them: {_list_devices(self.refused)}"
+            yield f"Not published, because the API server refuses them: {list_names(self.refused, _SHOWN)}"
         if not self.gates and not self.refused:
             yield "some fields were dropped by the API server, for a reason that is not known"
-
-
-def _list_devices(devices: Sequence[str]) -> str:
-    return f"{len(devices)} devices: " + ", ".join(devices[:_SHOWN]) + (", ..." if len(devices) > _SHOWN else "")
 
 
 class ServerModification(msgspec.Struct, frozen=True, kw_only=True):

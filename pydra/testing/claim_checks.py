@@ -295,7 +295,7 @@ class ClaimChecks:
         problems, self._late = await cancel_everywhere(self._session, self._cancel_limit)
         called = (Method.APPLY, Method.PREPARE, Method.UNPREPARE, Method.UNDO)
         waits = {method: self._session.waits(method) for method in called if self._session.has(method)}
-        self._recorder.found = ", ".join(f"{method.value} waits {count} times" for method, count in waits.items())
+        self._recorder.found = "waits: " + ", ".join(f"{method.value} {count}" for method, count in waits.items())
         return problems
 
     async def _deadline(self) -> list[str]:

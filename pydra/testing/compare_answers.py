@@ -45,7 +45,7 @@ def find_plan_changes(first: Claim, again: Claim) -> list[str]:
     """Return how two answers of `plan` for one claim differ, each step by its place."""
     changes = [] if first.plan == again.plan else [f"plan answered {first.plan!r}, then {again.plan!r}"]
     if len(first.steps) != len(again.steps):
-        changes.append(f"plan answered {len(first.steps)} steps, then {len(again.steps)}")
+        changes.append(f"the number of steps was {len(first.steps)}, then {len(again.steps)}")
     for place, (one, other) in enumerate(zip(first.steps, again.steps, strict=False)):
         if one != other:
             changes.append(f"plan: steps[{place}] was {one.step!r}, then {other.step!r}")

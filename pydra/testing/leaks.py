@@ -12,6 +12,7 @@ import anyio
 from pydra.backends.child.conformance_main import Observation, Order
 from pydra.backends.wire import Method
 from pydra.errors import PydraError
+from pydra.message_text import list_names
 from pydra.testing.backend_events import BackendEvents
 from pydra.testing.session import Session
 
@@ -68,5 +69,4 @@ def _find_growth(counts: list[tuple[str, ...]]) -> list[str]:
 def _describe(name: str, left: list[str]) -> list[str]:
     if not left:
         return []
-    more = f" and {len(left) - 3} others" if len(left) > 3 else ""
-    return [f"{name}, done several times, left {len(left)} more: {', '.join(left[:3])}{more}"]
+    return [f"{name}, done several times, left {len(left)} more: {list_names(left, 3)}"]

@@ -99,7 +99,7 @@ async def test_claims_that_the_vendors_driver_prepared_are_taken_over_while_thei
         assert len(before) == 2
         try:
             async with serve(cluster, tmp_path, TWO) as node:
-                await node.agent.wait_said(cluster, "took over 2 claims")
+                await node.agent.wait_said(cluster, "took over claims that another driver had prepared: 2")
                 assert node.partitions() == before
                 found = (await cluster.run_pod("look", LOOK, resourceClaimName="part"))["main"]
                 assert len([line for line in found if "nvidia-cap" in line]) == 4

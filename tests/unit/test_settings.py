@@ -87,7 +87,7 @@ def test_texts_from_flags_and_variables_become_what_they_mean() -> None:
         ),
         pytest.param(
             {"backendSettings": {"sim": {"a": {1, 2}}}},
-            "backendSettings.sim.a is a set, which is not JSON",
+            "backendSettings.sim.a is of type set, which is not JSON",
             id="a backend's setting of a type that only YAML has",
         ),
         pytest.param(

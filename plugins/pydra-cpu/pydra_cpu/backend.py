@@ -74,7 +74,7 @@ class CpuBackend:
         others = sum(not one.variables for one in self.handlers.containers.values())
         if others and taken and not self.handlers.list_offered() - before - occupied.keys() - taken:
             raise ClaimError(
-                f"the claim would leave no CPU to the {others} containers without a claim; ask for fewer CPUs"
+                f"the claim would leave no CPU to containers without a claim (now {others}); ask for fewer CPUs"
             )
         return shares
 

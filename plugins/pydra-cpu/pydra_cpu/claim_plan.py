@@ -101,7 +101,7 @@ def _plan_device(device: AllocatedDevice, cpus: tuple[Cpu, ...], taken: Mapping[
         chosen = _choose(config, count, free, cpus, topology)
     if len(chosen) < count:
         raise ClaimError(
-            f"{device.device} cannot give {count} CPUs{_describe(config)}: {len(free)} are free "
+            f"{device.device} cannot give CPUs{_describe(config)}: asked for {count}, free are {len(free)} "
             f"({format_cpu_list(cpu.id for cpu in free) or 'none'}), of which {len(chosen)} can be used"
         )
     given = first_of_cores(chosen) if config.cores == "single" else chosen
@@ -126,15 +126,13 @@ def _choose(
         chosen = select_evenly(free, count, by_node, {by_node(cpu) for cpu in cpus})
     if whole and len(keep_whole_cores(chosen, topology.cpus)) < len(chosen):
         each = "" if config.spread == "none" else f" for each {config.spread}"
-        raise ClaimError(
-            f"{count} CPUs{_describe(config)} are not whole cores; ask for a multiple of the CPUs of a core{each}"
-        )
+        raise ClaimError(f"CPUs{_describe(config)}: found {count}, allowed: a multiple of the CPUs of a core{each}")
     return chosen
 
 
 def _find_exactly(wanted: Collection[int], count: int, cpus: Sequence[Cpu], taken: Mapping[int, str]) -> Sequence[Cpu]:
     if len(wanted) != count:
-        raise ClaimError(f"cpuset: found {len(wanted)} CPUs, the claim asks for {count}; both must be the same")
+        raise ClaimError(f"cpuset: CPUs: found {len(wanted)}, the claim asks for {count}; both must be the same")
     own = {cpu.id: cpu for cpu in cpus}
     if missing := sorted(set(wanted) - own.keys()):
         raise ClaimError(f"cpuset: CPU {format_cpu_list(missing)} is reserved, off-line or not of this device")

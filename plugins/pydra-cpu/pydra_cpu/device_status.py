@@ -53,6 +53,6 @@ def _is_throttled(container: Container) -> bool:
 
 def _explain(container: Container) -> str:
     return (
-        f"{container} has a limit of {container.limit:g} CPUs and {len(container.cpus)} CPUs of its own, on which the "
-        "limit throttles it; remove limits.cpu of the container, its claim is the limit"
+        f"{container} has limits.cpu {container.limit:g}, which throttles it on its own CPUs (of which there are "
+        f"{len(container.cpus)}); remove limits.cpu of the container, its claim is the limit"
     )

@@ -56,7 +56,7 @@ def called(method: str = "NodePrepareResources", **fields: Any) -> Called:
         (Registered(plugin=PLUGIN), "registered: driver gpu.example.com with the kubelet, service v1.DRAPlugin"),
         (Deregistered(plugin=PLUGIN), "deregistered: driver gpu.example.com, its registration socket is gone"),
         (RegistrationFailed(socket="/r/reg.sock", message="no"), "not registered: reg.sock: no"),
-        (SlicesWiped(driver="d", names=("s",)), "wiped: 1 ResourceSlices of driver d"),
+        (SlicesWiped(driver="d", names=("s",)), "wiped: 1 ResourceSlice of driver d"),
         (SlicesWiped(driver="", names=("s", "t")), "wiped: 2 ResourceSlices of this node"),
         (called(), "prepared: claim ns/c by driver gpu.example.com in 12.3 ms"),
         (called("NodeUnprepareResources"), "unprepared: claim ns/c by driver gpu.example.com in 12.3 ms"),
@@ -280,7 +280,7 @@ def test_every_kind_of_change_is_described_and_nothing_else() -> None:
 
 def test_many_mounts_of_one_directory_are_counted_and_the_first_are_named() -> None:
     assert describe_changes(OciSpec(), OciSpec(mounts=mounts(40))) == (
-        "mount    40 in /usr/lib from /root/lib (ro): 0.so, 1.so, 2.so, and 37 more",
+        "mount    40 in /usr/lib from /root/lib (ro): 0.so, 1.so, 2.so and 37 more",
     )
 
 
@@ -303,7 +303,7 @@ def test_few_mounts_have_a_line_each(found: tuple[Mount, ...]) -> None:
     [
         pytest.param((), "/bin/hook", id="none"),
         pytest.param(tuple("abcdef"), "a b c d e f", id="few"),
-        pytest.param(tuple("abcdefgh"), "a b c d e f ... and 2 more arguments", id="many"),
+        pytest.param(tuple("abcdefgh"), "a b c d e f ... and 2 more", id="many"),
     ],
 )
 def test_a_hook_is_printed_with_its_first_arguments(arguments: tuple[str, ...], said: str) -> None:

@@ -138,7 +138,7 @@ class HardwareReader:
             if link.pci_address and not link.kind:
                 count = read_attribute(self._tree, link.pci_address, "sriov_numvfs")
                 if count.isdecimal() and int(count):
-                    yield link.index, f"has {count} virtual functions, which can be given instead, and configures them"
+                    yield link.index, f"configures virtual functions ({count}), which can be given instead"
 
     def _find_functions(
         self, reading: Reading, names: Sequence[str], devices: Mapping[str, Link]

@@ -110,14 +110,14 @@ def test_imex_channels_are_as_many_as_the_drivers_parameter_says(tmp_path: Path)
     tree = node(tmp_path)
     write(tmp_path, "driver/nvidia/params", "EnableMSI: 1\nImexChannelCount: 3\nCreateImexChannel0: 0\n")
     assert count_imex_channels(tree) == 0
-    with pytest.raises(CapabilityMissing, match=r"has 0 IMEX channels .*, and 1 are needed"):
+    with pytest.raises(CapabilityMissing, match=r"found 0 .*, needed: 1"):
         find_imex_channels(tree, 1)
     write(tmp_path, "devices", IMEX_DEVICES)
     assert count_imex_channels(tree) == 3
     assert find_imex_channels(tree, 3)[2] == CapabilityNode(
         path="/dev/nvidia-caps-imex-channels/channel2", major=236, minor=2, mode=0o666
     )
-    with pytest.raises(CapabilityMissing, match=r"has 3 IMEX channels .*, and 4 are needed"):
+    with pytest.raises(CapabilityMissing, match=r"found 3 .*, needed: 4"):
         find_imex_channels(tree, 4)
 
 

@@ -65,9 +65,10 @@ def require_all_seen(tree: Tree) -> None:
             " its driver safely: a process that uses it would not be seen; the admin lets the agent's pod have hostPID"
         )
     if hidden := [pid for pid in _list_pids(tree) if _is_hidden(tree, pid)]:
+        more = f" and {len(hidden) - 1} more" if len(hidden) > 1 else ""
         raise ProcessesUnseen(
-            f"what {len(hidden)} processes have open cannot be seen, such as {read_command(tree, hidden[0])} (pid"
-            f" {hidden[0]}), so that a device cannot be taken from its driver safely: {_advise()}"
+            f"what {read_command(tree, hidden[0])} (pid {hidden[0]}){more} may have open cannot be seen, so that"
+            f" a device cannot be taken from its driver safely: {_advise()}"
         )
 
 

@@ -54,9 +54,9 @@ def find_mesh_problems(host: Host) -> list[str]:
     count, allowed = len(host.chips), host.chips[0].generation.host_chips
     if count not in allowed:
         usual = " or ".join(map(str, allowed))
-        return [f"this machine has {count} chips, a {generations[0]} host has {usual}: none is offered"]
+        return [f"chips of this machine: {count}, of a {generations[0]} host: {usual}; none is offered"]
     expected = host.facts.host_chips
     if expected not in (None, count):
         source = host.facts.sources.get("host_chips", "")
-        return [f"this machine has {count} chips, and should have {expected} by {source}: none is offered"]
+        return [f"chips of this machine: {count}, expected by {source}: {expected}; none is offered"]
     return []

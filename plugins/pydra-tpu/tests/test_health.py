@@ -120,7 +120,7 @@ async def test_a_chip_that_was_gone_before_the_start_is_missed_if_somebody_count
             function(tmp_path, chip).unlink()
         inventory = await backend.discover()
     assert inventory.devices == ()
-    assert "this machine has 4 chips, and should have 8 by the settings: none is offered" in inventory.unreadable[0]
+    assert "chips of this machine: 4, expected by the settings: 8; none is offered" in inventory.unreadable[0]
 
 
 async def test_a_chip_in_use_by_a_process_without_a_claim_is_not_given_out(backend: TpuBackend, tmp_path: Path) -> None:

@@ -38,12 +38,12 @@ class BackendTypes:
     def _find_violations(self, plan: Plan) -> Iterator[str]:
         steps: object = plan.steps
         if not isinstance(steps, list | tuple):
-            yield f"plan: steps is a {type(steps).__name__}, not a list or tuple"
+            yield f"plan: steps is of type {type(steps).__name__}, not a list or tuple"
             return
         keys: set[str] = set()
         for place, step in enumerate(steps):
             if type(step) not in self.steps:
-                yield f"plan: steps[{place}] is a {type(step).__name__}, which STEP_TYPES does not have"
+                yield f"plan: steps[{place}] is of type {type(step).__name__}, which STEP_TYPES does not have"
                 continue
             if wrong := tuple(_find_wrong_properties(step)):
                 yield from (f"plan: steps[{place}]: {one}" for one in wrong)

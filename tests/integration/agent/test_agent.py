@@ -118,7 +118,7 @@ async def test_a_stop_lets_the_work_end_for_which_the_kubelet_no_longer_waits() 
                         calls.start_soon(UnaryUnaryMethod(channel, path, *types), request)
                         await node.server.requests.wait_count(before + 1, "get", "resourceclaims")
                         patience.cancel()
-            await agent.wait_log(lambda text: "stopped waiting for 1 claims" in text)
+            await agent.wait_log(lambda text: "stopped waiting for claims (1);" in text)
             agent.process.terminate()
             await agent.wait_log(lambda text: "calls in flight end first" in text)
         with anyio.fail_after(DEADLINE):

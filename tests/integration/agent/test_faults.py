@@ -61,7 +61,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "raise": ({"do": "raise"}, "prepare failed: RuntimeError: a simulated fault", "BackendFailed"),
     "refuse": ({"do": "refuse", "message": "not today"}, "not today", "ClaimFailed"),
     "refuse-forever": ({"do": "refuse-forever", "message": "never"}, "never", "ClaimFailedTerminally"),
-    "garbage": ({"do": "garbage"}, r"prepare\[0\] is a str, not a pydra.PreparedDevice", "BackendContract"),
+    "garbage": ({"do": "garbage"}, r"prepare\[0\] is of type str, not a pydra.PreparedDevice", "BackendContract"),
     "unplug": ({"do": "unplug"}, r"no device accel-\d, or it was unplugged", "UnknownDevice"),
     "slow": ({"do": "slow", "seconds": 60}, "prepare timed out after", "BackendTimeout"),
 }

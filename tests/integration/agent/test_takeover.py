@@ -37,7 +37,7 @@ async def test_claims_of_the_driver_before_are_kept_and_given_back_when_nobody_h
         directory = leave(node, "uid-1")
         async with run_agent(node, "--backend", "heir:", "--log-level", "debug") as agent:
             await agent.wait_ready()
-            assert "took over 1 claims" in agent.messages()
+            assert "took over claims that another driver had prepared: 1" in agent.messages()
             assert directory.joinpath("old.json.inherited").exists()
             assert not directory.joinpath("old.json").exists()
             await agent.wait_metric(r'^pydra_checkpoint_records\{driver="heir.example.com",stage="completed"\} 1.0$')

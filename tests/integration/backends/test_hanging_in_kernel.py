@@ -57,7 +57,7 @@ async def test_a_process_that_cannot_be_killed_is_reported_and_only_so_many_are_
             messages = [one.message for one in find_troubles(events, Trouble.UNKILLABLE)]
             assert [int(message.split()[1]) for message in messages] == left
             assert [state_of(pid) for pid in left] == ["D", "D"]
-            message = f"has 2 processes that cannot be killed \\(pids {left[0]}, {left[1]}\\)"
+            message = f"has processes that cannot be killed \\(pids: {left[0]}, {left[1]}\\)"
             with pytest.raises(BackendUnavailable, match=message):
                 await backend.prepare(claim("ok"), until=anyio.current_time() + 0.5)
         assert await backend.prepare(claim("ok")), "they ended, and one is started again"

@@ -26,7 +26,7 @@ from tests.integration.backends.harness import claim, find_troubles, supervised,
         ("unfit:connects_to_nothing", ["discover is missing", "prepare is missing", "unprepare is missing"]),
         (
             "unfit:connects_in_sync",
-            ["connect returned a _GeneratorContextManager, not an async context manager; write"],
+            ["connect returned a value of type _GeneratorContextManager, not an async context manager; write"],
         ),
         ("unfit_import:", ["unfit_import cannot be loaded: SystemExit"]),
     ],

@@ -96,7 +96,7 @@ WRONG: list[tuple[str, type[Exception], str]] = [
     ("raise-terminal", TerminalError, "this model cannot be partitioned"),
     ("sys-exit", BackendError, "backend faulty: prepare failed: SystemExit: a library gave up"),
     ("allocate", BackendError, "backend faulty: prepare failed: MemoryError"),
-    ("answer-none", ContractError, "prepare is a dict, not a list or tuple of pydra.PreparedDevice"),
+    ("answer-none", ContractError, "prepare is a value of type dict, not a list or tuple of pydra.PreparedDevice"),
     (
         "answer-wrong-devices",
         ContractError,
@@ -107,7 +107,7 @@ WRONG: list[tuple[str, type[Exception], str]] = [
         ContractError,
         "prepare: $[0].edits.env.A: found 1, allowed: a string; prepare: $[0].edits",
     ),
-    ("answer-unserialisable", ContractError, "prepare: $[0] (answer-unserialisable).state is a object, which"),
+    ("answer-unserialisable", ContractError, "prepare: $[0] (answer-unserialisable).state is of type object, which"),
     ("answer-huge", ContractError, "prepare answered too much: a message of"),
 ]
 

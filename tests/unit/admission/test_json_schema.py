@@ -56,15 +56,10 @@ async def unprepare(claim, prepared): ...
     [
         pytest.param(None, BackendError, "there is no module broken on the module path", id="no module"),
         pytest.param("import nowhere_at_all", BackendError, "No module named 'nowhere_at_all'", id="no vendor library"),
-        pytest.param(
-            "1/0", BackendError, "cannot be loaded: ZeroDivisionError: division by zero", id="code that fails"
-        ),
+        pytest.param("1/0", BackendError, "cannot be loaded: ZeroDivisionError", id="code that fails"),
         pytest.param("raise SystemExit(3)", BackendError, "cannot be loaded: SystemExit: 3", id="code that ends"),
         pytest.param("def", BackendError, "cannot be loaded: SyntaxError", id="no python"),
-        pytest.param(f"DRIVER = 5{COROUTINES}", ContractError, "DRIVER is a int", id="no driver name"),
-        pytest.param(
-            f"DRIVER = 'a.b'\nCONFIG_TYPES = 3{COROUTINES}", ContractError, "CONFIG_TYPES is a int", id="no types"
-        ),
+        pytest.param(f"DRIVER = 5{COROUTINES}", ContractError, "DRIVER is of type int", id="no driver name"),
         pytest.param(COROUTINES, SettingsError, "backend broken names no driver", id="no driver"),
     ],
 )

@@ -53,7 +53,7 @@ def test_a_plan_that_no_record_could_hold_is_refused_before_it_is_read(has_steps
 
 @pytest.mark.parametrize(
     ("value", "problem"),
-    [(b"firmware", "is a bytes, which is not JSON"), (msgspec.msgpack.Ext(5, b"x"), "an extension of msgpack, type 5")],
+    [(b"firmware", "type bytes, which is not JSON"), (msgspec.msgpack.Ext(5, b"x"), "an extension of msgpack, type 5")],
     ids=["bytes", "extension"],
 )
 @pytest.mark.parametrize("has_steps", [True, False])

@@ -66,7 +66,7 @@ def test_what_prepare_returned_is_put_in_order_and_an_empty_share_id_is_none() -
         (
             [A.prepared(state=b"x"), B.prepared(state={"n": float("nan"), 1: 2}), SHARE.prepared(state=[2**70])],
             [
-                "state of device a of pool node for request gpu is a bytes, which is not JSON",
+                "state of device a of pool node for request gpu is of type bytes, which is not JSON",
                 "state of device b of pool node for request gpu.n is nan, which JSON does not have",
                 "state of device b of pool node for request gpu has the key 1; keys of JSON objects are strings",
                 "state of device a of pool node for request gpu (share s1)[0] is an integer of more than 64 bits",
@@ -142,21 +142,21 @@ def test_samples_have_names_that_prometheus_takes() -> None:
     ("method", "answer", "violations"),
     [
         (Method.DISCOVER, Inventory(), []),
-        (Method.DISCOVER, {}, ["discover returned a dict, not a pydra.Inventory"]),
-        (Method.DISCOVER, Inventory(devices=({"name": "a"},)), ["discover: devices[0] is a dict, not a pydra.Device"]),  # type: ignore[arg-type]
+        (Method.DISCOVER, {}, ["discover returned a value of type dict, not a pydra.Inventory"]),
+        (Method.DISCOVER, Inventory(devices=({},)), ["discover: devices[0] is of type dict, not a pydra.Device"]),  # type: ignore[arg-type]
         (Method.PREPARE, [A.prepared()], []),
         (Method.PREPARE, None, ["prepare is None (is `return` missing?), not a list or tuple of pydra.PreparedDevice"]),
-        (Method.PREPARE, [A], ["prepare[0] is a AllocatedDevice, not a pydra.PreparedDevice"]),
-        (Method.PREPARE, [A.prepared(edits={})], ["prepare: edits of a are a dict, not pydra.ContainerEdits"]),  # type: ignore[arg-type]
-        (Method.MEASURE, [1], ["measure[0] is a int, not a pydra.Sample"]),
-        (Method.UNPREPARE, True, ["unprepare returned a bool; it must return nothing"]),
+        (Method.PREPARE, [A], ["prepare[0] is of type AllocatedDevice, not a pydra.PreparedDevice"]),
+        (Method.PREPARE, [A.prepared(edits={})], ["prepare: edits of a are of type dict, not pydra.ContainerEdits"]),  # type: ignore[arg-type]
+        (Method.MEASURE, [1], ["measure[0] is of type int, not a pydra.Sample"]),
+        (Method.UNPREPARE, True, ["unprepare returned a value of type bool; it must return nothing"]),
         (Method.WAIT_CHANGED, None, []),
         (Method.INHERIT, Inheritance(), []),
         (Method.INHERIT, None, ["inherit returned None (is `return` missing?), not a pydra.Inheritance"]),
         (
             Method.INHERIT,
             Inheritance(claims=(1,)),  # type: ignore[arg-type]
-            ["inherit: claims[0] is a int, not a pydra.InheritedClaim"],
+            ["inherit: claims[0] is of type int, not a pydra.InheritedClaim"],
         ),
     ],
 )
@@ -282,11 +282,11 @@ def test_names_are_compared_without_reading_properties() -> None:
         (backend(prepare=plain), ["prepare is a plain function, not a coroutine", "prepare() cannot be called as"]),
         (backend(measure=generating), ["measure is an async generator"]),
         (backend(unprepare=with_claim), ["cannot be called as unprepare(claim, prepared): too many positional"]),
-        (backend(wait_changed=3), ["wait_changed is a int, not a coroutine"]),
+        (backend(wait_changed=3), ["wait_changed is of type int, not a coroutine"]),
         (backend(DRIVER="Gpu_Example"), ['DRIVER is "Gpu_Example"; it must be a lower-case DNS subdomain']),
-        (backend(DRIVER=3), ["DRIVER is a int"]),
+        (backend(DRIVER=3), ["DRIVER is of type int"]),
         (backend(DEADLINE="3 min"), ["DEADLINE is '3 min'; it must be a number of seconds, 0 or more"]),
-        (backend(CONFIG_TYPES=[]), ["CONFIG_TYPES is a list"]),
+        (backend(CONFIG_TYPES=[]), ["CONFIG_TYPES is of type list"]),
         (backend(CONFIG_TYPES={"K": dict}), ["CONFIG_TYPES has the key 'K'", "CONFIG_TYPES['K'] is not a msgspec"]),
         (backend(CONFIG_TYPES={"g/v1/K": Unresolvable}), ["cannot be decoded into: name 'Nowhere' is not defined"]),
         (backend(DEVICE_CLASSES={"UP": {"n": 1}}), ["DEVICE_CLASSES has the key 'UP'"]),
@@ -297,10 +297,10 @@ def test_names_are_compared_without_reading_properties() -> None:
                 "DEVICE_CLASSES['a.b'] has no field extendedResource; rename it to extendedResourceName",
             ],
         ),
-        (backend(DEVICE_CLASSES={"a.b": 1}), ["DEVICE_CLASSES['a.b'] is a int; it must be a mapping"]),
-        (backend(DEVICE_CLASSES={"a.b": {"n": object()}}), ["DEVICE_CLASSES['a.b'].n is a object, which is not JSON"]),
+        (backend(DEVICE_CLASSES={"a.b": 1}), ["DEVICE_CLASSES['a.b'] is of type int; it must be a mapping"]),
+        (backend(DEVICE_CLASSES={"a.b": {"n": {1}}}), ["DEVICE_CLASSES['a.b'].n is of type set, which is not JSON"]),
         (SimpleNamespace(connect=nothing), ["connect is a coroutine or generator; put @contextlib"]),
-        (SimpleNamespace(connect=3), ["connect is a int"]),
+        (SimpleNamespace(connect=3), ["connect is of type int"]),
         (SimpleNamespace(connect=returning), ["connect has no yield; write `yield` and the object"]),
         (
             SimpleNamespace(DRIVER="-"),

@@ -33,7 +33,7 @@ STEP_TYPES = (Load, Keyed, Method)
     [
         (Plan(steps=[Load("a"), Load("b"), Keyed(key="a", holds=("card-0",))]), ""),
         (None, "plan returned None (is `return` missing?), not a pydra.Plan"),
-        (Plan(steps=["load"]), "steps[0] is a str, which STEP_TYPES does not have"),
+        (Plan(steps=["load"]), "steps[0] is of type str, which STEP_TYPES does not have"),
         (
             Plan(steps=[Load("a"), Load("a")]),
             "steps[1] (load) has the same key as a step before it; plan each change once",

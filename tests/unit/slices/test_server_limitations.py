@@ -328,7 +328,7 @@ def test_the_warning_names_the_gates_and_what_is_not_published() -> None:
         'pool "p": some fields are dropped by the API server, probably because these feature gates are off: '
         "DRADeviceTaints, DRAListTypeAttributes. Turn them on in the control plane and the kubelets "
         "(DRADeviceTaints: on by default from Kubernetes 1.36; DRAListTypeAttributes exists from Kubernetes 1.36). "
-        "Not published until then, since unsafe without: 2 devices: a, b"
+        "Not published until then, since unsafe without: a, b"
     )
     many = tuple(f"part-{number}" for number in range(200))
     assert len(str(FieldsDropped(pool="p" * 253, gates=("DRAPartitionableDevices",), withheld=many)).encode()) < 1024
@@ -336,7 +336,7 @@ def test_the_warning_names_the_gates_and_what_is_not_published() -> None:
     refused = FieldsDropped(pool="p", gates=(EFFECT_NONE,), refused=("gpu-3 (taints: Too many: 5)",))
     assert str(refused) == (
         'pool "p": Taints with the effect None are left out, which Kubernetes accepts from 1.35. '
-        "Not published, because the API server refuses them: 1 devices: gpu-3 (taints: Too many: 5)"
+        "Not published, because the API server refuses them: gpu-3 (taints: Too many: 5)"
     )
 
 

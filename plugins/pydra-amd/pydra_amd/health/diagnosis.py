@@ -57,7 +57,7 @@ def _find_faults(gpu: Gpu, condition: Condition, settings: Settings) -> Iterator
         message = f"GPU {gpu.address} counts errors that could not be corrected: {counts}; reset it, or reboot the node"
         yield Finding(Signal.ECC, message, ".".join(sorted(blocks))[:63].rstrip("._-"))
     if links:
-        message = f"GPU {gpu.address} counts {links} errors of its xGMI links that could not be corrected"
+        message = f"GPU {gpu.address} counts errors of its xGMI links that could not be corrected: {links}"
         yield Finding(Signal.XGMI_ERROR, message)
     if condition.links_down:
         message = f"{condition.links_down} of the {condition.links} xGMI links of GPU {gpu.address} are down"

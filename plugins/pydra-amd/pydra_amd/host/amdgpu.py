@@ -169,7 +169,7 @@ def _find_contradiction(mode: Mode | None, device: str, nodes: Sequence[KfdNode]
         return ""
     found = ", ".join(str(number) for number in sorted({node.xccs for node in nodes}))
     return (
-        f"its mode {mode} has {count} partitions (XCCs of each: {xccs // count}), and KFD shows {len(nodes)} "
+        f"its mode {mode} has partitions: {count} (XCCs of each: {xccs // count}), and KFD shows {len(nodes)} "
         f"(XCCs of each: {found})"
     )
 

@@ -50,7 +50,7 @@ async def set_memory_partitions(tree: Tree, driver: DriverModule, targets: Mappi
         return
     modes = ", ".join(sorted({f"{one.found} to {one.target}" for one in changes}))
     set_status(f"reloading amdgpu for all GPUs of the node, whose memory mode changes from {modes}")
-    _log.info("the memory mode of %d GPUs changes from %s: amdgpu is reloaded", len(changes), modes)
+    _log.info("the memory mode changes from %s (GPUs: %d): amdgpu is reloaded", modes, len(changes))
     try:
         await driver.unload()
     except DriverReloadFailed as error:

@@ -27,7 +27,7 @@ def assess(condition: Condition = SOUND, *, reading: Reading | None = None, **se
     ("condition", "taint", "reason", "words"),
     [
         (Condition(uncorrectable={"umc": 2, "gfx": 1, "sdma": 0}), "ecc", "gfx.umc", "gfx 1, umc 2"),
-        (Condition(uncorrectable={"xgmi_wafl": 3}), "xgmi-error", "", "counts 3 errors of its xGMI links"),
+        (Condition(uncorrectable={"xgmi_wafl": 3}), "xgmi-error", "", "xGMI links that could not be corrected: 3"),
         (Condition(is_resetting=True), "reset", "", "GPU 0000:05:00.0 is being reset"),
         (Condition(links=7, links_down=2), "xgmi-link", "", "2 of the 7 xGMI links"),
         (Condition(bad_pages=128, bad_page_limit=127), "bad-pages", "", "128 pages .* are out of use, 127 may be"),

@@ -86,7 +86,7 @@ async def test_a_change_that_fails_says_what_to_do_and_takes_back_those_before_i
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        ("stale", r"its mode cpx_nps1 has 8 partitions \(XCCs of each: 1\), and KFD shows 1 \(XCCs of each: 8\)"),
+        ("stale", r"its mode cpx_nps1 has partitions: 8 \(XCCs of each: 1\), and KFD shows 1 \(XCCs of each: 8\)"),
         ("fall", r"GPU 0000:27:00.0 went away while its mode was set to cpx \(No such device\).*delete the pod"),
     ],
 )

@@ -191,10 +191,10 @@ def write_mode(tree: Tree, mode: str) -> None:
         (
             "mi300x-8-cpx",
             "SPX",
-            "its mode spx_nps1 has 1 partitions (XCCs of each: 8), and KFD shows 8 (XCCs of each: 1)",
+            "its mode spx_nps1 has partitions: 1 (XCCs of each: 8), and KFD shows 8 (XCCs of each: 1)",
         ),
-        ("mi300x-2", "CPX", "its mode cpx_nps1 has 8 partitions (XCCs of each: 1), and KFD shows 1 (XCCs of each: 8)"),
-        ("mi308x-8", "DPX", "its mode dpx_nps1 has 2 partitions (XCCs of each: 2), and KFD shows 1 (XCCs of each: 4)"),
+        ("mi300x-2", "CPX", "its mode cpx_nps1 has partitions: 8 (XCCs of each: 1), and KFD shows 1 (XCCs of each: 8)"),
+        ("mi308x-8", "DPX", "its mode dpx_nps1 has partitions: 2 (XCCs of each: 2), and KFD shows 1 (XCCs of each: 4)"),
     ],
 )
 def test_a_gpu_whose_mode_and_partitions_contradict_each_other_is_unreadable(

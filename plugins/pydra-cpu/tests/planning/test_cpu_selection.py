@@ -130,20 +130,20 @@ def test_two_devices_of_a_claim_never_have_a_cpu_in_common(topology: Topology) -
 
 
 REFUSED: Mapping[str, tuple[AllocatedDevice, type[Exception], str]] = {
-    "too many": (ask(33), ClaimError, r"cannot give 33 CPUs: 31 are free \(1-31\), of which 31 can be used"),
+    "too many": (ask(33), ClaimError, r"cannot give CPUs: asked for 33, free are 31 \(1-31\), of which 31 can be used"),
     "fraction": (ask("1500m"), ClaimError, "asks for 1500m CPUs .* must be a whole number"),
     "none": (ask(0), ClaimError, "must be a whole number, from 1"),
     "half a core": (
         ask(3, "cpudevmachine", CpuConfig(cores="whole")),
         ClaimError,
-        "3 CPUs with cores: whole are not whole cores; ask for a multiple of the CPUs of a core$",
+        "CPUs with cores: whole: found 3, allowed: a multiple of the CPUs of a core$",
     ),
     "half a core each": (
         ask(6, "cpudevmachine", CpuConfig(cores="whole", spread="numaNode")),
         ClaimError,
-        "6 CPUs with cores: whole, spread: numaNode are not whole cores; ask for .* for each numaNode",
+        "CPUs with cores: whole, spread: numaNode: found 6, allowed: .* for each numaNode",
     ),
-    "another number": (ask(2, "cpudevmachine", CpuConfig(cpuset="2-5")), ClaimError, "found 4 CPUs, the claim asks"),
+    "another number": (ask(2, "cpudevmachine", CpuConfig(cpuset="2-5")), ClaimError, "CPUs: found 4, the claim asks"),
     "taken": (ask(2, "cpudevmachine", CpuConfig(cpuset="0-1")), ClaimError, "claim ns/claim-first has CPU 0"),
     "off-line": (ask(1, "cpudevmachine", CpuConfig(cpuset="99")), ClaimError, "CPU 99 is reserved, off-line or not"),
     "unknown": (ask(1, "cpudevnuma009"), UnknownDevice, "no CPU that is online"),

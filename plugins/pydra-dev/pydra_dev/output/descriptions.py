@@ -77,14 +77,13 @@ def _describe_mounts(mounts: Iterable[Mount]) -> Iterator[str]:
         if len(found) <= LONG:
             yield from (f"mount    {one.container_path} from {one.host_path} ({','.join(options)})" for one in found)
             continue
-        names = ", ".join(os.path.basename(one.container_path) for one in found[:SHOWN])
-        what = f"{len(found)} in {inside} from {outside} ({','.join(options)})"
-        yield f"mount    {what}: {names}, and {len(found) - SHOWN} more"
+        names = list_names([os.path.basename(one.container_path) for one in found], SHOWN)
+        yield f"mount    {len(found)} in {inside} from {outside} ({','.join(options)}): {names}"
 
 
 def _describe_hook(hook: Hook) -> str:
     arguments = hook.args or (hook.path,)
-    rest = "" if len(arguments) <= LONG else f" ... and {len(arguments) - LONG} more arguments"
+    rest = "" if len(arguments) <= LONG else f" ... and {len(arguments) - LONG} more"
     return f"{hook.hook_name} {' '.join(arguments[:LONG])}{rest}"
 
 
@@ -112,7 +111,7 @@ def describe_step(step: Step) -> Paragraph | None:  # noqa: PLR0911 - one case f
             return Paragraph(headline=f"not registered: {os.path.basename(socket)}: {message}")
         case SlicesWiped(driver=driver, names=names):
             whose = f"of driver {driver}" if driver else "of this node"
-            return Paragraph(headline=f"wiped: {len(names)} ResourceSlices {whose}") if names else None
+            return Paragraph(headline=f"wiped: {_count(names, 'ResourceSlice')} {whose}") if names else None
         case Called():
             return _describe_call(step)
         case PodFailed(pod=pod, reason=reason, message=message):
@@ -177,9 +176,8 @@ def describe_slices(slices: Iterable[Mapping[str, Any]]) -> Paragraph:
             details += textwrap.wrap(f"and of each {', '.join(columns[fitting - 1 :])}", TABLE_WIDTH)
     if len(devices) > TABLE_ROWS:
         details.append(f"and {len(devices) - TABLE_ROWS} more")
-    return Paragraph(
-        headline=f"published: {len(devices)} devices in {len(found)} ResourceSlices", details=tuple(details)
-    )
+    amount = f"{_count(devices, 'device')} in {_count(found, 'ResourceSlice')}"
+    return Paragraph(headline=f"published: {amount}", details=tuple(details))
 
 
 def list_published(slices: Iterable[Mapping[str, Any]]) -> tuple[str, ...] | None:
@@ -196,7 +194,11 @@ def describe_device_changes(before: Collection[str], after: Collection[str]) -> 
     """Which devices have come and gone; None if none have."""
     gone, new = [one for one in before if one not in after], [one for one in after if one not in before]
     said = [f"{what}: {list_names(names)}" for what, names in (("gone", gone), ("new", new)) if names]
-    return Paragraph(headline=f"published again: {len(after)} devices", details=tuple(said)) if said else None
+    return Paragraph(headline=f"published again: {_count(after, 'device')}", details=tuple(said)) if said else None
+
+
+def _count(things: Collection[object], noun: str) -> str:
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
 
 
 def _count_fitting(rows: Sequence[Sequence[str]]) -> int:

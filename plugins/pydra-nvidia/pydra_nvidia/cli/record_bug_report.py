@@ -47,5 +47,5 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
         sys.stdout.write(text.decode())
     else:
         replace_file(parsed.output, text)
-        print(f"wrote {parsed.output}: {len(recording.reading.gpus)} GPUs")
+        print(f"wrote {parsed.output}; GPUs: {len(recording.reading.gpus)}")
     return 0

@@ -266,7 +266,7 @@ def _mig(mig: Mig | None) -> str:
 def _links(links: NvLinks | None) -> str:
     if links is None:
         return "-"
-    ends = " to switches" if links.switched else f" to {len(links.peers)} GPUs" if links.peers else ""
+    ends = " to switches" if links.switched else f" to GPUs: {len(links.peers)}" if links.peers else ""
     return f"{links.up}/{links.total}{ends}"
 
 

@@ -74,12 +74,13 @@ def plan_fabric(targets: Sequence[Target], reading: Reading) -> tuple[ActivateFa
         if partition.gpus == wanted:
             return (_build_step(partition, reading),)
     size = len(wanted)
+    gpus = f"{size} GPU{'s' if size > 1 else ''}"
     offered = "; ".join(
         f"{one.id} has {', '.join(one.gpus)}" for one in reading.fabric.partitions if len(one.gpus) == size
     )
     raise TerminalError(
         f"the GPUs of the claim ({', '.join(wanted)}) are not a partition of Fabric Manager, which connects"
-        f" {f'of {size} GPUs only these: {offered}' if offered else f'no {size} GPUs'}; request all GPUs of a partition"
+        f" {f'of {gpus} only these: {offered}' if offered else f'no {gpus}'}; request all GPUs of a partition"
         f" in one claim: a count of {size} with the constraint matchAttribute: gpu.nvidia.com/partition{size}"
     )
 

@@ -164,7 +164,7 @@ def _condition(gpu: Gpu) -> Iterator[Finding]:
         yield Finding(Signal.PAGE_RETIREMENT, "a memory page is retired at the next reboot")
     if condition.ecc_uncorrected:
         count = condition.ecc_uncorrected
-        yield Finding(Signal.ECC, f"{count} uncorrectable memory errors since the last reset")
+        yield Finding(Signal.ECC, f"uncorrectable memory errors since the last reset: {count}")
     if gpu.fabric is not None and gpu.fabric.healthy is False:
         yield Finding(Signal.FABRIC, "the NVLink fabric is unhealthy")
     if not condition.monitored:

@@ -183,8 +183,8 @@ def find_imex_channels(tree: Tree, count: int) -> tuple[CapabilityNode, ...]:
     major, there = read_majors(tree).get(_CHANNELS), count_imex_channels(tree)
     if major is None or there < count:
         raise CapabilityMissing(
-            f"the NVIDIA kernel driver has {there} IMEX channels (ImexChannelCount in "
-            f"{tree.proc('driver/nvidia/params')}, {_CHANNELS} in {tree.proc('devices')}), and {count} are needed"
+            f"IMEX channels of the NVIDIA kernel driver: found {there} (ImexChannelCount in "
+            f"{tree.proc('driver/nvidia/params')}, {_CHANNELS} in {tree.proc('devices')}), needed: {count}"
         )
     return tuple(
         CapabilityNode(path=f"/dev/{_CHANNELS}/channel{number}", major=major, minor=number, mode=_ALL_MAY_WRITE)

@@ -89,7 +89,7 @@ def _find_gpu_problems(where: str, function: PciFunction, reading: Reading, sett
     if gpu is None or gpu.mig is None:
         return
     if gpu.mig.instances:
-        yield f"{where}: {len(gpu.mig.instances)} partitions of the GPU exist; it is free for passthrough without them"
+        yield f"{where}: the GPU has partitions ({len(gpu.mig.instances)}); it is free for passthrough without them"
     elif (gpu.mig.enabled or gpu.mig.pending) and not leaves_mode(gpu, settings):
         reset = "" if gpu.mig.resetless else ", then --gpu-reset"
         dynamic = ", or let this driver do it (PYDRA_NVIDIA_DYNAMIC_MIG=true)" if can_change_mode(gpu) else ""

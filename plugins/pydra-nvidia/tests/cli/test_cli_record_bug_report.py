@@ -41,7 +41,7 @@ def test_a_recording_has_what_the_backend_reads(process: Run, tmp_path: Path) ->
     machine = write(tmp_path, gpus=[{"model": "t4"}, {"model": "h100-80gb", "mig": True, "instances": [partition]}])
     file = tmp_path / "recorded.json"
     ran = process("record", *machine, "--output", str(file), DYNAMIC_MIG="true")
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"wrote {file}: 2 GPUs\n", "")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"wrote {file}; GPUs: 2\n", "")
     found = json.loads(file.read_text())
     assert [gpu["name"] for gpu in found["reading"]["gpus"]] == ["Tesla T4", "NVIDIA H100 80GB HBM3"]
     assert len(found["reading"]["gpus"][1]["mig"]["instances"]) == 1

@@ -157,7 +157,7 @@ def test_what_is_not_reported_is_a_dash_and_what_is_pending_is_said() -> None:
         "-",
         "-",
         "on, 0 there, off after a reset",
-        "3/4 to 2 GPUs",
+        "3/4 to GPUs: 2",
         "well",
     ]
 

@@ -166,7 +166,7 @@ def test_num_nodes_counts_for_the_status_only() -> None:
     cluster.settle()
     cluster.set_ready("a", ready=True)
     cluster.settle()
-    assert cluster.condition("cd") == ("TooFewNodes", "1 nodes are ready, and spec.numNodes is 2")
+    assert cluster.condition("cd") == ("TooFewNodes", "nodes that are ready: 1, and spec.numNodes is 2")
     assert cluster.domain("cd")["status"]["nodes"][0]["status"] == "Ready"
 
 

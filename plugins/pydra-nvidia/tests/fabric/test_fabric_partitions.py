@@ -95,7 +95,7 @@ def test_members_are_known_by_their_identity_or_else_by_their_position(
         ([target(ONE)], SharedFabric(partitions=FABRIC.partitions, problem="away"), 8),
         ([target(ONE)], None, None),
         ([target(ONE, admin=True)], FABRIC, None),
-        ([target(TWO)], FABRIC, (TerminalError, r"1 GPUs only these: 8 has .*matchAttribute: .*/partition1")),
+        ([target(TWO)], FABRIC, (TerminalError, r"1 GPU only these: 8 has .*matchAttribute: .*/partition1")),
         ([target(TWO), target(ONE), target(THREE)], FABRIC, (TerminalError, "connects no 3 GPUs")),
         ([target(ONE)], SharedFabric(problem="does not run"), (ClaimError, "not known: does not run")),
     ],

@@ -132,9 +132,9 @@ def test_admin_access_looks_at_a_function_that_is_passed_through_and_does_nothin
             ["nvidia-smi -i GPU-a -mig 0"],
             id="MIG mode of a hypervisor",
         ),
-        pytest.param(FUNCTION, {"gpu": mig(INSTANCE), "dynamic": True}, ["1 partitions"], id="partitions on demand"),
+        pytest.param(FUNCTION, {"gpu": mig(INSTANCE), "dynamic": True}, ["partitions (1)"], id="partitions on demand"),
         pytest.param(FUNCTION, {"gpu": mig(enabled=False)}, ["MIG mode, or will be"], id="MIG mode pending"),
-        pytest.param(FUNCTION, {"gpu": mig(INSTANCE)}, ["1 partitions"], id="partitions"),
+        pytest.param(FUNCTION, {"gpu": mig(INSTANCE)}, ["partitions (1)"], id="partitions"),
         pytest.param(
             FUNCTION,
             {"gpu": None, "lost": (LostGpu(index=0, code=15, message="fell off", last=GPU),)},

@@ -106,7 +106,7 @@ def _find_contradictions(
         return {}
     shape = f"topology {_format(topology.value, generation)} by {topology.source}"
     if (hosts := divide_bounds(topology.value, whole)) is None or (generation.dimensions == 2 and topology.value.z > 1):
-        text = f"{shape} cannot be formed by {generation.product} hosts with {whole.size} chips"
+        text = f"{shape} cannot be formed by {generation.product} hosts (chips of each: {whole.size})"
         remedy = CORRECTION if topology.source == SETTINGS else REMEDY
         return {"topology": f"{text}: it is ignored; {remedy}"}
     if (
@@ -117,15 +117,16 @@ def _find_contradictions(
         text = f"{shape} is a {expected}, but by {kind.source} this is a {kind.value}"
         return {"topology": f"{text}: it is ignored; {REMEDY}"}
     if bounds and bounds.value != hosts:
-        text = f"{shape} has {hosts} hosts of {whole.size} chips, but by {bounds.source} it has {bounds.value}"
+        text = f"{shape} has {hosts} hosts (chips of each: {whole.size}), but by {bounds.source} it has {bounds.value}"
         if topology.source == SETTINGS:
             return {"host_bounds": f"{text}: the settings are used"}
         return dict.fromkeys(("topology", "host_bounds"), f"{text}: neither is used; {REMEDY}")
     wrong = {}
     if (worker := facts.get("worker_id")) and worker.value >= hosts.size:
-        wrong["worker_id"] = f"worker_id {worker.value} by {worker.source} is ignored: the slice has {hosts.size} hosts"
+        wrong["worker_id"] = f"worker_id {worker.value} by {worker.source} is ignored; hosts: {hosts.size}"
     if (names := facts.get("worker_hostnames")) and len(names.value) != hosts.size:
-        text = f"{len(names.value)} worker_hostnames by {names.source} are ignored: the slice has {hosts.size} hosts"
+        found = f"their number is {len(names.value)}, that of hosts {hosts.size}"
+        text = f"worker_hostnames by {names.source} are ignored: {found}"
         wrong["worker_hostnames"] = text
     return wrong
 

@@ -117,7 +117,7 @@ def test_a_device_is_as_ill_as_its_chips() -> None:
 @pytest.mark.parametrize(
     ("host", "words"),
     [
-        (host_of("v5litepod", 7), "this machine has 7 chips, a TPU v5e host has 1 or 4 or 8"),
+        (host_of("v5litepod", 7), "chips of this machine: 7, of a TPU v5e host: 1 or 4 or 8"),
         (Host(chips=(chip_of("v4", 0), chip_of("v5p", 1))), "different generations (TPU v4, TPU v5p)"),
     ],
 )

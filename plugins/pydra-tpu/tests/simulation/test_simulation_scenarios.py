@@ -65,7 +65,7 @@ async def test_a_host_that_lacks_a_chip_from_the_start_offers_none(tmp_path: Pat
     async with pydra_tpu.connect(settings_of("v5e-8+chip-gone", tmp_path)) as backend:
         inventory = await backend.discover()
     assert inventory.devices == ()
-    assert inventory.unreadable[0] == "this machine has 7 chips, a TPU v5e host has 1 or 4 or 8: none is offered"
+    assert inventory.unreadable[0] == "chips of this machine: 7, of a TPU v5e host: 1 or 4 or 8; none is offered"
 
 
 async def test_the_metadata_server_alone_tells_of_the_slice(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_the_topology_follows_from_the_chips_only_where_nothing_else_is_possible
             8,
             {"tpu-env": "TOPOLOGY: '3x3'"},
             {"topology"},
-            "cannot be formed by TPU v5e hosts with 8 chips",
+            "cannot be formed by TPU v5e hosts (chips of each: 8)",
         ),
         ("v5litepod", 8, {"tpu-env": "TOPOLOGY: '0x4'"}, set(), "TOPOLOGY of the metadata server's tpu-env is ignored"),
         (
@@ -140,7 +140,7 @@ def test_the_topology_follows_from_the_chips_only_where_nothing_else_is_possible
         ),
         (
             *("v4", 4, {"tpu-env": V4_POD.replace("2,2,8", "1,1,8")}, {"topology", "host_bounds"}),
-            "has 2,2,8 hosts of 4 chips, but by the metadata server's tpu-env it has 1,1,8",
+            "has 2,2,8 hosts (chips of each: 4), but by the metadata server's tpu-env it has 1,1,8",
         ),
         ("v4", 4, {"tpu-env": V4_POD.replace("'5'", "'32'")}, {"worker_id"}, "worker_id 32 by"),
         ("v4", 4, {"tpu-env": V4_POD, "agent-worker-number": "6"}, {"worker_id"}, "worker_id is 5 by"),
@@ -151,7 +151,7 @@ def test_the_topology_follows_from_the_chips_only_where_nothing_else_is_possible
         ("v4", 4, {"tpu-env": V4_POD, "agent-worker-number": "-1"}, set(), "'-1' is not a number"),
         (
             *("v4", 4, {"tpu-env": V4_POD, "worker-network-endpoints": "a:1:h1,b:2:h2"}, {"worker_hostnames"}),
-            "2 worker_hostnames by the metadata server are ignored: the slice has 32 hosts",
+            "worker_hostnames by the metadata server are ignored: their number is 2, that of hosts 32",
         ),
         ("v5litepod", 8, {"worker-network-endpoints": "a:1:h 1"}, {"worker_hostnames"}, "'h 1' is not a host name"),
         ("v5litepod", 8, {"tpu-env": "TYPE: 'V9'"}, set(), "'V9' is not a known generation"),
@@ -193,8 +193,8 @@ def test_a_topology_of_the_settings_that_cannot_be_is_to_be_corrected_there() ->
     facts, problems = merge("v5litepod", 8, {}, settings=Settings(topology="3x3"))
     assert facts.topology is None
     assert problems == (
-        "topology 3x3 by the settings cannot be formed by TPU v5e hosts with 8 chips: it is ignored; correct it, or "
-        "leave it out",
+        "topology 3x3 by the settings cannot be formed by TPU v5e hosts (chips of each: 8): it is ignored; correct it, "
+        "or leave it out",
     )
     told = {"tpu-env": "HOST_BOUNDS: '1,1,1'"}
     facts, problems = merge("v5litepod", 8, told, settings=Settings(topology="4x4"))

@@ -114,7 +114,7 @@ class Controller:
             for informer in self._informers.values():
                 await informer.wait_synced()
             self.synced = True
-            log.info("acting on %d ComputeDomains", len(list(self._list(COMPUTE_DOMAINS))))
+            log.info("acting on ComputeDomains: %d", len(list(self._list(COMPUTE_DOMAINS))))
             tasks.start_soon(self._run_resync, name="resync")
             tasks.start_soon(self._run_garbage, name="garbage")
             await self._dispatch()
@@ -282,7 +282,7 @@ class Controller:
         domains = {get_uid(one) for one in (await self._client.list(COMPUTE_DOMAINS)).items}
         requests = plan_garbage(domains, objects, nodes)
         if requests:
-            log.info("removing %d objects and labels of ComputeDomains that do not exist", len(requests))
+            log.info("removing objects and labels of ComputeDomains that do not exist: %d", len(requests))
             if errors := await self._writer.carry_out(requests):
                 raise errors[0]
         return bool(requests)

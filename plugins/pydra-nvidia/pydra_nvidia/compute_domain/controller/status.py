@@ -140,7 +140,7 @@ def judge_ready(
         more = f"; and {len(waiting) - NAMED} more" if len(waiting) > NAMED else ""
         return _ready("NodesNotReady", f"{ready} of {len(states)} nodes are ready; {named}{more}")
     if ready < wanted:
-        return _ready("TooFewNodes", f"{ready} nodes are ready, and spec.numNodes is {wanted}")
+        return _ready("TooFewNodes", f"nodes that are ready: {ready}, and spec.numNodes is {wanted}")
     return _ready("NodesReady", f"all {ready} nodes are ready", ready=True)
 
 

@@ -125,7 +125,7 @@ class Daemon:
         own = find_own(peers, node=self._settings.node, address=self._settings.address)
         if own is not None:  # an entry that vanishes for a moment does not end a running IMEX
             self._own = own
-        log.info("the clique has %d nodes, this one is %s", len(peers), "not one of them" if own is None else own)
+        log.info("nodes of the clique: %d, this one is %s", len(peers), "not one of them" if own is None else own)
         self._changed.set()
 
     def _known(self) -> Peers:

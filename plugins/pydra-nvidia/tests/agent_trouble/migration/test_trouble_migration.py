@@ -66,7 +66,7 @@ async def test_claims_are_kept_answered_again_and_ended_as_that_driver_would(
         vendor.leave()
         before = scene.gpus()
         async with scene.agent() as agent:
-            assert f"took over {len(KINDS)} claims" in agent.messages()
+            assert f"took over claims that another driver had prepared: {len(KINDS)}" in agent.messages()
             assert vendor.file.with_name("checkpoint.json.inherited").exists()
             assert not vendor.file.exists()
             for kind, uid in uids.items():
@@ -176,7 +176,7 @@ async def test_beside_the_living_driver_nothing_is_served(make_scene: MakeScene,
                 assert vendor.file.exists()
                 listening.close()
                 await agent.wait_ready()
-                assert "took over 1 claims" in agent.messages()
+                assert "took over claims that another driver had prepared: 1" in agent.messages()
                 assert (scene.records / f"{uid}.json").exists()
 
 
@@ -190,7 +190,7 @@ async def test_a_checkpoint_that_says_nothing_of_now_is_put_aside_and_claims_are
         vendor.leave(boot="3a8b7c1e-5f2d-4e6a-9b0c-1d2e3f4a5b6c")
         scene.inject.destroy_mig(0, 2)
         async with scene.agent() as agent:
-            assert "is of another boot, its 1 claims are void" in agent.messages()
+            assert "is of another boot, its claims are void: 1" in agent.messages()
             assert "took over" not in agent.messages()
             assert vendor.file.with_name("checkpoint.json.inherited").exists()
             await scene.create_pod("claim")
