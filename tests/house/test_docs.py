@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 
 from pydra import ClaimError
+from pydra.backends import contract
 from pydra.backends.claim_config import find_config_problems
 from pydra.backends.discovery import list_backends
 from pydra.checkpoint.record import SCHEMA
 from pydra.cli.tool import build_parser
-from tests.house.pages import FOLLOWED, PAGES, ROOT, find_yaml, read
+from tests.house.pages import FOLLOWED, PAGES, ROOT, find_code, find_rows, find_yaml, read
 from tests.house.scripts import load
 
 
@@ -94,6 +96,13 @@ def test_the_readme_shows_the_minimal_example_of_25_lines() -> None:
 
 def test_the_page_on_upgrades_names_the_schema_of_records() -> None:
     assert f"in all versions so far: {SCHEMA} for claims with" in read("docs/upgrade.md")
+
+
+def test_the_backend_contract_has_every_coroutine_with_its_parameters() -> None:
+    members = [member for _, one in inspect.getmembers(contract, inspect.isclass) for member in vars(one).values()]
+    coroutines = filter(inspect.iscoroutinefunction, members)
+    expected = {f"{one.__name__}({', '.join(list(inspect.signature(one).parameters)[1:])})" for one in coroutines}
+    assert {find_code(first)[0] for first, *_ in find_rows("docs/backend.md", "coroutine")} == expected
 
 
 def test_the_errors_in_the_backend_contract_can_be_raised() -> None:
