@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 import aiohttp
 import anyio
@@ -45,22 +45,6 @@ VERBS = ("Node", "GET", "LIST", "WATCH", "POST", "PUT", "PATCH", "DELETE")
 REFUSALS = ("404", "409", "422", "429", "500", "503", "504")
 PATIENCE = 300
 TOGETHER = 50
-
-
-class Member(Protocol):
-    """An agent that publishes devices of a node."""
-
-    def start(self, devices: Sequence[Device]) -> None:
-        """Begin, in the background."""
-
-    def publish(self, devices: Sequence[Device]) -> None:
-        """Publish these from now on."""
-
-    def is_published(self) -> bool:
-        """Whether the API server has them."""
-
-    async def stop(self) -> None:
-        """Leave what is published."""
 
 
 class Requests:
@@ -162,36 +146,32 @@ class Process:
         await asyncio.to_thread(self._process.wait)
 
 
-class Server:
-    """What the API server says of itself."""
+Member: TypeAlias = Requests | Process
+"""An agent that publishes devices of a node."""
 
-    def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
 
-    async def read(self) -> Mapping[str, float]:
-        """Requests to slices by verb and refusal, gets of Nodes, open watches, CPU s, and MiB."""
-        access = self._credentials.access
-        url = f"{self._credentials.server}/metrics"
-        async with (
-            aiohttp.ClientSession(headers=access.headers) as session,
-            session.get(url, ssl=access.ssl) as answer,
-        ):
-            text = await answer.text()
-        found: Counter[str] = Counter()
-        for family in text_string_to_metric_families(text):
-            for one in family.samples:
-                kind, verb = one.labels.get("resource"), one.labels.get("verb")
-                # Agents only get Nodes; what else is asked of them are the controllers, which miss the kubelets.
-                if one.name == "apiserver_request_total" and (kind, verb) == ("nodes", "GET"):
-                    found["Node"] += int(one.value)
-                elif one.name == "apiserver_request_total" and kind == "resourceslices":
-                    found[one.labels["verb"]] += int(one.value)
-                    found[one.labels["code"]] += int(one.value)
-                if one.name == "apiserver_longrunning_requests" and one.labels["resource"] == "resourceslices":
-                    found["open watches"] += int(one.value)
-        values = {one.name: one.value for family in text_string_to_metric_families(text) for one in family.samples}
-        figures = {"cpu": values["process_cpu_seconds_total"], "MiB": values["process_resident_memory_bytes"] / 2**20}
-        return {**found, **figures}
+async def read_server(credentials: Credentials) -> Mapping[str, float]:
+    """What the API server counts: requests to slices by verb and code, gets of Nodes, open watches, CPU s, and MiB."""
+    url = f"{credentials.server}/metrics"
+    async with (
+        aiohttp.ClientSession(headers=credentials.access.headers) as session,
+        session.get(url, ssl=credentials.access.ssl) as answer,
+    ):
+        samples = [one for family in text_string_to_metric_families(await answer.text()) for one in family.samples]
+    found: Counter[str] = Counter()
+    for one in samples:
+        kind, verb = one.labels.get("resource"), one.labels.get("verb")
+        # Agents only get Nodes; what else is asked of them are the controllers, which miss the kubelets.
+        if one.name == "apiserver_request_total" and (kind, verb) == ("nodes", "GET"):
+            found["Node"] += int(one.value)
+        elif one.name == "apiserver_request_total" and kind == "resourceslices":
+            found[one.labels["verb"]] += int(one.value)
+            found[one.labels["code"]] += int(one.value)
+        if one.name == "apiserver_longrunning_requests" and kind == "resourceslices":
+            found["open watches"] += int(one.value)
+    values = {one.name: one.value for one in samples}
+    figures = {"cpu": values["process_cpu_seconds_total"], "MiB": values["process_resident_memory_bytes"] / 2**20}
+    return {**found, **figures}
 
 
 class Fleet:
@@ -208,7 +188,7 @@ class Fleet:
     ) -> None:
         self._make = make
         self._client = client
-        self._server = Server(credentials)
+        self._credentials = credentials
         self._names = [f"fleet-{number:05}" for number in range(nodes)]
         self._devices = [_device(number) for number in range(devices)]
         self._sick = [_device(number, taints=(Taint(key=f"{DRIVER}/unhealthy"),)) for number in range(devices)]
@@ -220,7 +200,7 @@ class Fleet:
     async def run(self, spread: float, rest: float) -> None:
         """All phases."""
         await self.create_nodes()
-        self._others = (await self._server.read()).get("open watches", 0)
+        self._others = (await read_server(self._credentials)).get("open watches", 0)
         print(f"\n{len(self._names)} nodes with {len(self._devices)} devices")
         print(f"{'':<34}{'s':>7}{'CPU ms':>9}{'MiB':>6}{'watches':>9}   requests of each node: its Node, slices")
         try:
@@ -241,13 +221,13 @@ class Fleet:
 
     async def measure(self, name: str, action: Callable[[], Awaitable[object]], *, restarted: bool = False) -> None:
         """Print what the API server has seen of it, for each node; since its start if it was restarted."""
-        before, began, own = await self._server.read(), time.monotonic(), _own_cpu()
+        before, began, own = await read_server(self._credentials), time.monotonic(), _own_cpu()
         self._unanswered.clear()
         await action()
         await self._wait("all is published", lambda: all(one.is_published() for one in self._agents))
         seconds = time.monotonic() - began
         await anyio.sleep(2)  # what the API server counts when it has answered
-        after = await self._server.read()
+        after = await read_server(self._credentials)
         if restarted:
             before = {}
         nodes = len(self._names)
@@ -282,7 +262,7 @@ class Fleet:
 
         async def watches() -> bool:
             with suppress(KubeError, aiohttp.ClientError, KeyError):
-                return (await self._server.read()).get("open watches", 0) >= len(self._names) + self._others
+                return (await read_server(self._credentials)).get("open watches", 0) >= len(self._names) + self._others
             return False
 
         with anyio.fail_after(PATIENCE):
