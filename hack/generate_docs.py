@@ -31,40 +31,26 @@ from pydra_tpu import settings as tpu
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-AMD_DOCS = ROOT / "plugins" / "pydra-amd" / "docs"
-NVIDIA_DOCS = ROOT / "plugins" / "pydra-nvidia" / "docs"
-CPU_DOCS = ROOT / "plugins" / "pydra-cpu" / "docs"
-NET_DOCS = ROOT / "plugins" / "pydra-net" / "docs"
-TPU_DOCS = ROOT / "plugins" / "pydra-tpu" / "docs"
 
 
 def pages() -> dict[Path, str]:
     """The pages as they should be."""
+    more = ", and the scenario may have other defaults."
+    of_nvidia = (*signals_tables(nvidia, nvidia_diagnosis.DEFAULT_REACTIONS), *compute_domain_settings())
+    own = (
+        (amd, "partitioning: compute", "partitioning", signals_tables(amd, amd_diagnosis.DEFAULT_REACTIONS), "."),
+        (nvidia, "dynamicMig: true", "", of_nvidia, more),
+        (cpu, "groupBy: socket", "group_by", signals_tables(cpu, cpu_health.DEFAULT_REACTIONS, "CPUs"), "."),
+        (net, "exclude: docker*", "", (), "."),
+        (tpu, "offer: chips", "offer", (), "."),
+    )
     return {
         DOCS / "api.md": api_page(),
         DOCS / "commands.md": commands_page(),
         DOCS / "conformance.md": conformance_page(),
         DOCS / "settings.md": settings_page(),
         DOCS / "metrics.md": metrics_page(),
-        AMD_DOCS / "settings.md": backend_settings_page(
-            "amd",
-            "partitioning: compute",
-            amd,
-            "partitioning",
-            signals=signals_tables(amd, amd_diagnosis.DEFAULT_REACTIONS),
-        ),
-        NVIDIA_DOCS / "settings.md": backend_settings_page(
-            "nvidia",
-            "dynamicMig: true",
-            nvidia,
-            signals=(*signals_tables(nvidia, nvidia_diagnosis.DEFAULT_REACTIONS), *compute_domain_settings()),
-            more=", and the scenario may have other defaults.",
-        ),
-        CPU_DOCS / "settings.md": backend_settings_page(
-            "cpu", "groupBy: socket", cpu, "group_by", signals=signals_tables(cpu, cpu_health.DEFAULT_REACTIONS, "CPUs")
-        ),
-        NET_DOCS / "settings.md": backend_settings_page("net", "exclude: docker*", net),
-        TPU_DOCS / "settings.md": backend_settings_page("tpu", "offer: chips", tpu, "offer"),
+        **dict(backend_settings_page(*one) for one in own),
     }
 
 
@@ -228,9 +214,10 @@ def series_table(metrics: object) -> Iterator[str]:
 
 
 def backend_settings_page(
-    name: str, example: str, settings: Any, choice: str = "", *, signals: Iterable[str] = (), more: str = "."
-) -> str:
+    settings: Any, example: str, choice: str, signals: Iterable[str], more: str
+) -> tuple[Path, str]:
     """The page of a backend's settings; `settings` is their module, which has the values of `choice` as an Enum."""
+    name = settings.PREFIX.removeprefix("PYDRA_").strip("_").lower()
     values = getattr(settings, choice.title().replace("_", ""), None)
     lines = [
         f"# Settings of pydra-{name}",
@@ -249,7 +236,7 @@ def backend_settings_page(
         *(choices_table(choice, values) if values else ()),
         *signals,
     ]
-    return "\n".join(lines) + "\n"
+    return ROOT / "plugins" / f"pydra-{name}" / "docs" / "settings.md", "\n".join(lines) + "\n"
 
 
 def choices_table(name: str, choices: type[Enum]) -> Iterator[str]:

@@ -50,7 +50,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--platforms", default="", help="of the images, such as linux/amd64,linux/arm64; this one's")
     parser.add_argument("--without-images", action="store_true", help="only what needs no engine")
     given = parser.parse_args(arguments)
-    platforms = tuple(filter(None, given.platforms.split(","))) or (f"linux/{machine()}",)
+    here = MACHINES.get(platform.machine(), platform.machine())
+    platforms = tuple(filter(None, given.platforms.split(","))) or (f"linux/{here}",)
     needed = [] if given.without_images else [*find_engine_problems(), *find_tool_problems("SCANNER")]
     if problems := [*find_problems(given.tag), *needed]:
         sys.exit("\n".join(f"make release: {problem}" for problem in problems))
@@ -238,11 +239,6 @@ def digest(path: Path) -> str:
     """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def machine() -> str:
-    """This machine's architecture."""
-    return MACHINES.get(platform.machine(), platform.machine())
 
 
 def commit_time() -> int:
