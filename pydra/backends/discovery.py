@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -190,7 +191,7 @@ def load_object(target: str) -> Any:
 
 
 def _build_absence_of_module(name: str) -> Fault:
-    meant = "" if "." in name else suggest(name, (one.name for one in pkgutil.iter_modules()))
+    meant = "" if "." in name else suggest(name, {one.name for one in pkgutil.iter_modules()} - sys.stdlib_module_names)
     what = f"; correct {_NAMES_IT}" if meant else "; is it installed, or in PYTHONPATH?"
     problem = f"there is no module {name} on the module path{meant}{what}"
     return Fault(kind=FaultKind.CONTRACT, problems=(problem,))

@@ -20,7 +20,7 @@ from tests.integration.backends.harness import claim, find_troubles, supervised,
 @pytest.mark.parametrize(
     ("target", "violations"),
     [
-        ("absent_module:", ["there is no module absent_module on the module path"]),
+        ("nope:", ["there is no module nope on the module path; is it installed"]),
         ("faulty:nothing", ["faulty:nothing cannot be loaded: faulty has no nothing; correct what names it"]),
         ("unfit:", ["discover is a plain function", "prepare is missing", "unprepare()", 'DRIVER is "Not A Name"']),
         ("unfit:connects_to_nothing", ["discover is missing", "prepare is missing", "unprepare is missing"]),
