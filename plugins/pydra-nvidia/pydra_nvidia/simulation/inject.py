@@ -224,7 +224,7 @@ class Injector:
         with self._machine.change() as view:
             board = next((one for one in view.boards.values() if one.minor == minor), None)
             if board is None:
-                known = ", ".join(str(one.minor) for one in view.boards.values()) or "none"
+                known = ", ".join(map(str, sorted(one.minor for one in view.boards.values()))) or "none"
                 raise InjectionError(f"no GPU has the minor number {minor}; there are {known}")
             yield view, board, view.state.gpus[board.uuid]
 

@@ -53,7 +53,7 @@ def test_where_there_is_no_machine_it_is_said(command: Run, tmp_path: Path) -> N
 
 def test_what_cannot_happen_is_refused(happen: Happen, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, code, says in (
-        (("lose", "99"), 1, "no GPU has the minor number 99"),
+        (("lose", "99"), 1, "no GPU has the minor number 99; there are 0, 1, 2"),
         (("create-mig", "3", "1g.10gb", "0"), 1, "GPU 3 has no 1g.10gb at 0 now"),
         (("count", "3", "nonsense=1"), 1, "there is no nonsense; there are ecc_corrected"),
         (("count", "3", "remap_pending=7"), 1, "Expected `bool`"),
