@@ -98,7 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_diagnosis(commands)
     text = 'a script that completes commands, flags and backends: eval "$(pydra completion bash)"'
     completion = commands.add_parser("completion", help=text, description=text)
-    completion.add_argument("shell", choices=("bash", "zsh"), help="the shell that reads it")
+    completion.add_argument("shell", metavar="SHELL", choices=("bash", "zsh"), help="bash or zsh")
     completion.set_defaults(command=_complete)
     _add_webhook(commands)
     _add_admission(commands)
