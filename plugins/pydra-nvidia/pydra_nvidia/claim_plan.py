@@ -16,7 +16,7 @@ from pydra import Claim, ClaimError, DeviceInUse, InvalidConfig, TerminalError
 from pydra_nvidia.claim_config import GpuConfig, MigDeviceConfig, VfioDeviceConfig
 from pydra_nvidia.claim_records import Entry, Hold
 from pydra_nvidia.claim_targets import Partition, Passthrough, Target, WholeGpu
-from pydra_nvidia.device_names import VfioName, parse_name
+from pydra_nvidia.device_names import GpuName, MigName, VfioName, parse_name
 from pydra_nvidia.fabric.plan_fabric import plan_fabric
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.mig.plan_partitions import plan_partitions
@@ -130,7 +130,7 @@ def find_conflict(holds: Sequence[Hold], others: Iterable[Entry]) -> ClaimError 
             return TerminalError(f"the claim has two shares of device {one.device} that disagree: {problem}")
     for entry in others:
         for held, wanted in product(entry.holds, holds):
-            if _is_guest_and_host(wanted, held):
+            if _is_taken(wanted, held):
                 what = f"{wanted.device} ({wanted.device} and {held.device} are the same hardware)"
                 return DeviceInUse(what, f"with uid {entry.uid}")
             if problem := _differ(wanted, held, "here", "there"):
@@ -141,10 +141,16 @@ def find_conflict(holds: Sequence[Hold], others: Iterable[Entry]) -> ClaimError 
     return None
 
 
-def _is_guest_and_host(one: Hold, other: Hold) -> bool:
-    """Whether a GPU would be passed through and used by containers at once."""
-    guests = [isinstance(parse_name(hold.device), VfioName) for hold in (one, other)]
-    return not one.admin and not other.admin and one.hardware == other.hardware and any(guests) and not all(guests)
+def _is_taken(one: Hold, other: Hold) -> bool:
+    """Whether both are the same hardware by different names: for a guest and for containers, or numbered anew."""
+    if one.admin or other.admin or one.hardware != other.hardware or one.device == other.device:
+        return False
+    match parse_name(one.device), parse_name(other.device):
+        case (VfioName(), _) | (_, VfioName()) | (GpuName(), GpuName()):
+            return True
+        case (MigName() as mine, MigName() as theirs):
+            return (mine.profile, mine.start) == (theirs.profile, theirs.start)
+    return False
 
 
 def _share(one: Hold, other: Hold) -> bool:

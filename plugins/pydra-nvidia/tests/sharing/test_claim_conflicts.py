@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pydra import DeviceInUse, TerminalError
 from pydra_nvidia.claim_config import GpuConfig, GpuSharing, TimeSlicingConfig
@@ -51,6 +52,20 @@ def test_a_gpu_is_not_passed_through_while_containers_use_it(
     )
     assert isinstance(conflict, DeviceInUse) is refused
     assert not refused or f"{wanted} and {held} are the same hardware" in str(conflict)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "held"),
+    [("gpu-vfio-0", "gpu-vfio-1"), ("gpu-0", "gpu-1"), (PART, "gpu-1-mig-3g40gb-9-0")],
+)
+def test_hardware_that_has_another_name_since_its_claim_got_it_is_not_given_again(
+    kit: Any, reading: Any, wanted: str, held: str
+) -> None:
+    mine = claim(kit, reading, "mine", kit.give(wanted)).holds
+    before = tuple(replace(one, device=held) for one in mine)  # as when a GPU before it is unplugged
+    conflict = find_conflict(mine, [Entry(uid="theirs", name="secret/private", holds=before)])
+    assert isinstance(conflict, DeviceInUse)
+    assert f"{wanted} and {held} are the same hardware" in str(conflict)
 
 
 @pytest.mark.parametrize("who", ["mine", "theirs", "both"])
