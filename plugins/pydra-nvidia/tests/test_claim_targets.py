@@ -20,8 +20,8 @@ def gpu(minor: int, mig: Mig | None) -> Gpu:
     return h100(minor, str(minor), f"0000:{minor:02x}:00.0", index=7 - minor, mig=mig)
 
 
-def function(address: str, *, virtual: bool = False) -> PciFunction:
-    return PciFunction(address=address, vendor="0x10de", device="0x2330", pci_class="0x030200", is_virtual=virtual)
+def function(address: str, parent: str = "") -> PciFunction:
+    return PciFunction(address=address, vendor="0x10de", device="0x2330", pci_class="0x030200", parent=parent)
 
 
 HOPPER = Mig(enabled=True, pending=True, resetless=True, profiles=(SMALL,), instances=(INSTANCE,))
@@ -35,7 +35,7 @@ READING = Reading(
     ),
     lost=(LostGpu(index=2, code=15, message="it has fallen off the bus", last=gpu(6, None)),),
     functions={
-        address: function(address, virtual=address.endswith("1"))
+        address: function(address, "0000:01:00.0" if address.endswith("1") else "")
         for address in ("10000:00:00.0", "0000:01:00.0", "0000:01:00.1", "0000:02:00.0")
     },
 )

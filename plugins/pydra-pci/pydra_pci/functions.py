@@ -26,10 +26,10 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
 
     `driver` is the bound kernel driver, `override` its driver_override, both empty for none. `root` is the PCIe root
     complex (`pci0000:00`), `numa` None where the machine has one node or does not say. `addressable` is the sum of its
-    64-bit memory regions in bytes. `group` is the IOMMU group, empty without an IOMMU. `is_virtual`: a virtual
-    function, of the one at the address `parent`; `has_virtual`: virtual functions of it exist. The backend may add
-    what it knows: the product's `name`, and the driver that passthrough binds, which is a variant of vfio-pci where
-    the kernel has one for the function.
+    64-bit memory regions in bytes. `group` is the IOMMU group, empty without an IOMMU. `parent` is the address of the
+    function that a virtual one is of, empty for any other; `has_virtual`: virtual functions of it exist. The backend
+    may add what it knows: the product's `name`, and the driver that passthrough binds, which is a variant of vfio-pci
+    where the kernel has one for the function.
     """
 
     address: str
@@ -45,9 +45,13 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
     modalias: str = ""
     name: str = ""
     vfio_driver: str = VFIO_PCI
-    is_virtual: bool = False
     parent: str = ""
     has_virtual: bool = False
+
+    @property
+    def is_virtual(self) -> bool:
+        """Whether it is a virtual function."""
+        return bool(self.parent)
 
     @property
     def slot(self) -> str:
@@ -92,7 +96,6 @@ class PciBus:
         pci_class = read("class") if vendor == self._vendor else ""
         if vendor != self._vendor or not pci_class.startswith(self._classes):
             return None
-        parent = posixpath.basename(self._tree.link(function_path(self._tree, address, "physfn")))
         return PciFunction(
             address=address,
             vendor=vendor,
@@ -102,17 +105,16 @@ class PciBus:
             numa=read_numa_node(self._tree, address),
             addressable=sum(one.size for one in parse_regions(read("resource")) if one.is_64_bit),
             modalias=read("modalias"),
-            is_virtual=bool(parent),
-            parent=parent,
         )
 
     def _refresh(self, function: PciFunction) -> PciFunction:
-        """With what may change."""
+        """With what may change. The kernel says whose a virtual function is after it shows the function."""
         found = msgspec.structs.replace(
             function,
             driver=read_driver(self._tree, function.address),
             override=read_override(self._tree, function.address),
             group=read_iommu_group(self._tree, function.address),
+            parent=posixpath.basename(self._tree.link(function_path(self._tree, function.address, "physfn"))),
             has_virtual=count_virtual_functions(self._tree, function.address) > 0,
         )
         return function if found == function else found

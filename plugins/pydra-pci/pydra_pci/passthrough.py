@@ -93,8 +93,6 @@ def find_problems(function: PciFunction, host: VfioHost, *, driver: str) -> Iter
         )
     elif not function.group:
         yield "the function is in no IOMMU group, so no guest can be given it"
-    if function.is_virtual:
-        yield "a virtual function is not passed through; what made it decides who gets it"
     if function.has_virtual:
         yield "virtual functions of it exist; the admin can remove them by writing 0 to its sriov_numvfs"
     if not is_vfio(function.driver) and function.driver not in ("", driver):

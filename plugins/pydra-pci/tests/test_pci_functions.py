@@ -100,6 +100,15 @@ def test_virtual_functions_and_their_parents_are_told_apart(tmp_path: Path) -> N
     assert (virtual.is_virtual, virtual.has_virtual) == (True, False)
 
 
+def test_a_virtual_function_is_known_although_it_was_seen_before_the_kernel_says_so(tmp_path: Path) -> None:
+    place = add(tmp_path, "0000:41:00.4")
+    bus = bus_of(tmp_path)
+    (seen_early,) = bus.functions().values()
+    (place / "physfn").symlink_to("../0000:41:00.0")
+    (virtual,) = bus.functions().values()
+    assert (seen_early.is_virtual, virtual.is_virtual, virtual.parent) == (False, True, "0000:41:00.0")
+
+
 def test_what_sysfs_does_not_tell_is_left_at_none(tmp_path: Path) -> None:
     (tmp_path / "sys/bus/pci/devices/0000:53:00.0").mkdir(parents=True)
     for name, text in {"vendor": "0x10de", "class": "0x030200"}.items():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from msgspec.structs import replace
-
 from pydra import AllocatedDevice, ClaimError
 from pydra_amd.claim_config import Iommu, VfioDeviceConfig
 from pydra_amd.devices import Offered, OfferedFunction
@@ -42,8 +40,7 @@ def _plan_step(offered: OfferedFunction) -> BindVfio:
 
 def _find_problems(device: AllocatedDevice, function: PciFunction, host: VfioHost) -> Iterator[str]:
     where = f"{device.device} ({function.address})"
-    # Virtual functions are made for guests, and what made them leaves them to whom binds them.
-    for problem in find_problems(replace(function, is_virtual=False), host, driver=AMDGPU):
+    for problem in find_problems(function, host, driver=AMDGPU):
         yield f"{where}: {problem}"
     if device.admin_access and not is_vfio(function.driver):
         yield f"{where}: admin access only looks, and no claim has the function passed through now"

@@ -113,7 +113,7 @@ def test_what_the_nvidia_driver_has_without_showing_it_is_left_alone(boards: Any
 
 def test_virtual_functions_are_neither_offered_nor_counted(boards: Any) -> None:
     first, second = boards.gpu("T4"), boards.gpu("T4", minor=1)
-    virtual = boards.function(first, address="0000:10:00.4", driver="", is_virtual=True)
+    virtual = boards.function(first, address="0000:10:00.4", driver="", parent=first.pci)
     before = boards.reading(first, second)
     after = replace(before, functions={**before.functions, virtual.address: virtual})
     assert boards.devices(after, vfio=True) == boards.devices(before, vfio=True)

@@ -110,7 +110,6 @@ def test_admin_access_looks_at_a_function_that_is_passed_through_and_does_nothin
     [
         pytest.param(FUNCTION, {"vfio": VfioHost()}, ["intel_iommu=on", "amd_iommu=on"], id="no IOMMU"),
         pytest.param(replace(FUNCTION, group=""), {}, ["no IOMMU group"], id="no group"),
-        pytest.param(replace(FUNCTION, is_virtual=True), {}, ["virtual function"], id="a virtual function"),
         pytest.param(replace(FUNCTION, has_virtual=True), {}, ["sriov_numvfs"], id="virtual functions"),
         pytest.param(replace(FUNCTION, driver="nouveau"), {}, ["bound to nouveau", "allowed: nvidia"], id="foreign"),
         pytest.param(replace(FUNCTION, driver="pci-stub"), {}, ["bound to pci-stub"], id="set aside"),
