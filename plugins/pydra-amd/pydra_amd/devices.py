@@ -98,7 +98,7 @@ def identify(gpu: Gpu, partition: Partition) -> DeviceStatus:
         data["uniqueID"] = str(gpu.unique_id)
     if gpu.mode is not None:
         data["partitionProfile"] = str(gpu.mode)
-    if len(gpu.partitions) > 1:
+    if gpu.count > 1:
         data["partition"] = partition.index
     return DeviceStatus(data={**data, "cardIndex": partition.card, "renderIndex": partition.render})
 
@@ -133,10 +133,11 @@ def _list_gpu(gpu: Gpu, partitioning: Partitioning, *, sharing: bool) -> Iterato
     for mode, count in modes.items():
         for index in range(count):
             name = name_gpu(gpu) if mode.compute == WHOLE else name_partition(gpu, mode, index)
-            yield Offered(name=name, gpu=gpu, mode=mode, index=index, count=count, chosen=True)
+            offered = Offered(name=name, gpu=gpu, mode=mode, index=index, count=count, chosen=True)
+            if mode != gpu.mode or offered.partition is not None:
+                yield offered
     if not modes:
         for one in gpu.partitions:
             name = name_device(one.card, one.render)
             is_shared = sharing and is_shareable(gpu, one)
-            count = len(gpu.partitions)
-            yield Offered(name=name, gpu=gpu, mode=gpu.mode, index=one.index, count=count, shared=is_shared)
+            yield Offered(name=name, gpu=gpu, mode=gpu.mode, index=one.index, count=gpu.count, shared=is_shared)

@@ -46,7 +46,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     none, `neighbours` the addresses of the GPUs that it has an xGMI link to.
     `mode` is None for a GPU that cannot be partitioned. `compute_modes` and `memory_modes` are what the driver offers
     beside it, empty where it does not report it. `memory` is that of the whole GPU in bytes, 0 where it cannot be read.
-    `partitions` are in the order of their numbers, at least one.
+    `partitions` are in the order of their numbers, at least one; `hidden` is how many more its mode has, which the
+    driver made no nodes for: a node may have too few numbers.
     """
 
     index: int = 0
@@ -66,21 +67,27 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     memory_modes: tuple[str, ...] = ()
     memory: int = 0
     partitions: tuple[Partition, ...]
+    hidden: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many partitions its mode has, which are of one size."""
+        return len(self.partitions) + self.hidden
 
     @property
     def compute_units(self) -> int:
         """Of all its partitions."""
-        return sum(one.compute_units for one in self.partitions)
+        return self.partitions[0].compute_units * self.count
 
     @property
     def simds(self) -> int:
         """Of all its partitions."""
-        return sum(one.simds for one in self.partitions)
+        return self.partitions[0].simds * self.count
 
     @property
     def xccs(self) -> int:
         """Accelerator complexes, which partitions are made of; of all its partitions."""
-        return sum(one.xccs for one in self.partitions)
+        return self.partitions[0].xccs * self.count
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):

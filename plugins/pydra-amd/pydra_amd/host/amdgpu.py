@@ -119,8 +119,11 @@ def read_gpu(
         return tree.read(tree.sys(f"{BOUND}/{address}/{name}"))
 
     device, memory = read("device"), read("mem_info_vram_total")
-    if problem := _find_contradiction(mode, device, nodes):
-        return problem
+    model = BY_DEVICE.get(device)
+    xccs = model.xccs if model else sum(node.xccs for node in nodes)
+    count = PARTITIONS.get(xccs, {}).get(mode.compute, 0) if mode else 0
+    if count and (len(nodes) > count or any(node.xccs not in (0, xccs // count) for node in nodes)):
+        return _explain_contradiction(f"{mode} has partitions: {count} (XCCs of each: {xccs // count})", nodes)
     card, render = numbers
     return Gpu(
         address=address,
@@ -141,6 +144,7 @@ def read_gpu(
         # The driver reports 0 where all memory is the node's, as a MI300A's; KFD says how much of that it can have.
         memory=(int(memory) if memory.isdecimal() else 0) or sum(one.memory for one in partitions),
         partitions=partitions,
+        hidden=max(count - len(partitions), 0),
     )
 
 
@@ -155,23 +159,10 @@ def _explain_no_node(tree: Tree) -> str:
     )
 
 
-def _find_contradiction(mode: Mode | None, device: str, nodes: Sequence[KfdNode]) -> str:
-    """How the partitions that KFD shows differ from the mode; empty where they fit it, or it is not known what fits.
-
-    Fewer partitions than the mode has are no contradiction: each is what its mode says.
-    """
-    model = BY_DEVICE.get(device)
-    xccs = model.xccs if model else sum(node.xccs for node in nodes)
-    count = PARTITIONS.get(xccs, {}).get(mode.compute) if mode else None
-    if count is None:
-        return ""
-    if len(nodes) <= count and all(node.xccs in (0, xccs // count) for node in nodes):
-        return ""
+def _explain_contradiction(mode: str, nodes: Sequence[KfdNode]) -> str:
+    """Fewer partitions than the mode has are no contradiction: each is what its mode says."""
     found = ", ".join(str(number) for number in sorted({node.xccs for node in nodes}))
-    return (
-        f"its mode {mode} has partitions: {count} (XCCs of each: {xccs // count}), and KFD shows {len(nodes)} "
-        f"(XCCs of each: {found})"
-    )
+    return f"its mode {mode}, and KFD shows {len(nodes)} (XCCs of each: {found})"
 
 
 def _read_neighbours(tree: Tree, node: KfdNode, places: Mapping[int, str]) -> tuple[str, ...]:

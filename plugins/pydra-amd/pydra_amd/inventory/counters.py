@@ -1,8 +1,8 @@
 """Counters by which a scheduler gives out partitions of one mode of a GPU, and never of two. Pure.
 
-There is a counter for each partition of each mode, but for the mode with most partitions. It holds `FULL`. The
-partition that it is named after takes all of it; a partition of another mode takes its share: all partitions of that
-mode together take no more than there is. So partitions of one mode fit beside each other, and any two of different
+There is a counter for each partition of each mode, but for the mode with most partitions of several. It holds `FULL`.
+The partition that it is named after takes all of it; a partition of another mode takes its share: all partitions of
+that mode together take no more than there is. So partitions of one mode fit beside each other, and any two of different
 modes do not, because one of them needs all of a counter of which the other has a share. What exists already has a
 counter each, which only passthrough needs: the whole function takes all of every counter.
 """
@@ -47,7 +47,8 @@ def _list_counters(devices: Sequence[Offered]) -> Iterator[tuple[Mode | None, in
     if not devices[0].chosen:
         yield from ((None, one.index) for one in devices)
         return
-    without = max(devices, key=lambda one: one.count).mode
+    is_one_mode = len({one.mode for one in devices}) == 1  # then only passthrough needs them, and the API wants some
+    without = None if is_one_mode else max(devices, key=lambda one: one.count).mode
     for one in devices:
         if one.mode is not None and one.mode != without:
             yield one.mode, one.index

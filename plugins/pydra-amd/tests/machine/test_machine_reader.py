@@ -215,6 +215,18 @@ def test_a_gpu_some_of_whose_partitions_kfd_does_not_show_has_the_others(tmp_pat
     assert (len(found.devices), found.unreadable) == (63, ())
 
 
+def test_a_gpu_some_of_whose_partitions_kfd_does_not_show_is_divided_as_any_other(tmp_path: Path) -> None:
+    def choose() -> dict[str, tuple[object, object]]:
+        devices = build_inventory(HardwareReader(tree).read_here(), Partitioning.COMPUTE).devices
+        return {one.name: (one.capacity["computeUnits"], one.consumes_counters[0].counters) for one in devices}
+
+    tree = open_tree(tmp_path, "mi300x-8-cpx")
+    before = choose()
+    shutil.rmtree(tree.sys(f"{NODES}/5"))
+    del before["gpu-1-128-cpx-nps1-3"]
+    assert choose() == before
+
+
 def test_partitions_of_a_gpu_without_memory_of_its_own_have_their_parts_of_what_kfd_gives_it(tmp_path: Path) -> None:
     reading = HardwareReader(open_tree(tmp_path, "mi300a-4")).read_here()
     found = build_inventory(reading, Partitioning.COMPUTE).devices
@@ -227,9 +239,11 @@ def test_partitions_of_a_gpu_without_memory_of_its_own_have_their_parts_of_what_
 def test_a_gpu_whose_mode_cannot_change_has_no_devices_of_other_modes(tmp_path: Path) -> None:
     tree = open_tree(tmp_path)
     os.unlink(tree.sys(f"{BOUND}/{ADDRESS}/available_compute_partition"))  # as in a guest, which may not write either
-    found = build_inventory(HardwareReader(tree).read_here(), Partitioning.COMPUTE).devices
-    assert [one.attributes["computePartition"] for one in found if one.attributes["pciAddr"] == ADDRESS] == ["spx"]
-    assert len(found) == 1 + 15
+    found = build_inventory(HardwareReader(tree).read_here(), Partitioning.COMPUTE)
+    (whole,) = (one for one in found.devices if one.attributes["pciAddr"] == ADDRESS)
+    assert whole.attributes["computePartition"] == "spx"
+    assert len(found.devices) == 1 + 15
+    assert all(one.counters for one in (*found.counter_sets, *whole.consumes_counters))  # the API takes no empty ones
 
 
 def test_partitions_are_there_whatever_the_kernel_calls_their_platform_devices(tmp_path: Path) -> None:
