@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pydra_nvidia.composition import open_backend
 from pydra_nvidia.machine_access import find_machine
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
-from pydra_nvidia.takeover.takeover import FabricUnknown
+from pydra_nvidia.takeover.takeover import FabricUnknown, read_left
 from small_agent import SmallAgent
 
 DATA = Path(__file__).parent / "data" / "vendor-checkpoints"
@@ -56,6 +56,15 @@ async def test_a_function_goes_back_to_the_driver_only_if_that_driver_bound_it(
         await agent.unprepare(taken.claim.uid)
     (gpu,) = machine.machine.read().state.gpus.values()
     assert gpu.driver == ("nvidia" if overridden else "vfio-pci")
+
+
+async def test_claims_are_taken_over_where_nobody_can_tell_which_boot_this_is(tmp_path: Path) -> None:
+    tree = make_machine(tmp_path, "vfio-pci")[0].tree
+    os.unlink(tree.proc("sys/kernel/random/boot_id"))
+    (tmp_path / "checkpoint.json").write_bytes((DATA / "vfio.json").read_bytes())
+    checkpoint = await read_left(str(tmp_path), tree, switch="resources.gpus")
+    assert checkpoint is not None
+    assert [claim.completed for claim in checkpoint.claims] == [True]
 
 
 async def test_a_partition_of_fabric_manager_is_the_claims_that_nvidias_driver_activated_it_for(tmp_path: Path) -> None:

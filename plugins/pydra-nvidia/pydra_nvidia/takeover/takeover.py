@@ -183,7 +183,7 @@ def _parse(path: str, text: bytes, tree: Tree) -> VendorCheckpoint:
     for problem in checkpoint.problems:
         _log.warning("%s: %s", path, problem)
     now = tree.read(tree.proc("sys/kernel/random/boot_id"))
-    if not checkpoint.boot_id or now is None or checkpoint.boot_id == now:
+    if not checkpoint.boot_id or not now or checkpoint.boot_id == now:
         return checkpoint
     _log.warning("%s is of another boot, its claims are void: %d", path, len(checkpoint.claims))
     return VendorCheckpoint()
