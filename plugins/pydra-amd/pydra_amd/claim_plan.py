@@ -60,7 +60,7 @@ def plan_claim(
     mine = [found for one, found in wanted if not one.admin_access and isinstance(found, Offered)]
     memory = _plan_memory(mine, offered, held)
     steps = _plan_compute(mine, find_begun(held), changes_memory=bool(memory))
-    bound = plan_passthrough(wanted, host)
+    bound = plan_passthrough(wanted, functions.values(), host, held)
     return Plan(steps=(*memory, *steps, *bound), data=build_data(holds))
 
 

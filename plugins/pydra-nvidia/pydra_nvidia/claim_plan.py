@@ -51,13 +51,13 @@ def plan_claim(
         raise conflict
     if problems := tuple(_misplaced(targets)):
         raise InvalidConfig(problems)
+    begun = [step for other in entries for step in other.begun]
+    owners = {step.address: other.name for other in entries for step in other.steps if isinstance(step, BindVfio)}
     steps = (
         *plan_partitions(targets, reading, owned=find_owned(entries, reading), settings=settings),
         *plan_fabric(targets, reading),
         *plan_sharing(claim.uid, targets, settings=settings),
-        *plan_passthrough(
-            targets, reading, begun=[step for other in entries for step in other.begun], settings=settings
-        ),
+        *plan_passthrough(targets, reading, begun=begun, owners=owners, settings=settings),
     )
     return holds, tuple(name_devices(step, targets) for step in steps)
 

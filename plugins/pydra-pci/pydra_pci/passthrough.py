@@ -7,7 +7,7 @@ processes that have its nodes open, and runs the binding while this process has 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TypeAlias
 
@@ -84,8 +84,20 @@ def plan_binding(function: PciFunction, begun: BindVfio | None = None) -> BindVf
     )
 
 
-def find_problems(function: PciFunction, host: VfioHost, *, driver: str) -> Iterator[str]:
-    """What stands in the way of passing the function through, and who can remove it; `driver` is the vendor's own."""
+def find_problems(
+    function: PciFunction,
+    host: VfioHost,
+    *,
+    driver: str,
+    functions: Iterable[PciFunction],
+    owners: Mapping[str, str],
+) -> Iterator[str]:
+    """What stands in the way of passing the function through, and who can remove it; `driver` is the vendor's own.
+
+    `owners` are the names of other claims by the addresses of what they pass through, of the node's `functions`.
+    """
+    mates = (one for one in functions if one.group == function.group and one.address != function.address)
+    owner = next((owners[one.address] for one in mates if one.address in owners), "")
     if not host.iommu:
         yield (
             "this node has no IOMMU that is on; switch it on in the firmware (VT-d, AMD-Vi) and the kernel"
@@ -93,6 +105,11 @@ def find_problems(function: PciFunction, host: VfioHost, *, driver: str) -> Iter
         )
     elif not function.group:
         yield "the function is in no IOMMU group, so no guest can be given it"
+    elif owner:
+        yield (
+            f"it is in IOMMU group {function.group}, of which claim {owner} has another function, and only one guest"
+            " can have a group; request both in one claim, or wait until that claim has ended"
+        )
     if function.has_virtual:
         yield "virtual functions of it exist; the admin can remove them by writing 0 to its sriov_numvfs"
     if not is_vfio(function.driver) and function.driver not in ("", driver):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
-from pydra import AllocatedDevice, ClaimError
+from pydra import AllocatedDevice, ClaimError, HeldClaim
 from pydra_amd.claim_config import Iommu, VfioDeviceConfig
+from pydra_amd.claim_records import list_steps, name_claim
 from pydra_amd.devices import Offered, OfferedFunction
 from pydra_amd.models import AMDGPU
 from pydra_amd.steps import BindVfio
@@ -13,14 +15,28 @@ from pydra_pci import PciFunction, VfioHost, find_problems, is_vfio, plan_bindin
 
 
 def plan_passthrough(
-    wanted: Iterable[tuple[AllocatedDevice, Offered | OfferedFunction]], host: VfioHost
+    wanted: Iterable[tuple[AllocatedDevice, Offered | OfferedFunction]],
+    offered: Iterable[OfferedFunction],
+    host: VfioHost,
+    held: Iterable[HeldClaim],
 ) -> tuple[BindVfio, ...]:
-    """The steps for the functions of a claim. Pure.
+    """The steps for the functions of a claim, of those that are `offered`. `held` are the other claims. Pure.
 
     Raises ClaimError: what stands in the way of each function, and who can remove it.
     """
     functions = [(device, found) for device, found in wanted if isinstance(found, OfferedFunction)]
-    if problems := [text for device, one in functions for text in _find_problems(device, one.function, host)]:
+    owners = {
+        step.address: name_claim(one.claim)
+        for one in held
+        for step in list_steps(one.claim)
+        if isinstance(step, BindVfio)
+    }
+    find = partial(find_problems, host=host, driver=AMDGPU, functions=[one.function for one in offered], owners=owners)
+    if problems := [
+        f"{device.device} ({one.function.address}): {problem}"
+        for device, one in functions
+        for problem in (*find(one.function), *_find_wishes(device, one.function, host))
+    ]:
         raise ClaimError("; ".join(problems))
     return tuple(_plan_step(one) for device, one in functions if not device.admin_access)
 
@@ -38,14 +54,12 @@ def _plan_step(offered: OfferedFunction) -> BindVfio:
     )
 
 
-def _find_problems(device: AllocatedDevice, function: PciFunction, host: VfioHost) -> Iterator[str]:
-    where = f"{device.device} ({function.address})"
-    for problem in find_problems(function, host, driver=AMDGPU):
-        yield f"{where}: {problem}"
+def _find_wishes(device: AllocatedDevice, function: PciFunction, host: VfioHost) -> Iterator[str]:
+    """What the claim wants and cannot have."""
     if device.admin_access and not is_vfio(function.driver):
-        yield f"{where}: admin access only looks, and no claim has the function passed through now"
+        yield "admin access only looks, and no claim has the function passed through now"
     if read_policy(device) == "RequireIommuFD" and not host.iommufd:
-        yield f"{where}: the claim requires iommufd, and this node has no /dev/iommu; ask for PreferIommuFD"
+        yield "the claim requires iommufd, and this node has no /dev/iommu; ask for PreferIommuFD"
 
 
 def read_policy(device: AllocatedDevice) -> str:

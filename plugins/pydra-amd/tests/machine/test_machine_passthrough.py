@@ -129,6 +129,19 @@ async def test_a_guest_and_a_container_never_have_one_gpu(tmp_path: Path) -> Non
             await node.plan("gpu-vfio-1", OTHER, uid="uid-2")
 
 
+async def test_functions_of_one_iommu_group_are_never_given_to_two_claims(tmp_path: Path) -> None:
+    functions = tmp_path / "tree/sys/bus/pci/devices"
+    async with machine(tmp_path) as node:
+        group = functions / "0000:27:00.0/iommu_group"
+        group.unlink()
+        group.symlink_to(os.readlink(functions / ADDRESS / "iommu_group"))
+        await node.prepare(GUEST)
+        with pytest.raises(ClaimError, match=r"gpu-vfio-1 .* IOMMU group 17, of which claim default/claim-uid-1 has"):
+            await node.plan("gpu-vfio-1", uid="uid-2")
+        await node.end()
+        await node.plan(GUEST, "gpu-vfio-1")
+
+
 async def test_a_gpu_is_not_taken_from_a_process_that_uses_it(tmp_path: Path) -> None:
     async with machine(tmp_path) as node:
         node.use(4242, "/dev/dri/renderD128")

@@ -20,13 +20,18 @@ from pydra_pci import PciFunction, find_problems, is_begun, is_vfio, plan_bindin
 
 
 def plan_passthrough(
-    targets: Sequence[Target], reading: Reading, *, begun: Iterable[Step], settings: Settings
+    targets: Sequence[Target],
+    reading: Reading,
+    *,
+    begun: Iterable[Step],
+    owners: Mapping[str, str],
+    settings: Settings,
 ) -> tuple[BindVfio, ...]:
     """BindVfio for each function, once, in the order of the targets.
 
     `begun` are the steps of all claims: a function that is on its way already keeps its step, so that
     the plan of a claim is the same before and after it was carried out. Targets with admin access only look, and need
-    nothing.
+    nothing. `owners` are the names of other claims by the addresses of the functions that they have.
 
     Raises:
         ClaimError: what stands in the way of each function, and who can remove it.
@@ -40,7 +45,7 @@ def plan_passthrough(
         raise ClaimError(f"{names}: passthrough is switched off on this node; the admin can set PYDRA_NVIDIA_VFIO=true")
     _refuse_doubles(wanted, targets)
     known = {step.address: step for step in begun if isinstance(step, BindVfio) and step.before != step.target}
-    if problems := [text for target in wanted for text in _find_problems(target, reading, known, settings)]:
+    if problems := [text for target in wanted for text in _find_problems(target, reading, known, owners, settings)]:
         raise ClaimError("; ".join(problems))
     functions = (target.function for target in wanted if not target.allocated.admin_access)
     return tuple(dict.fromkeys(_bind(function, reading, known) for function in functions))
@@ -69,11 +74,16 @@ def _refuse_doubles(wanted: Sequence[Passthrough], targets: Sequence[Target]) ->
 
 
 def _find_problems(
-    target: Passthrough, reading: Reading, known: Mapping[str, BindVfio], settings: Settings
+    target: Passthrough,
+    reading: Reading,
+    known: Mapping[str, BindVfio],
+    owners: Mapping[str, str],
+    settings: Settings,
 ) -> Iterator[str]:
     function = target.function
     where = f"{target.allocated.device} ({function.address})"
-    for problem in find_problems(function, reading.vfio, driver=DRIVER):
+    all_functions = reading.functions.values()
+    for problem in find_problems(function, reading.vfio, driver=DRIVER, functions=all_functions, owners=owners):
         yield f"{where}: {problem}"
     if target.allocated.admin_access and not is_vfio(function.driver):
         yield f"{where}: admin access only looks, and no claim has the function passed through now"

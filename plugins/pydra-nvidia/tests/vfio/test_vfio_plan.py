@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -34,11 +35,16 @@ def target(function: PciFunction = FUNCTION, *, device: str = "gpu-vfio-0", admi
 
 
 def plan(
-    *targets: Any, gpu: Gpu | None = GPU, begun: tuple[BindVfio, ...] = (), dynamic: bool = False, **reading: Any
+    *targets: Any,
+    gpu: Gpu | None = GPU,
+    begun: tuple[BindVfio, ...] = (),
+    owners: Mapping[str, str] = {},
+    dynamic: bool = False,
+    **reading: Any,
 ) -> Any:
     options: dict[str, Any] = {"gpus": (gpu,) if gpu else (), "vfio": VfioHost(iommu=True), **reading}
     settings = Settings(vfio=True, dynamic_mig=dynamic)
-    return plan_passthrough(targets, Reading(**options), begun=begun, settings=settings)
+    return plan_passthrough(targets, Reading(**options), begun=begun, owners=owners, settings=settings)
 
 
 def bind(**fields: Any) -> BindVfio:
@@ -49,6 +55,7 @@ BEGUN = bind()
 VARIANT = replace(FUNCTION, vfio_driver="nvgrace_gpu_vfio_pci")
 UNBOUND = replace(FUNCTION, driver="")
 BOUND = replace(FUNCTION, driver="vfio-pci")
+MATE = replace(BOUND, address="0000:53:00.4")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +105,7 @@ def test_mig_mode_that_is_left_for_the_claim_is_not_in_the_way(gpu: Gpu) -> None
 
 def test_other_claims_functions_and_devices_that_are_not_passed_through_need_nothing_here() -> None:
     whole = WholeGpu(allocated=AllocatedDevice(request="r", pool="n", device="gpu-0"), gpu=GPU)
-    assert plan_passthrough([whole], Reading(gpus=(GPU,)), begun=[BEGUN], settings=Settings()) == ()
+    assert plan_passthrough([whole], Reading(gpus=(GPU,)), begun=[BEGUN], owners={}, settings=Settings()) == ()
 
 
 def test_admin_access_looks_at_a_function_that_is_passed_through_and_does_nothing() -> None:
@@ -111,6 +118,12 @@ def test_admin_access_looks_at_a_function_that_is_passed_through_and_does_nothin
         pytest.param(FUNCTION, {"vfio": VfioHost()}, ["intel_iommu=on", "amd_iommu=on"], id="no IOMMU"),
         pytest.param(replace(FUNCTION, group=""), {}, ["no IOMMU group"], id="no group"),
         pytest.param(replace(FUNCTION, has_virtual=True), {}, ["sriov_numvfs"], id="virtual functions"),
+        pytest.param(
+            FUNCTION,
+            {"owners": {MATE.address: "default/guest"}, "functions": {MATE.address: MATE}},
+            ["IOMMU group 17, of which claim default/guest has"],
+            id="a group that another claim has",
+        ),
         pytest.param(replace(FUNCTION, driver="nouveau"), {}, ["bound to nouveau", "allowed: nvidia"], id="foreign"),
         pytest.param(replace(FUNCTION, driver="pci-stub"), {}, ["bound to pci-stub"], id="set aside"),
         pytest.param(
@@ -166,7 +179,7 @@ def test_the_problems_of_all_devices_are_reported() -> None:
 
 def test_a_node_that_passes_nothing_through_names_the_setting() -> None:
     with pytest.raises(ClaimError, match=r"gpu-vfio-0: .*PYDRA_NVIDIA_VFIO=true"):
-        plan_passthrough([target()], Reading(vfio=VfioHost(iommu=True)), begun=(), settings=Settings())
+        plan_passthrough([target()], Reading(vfio=VfioHost(iommu=True)), begun=(), owners={}, settings=Settings())
 
 
 def test_admin_access_to_what_nobody_has_passed_through_is_refused() -> None:
