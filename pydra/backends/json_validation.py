@@ -11,7 +11,7 @@ import datetime
 import decimal
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import islice
 from typing import Annotated, Any, Literal
@@ -38,6 +38,8 @@ _KINDS: tuple[tuple[Any, Any], ...] = (
 """Descriptions of types, and the Python type of the values that JSON has for them."""
 
 _PATTERN_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]|\$", re.DOTALL)
+_SIMPLE = (mi.IntType, mi.FloatType, mi.StrType, mi.BoolType, mi.EnumType, mi.LiteralType)
+
 MOST_MISMATCHES = 1000
 """More are not looked for: a value from elsewhere may have millions."""
 
@@ -66,13 +68,13 @@ def _walk(value: Any, wanted: mi.Type, path: str) -> Iterator[str]:
             yield from _union(value, wanted, path)
         case _ if not _fits(value, wanted):
             yield _found(value, wanted, path)
-        case mi.CollectionType(item_type=item_type):
+        case mi.CollectionType(item_type=item_type) if not _all_fit(value, item_type):
             for index, item in enumerate(value):
                 yield from _walk(item, item_type, f"{path}[{index}]")
         case mi.TupleType(item_types=item_types):
             for index, (item, item_type) in enumerate(zip(value, item_types, strict=True)):
                 yield from _walk(item, item_type, f"{path}[{index}]")
-        case mi.DictType():
+        case mi.DictType() if not (_all_fit(value, wanted.key_type) and _all_fit(value.values(), wanted.value_type)):
             for key, item in value.items():
                 yield from _walk(key, wanted.key_type, f"{path} key {show(key)}")
                 yield from _walk(item, wanted.value_type, member_path(path, key))
@@ -89,6 +91,11 @@ def _fits(value: Any, wanted: mi.Type) -> bool:
     if is_quantity_type(wanted):
         return is_quantity(value)
     return _converts(value, _build_type(wanted))
+
+
+def _all_fit(values: Iterable[Any], wanted: mi.Type) -> bool:
+    """Return whether these are values of a simple type, of which there may be thousands: msgspec checks all at once."""
+    return isinstance(wanted, _SIMPLE) and _converts(list(values), list[_build_type(wanted)])  # type: ignore[misc]
 
 
 def _converts(value: Any, wanted: Any) -> bool:
