@@ -56,6 +56,8 @@ MAX_STATE = 256 * 1024
 
 P = ParamSpec("P")
 _METRIC = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_METRIC_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+"""Two underscores begin Prometheus' own labels: with a second `__name__` it refuses the page, and so all backends'."""
 
 
 def _at_once(find: Callable[P, Iterator[str]]) -> Callable[P, tuple[str, ...]]:
@@ -421,10 +423,14 @@ def find_sample_violations(samples: Sequence[Sample]) -> tuple[str, ...]:
     if len(samples) > MAX_SAMPLES:
         return (f"measure returned {len(samples)} samples, the limit is {MAX_SAMPLES}",)
     return tuple(
-        f"measure: {what} {name!r} must match {_METRIC.pattern}"
+        f"measure: {what} {name!r} must match {allowed.pattern}"
         for sample in samples
-        for what, name in [("sample name", sample.name), *(("label name", label) for label in sample.labels)]
-        if not _METRIC.fullmatch(name)
+        for what, allowed, names in (
+            ("sample name", _METRIC, (sample.name,)),
+            ("label name", _METRIC_LABEL, sample.labels),
+        )
+        for name in names
+        if not allowed.fullmatch(name)
     )
 
 

@@ -131,10 +131,12 @@ def test_a_measurement_has_at_most_the_samples_that_the_agent_keeps() -> None:
 
 
 def test_samples_have_names_that_prometheus_takes() -> None:
-    samples = (Sample(name="memory_bytes", value=1.0), Sample(name="a-b", value=1.0, labels={"1x": "v"}))
+    labels = {"1x": "v", "__name__": "x", "_x": ""}
+    samples = (Sample(name="memory_bytes", value=1.0), Sample(name="a-b", value=1.0, labels=labels))
     assert [violation.split(" must")[0] for violation in find_sample_violations(samples)] == [
         "measure: sample name 'a-b'",
         "measure: label name '1x'",
+        "measure: label name '__name__'",
     ]
 
 
