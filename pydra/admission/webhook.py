@@ -156,9 +156,11 @@ class ReviewService:
         start = perf_counter()
         try:
             question = parse_review(body)
+            decision = review_object(question, self._drivers)
         except MalformedReview as error:
             return _refuse(400, str(error))
-        decision = review_object(question, self._drivers)
+        except RecursionError:  # of what could just be decoded
+            return _refuse(400, "the review is nested too deep")
         answer = build_review(question, decision)
         self._metrics.seconds.observe(perf_counter() - start)
         self._tell(question, decision)

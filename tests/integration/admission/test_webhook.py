@@ -20,6 +20,18 @@ from tests.unit.admission.questions import build_body, encode, entry
 RIGHT, WRONG = entry("sim.pydra.dev", sim()), entry("sim.pydra.dev", sim(clockMHz=1))
 
 
+async def test_reviews_of_any_depth_are_answered() -> None:
+    config = b'{"opaque":{"driver":"sim.pydra.dev","parameters":{"env":%s}}}'
+    async with serve_webhook() as webhook, connect() as session:
+        answers = set()
+        for depth in range(850, 1000):
+            body = encode(build_body("deviceclasses", ["@"], old=["@"], operation="UPDATE"))
+            nested = body.replace(b'"@"', config % (b"[" * depth + b"]" * depth))
+            async with session.post(webhook.url + PATH, data=nested, headers=JSON) as response:
+                answers.add(response.status)
+    assert answers == {200, 400}
+
+
 async def test_reviews_are_answered_and_counted() -> None:
     async with serve_webhook() as webhook, connect() as session:
         assert (await review(session, webhook.url, configs=[RIGHT]))["allowed"] is True
