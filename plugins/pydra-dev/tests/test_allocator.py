@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from pydra_dev.api import schema
-from pydra_dev.scheduler.allocator import AllocationError, NamedClaim, allocate, read_in_use, review_devices
+from pydra_dev.scheduler.allocator import (
+    AllocationError,
+    NamedClaim,
+    NodeAllocationError,
+    allocate,
+    read_in_use,
+    review_devices,
+)
 from pydra_dev.scheduler.pools import NamedSlice
 from pydra_dev.scheduler.search import Features
 
@@ -332,6 +339,19 @@ def test_what_cannot_be_allocated_says_why(
 ) -> None:
     with pytest.raises(AllocationError, match=why):
         solve(slices, claim, held=[status_of(one) for one in held])
+
+
+def test_a_selector_that_fails_only_for_a_device_in_use_keeps_no_other_node_from_the_pod() -> None:
+    claim = a_claim(request(selectors=[cel(f'device.attributes["{DRIVER}"].numa == 1')]))
+    with pytest.raises(NodeAllocationError, match="no such key: numa"):
+        solve([a_slice({"name": "used"}, numa("far", 0))], claim, held=[status_of({"device": "used"})])
+
+
+def test_shares_of_nothing_are_taken_back_as_any_others() -> None:
+    free = {"name": "free", "allowMultipleAllocations": True, "capacity": {"memory": {"value": "8Gi"}}}
+    nothing = request("a", count=1, capacity={"requests": {"memory": "0"}})
+    with pytest.raises(NodeAllocationError):
+        solve([a_slice(free)], a_claim(nothing, {**nothing, "name": "b"}, request("c", selectors=[cel("false")])))
 
 
 def test_a_review_says_for_each_device_why_a_request_does_not_have_it() -> None:

@@ -17,10 +17,12 @@ from pydra_dev.scheduler.search import (
     DEFAULT_FEATURES,
     AllocationError,
     Features,
+    Mismatch,
     NamedClaim,
     NodeAllocationError,
     Search,
 )
+from pydra_dev.scheduler.selector_mismatch import describe_values
 
 __all__ = ["AllocationError", "InUse", "NamedClaim", "NodeAllocationError", "allocate", "read_in_use", "review_devices"]
 
@@ -99,14 +101,23 @@ def review_devices(
 
 def _review(search: Search, wish: Wish, candidate: Candidate, *, is_picked: bool) -> Judgement:
     reason = "" if is_picked else _find_obstacle(search, wish, candidate)
-    values = "" if search.selection.selects(wish, candidate) else search.selection.describe_values(wish, candidate)
+    mismatch = _find_mismatch(search, wish, candidate)
+    values = describe_values(mismatch.expression, candidate.driver, candidate.device) if mismatch is not None else ""
     return Judgement(request=wish.name, device=candidate.key, reason=reason, picked=is_picked, values=values)
 
 
 def _find_obstacle(search: Search, wish: Wish, candidate: Candidate) -> str:
     """What is against the device, above all that it is none which is wanted: nobody waits then until it is free."""
-    mismatch = search.selection.find_mismatch(wish, candidate)
+    mismatch = _find_mismatch(search, wish, candidate)
     return mismatch.text if mismatch is not None else search.find_obstacle(wish, candidate)
+
+
+def _find_mismatch(search: Search, wish: Wish, candidate: Candidate) -> Mismatch | None:
+    """Why the device is not wanted; a selector that fails for a device that the search passed over ends nothing."""
+    try:
+        return search.selection.find_mismatch(wish, candidate)
+    except AllocationError as error:
+        return Mismatch(str(error))
 
 
 def _explain(search: Search) -> str:
@@ -129,7 +140,7 @@ def _explain_wish(search: Search, wish: Wish) -> str:
     matching = [
         obstacle
         for obstacle, one in zip(obstacles, search.candidates, strict=True)
-        if search.selection.selects(wish, one)
+        if _find_mismatch(search, wish, one) is None
     ]
     free, everything = matching.count(""), wish.devices is not None
     if 0 < len(matching) == free if everything else free >= wish.count:

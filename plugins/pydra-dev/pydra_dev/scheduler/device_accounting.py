@@ -155,11 +155,13 @@ class DeviceAccounting:
             for drawn in (self._drawn, self._held):
                 _add(drawn[pick.candidate.pool], pick.candidate, -1)
             return
-        taken = self._shares.get(key, {})
+        taken = self._shares.get(key)
+        if taken is None:  # shares of nothing: the first to be taken back ended them all
+            return
         for name, amount in pick.share.items():
             taken[name] -= amount.value
         if pick.share and not any(taken.values()):
-            self._shares.pop(key, None)
+            del self._shares[key]
 
 
 def count_left(pool: PoolView, in_use: InUse) -> dict[CounterKey, Fraction]:

@@ -28,7 +28,7 @@ from pydra_dev.scheduler.allocation_result import Pick
 from pydra_dev.scheduler.constraints import Constraint, build_constraints
 from pydra_dev.scheduler.device_accounting import DeviceAccounting, InUse, Wish
 from pydra_dev.scheduler.pools import Candidate, DeviceKey, PoolView
-from pydra_dev.scheduler.selector_mismatch import describe_values, suggest_name
+from pydra_dev.scheduler.selector_mismatch import suggest_name
 from pydra_dev.scheduler.taints import find_blocking_taint, format_taint
 
 MAX_RESULTS = 32
@@ -151,18 +151,19 @@ class Search:
         self.selection.find_class(wish)
         if wanted.allocation_mode != "All":
             return wish
+        devices: list[Candidate] = []
         for pool in self.pools:
             if pool.problem:
                 raise AllocationError(
                     f"claim {self.claims[index].name}, request {name}: asks for all devices, but pool "
                     f"{pool.driver}/{pool.name} {pool.problem}"
                 )
-        devices = tuple(
-            one
-            for one in self.candidates
-            if self.selection.selects(wish, one) and not self._books.find_shortage(wish, one)
-        )
-        return replace(wish, count=len(devices), devices=devices)
+            devices += (
+                one
+                for one in pool.candidates
+                if self.selection.selects(wish, one) and not self._books.find_shortage(wish, one)
+            )
+        return replace(wish, count=len(devices), devices=tuple(devices))
 
     def _choose(self, place: _Place) -> Iterator[_Place]:
         """The next places of the search, one for each choice that is possible here, made when it is yielded."""
@@ -289,11 +290,6 @@ class Selection:
         if known not in self._found:
             self._found[known] = self._evaluate(wish, candidate)
         return self._found[known]
-
-    def describe_values(self, wish: Wish, candidate: Candidate) -> str:
-        """What the device has of that which the selector reads that does not select it."""
-        mismatch = self.find_mismatch(wish, candidate)
-        return describe_values(mismatch.expression, candidate.driver, candidate.device) if mismatch is not None else ""
 
     def _evaluate(self, wish: Wish, candidate: Candidate) -> Mismatch | None:
         name = wish.wanted.device_class_name
