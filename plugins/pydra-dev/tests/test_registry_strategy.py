@@ -46,6 +46,11 @@ def exactly(**fields: Any) -> JsonObject:
 
 ONE = "exactly one of `exactly` or `firstAvailable` is required"
 REFERENCE = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'"
+LABEL = (
+    "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with "
+    "an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is "
+    "'[a-z0-9]([-a-z0-9]*[a-z0-9])?')"
+)
 CLAIMS: list[tuple[JsonObject, str, str]] = [
     (claim({"name": "a"}), "requests[0]", f"Required value: {ONE}"),
     (
@@ -53,6 +58,8 @@ CLAIMS: list[tuple[JsonObject, str, str]] = [
         "requests[0]",
         f"Invalid value: null: {ONE}, but multiple fields are set",
     ),
+    (claim({"name": "", "exactly": CLASS}), "requests[0].name", f'Invalid value: "": {LABEL}'),
+    (claim({"name": "a.b", "exactly": CLASS}), "requests[0].name", 'Invalid value: "a.b": must not contain dots'),
     (claim({"name": "a", "exactly": {}}), "requests[0].exactly.deviceClassName", "Required value"),
     (claim(exactly(count=-1)), "requests[0].exactly.count", "Invalid value: -1: must be greater than zero"),
     (
@@ -88,6 +95,12 @@ CLAIMS: list[tuple[JsonObject, str, str]] = [
         "requests[0].exactly.selectors[0].cel.expression",
         'Invalid value: "device.driver == 1": compilation failed: ERROR: <input>:1:15: found no matching overload for '
         "'_==_' applied to '(string, int)'\n | device.driver == 1\n | ..............^",
+    ),
+    (
+        claim(exactly(selectors=[{"cel": {"expression": "devices.driver == 'd'"}}])),
+        "requests[0].exactly.selectors[0].cel.expression",
+        "Invalid value: \"devices.driver == 'd'\": compilation failed: ERROR: <input>:1:1: undeclared reference to "
+        "'devices' (in container '')\n | devices.driver == 'd'\n | ^",
     ),
     (
         claim(exactly(), constraints=[{"requests": ["b"], "matchAttribute": "a.example.com/b"}]),
@@ -126,6 +139,22 @@ def test_a_namespace_may_allow_admin_access() -> None:
     assert admitted["spec"]["devices"]["requests"][0]["exactly"]["adminAccess"] is True
 
 
+def test_an_alternative_cannot_have_admin_access() -> None:
+    labels = {"resource.kubernetes.io/admin-access": "true"}
+    context = Context(minor=36, gates=CONTEXT.gates, now=CONTEXT.now, namespace_labels=labels)
+    body = claim({"name": "a", "firstAvailable": [{"name": "s", **CLASS, "adminAccess": True}]})
+    (request,) = admit(RESOURCE_CLAIMS, body, context)["spec"]["devices"]["requests"]
+    assert "adminAccess" not in request["firstAvailable"][0]
+    unknown = find_unknown_fields(RESOURCE_CLAIMS, {"spec": body})
+    assert unknown == ("spec.devices.requests[0].firstAvailable[0].adminAccess",)
+
+
+def test_a_field_that_is_null_is_absent() -> None:
+    parameters = {"opaque": {"driver": "d", "parameters": {"a": None}}}
+    body = claim(exactly(selectors=None, count=None), constraints=None, config=[parameters])
+    assert admit(RESOURCE_CLAIMS, body) == admit(RESOURCE_CLAIMS, claim(exactly(), config=[parameters]))
+
+
 def test_the_requests_are_shown_even_when_there_are_none() -> None:
     assert admit(RESOURCE_CLAIMS, {})["spec"] == {"devices": {"requests": None}}
 
@@ -142,7 +171,7 @@ def test_a_template_s_spec_is_immutable_as_a_whole() -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["gpu", "kubernetes.io/gpu", "requests.kubernetes.io/gpu", "Example.com/gpu"])
+@pytest.mark.parametrize("name", ["gpu", "kubernetes.io/gpu", "requests.kubernetes.io/gpu", "requests.example.com/gpu", "Example.com/gpu"])
 def test_a_class_s_extended_resource_has_a_domain_of_one_s_own(name: str) -> None:
     told = refused(DEVICE_CLASSES, {"extendedResourceName": name})
     assert told == [("spec.extendedResourceName", f'Invalid value: "{name}": must be a valid extended resource name')]
@@ -155,6 +184,39 @@ def test_a_selector_may_not_read_of_sharing_where_its_gate_is_off() -> None:
     ((field, message),) = refused(DEVICE_CLASSES, {"selectors": selectors}, older)
     assert field == "spec.selectors[0].cel.expression"
     assert "undefined field 'allowMultipleAllocations'" in message
+
+
+def test_what_a_slice_does_not_say_is_filled_in_or_left_out() -> None:
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "Exists", "values": []}], "matchFields": [], "x": 1}]
+    nodes = {"nodeName": None, "nodeSelector": {"nodeSelectorTerms": terms}}
+    admitted = admit(RESOURCE_SLICES, device_slice({"name": "gpu", "capacity": {"m": {}}}, **nodes))["spec"]
+    assert admitted["devices"] == [{"name": "gpu", "capacity": {"m": {"value": "0"}}}]
+    term = {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}
+    assert admitted["nodeSelector"] == {"nodeSelectorTerms": [term]}
+
+
+def test_a_status_is_held_to_the_rules_of_claims_and_nodes() -> None:
+    labels = {"resource.kubernetes.io/admin-access": "true"}
+    allowed = Context(minor=36, gates=CONTEXT.gates, now=CONTEXT.now, namespace_labels=labels)
+    old = admit(RESOURCE_CLAIMS, claim(exactly(adminAccess=True)), allowed)
+    result = {"request": "a", "driver": "d", "pool": "p", "device": "", "adminAccess": True}
+    allocation = {"devices": {"results": [result]}, "nodeSelector": {"nodeSelectorTerms": []}}
+    with pytest.raises(StatusError) as caught:
+        admit_update(RESOURCE_CLAIMS, {**old, "status": {"allocation": allocation}}, old, CONTEXT, status=True)
+    told = {
+        one["field"].removeprefix("status.allocation."): one["message"]
+        for one in (caught.value.details or {})["causes"]
+    }
+    assert told == {
+        "devices.results[0].adminAccess": next(text for _, field, text in CLAIMS if "adminAccess" in field),
+        "devices.results[0].device": f'Invalid value: "": {LABEL}',
+        "nodeSelector.nodeSelectorTerms": "Required value: must have at least one node selector term",
+    }
+
+
+def test_a_rule_without_a_selector_has_none() -> None:
+    taint = {"key": "a", "effect": "None", "timeAdded": "2026-01-01T00:00:00Z"}
+    assert admit(DEVICE_TAINT_RULES, {"taint": taint})["spec"] == {"taint": taint}
 
 
 def test_a_device_taint_rule_is_held_to_the_rules_of_taints() -> None:
@@ -219,6 +281,11 @@ def device_slice(*devices: JsonObject, **spec: Any) -> JsonObject:
     return {"driver": "gpu.example.com", "nodeName": "n", "pool": pool, **listed, **spec}
 
 
+def shared_device(policy: JsonObject) -> JsonObject:
+    capacity = {"m": {"value": "8Gi", "requestPolicy": policy}}
+    return device_slice({"name": "gpu", "allowMultipleAllocations": True, "capacity": capacity})
+
+
 def taints(count: int, effect: str = "NoSchedule") -> list[JsonObject]:
     return [{"key": f"example.com/{number}", "effect": effect} for number in range(count)]
 
@@ -228,6 +295,8 @@ PART = {"name": "part", "consumesCounters": [{"counterSet": "board", "counters":
 WRONG_COUNTER = [{"counterSet": "board", "counters": {"cores": {"value": "1"}}}]
 MANY_COUNTERS = {f"c{number}": {"value": "1"} for number in range(17)}
 DEVICES = "spec.devices[0]"
+SHARED = f"{DEVICES}.capacity[m].requestPolicy"
+IN_STEPS = {"default": "3", "validRange": {"min": "1500m", "step": "1500m"}}
 OF_A_RELEASE: dict[str, tuple[JsonObject, dict[int, list[tuple[str, str]]]]] = {
     "counters beside their devices": (
         device_slice(PART, sharedCounters=[BOARD]),
@@ -344,6 +413,50 @@ OF_A_RELEASE: dict[str, tuple[JsonObject, dict[int, list[tuple[str, str]]]]] = {
             37: [
                 (f"{DEVICES}.nodeAllocatableResources[cpu].overhead", ANY),
                 (f"{DEVICES}.nodeAllocatableResources[memory]", ANY),
+            ]
+        },
+    ),
+    "shares that are the same in whole numbers": (
+        shared_device({"default": "1", "validValues": ["500m", "1"]}),
+        {36: [(f"{SHARED}.validValues[1]", 'Duplicate value: "1"')]},
+    ),
+    "steps are counted in whole numbers": (
+        shared_device(IN_STEPS),
+        {
+            36: [
+                (
+                    f"{SHARED}.validRange.step",
+                    'Invalid value: "3": value is not a multiple of a given step (1500m) from (1500m)',
+                )
+            ]
+        },
+    ),
+    "a step beyond the whole": (
+        shared_device({"default": "4Gi", "validRange": {"min": "4Gi", "step": "8Gi"}}),
+        {
+            36: [
+                (
+                    f"{SHARED}.validRange.step",
+                    'Invalid value: "8Gi": one step 12Gi is larger than capacity value: 8Gi',
+                )
+            ]
+        },
+    ),
+    "a taint without a key": (
+        device_slice({"name": "gpu", "taints": [{"effect": "None"}]}),
+        {
+            36: [
+                (f"{DEVICES}.taints[0].key", 'Invalid value: "": name part must be non-empty'),
+                (f"{DEVICES}.taints[0].key", ANY),
+            ]
+        },
+    ),
+    "a taint of a domain that is none": (
+        device_slice({"name": "gpu", "taints": [{"key": "A/b", "effect": "None"}, {"key": "/b", "effect": "None"}]}),
+        {
+            36: [
+                (f"{DEVICES}.taints[0].key", ANY),
+                (f"{DEVICES}.taints[1].key", 'Invalid value: "/b": prefix part must be non-empty'),
             ]
         },
     ),

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from functools import partial
 from types import GenericAlias
-from typing import Annotated, Any, Optional, TypeVar
+from typing import Annotated, Any, ClassVar, Optional, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import field
@@ -104,14 +105,14 @@ class RequestPolicy(_Fields, frozen=True, kw_only=True):
 class Capacity(_Fields, frozen=True, kw_only=True):
     """How much of something a device has."""
 
-    value: Quantity
+    value: Quantity = field(default_factory=partial(Quantity, "0"))
     request_policy: Annotated[RequestPolicy | None, Gated(SHARES)] = None
 
 
 class Counter(_Fields, frozen=True, kw_only=True):
     """An amount in a counter set."""
 
-    value: Quantity
+    value: Quantity = field(default_factory=partial(Quantity, "0"))
 
 
 class CounterSet(_Fields, frozen=True, kw_only=True):
@@ -146,11 +147,11 @@ class DeviceSelector(_Fields, frozen=True, kw_only=True):
     device: str | None = None
 
 
-class TaintRuleSpec(_Fields, frozen=True, kw_only=True, omit_defaults=False):
+class TaintRuleSpec(_Fields, frozen=True, kw_only=True):
     """DeviceTaintRule.spec: without a selector it is for no device, if not for all (see `add_taints`)."""
 
     device_selector: DeviceSelector | None = None
-    taint: Taint = Taint()
+    taint: Taint = field(default_factory=Taint)
 
 
 class Toleration(_Fields, frozen=True, kw_only=True):
@@ -187,6 +188,27 @@ class NodeAllocatable(_Fields, frozen=True, kw_only=True):
     overhead: AllocatableOverhead | None = None
 
 
+class Requirement(_Fields, frozen=True, kw_only=True):
+    """What a node's label or field must be."""
+
+    key: str = ""
+    operator: str = ""
+    values: tuple[str, ...] = ()
+
+
+class NodeTerm(_Fields, frozen=True, kw_only=True):
+    """Nodes that meet all of these."""
+
+    match_expressions: tuple[Requirement, ...] = ()
+    match_fields: tuple[Requirement, ...] = ()
+
+
+class NodeSelector(_Fields, frozen=True, kw_only=True):
+    """Nodes that any term is for."""
+
+    node_selector_terms: tuple[NodeTerm, ...] = ()
+
+
 class Device(_Fields, frozen=True, kw_only=True):
     """One device of a slice."""
 
@@ -195,7 +217,7 @@ class Device(_Fields, frozen=True, kw_only=True):
     capacity: dict[str, Capacity] = {}
     consumes_counters: Annotated[tuple[Consumption, ...], Gated(PARTITIONS)] = ()
     node_name: Annotated[str | None, Gated(PARTITIONS)] = None
-    node_selector: Annotated[JsonObject | None, Gated(PARTITIONS)] = None
+    node_selector: Annotated[NodeSelector | None, Gated(PARTITIONS)] = None
     all_nodes: Annotated[bool | None, Gated(PARTITIONS)] = None
     taints: Annotated[tuple[Taint, ...], Gated(TAINTS)] = ()
     binds_to_node: Annotated[bool | None, Gated(BINDING)] = None
@@ -220,7 +242,7 @@ class SliceSpec(_Fields, frozen=True, kw_only=True):
     driver: str = ""
     pool: Pool = Pool()
     node_name: str | None = None
-    node_selector: JsonObject | None = None
+    node_selector: NodeSelector | None = None
     all_nodes: bool | None = None
     devices: tuple[Device, ...] = ()
     per_device_node_selection: Annotated[bool | None, Gated(PARTITIONS)] = None
@@ -234,17 +256,31 @@ class CapacityRequests(_Fields, frozen=True, kw_only=True):
     requests: dict[str, Quantity] = {}
 
 
-class Request(_Fields, frozen=True, kw_only=True):
-    """What one request asks for; `name` is a subrequest's, `admin_access` never is."""
+class Wanted(_Fields, frozen=True, kw_only=True):
+    """Which devices, and how many."""
 
-    name: str = ""
     device_class_name: str = ""
     selectors: tuple[Selector, ...] = ()
     allocation_mode: str = ""
     count: int = 0
-    admin_access: Annotated[bool | None, Gated(ADMIN)] = None
     tolerations: Annotated[tuple[Toleration, ...], Gated(TAINTS)] = ()
     capacity: Annotated[CapacityRequests | None, Gated(SHARES)] = None
+
+
+class Request(Wanted, frozen=True, kw_only=True):
+    """What one request asks for."""
+
+    admin_access: Annotated[bool | None, Gated(ADMIN)] = None
+
+
+class Subrequest(Wanted, frozen=True, kw_only=True):
+    """One alternative of a request; never with admin access."""
+
+    name: str = ""
+    admin_access: ClassVar[None] = None
+
+
+AnyRequest: TypeAlias = Request | Subrequest
 
 
 class DeviceRequest(_Fields, frozen=True, kw_only=True):
@@ -252,7 +288,7 @@ class DeviceRequest(_Fields, frozen=True, kw_only=True):
 
     name: str = ""
     exactly: Request | None = None
-    first_available: Annotated[tuple[Request, ...], Gated(PRIORITIZED)] = ()
+    first_available: Annotated[tuple[Subrequest, ...], Gated(PRIORITIZED)] = ()
 
 
 class Constraint(_Fields, frozen=True, kw_only=True):
@@ -326,7 +362,7 @@ class Allocation(_Fields, frozen=True, kw_only=True):
     """What the allocator decided."""
 
     devices: Results = Results()
-    node_selector: JsonObject | None = None
+    node_selector: NodeSelector | None = None
     allocation_timestamp: Time | None = None
 
 
@@ -448,10 +484,24 @@ def refuse_types(kind: str, obj: dict[str, Any]) -> None:
 def parse_fields(kind: str, type_: type[T], value: Any) -> T:
     """A part of an object as a typed value; raises a 400 StatusError that says where the type is wrong."""
     try:
-        return msgspec.convert(value, type_, dec_hook=_decode)
+        return msgspec.convert(_drop_nulls(value), type_, dec_hook=_decode)
     except (msgspec.ValidationError, ValueError) as error:
         part = next((one for one in ("spec", "status") if type_.__name__.lower().endswith(one)), "")
         raise refuse_fields(kind, str(error).replace("`$.", f"`$.{part}.") if part else str(error)) from error
+
+
+_KEPT = frozenset({"parameters", "data"})
+"""A driver's own JSON."""
+_MAPS = frozenset({"attributes", "capacity", "counters"})
+
+
+def _drop_nulls(value: Any, name: str = "") -> Any:
+    """The value of a field without those in it that are null, which are as if absent; the entries of maps are not."""
+    if isinstance(value, list):
+        return [_drop_nulls(one) for one in value]
+    if not isinstance(value, dict) or name in _KEPT:
+        return value
+    return {key: _drop_nulls(one, key) for key, one in value.items() if one is not None or name in _MAPS}
 
 
 def refuse_fields(kind: str, why: str) -> StatusError:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from pydra_dev.apiserver.name_and_list_validation import (
     Errors,
     check_driver,
     check_full_attribute_name,
+    check_label,
     check_label_key,
     check_label_value,
     check_list,
@@ -30,6 +32,7 @@ from pydra_dev.apiserver.name_and_list_validation import (
     check_uid,
     size,
 )
+from pydra_dev.apiserver.node_selector_rules import check_node_selector
 from pydra_dev.apiserver.slice_rules import EFFECTS, check_binding
 from pydra_dev.cel.environment import DEFAULT_CEL, CelFeatures, CompileError, compile_selector
 
@@ -55,6 +58,7 @@ _REASON_TEXT = (
     "'[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?')"
 )
 
+WantedT = TypeVar("WantedT", bound=schema.Wanted)
 RequestNames = Mapping[str, frozenset[str]]
 
 
@@ -72,7 +76,7 @@ def default_claim(spec: schema.ClaimSpec) -> schema.ClaimSpec:
     return replace(spec, devices=replace(spec.devices, requests=requests or None))
 
 
-def _default_request(request: schema.Request) -> schema.Request:
+def _default_request(request: WantedT) -> WantedT:
     mode = request.allocation_mode or "ExactCount"
     count = request.count or 1 if mode == "ExactCount" else request.count
     tolerations = tuple(replace(t, operator=t.operator or "Equal") for t in request.tolerations)
@@ -99,13 +103,19 @@ def check_claim(
         f"{path}.constraints", devices.constraints, MAX_REQUESTS, partial(_check_constraint, names=names)
     )
     yield from check_list(f"{path}.config", devices.config, MAX_REQUESTS, partial(_check_claim_config, names=names))
-    for index, request in enumerate(devices.requests or ()):
-        if request.exactly is not None and request.exactly.admin_access and not admin_allowed:
-            yield forbidden(
-                f"{path}.requests[{index}].adminAccess",
-                "admin access to devices requires the `resource.kubernetes.io/admin-access: true` label on the "
-                "containing namespace",
-            )
+    asking = (request.exactly is not None and request.exactly.admin_access for request in devices.requests or ())
+    yield from _check_admin_access(f"{path}.requests", asking, allowed=admin_allowed)
+
+
+def _check_admin_access(path: str, granted: Iterable[bool | None], *, allowed: bool) -> Errors:
+    """The first of a list with admin access is told, in a namespace that does not allow it."""
+    index = next((index for index, is_granted in enumerate(granted) if is_granted), None)
+    if index is not None and not allowed:
+        yield forbidden(
+            f"{path}[{index}].adminAccess",
+            "admin access to devices requires the `resource.kubernetes.io/admin-access: true` label on the containing "
+            "namespace",
+        )
 
 
 def _request_names(devices: schema.DeviceClaim) -> RequestNames:
@@ -113,7 +123,7 @@ def _request_names(devices: schema.DeviceClaim) -> RequestNames:
 
 
 def _check_device_request(path: str, request: schema.DeviceRequest, *, cel: CelFeatures) -> Errors:
-    yield from check_required(f"{path}.name", request.name)
+    yield from check_label(f"{path}.name", request.name)
     rule = "exactly one of `exactly` or `firstAvailable` is required"
     if request.exactly is None and not request.first_available:
         yield required(path, rule)
@@ -131,12 +141,12 @@ def _check_device_request(path: str, request: schema.DeviceRequest, *, cel: CelF
         )
 
 
-def _check_subrequest(path: str, request: schema.Request, *, cel: CelFeatures) -> Errors:
-    yield from check_required(f"{path}.name", request.name)
+def _check_subrequest(path: str, request: schema.Subrequest, *, cel: CelFeatures) -> Errors:
+    yield from check_label(f"{path}.name", request.name)
     yield from _check_request(path, request, cel=cel)
 
 
-def _check_request(path: str, request: schema.Request, *, cel: CelFeatures) -> Errors:
+def _check_request(path: str, request: schema.Wanted, *, cel: CelFeatures) -> Errors:
     yield from check_required(f"{path}.deviceClassName", request.device_class_name, check_subdomain)
     yield from check_list(f"{path}.selectors", request.selectors, MAX_SELECTORS, partial(check_selector, cel=cel))
     if request.allocation_mode not in MODES:
@@ -180,6 +190,9 @@ def _check_toleration(path: str, toleration: schema.Toleration) -> Errors:
 
 def _check_reference(path: str, name: str, names: RequestNames) -> Errors:
     request, slash, sub = name.partition("/")
+    if "/" not in sub:
+        for part in name.split("/"):
+            yield from check_label(path, part)
     if request not in names or (slash and sub not in names[request]):
         yield invalid(
             path,
@@ -230,7 +243,8 @@ def check_class(spec: schema.ClassSpec, *, cel: CelFeatures = DEFAULT_CEL) -> Er
     yield from check_list("spec.selectors", spec.selectors, MAX_SELECTORS, partial(check_selector, cel=cel))
     yield from check_list("spec.config", spec.config, MAX_REQUESTS, _check_config)
     name = spec.extended_resource_name
-    if name is not None and (not _EXTENDED.fullmatch(name) or name.partition("/")[0].endswith("kubernetes.io")):
+    native = name is not None and (name.startswith("requests.") or name.partition("/")[0].endswith("kubernetes.io"))
+    if name is not None and (native or not _EXTENDED.fullmatch(name)):
         yield invalid("spec.extendedResourceName", name, "must be a valid extended resource name")
 
 
@@ -243,8 +257,11 @@ def drop_stale_devices(status: schema.ClaimStatus, old: schema.ClaimStatus) -> s
 
 
 def _allocated_keys(status: schema.ClaimStatus) -> frozenset[tuple[str, str, str, str]]:
-    results = status.allocation.devices.results if status.allocation is not None else ()
-    return frozenset(map(_device_key, results))
+    return frozenset(map(_device_key, _results(status)))
+
+
+def _results(status: schema.ClaimStatus) -> Sequence[schema.Result]:
+    return status.allocation.devices.results if status.allocation is not None else ()
 
 
 def _device_key(device: schema.DeviceStatus | schema.Result) -> tuple[str, str, str, str]:
@@ -252,7 +269,12 @@ def _device_key(device: schema.DeviceStatus | schema.Result) -> tuple[str, str, 
 
 
 def check_claim_status(
-    status: schema.ClaimStatus, old: schema.ClaimStatus, spec: schema.ClaimSpec, *, deleting: bool
+    status: schema.ClaimStatus,
+    old: schema.ClaimStatus,
+    spec: schema.ClaimSpec,
+    *,
+    deleting: bool,
+    admin_allowed: bool,
 ) -> Errors:
     """Everything wrong with an update of a claim's status."""
     path = "status"
@@ -274,6 +296,9 @@ def check_claim_status(
         )
     if status.allocation is None:
         return
+    if not any(one.admin_access for one in _results(old)):
+        granted = (one.admin_access for one in _results(status))
+        yield from _check_admin_access(f"{path}.allocation.devices.results", granted, allowed=admin_allowed)
     if old.allocation is None:
         yield from _check_allocation(f"{path}.allocation", status.allocation, _request_names(spec.devices))
     elif status.allocation != old.allocation:
@@ -287,18 +312,19 @@ def _check_consumer(path: str, consumer: schema.Consumer) -> Errors:
 
 
 def _check_allocation(path: str, allocation: schema.Allocation, names: RequestNames) -> Errors:
-    path = f"{path}.devices"
+    if allocation.node_selector is not None:
+        yield from check_node_selector(f"{path}.nodeSelector", allocation.node_selector, one_term=False)
     check_result = partial(_check_result, names=names)
-    yield from check_list(f"{path}.results", allocation.devices.results, MAX_RESULTS, check_result)
+    yield from check_list(f"{path}.devices.results", allocation.devices.results, MAX_RESULTS, check_result)
     check_config = partial(_check_allocated_config, names=names)
-    yield from check_list(f"{path}.config", allocation.devices.config, 2 * MAX_REQUESTS, check_config)
+    yield from check_list(f"{path}.devices.config", allocation.devices.config, 2 * MAX_REQUESTS, check_config)
 
 
 def _check_result(path: str, result: schema.Result, names: RequestNames) -> Errors:
     yield from _check_reference(f"{path}.request", result.request, names)
     yield from check_driver(f"{path}.driver", result.driver)
     yield from check_pool(f"{path}.pool", result.pool)
-    yield from check_required(f"{path}.device", result.device)
+    yield from check_label(f"{path}.device", result.device)
     yield from check_binding(path, result.binding_conditions, result.binding_failure_conditions)
     if result.share_id is not None:
         yield from check_uid(f"{path}.shareID", result.share_id)

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from pydra_dev.api.errors import FieldError, duplicate, invalid, required, too_long, too_many
 
 T = TypeVar("T")
@@ -59,9 +61,9 @@ def size(text: str) -> int:
 def check_label(path: str, text: str) -> Errors:
     """A DNS label: device, request and counter names."""
     if not _LABEL.fullmatch(text):
-        yield invalid(path, text, _LABEL_TEXT)
+        yield invalid(path, text, "must not contain dots" if _SUBDOMAIN.fullmatch(text) else _LABEL_TEXT)
     if size(text) > 63:
-        yield invalid(path, text, "must be no more than 63 bytes")
+        yield invalid(path, text, "must be no more than 63 characters")
 
 
 def check_subdomain(path: str, text: str) -> Errors:
@@ -69,7 +71,7 @@ def check_subdomain(path: str, text: str) -> Errors:
     if not _SUBDOMAIN.fullmatch(text):
         yield invalid(path, text, _SUBDOMAIN_TEXT)
     if size(text) > 253:
-        yield invalid(path, text, "must be no more than 253 bytes")
+        yield invalid(path, text, "must be no more than 253 characters")
 
 
 def check_driver(path: str, text: str) -> Errors:
@@ -79,8 +81,8 @@ def check_driver(path: str, text: str) -> Errors:
         return
     if size(text) > 63:
         yield too_long(path, 63)
-    if not _SUBDOMAIN.fullmatch(text.lower()):
-        yield invalid(path, text, _SUBDOMAIN_TEXT)
+    for error in check_subdomain(path, text.lower()):
+        yield replace(error, value=text)
 
 
 def check_pool(path: str, text: str) -> Errors:
@@ -135,13 +137,15 @@ def check_label_key(path: str, text: str) -> Errors:
         return
     if not slash:
         prefix, name = "", text
-    if slash:
-        yield from check_subdomain(path, prefix)
+    if slash and not prefix:
+        yield invalid(path, text, "prefix part must be non-empty")
+    elif slash:
+        yield from (invalid(path, text, f"prefix part {error.detail}") for error in check_subdomain(path, prefix))
     if not name:
         yield invalid(path, text, "name part must be non-empty")
     elif size(name) > 63:
         yield invalid(path, text, "name part must be no more than 63 bytes")
-    elif not _QUALIFIED.fullmatch(name):
+    if not _QUALIFIED.fullmatch(name):
         yield invalid(path, text, _QUALIFIED_TEXT)
 
 

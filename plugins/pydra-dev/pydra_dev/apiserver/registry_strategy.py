@@ -199,7 +199,8 @@ def _admit_spec(kind: Kind, obj: JsonObject, old: JsonObject | None, context: Co
     rules = _SPECS[kind]
 
     def parse(one: JsonObject) -> Any:
-        return schema.parse_fields(kind.kind, rules.type, one.get("spec") or {})
+        spec = one.get("spec")
+        return schema.parse_fields(kind.kind, rules.type, {} if spec is None else spec)
 
     spec, before = parse(obj), parse(old) if old is not None else None
     if old is None or not rules.immutable:
@@ -214,13 +215,15 @@ def _admit_spec(kind: Kind, obj: JsonObject, old: JsonObject | None, context: Co
 
 def _update_claim_status(obj: JsonObject, old: JsonObject, context: Context) -> Admitted:
     def parse(one: JsonObject) -> schema.ClaimStatus:
-        return schema.parse_fields("ResourceClaim", schema.ClaimStatus, one.get("status") or {})
+        status = one.get("status")
+        return schema.parse_fields("ResourceClaim", schema.ClaimStatus, {} if status is None else status)
 
     before = parse(old)
     status = drop_disabled(parse(obj), before, context.gates, context.minor)
     status = claim_rules.drop_stale_devices(status, before)
     spec = schema.parse_fields("ResourceClaim", schema.ClaimSpec, old["spec"])
-    errors = claim_rules.check_claim_status(status, before, spec, deleting="deletionTimestamp" in old["metadata"])
+    deleting, allowed = "deletionTimestamp" in old["metadata"], context.admin_allowed
+    errors = claim_rules.check_claim_status(status, before, spec, deleting=deleting, admin_allowed=allowed)
     # A status update leaves labels, annotations, finalizers and owners as they were.
     body = _head({**obj, "metadata": old["metadata"]}, spec=old["spec"], status=schema.build_fields(status))
     return body, list(errors)

@@ -7,14 +7,14 @@ the changelog of 1.38.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
+from math import ceil
 
 import msgspec
 from msgspec.structs import astuple, replace
 
 from pydra_dev.api import schema
 from pydra_dev.api.errors import duplicate, forbidden, invalid, required, too_long, too_many, unsupported
-from pydra_dev.api.quantity import parse_quantity
+from pydra_dev.api.quantity import format_like, parse_quantity
 from pydra_dev.apiserver.name_and_list_validation import (
     SEMVER,
     Errors,
@@ -392,12 +392,12 @@ def _check_policy(path: str, capacity: schema.Capacity, device: schema.Device) -
             'exactly one policy can be specified, cannot specify "validValues" and "validRange" at the same time',
         )
     elif policy.valid_values:
-        yield from _check_valid_values(path, parse_quantity(capacity.value), policy)
+        yield from _check_valid_values(path, capacity.value, policy)
     elif policy.valid_range is not None:
-        yield from _check_valid_range(path, parse_quantity(capacity.value), policy, policy.valid_range)
+        yield from _check_valid_range(path, capacity.value, policy, policy.valid_range)
 
 
-def _check_valid_values(path: str, whole: Fraction, policy: schema.RequestPolicy) -> Errors:
+def _check_valid_values(path: str, whole: str, policy: schema.RequestPolicy) -> Errors:
     if policy.default is None:
         yield required(f"{path}.default", "required when validValues is defined")
         return
@@ -409,15 +409,16 @@ def _check_valid_values(path: str, whole: Fraction, policy: schema.RequestPolicy
     for index, (text, value) in enumerate(zip(policy.valid_values, values, strict=True)):
         if index and value < values[index - 1]:
             yield invalid(f"{path}[{index}]", text, "values must be sorted in ascending order")
-        if value in values[:index]:
-            yield duplicate(f"{path}[{index}]", text)
-        if value > whole:
+        # Two that are the same when rounded up to whole numbers are duplicates.
+        if ceil(value) in map(ceil, values[:index]):
+            yield duplicate(f"{path}[{index}]", str(ceil(value)))
+        if value > parse_quantity(whole):
             yield invalid(f"{path}[{index}]", text, f"option is larger than capacity value: {whole}")
     if parse_quantity(policy.default) not in values:
         yield invalid(path, policy.default, "default value is not valid according to the requestPolicy")
 
 
-def _check_valid_range(path: str, whole: Fraction, policy: schema.RequestPolicy, valid: schema.ValidRange) -> Errors:
+def _check_valid_range(path: str, whole: str, policy: schema.RequestPolicy, valid: schema.ValidRange) -> Errors:
     if policy.default is None:
         yield required(f"{path}.default", "required when validRange is defined")
         return
@@ -426,30 +427,31 @@ def _check_valid_range(path: str, whole: Fraction, policy: schema.RequestPolicy,
         yield required(f"{path}.min", "required when validRange is defined")
         return
     default, low = parse_quantity(policy.default), parse_quantity(valid.min)
-    high = parse_quantity(valid.max) if valid.max is not None else None
-    if low > whole:
+    if low > parse_quantity(whole):
         yield invalid(f"{path}.min", valid.min, f"min is larger than capacity value: {whole}")
     if default < low:
         yield invalid(f"{path}.min", policy.default, f"default is less than min: {valid.min}")
-    if high is not None:
+    if valid.max is not None:
+        high = parse_quantity(valid.max)
         if low > high:
             yield invalid(f"{path}.max", valid.min, f"min is larger than max: {valid.max}")
-        if high > whole:
+        if high > parse_quantity(whole):
             yield invalid(f"{path}.max", valid.max, f"max is larger than capacity value: {whole}")
         if default > high:
             yield invalid(f"{path}.max", policy.default, f"default is more than max: {valid.max}")
     if valid.step is not None:
         bounds = [policy.default] if valid.max is None else [policy.default, valid.max]
-        yield from _check_step(f"{path}.step", whole, low, valid.step, bounds)
+        yield from _check_step(f"{path}.step", whole, valid.min, valid.step, bounds)
 
 
-def _check_step(path: str, whole: Fraction, low: Fraction, text: str, bounds: Sequence[str]) -> Errors:
-    step = parse_quantity(text)
-    if step <= 0:
-        yield invalid(path, text, "must be greater than zero")
+def _check_step(path: str, whole: str, low: str, step: str, bounds: Sequence[str]) -> Errors:
+    if parse_quantity(step) <= 0:
+        yield invalid(path, step, "must be greater than zero")
         return
-    if low + step > whole:
-        yield invalid(path, text, f"one step {low + step} is larger than capacity value: {whole}")
+    first = parse_quantity(low) + parse_quantity(step)
+    if first > parse_quantity(whole):
+        detail = f"one step {format_like(first, low)} is larger than capacity value: {whole}"
+        yield invalid(path, step, detail)
     for bound in bounds:
-        if (parse_quantity(bound) - low) % step:
-            yield invalid(path, bound, f"value is not a multiple of a given step ({text}) from ({low})")
+        if (ceil(parse_quantity(bound)) - ceil(parse_quantity(low))) % ceil(parse_quantity(step)):
+            yield invalid(path, bound, f"value is not a multiple of a given step ({step}) from ({low})")

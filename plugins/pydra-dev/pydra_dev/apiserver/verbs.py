@@ -206,7 +206,9 @@ class Api:
             raise bad_request(f"the name of the object ({given}) does not match the name on the URL ({name})")
         old = self.get(kind, name, namespace=namespace)
         carried = carry_metadata(kind, obj, old)
-        body = admit_update(kind, carried, old, self._context({}), status=subresource == "status")
+        home = self.find(NAMESPACES, namespace) if kind.namespaced else None
+        context = self._context(home["metadata"].get("labels") or {} if home else {})
+        body = admit_update(kind, carried, old, context, status=subresource == "status")
         if custom := self._custom.get(kind):
             body = admit_custom(custom, body, old, status=subresource == "status")
         if kind == NEW_EVENTS:

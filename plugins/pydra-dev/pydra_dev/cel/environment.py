@@ -245,8 +245,23 @@ def _type(text: str) -> cel.Type:
     return known
 
 
+_UNDECLARED = re.compile(
+    r"(?P<line><input>:\d+:)(?P<column>\d+): undeclared reference to '(?P<name>\w+)(?P<path>(?:\.\w+)+)'"
+    r"(?P<code>[^\n]*\n \| [^\n]*\n \| )\.*\^"
+)
+
+
+def _find_name(error: re.Match[str]) -> str:
+    """The error for the first name of a path, and its place; the library names the path, and the place of its end."""
+    column = int(error["column"]) - len(error["name"] + error["path"].rpartition(".")[0])
+    where = f"{error['line']}{column}: undeclared reference to '{error['name']}'"
+    return f"{where}{error['code']}{'.' * (column - 1)}^"
+
+
 def _explain(text: str) -> str:
     """An error of the library in the words of cel-go, which is what kube-apiserver and kube-scheduler use."""
+    text = _UNDECLARED.sub(_find_name, text)
+    text = re.sub(r"\bdivide by zero", "division by zero", text)
     text = re.sub(r"^[A-Z_]+: |(?: \[[A-Z_]+\])$", "", text)
     text = re.sub(r'Key not found in map : "?([^"]*)"?', r"no such key: \1", text)
     return re.sub(r"No matching overloads found : ", "no such overload: ", text)

@@ -5,7 +5,8 @@ Source: the structured allocator of k8s.io/dynamic-resource-allocation, Kubernet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 import msgspec
 from msgspec.structs import replace
@@ -25,7 +26,7 @@ class Pick(msgspec.Struct, frozen=True, kw_only=True):
 
     claim: int
     request: str
-    wanted: schema.Request
+    wanted: schema.AnyRequest
     candidate: Candidate
     share: Share | None = None
 
@@ -96,21 +97,22 @@ def _build_claim_config(spec: schema.ClaimSpec, picks: Sequence[Pick]) -> Iterat
             yield replace(config, source="FromClaim")
 
 
-def _build_node_selector(picks: Sequence[Pick], node: str) -> JsonObject | None:
+def _build_node_selector(picks: Sequence[Pick], node: str) -> schema.NodeSelector | None:
     if any(pick.candidate.local for pick in picks):
-        field = {"key": "metadata.name", "operator": "In", "values": [node]}
-        return {"nodeSelectorTerms": [{"matchFields": [field]}]}
-    merged: dict[str, list[JsonObject]] = {}
-    for pick in picks:
-        for term in (pick.candidate.node_selector or {}).get("nodeSelectorTerms") or ():
-            for part, requirements in term.items():
-                known = merged.setdefault(part, [])
-                known += [one for one in requirements if not any(map(_is_same(one), known))]
-    return {"nodeSelectorTerms": [merged]} if merged else None
+        field = schema.Requirement(key="metadata.name", operator="In", values=(node,))
+        return schema.NodeSelector(node_selector_terms=(schema.NodeTerm(match_fields=(field,)),))
+    selectors = [pick.candidate.node_selector for pick in picks]
+    terms = [term for one in selectors if one is not None for term in one.node_selector_terms]
+    merged = schema.NodeTerm(
+        match_expressions=_merge(term.match_expressions for term in terms),
+        match_fields=_merge(term.match_fields for term in terms),
+    )
+    return schema.NodeSelector(node_selector_terms=(merged,)) if merged != schema.NodeTerm() else None
 
 
-def _is_same(one: JsonObject) -> Callable[[JsonObject], bool]:
-    def identity(requirement: JsonObject) -> tuple[str, str, frozenset[str]]:
-        return (requirement["key"], requirement["operator"], frozenset(requirement.get("values") or ()))
-
-    return lambda other: identity(one) == identity(other)
+def _merge(requirements: Iterable[Sequence[schema.Requirement]]) -> tuple[schema.Requirement, ...]:
+    """Each once: two that differ in the order of their values only are the same."""
+    distinct: dict[object, schema.Requirement] = {}
+    for one in chain.from_iterable(requirements):
+        distinct.setdefault((one.key, one.operator, frozenset(one.values)), one)
+    return tuple(distinct.values())

@@ -191,6 +191,6 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     claim: int
     name: str
-    wanted: schema.Request
+    wanted: schema.AnyRequest
     count: int
     devices: tuple[Candidate, ...] | None = None

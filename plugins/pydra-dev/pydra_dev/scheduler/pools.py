@@ -43,7 +43,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     key: DeviceKey
     reachable: bool
     local: bool
-    node_selector: JsonObject | None
+    node_selector: schema.NodeSelector | None
     consumption: Mapping[CounterKey, Fraction]
 
 
@@ -241,22 +241,21 @@ def _build_candidates(spec: schema.SliceSpec, node: JsonObject) -> Iterator[Cand
         )
 
 
-def matches_node(selector: JsonObject, node: JsonObject) -> bool:
+def matches_node(selector: schema.NodeSelector, node: JsonObject) -> bool:
     """Whether any term of a node selector matches; an empty term matches nothing."""
-    return any(_matches_term(term, node) for term in selector.get("nodeSelectorTerms") or ())
+    return any(_matches_term(term, node) for term in selector.node_selector_terms)
 
 
-def _matches_term(term: JsonObject, node: JsonObject) -> bool:
+def _matches_term(term: schema.NodeTerm, node: JsonObject) -> bool:
     labels = node["metadata"].get("labels") or {}
     fields = {"metadata.name": node["metadata"]["name"]}
-    requirements = [(one, labels) for one in term.get("matchExpressions") or ()]
-    requirements += [(one, fields) for one in term.get("matchFields") or ()]
+    requirements = [(one, labels) for one in term.match_expressions]
+    requirements += [(one, fields) for one in term.match_fields]
     return bool(requirements) and all(_holds(one, values) for one, values in requirements)
 
 
-def _holds(requirement: JsonObject, values: Mapping[str, str]) -> bool:
-    value, listed = values.get(requirement["key"]), requirement.get("values") or []
-    operator = requirement["operator"]
+def _holds(requirement: schema.Requirement, values: Mapping[str, str]) -> bool:
+    value, listed, operator = values.get(requirement.key), requirement.values, requirement.operator
     if operator in {"In", "NotIn"}:
         return (value in listed) is (operator == "In")
     if operator in {"Exists", "DoesNotExist"}:

@@ -146,7 +146,7 @@ class Search:
                 f"claim {claim.name}: number of requested devices {fewest} exceeds the claim limit of {MAX_RESULTS}"
             )
 
-    def _plan_wish(self, index: int, name: str, wanted: schema.Request) -> Wish:
+    def _plan_wish(self, index: int, name: str, wanted: schema.AnyRequest) -> Wish:
         wish = Wish(claim=index, name=name, wanted=wanted, count=wanted.count)
         self.selection.find_class(wish)
         if wanted.allocation_mode != "All":
