@@ -23,6 +23,7 @@ from pydra_dev.container_runtime.cdi_specs import (
     Resolved,
     Spec,
 )
+from pydra_dev.output.descriptions import describe_changes
 
 NODES = {
     "/dev/gpu0": HostNode(type="c", major=195, minor=0, file_mode=0o666),
@@ -76,6 +77,15 @@ def test_the_edits_of_a_spec_come_once_and_before_those_of_its_devices() -> None
     after = inject_devices(OciSpec(), ["v.com/c=a", "v.com/c=b"], found, stat_node)
     assert after.env == ("SEEN=device",)
     assert [hook.path for hook in after.hooks] == ["/spec", "/b"]
+
+
+def test_a_variable_that_two_devices_set_has_the_last_value_and_the_other_one_is_told() -> None:
+    found = registry(
+        spec(Device(name="a", container_edits=env("SLOT=0", "SAME=1")), edits=env("SLOT=of the file")),
+        spec(Device(name="b", container_edits=env("SLOT=1", "SAME=1"))),
+    )
+    after = inject_devices(OciSpec(), ["v.com/c=a", "v.com/c=b"], found, stat_node)
+    assert describe_changes(OciSpec(), after) == ("env      SLOT=1 (instead of SLOT=0 of v.com/c=a)", "env      SAME=1")
 
 
 def test_an_unresolvable_device_fails_the_container_and_the_reason_is_named() -> None:

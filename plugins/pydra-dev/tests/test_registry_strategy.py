@@ -171,7 +171,9 @@ def test_a_template_s_spec_is_immutable_as_a_whole() -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["gpu", "kubernetes.io/gpu", "requests.kubernetes.io/gpu", "requests.example.com/gpu", "Example.com/gpu"])
+@pytest.mark.parametrize(
+    "name", ["gpu", "kubernetes.io/gpu", "requests.kubernetes.io/gpu", "requests.example.com/gpu", "Example.com/gpu"]
+)
 def test_a_class_s_extended_resource_has_a_domain_of_one_s_own(name: str) -> None:
     told = refused(DEVICE_CLASSES, {"extendedResourceName": name})
     assert told == [("spec.extendedResourceName", f'Invalid value: "{name}": must be a valid extended resource name')]

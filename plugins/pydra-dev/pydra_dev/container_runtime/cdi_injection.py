@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -48,10 +48,14 @@ class OciDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OciSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`process`, `mounts`, `hooks` and `linux` of a runtime configuration, as far as devices go."""
+    """`process`, `mounts`, `hooks` and `linux` of a runtime configuration, as far as devices go.
+
+    `replaced_env` is no part of it: what CDI devices set variables to before another one set them to something else.
+    """
 
     args: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
+    replaced_env: Mapping[str, str] = {}
     uid: int = 0
     gid: int = 0
     additional_gids: tuple[int, ...] = ()
@@ -74,13 +78,23 @@ def inject_devices(oci: OciSpec, ids: Sequence[str], registry: Registry, stat_no
     if unknown := [name for name in ids if name not in registry.devices]:
         raise InjectionError(f"unresolvable CDI devices {', '.join(unknown)}{_reasons(registry)}")
     applied: set[str] = set()
+    set_by: dict[str, tuple[str, str]] = {}
+    replaced: dict[str, str] = {}
     for name in ids:
         found = registry.devices[name]
+        edits = [found.device.container_edits]
         if found.file not in applied:
             applied.add(found.file)
-            oci = apply_edits(oci, found.spec.container_edits, stat_node)
-        oci = apply_edits(oci, found.device.container_edits, stat_node)
-    return oci
+            edits.insert(0, found.spec.container_edits)
+        for one in edits:
+            oci = apply_edits(oci, one, stat_node)
+        own = dict(text.split("=", 1) for one in edits for text in one.env)
+        for variable, value in own.items():
+            other, before = set_by.get(variable, (name, value))
+            if before != value:
+                replaced[variable] = f"{variable}={before} of {other}"
+            set_by[variable] = (name, value)
+    return msgspec.structs.replace(oci, replaced_env=replaced)
 
 
 def apply_edits(oci: OciSpec, edits: Edits, stat_node: StatNode) -> OciSpec:

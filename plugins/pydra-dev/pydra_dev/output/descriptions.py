@@ -38,7 +38,7 @@ LONG, SHOWN = 6, 3
 
 def describe_changes(before: OciSpec, after: OciSpec) -> tuple[str, ...]:
     """One line for each thing that differs, in the order of the configuration; one for many mounts of a directory."""
-    added = [f"env      {one}" for one in after.env if one not in before.env]
+    added = [f"env      {one}{_describe_replaced(one, after)}" for one in after.env if one not in before.env]
     added += [
         f"device   {one.path} ({one.type} {one.major}:{one.minor}, {one.access or 'no access'})"
         for one in after.devices
@@ -55,6 +55,12 @@ def describe_changes(before: OciSpec, after: OciSpec) -> tuple[str, ...]:
         added.append(f"rdt      {after.intel_rdt}")
     added += [f"gid      {gid}" for gid in after.additional_gids if gid not in before.additional_gids]
     return tuple(added)
+
+
+def _describe_replaced(variable: str, oci: OciSpec) -> str:
+    """What another CDI device set the variable to, which the container does not see."""
+    replaced = oci.replaced_env.get(variable.partition("=")[0])
+    return f" (instead of {replaced})" if replaced else ""
 
 
 def shorten(value: Any) -> Any:
