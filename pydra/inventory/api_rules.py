@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
+from math import ceil
 from typing import TypeVar
 
 import msgspec
@@ -224,8 +225,8 @@ def _check_valid_values(values: Sequence[Quantity], default: Quantity, whole: Qu
     amounts = [parse_quantity(value) for value in values]
     if len(amounts) > VALID_VALUES:
         yield f"{len(amounts)} valid_values; at most {VALID_VALUES} are allowed"
-    if any(a >= b for a, b in pairwise(amounts)):
-        yield "valid_values must ascend and not repeat"
+    if any(a >= b or ceil(a) == ceil(b) for a, b in pairwise(amounts)):
+        yield "valid_values must ascend and not repeat, even when rounded up to whole numbers"
     if max(amounts) > parse_quantity(whole):
         yield f"no valid value may be above the capacity {whole}"
     if parse_quantity(default) not in amounts:
@@ -243,8 +244,8 @@ def _check_range(limits: CapacityRange, default: Quantity, whole: Quantity) -> I
     step, least = parse_quantity(limits.step), amounts["min"]
     if step <= 0 or least + step > amounts["capacity"]:
         yield f"the step {limits.step} must be positive, and min + step at most the capacity {whole}"
-    elif any((amounts[name] - least) % step for name in ("default", "max") if name in amounts):
-        yield f"default and max must be min {limits.min} plus whole steps of {limits.step}"
+    elif any((ceil(amounts[name]) - ceil(least)) % ceil(step) for name in ("default", "max") if name in amounts):
+        yield f"default and max must be min {limits.min} plus steps of {limits.step}, all rounded up to whole numbers"
 
 
 def _check_resource(name: str, resource: NodeAllocatable, device: Device) -> Iterator[str]:

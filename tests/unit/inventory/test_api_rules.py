@@ -136,6 +136,10 @@ BAD = {
     "eleven values": (capacity(99, default=1, valid_values=tuple(range(1, 12))), "11 valid_values; at most 10"),
     "values out of order": (capacity(8, default=1, valid_values=(2, 1)), "valid_values must ascend"),
     "equal values": (capacity("1Gi", default="1Mi", valid_values=("1Mi", "1024Ki")), "valid_values must ascend"),
+    "values that are equal in whole numbers": (
+        capacity(8, default=1, valid_values=("500m", 1)),
+        "valid_values must ascend and not repeat, even when rounded up",
+    ),
     "a value above the whole": (capacity(8, default=1, valid_values=(1, 9)), "no valid value may be above"),
     "a default that is no value": (capacity(8, default=3, valid_values=(1, 2)), "must be one of the valid_values"),
     "a default below the range": (capacity(8, default=1, valid_range=limits(2)), "min 2 must not be above default 1"),
@@ -149,7 +153,11 @@ BAD = {
     ),
     "a step over the whole": (capacity(8, default=1, valid_range=limits(1, 8, 8)), "the step 8 must be positive"),
     "a step of zero": (capacity(8, default=1, valid_range=limits(1, 8, 0)), "the step 0 must be positive"),
-    "a default between steps": (capacity(9, default=2, valid_range=limits(1, 9, 2)), "plus whole steps of 2"),
+    "a default between steps": (capacity(9, default=2, valid_range=limits(1, 9, 2)), "plus steps of 2"),
+    "a step that is not one in whole numbers": (
+        capacity(9, default=3, valid_range=limits("1500m", 9, "1500m")),
+        "plus steps of 1500m, all rounded up",
+    ),
     "three counter sets": (
         device(consumes_counters=tuple(CounterConsumption(counter_set=n, counters={"c": 1}) for n in "abc")),
         "consumes from 3 counter sets; at most 2",
