@@ -115,21 +115,3 @@ async def test_kubectl_reaches_the_server_with_its_kubeconfig(tmp_path: Path) ->
         command = ["kubectl", "--kubeconfig", str(server.kubeconfig), "get", "namespaces", "-o", "name"]
         done = await anyio.run_process(command, env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)})
         assert b"namespace/default" in done.stdout
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ("resourceclaim.spec.devices.requests.exactly.deviceClassName", "DeviceClassName references a specific"),
-        ("resourceslice.spec.devices", "consumesCounters\t<[]DeviceCounterConsumption>"),
-        ("devicetaintrule.spec.taint.effect", "Valid effects are"),
-        ("deviceclass", "VERSION:    v1"),
-        ("resourceclaimtemplate.spec.spec", "<DeviceClaim>"),
-    ],
-)
-async def test_kubectl_explains_the_kinds_of_dynamic_resource_allocation(asked: str, said: str, tmp_path: Path) -> None:
-    async with serve_control_plane() as server:
-        command = ["kubectl", "--kubeconfig", str(server.kubeconfig), "explain", asked]
-        done = await anyio.run_process(command, env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)}, check=False)
-        assert said in (done.stdout + done.stderr).decode()

@@ -31,7 +31,7 @@ from pydra_dev.api.errors import (
 from pydra_dev.api.kinds import KINDS, Kind
 from pydra_dev.api.request_path import Target, index_paths, parse_path
 from pydra_dev.api.schema import refuse_fields
-from pydra_dev.apiserver import patches, protobuf, server_side_apply
+from pydra_dev.apiserver import patches, server_side_apply
 from pydra_dev.apiserver.faults import ConnectionCutError, Faults, RawAnswerError
 from pydra_dev.apiserver.registry_strategy import find_unknown_fields
 from pydra_dev.apiserver.request_log import Call, RequestLog
@@ -41,7 +41,8 @@ from pydra_dev.apiserver.verbs import Api, Query, watch
 _METHODS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 OPENAPI = "/openapi/v3"
 _HEALTH = frozenset({"/healthz", "/livez", "/readyz"})
-_BODIES = ("application/json", "application/yaml", protobuf.MEDIA_TYPE)
+_PROTOBUF = "application/vnd.kubernetes.protobuf"
+_BODIES = ("application/json", "application/yaml", _PROTOBUF)
 _YAML = frozenset({"application/yaml", server_side_apply.CONTENT_TYPE})
 _CONTAINER_PATH = re.compile("/api/v1/namespaces/[^/]+/pods/[^/]+/(log|exec|attach|portforward)")
 _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -303,9 +304,10 @@ async def _read_body(request: web.Request, verb: str) -> Any:
     given = request.headers.get("Content-Type", "").partition(";")[0].strip()
     if given not in supported:
         raise unsupported_media_type(given, supported)
-    if given == protobuf.MEDIA_TYPE:
-        # Only a namespace or a service account is created so; the options of a delete have what is never needed here.
-        return protobuf.parse_object(raw) if verb == "create" else {}
+    if given == _PROTOBUF and verb == "delete":
+        return {}  # its options have what is never needed here
+    if given == _PROTOBUF:
+        raise bad_request("bodies in protobuf are not read here: use kubectl apply -f FILE, which sends JSON")
     try:
         body = _decode(raw, may_be_yaml=given in _YAML)
     except (msgspec.DecodeError, RecursionError) as error:
