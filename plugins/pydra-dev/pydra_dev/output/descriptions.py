@@ -58,9 +58,9 @@ def describe_changes(before: OciSpec, after: OciSpec) -> tuple[str, ...]:
 
 
 def _describe_replaced(variable: str, oci: OciSpec) -> str:
-    """What another CDI device set the variable to, which the container does not see."""
+    """What another CDI device set the variable to; kubelets pass a container's claims in no fixed order."""
     replaced = oci.replaced_env.get(variable.partition("=")[0])
-    return f" (instead of {replaced})" if replaced else ""
+    return f" (instead of {replaced}; claims have no fixed order)" if replaced else ""
 
 
 def shorten(value: Any) -> Any:
