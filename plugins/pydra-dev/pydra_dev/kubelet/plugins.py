@@ -64,8 +64,6 @@ class PluginInstance:
         self._changed = changed
         self._lost = anyio.Event()
         self._connected = anyio.Event()
-        self._calls = 0
-        self._idle = anyio.Event()
         self.channel = WatchedChannel(plugin.endpoint, on_lost=self._on_lost)
 
     @property
@@ -93,12 +91,7 @@ class PluginInstance:
                 else:
                     failures += 1
                     await anyio.sleep(self._periods.reconnect.pause(failures))
-        finally:
-            # A plugin that deregisters may still be at work on calls; they end before their connection does.
-            with anyio.CancelScope(shield=True):
-                while self._calls:
-                    self._idle = anyio.Event()
-                    await self._idle.wait()
+        finally:  # as the kubelet does, with the calls in flight: a plugin ends them before it deregisters
             self._connected = anyio.Event()
             self.channel.close()
 
@@ -128,7 +121,6 @@ class PluginInstance:
             raise CallError(method, "Unavailable", f"connection to {self.plugin.endpoint} is down")
         path = f"/k8s.io.kubelet.pkg.apis.dra.{SERVICE}/{method}"
         call: UnaryUnaryMethod[Any, Any] = UnaryUnaryMethod(self.channel, path, type(request), response)
-        self._calls += 1
         try:
             with settle_cancellation():
                 return await call(request, timeout=self._periods.call)
@@ -138,10 +130,6 @@ class PluginInstance:
             raise CallError(method, "DeadlineExceeded", "context deadline exceeded") from error
         except (StreamTerminatedError, OSError) as error:
             raise CallError(method, "Unavailable", str(error) or "connection lost") from error
-        finally:
-            self._calls -= 1
-            if not self._calls:
-                self._idle.set()
 
     def _on_lost(self) -> None:
         self._connected = anyio.Event()
