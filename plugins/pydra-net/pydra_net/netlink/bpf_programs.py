@@ -23,15 +23,16 @@ _UNKNOWN = (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ENODEV)
 """What a kernel without tcx answers, one that does not let this process ask, and one whose link has just gone."""
 
 
-def read_programs(ip: Any, indexes: Sequence[int]) -> Mapping[int, Programs]:
+def read_programs(indexes: Sequence[int]) -> Mapping[int, Programs]:
     """The names of programs by the index of the link, of those that have some."""
-    with_qdisc = {one["index"] for one in ip.get_qdiscs() if one.get_attr("TCA_KIND") in ("clsact", "ingress")}
     found = {}
-    for index in indexes:
-        filters = [_name_filter(one) for one in _list_filters(ip, index)] if index in with_qdisc else ()
-        programs = Programs(filters=tuple(dict.fromkeys(filters)), tcx=tuple(dict.fromkeys(_list_tcx_names(index))))
-        if programs != Programs():
-            found[index] = programs
+    with IPRoute() as ip:  # type: ignore[no-untyped-call]
+        with_qdisc = {one["index"] for one in ip.get_qdiscs() if one.get_attr("TCA_KIND") in ("clsact", "ingress")}
+        for index in indexes:
+            filters = [_name_filter(one) for one in _list_filters(ip, index)] if index in with_qdisc else ()
+            programs = Programs(filters=tuple(dict.fromkeys(filters)), tcx=tuple(dict.fromkeys(_list_tcx_names(index))))
+            if programs != Programs():
+                found[index] = programs
     return found
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pyroute2.iproute.linux import IPRoute
+
 _AF_BRIDGE = 7
 _WITH_VLANS = 2
 """RTEXT_FILTER_BRVLAN."""
@@ -25,13 +27,15 @@ _DEFAULTS = {
 """By the kernel's names, IFLA_BRPORT_ISOLATED; `mode` is hairpin."""
 
 
-def read_port_settings(ip: Any) -> Mapping[int, tuple[str, ...]]:
+def read_port_settings() -> Mapping[int, tuple[str, ...]]:
     """What is not as the bridge's default, such as `isolated 1` and `VLANs 10, 20`, by the index of the port."""
-    ports = [one for one in ip.link("dump", family=_AF_BRIDGE, ext_mask=_WITH_VLANS) if one.get_attr("IFLA_PROTINFO")]
-    bridges = {one.get_attr("IFLA_MASTER") for one in ports}
-    default_vlans = {index: _read_default_vlan(ip, index) for index in bridges - {None}}
-    found = {one["index"]: tuple(_list_settings(one, default_vlans)) for one in ports}
-    return {index: settings for index, settings in found.items() if settings}
+    with IPRoute() as ip:  # type: ignore[no-untyped-call]
+        found = ip.link("dump", family=_AF_BRIDGE, ext_mask=_WITH_VLANS)
+        ports = [one for one in found if one.get_attr("IFLA_PROTINFO")]
+        bridges = {one.get_attr("IFLA_MASTER") for one in ports}
+        default_vlans = {index: _read_default_vlan(ip, index) for index in bridges - {None}}
+    settings = {one["index"]: tuple(_list_settings(one, default_vlans)) for one in ports}
+    return {index: those for index, those in settings.items() if those}
 
 
 def _read_default_vlan(ip: Any, bridge: int) -> int:

@@ -14,22 +14,19 @@ from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from pydra_net.netlink.link_messages import pack_mac
 from pydra_net.netlink.messages import APPEND, CREATE, REPLACE, change, pack, pack_number
+from pydra_net.netlink.reading import ADDRESS, NEIGHBOUR, PERMANENT, ROUTE
 from pydra_net.network_change_types import Add, Remove
 from pydra_net.network_types import FOREVER, Address, Neighbour, Route, Rule
 
 _NEW_ADDRESS, _DEL_ADDRESS, _NEW_ROUTE, _DEL_ROUTE, _NEW_NEIGHBOUR, _NEW_RULE = 20, 21, 24, 25, 28, 32
 _FAMILIES = {4: 2, 6: 10}
 
-_ADDRESS = struct.Struct("=BBBBi")
 _PEER, _LOCAL, _LABEL, _BROADCAST, _LIFETIMES, _ADDRESS_FLAGS, _METRIC, _PROTOCOL = 1, 2, 3, 4, 6, 8, 9, 11
 
-_ROUTE = struct.Struct("=BBBBBBBBI")
 _TO, _BY, _GATEWAY, _PRIORITY, _SOURCE, _METRICS, _TABLE, _VIA, _PREFERENCE = 1, 4, 5, 6, 7, 8, 15, 18, 20
 _METRIC_NUMBERS = {name: number for number, (name, *_) in enumerate(rtmsg.metrics.nla_map)}
 
-_NEIGHBOUR = struct.Struct("=BxxxiHBB")
 _NEIGHBOUR_ADDRESS, _NEIGHBOUR_MAC = 1, 2
-_PERMANENT = 0x80
 
 _RULE_TO, _RULE_FROM, _RULE_PRIORITY, _RULE_TABLE = 1, 2, 6, 15
 _TO_TABLE = 1
@@ -79,7 +76,7 @@ def _pack_address(index: int, one: Address) -> bytes:
 
 
 def _pack_place(index: int, one: ipaddress.IPv4Interface | ipaddress.IPv6Interface, scope: int) -> bytes:
-    return _ADDRESS.pack(_FAMILIES[one.version], one.network.prefixlen, 0, scope, index)
+    return ADDRESS.pack(_FAMILIES[one.version], one.network.prefixlen, 0, scope, index)
 
 
 def _pack_route(index: int, route: Route) -> bytes:
@@ -103,7 +100,7 @@ def _pack_route(index: int, route: Route) -> bytes:
         attributes[_PREFERENCE] = bytes([route.preference])
     family, length = _FAMILIES[destination.version], destination.prefixlen
     # The attribute has the table, which may have more than eight bits.
-    header = _ROUTE.pack(family, length, 0, 0, 0, route.protocol or 4, route.scope, route.type, route.flags)
+    header = ROUTE.pack(family, length, 0, 0, 0, route.protocol or 4, route.scope, route.type, route.flags)
     return header + pack(attributes)
 
 
@@ -113,7 +110,7 @@ def _metric(value: int | str) -> bytes:
 
 def _pack_neighbour(index: int, neighbour: Neighbour) -> bytes:
     address = ipaddress.ip_address(neighbour.destination)
-    header = _NEIGHBOUR.pack(_FAMILIES[address.version], index, _PERMANENT, 0, 0)
+    header = NEIGHBOUR.pack(_FAMILIES[address.version], index, PERMANENT, 0, 0)
     named = {_NEIGHBOUR_ADDRESS: address.packed, _NEIGHBOUR_MAC: pack_mac(neighbour.mac)}
     return header + pack(named)
 
@@ -126,7 +123,7 @@ def _pack_rule(_index: int, rule: Rule) -> bytes:
             network = ipaddress.ip_network(text)
             attributes[number] = network.network_address.packed
             lengths[number] = network.prefixlen
-    header = _ROUTE.pack(_FAMILIES[rule.family], lengths[_RULE_TO], lengths[_RULE_FROM], 0, 0, 0, 0, _TO_TABLE, 0)
+    header = ROUTE.pack(_FAMILIES[rule.family], lengths[_RULE_TO], lengths[_RULE_FROM], 0, 0, 0, 0, _TO_TABLE, 0)
     return header + pack(attributes)
 
 

@@ -6,10 +6,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from msgspec.structs import replace
-from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 
 from pydra_net.kernel import KernelRefused, Namespace
@@ -22,7 +20,7 @@ from pydra_net.netlink.events import LinkEvents
 from pydra_net.netlink.link_messages import make_link, move_link
 from pydra_net.netlink.link_reading import read_link, read_links, read_token
 from pydra_net.netlink.namespaces import OpenNamespace
-from pydra_net.netlink.rdma import move_rdma, read_exclusive, read_rdma
+from pydra_net.netlink.rdma import move_rdma, read_rdma
 from pydra_net.netlink.reading import read_all
 from pydra_net.netlink.sysctls import read_changed_sysctls
 from pydra_net.network_change_types import Add, Mark, NewLink, Operation, SetLink
@@ -61,11 +59,7 @@ class NetlinkKernel:
 
     def read(self, where: Namespace) -> Reading:
         """Everything in the namespace."""
-
-        def read_all_and_rdma(ip: Any) -> Reading:
-            return replace(read_all(ip), rdma=read_rdma(), exclusive_rdma=read_exclusive())
-
-        return _ask(where, read_all_and_rdma)
+        return _run(where, read_all)
 
     def read_links(self, where: Namespace) -> Reading:
         """The links only."""
@@ -91,7 +85,7 @@ class NetlinkKernel:
 
     def read_programs(self, where: Namespace, indexes: Sequence[int]) -> Mapping[int, Programs]:
         """The eBPF programs of links, of those that have some."""
-        return _ask(where, lambda ip: read_programs(ip, indexes))
+        return _run(where, lambda: read_programs(indexes))
 
     def open_packets(self, where: Namespace, index: int, address: str) -> DhcpPackets:
         """Sockets for DHCP on a link, which uses this address, or none yet. Raises OSError."""
@@ -166,14 +160,6 @@ def _list(directory: str) -> list[str]:
         return [os.path.join(directory, name) for name in sorted(os.listdir(directory))]
     except OSError:
         return []
-
-
-def _ask(where: Namespace, work: Callable[[Any], T]) -> T:
-    def open_and_work() -> T:
-        with IPRoute() as ip:  # type: ignore[no-untyped-call]
-            return work(ip)
-
-    return _run(where, open_and_work)
 
 
 def _run(where: Namespace, work: Callable[[], T]) -> T:

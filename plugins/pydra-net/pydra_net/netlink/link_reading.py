@@ -86,44 +86,44 @@ def parse_link(message: bytes) -> Link:
     _, hardware, index, flags, _ = LINK.unpack_from(message, HEADER.size)
     found = _unpack_link(message)
     info, xdp = unpack(found.get(_INFO, b"")), unpack(found.get(_XDP, b""))
-    member = unpack(info.get(_MEMBER_DATA, b"")) if _text(info, _MASTERS_KIND) == "bond" else {}
-    bus, parent = _text(found, _PARENT_BUS), _text(found, _PARENT)
+    member = unpack(info.get(_MEMBER_DATA, b"")) if get_text(info, _MASTERS_KIND) == "bond" else {}
+    bus, parent = get_text(found, _PARENT_BUS), get_text(found, _PARENT)
     permanent = found.get(_PERMANENT_MAC, b"")
     names = list_attributes(found.get(_PROPERTIES, b""))
     return Link(
         index=index,
-        name=_text(found, _NAME),
-        kind=_text(info, _KIND),
+        name=get_text(found, _NAME),
+        kind=get_text(info, _KIND),
         mac=(member.get(_BOND_MEMBERS_MAC) or found.get(_MAC, b"")).hex(":"),
         permanent_mac=permanent.hex(":") if any(permanent) else "",
-        mtu=_number(found, _MTU),
+        mtu=get_number(found, _MTU),
         up=bool(flags & _IFF_UP),
-        carrier=bool(_number(found, _CARRIER)),
-        state=dict(enumerate(_STATES)).get(_number(found, _STATE), ""),
-        alias=_text(found, _ALIAS),
+        carrier=bool(get_number(found, _CARRIER)),
+        state=dict(enumerate(_STATES)).get(get_number(found, _STATE), ""),
+        alias=get_text(found, _ALIAS),
         alternative_names=tuple(_decode(name) for number, name in names if number == _ALTERNATIVE_NAME),
-        master=_number(found, _MASTER),
-        lower=0 if _ELSEWHERE in found else _number(found, _LOWER),
+        master=get_number(found, _MASTER),
+        lower=0 if _ELSEWHERE in found else get_number(found, _LOWER),
         parent=f"{bus}/{parent}" if bus and parent else "",
-        port=_text(found, _PORT),
+        port=get_text(found, _PORT),
         hardware=hardware,
-        has_xdp=bool(_number(xdp, _XDP_ATTACHED)),
-        carrier_changes=_number(found, _CARRIER_CHANGES),
+        has_xdp=bool(get_number(xdp, _XDP_ATTACHED)),
+        carrier_changes=get_number(found, _CARRIER_CHANGES),
         functions=tuple(_parse_functions(found.get(_FUNCTION_LIST, b""))),
         parameters={"flags": flags & FLAGS, **dict(_parse_parameters(found))},
-        most_gso=_number(found, _MOST_GSO),
-        most_mtu=_number(found, _MOST_MTU),
-        immovable=bool(_number(found, _IMMOVABLE)),
-        **_parse_kind(_text(info, _KIND), unpack(info.get(_DATA, b""))),
+        most_gso=get_number(found, _MOST_GSO),
+        most_mtu=get_number(found, _MOST_MTU),
+        immovable=bool(get_number(found, _IMMOVABLE)),
+        **_parse_kind(get_text(info, _KIND), unpack(info.get(_DATA, b""))),
     )
 
 
 def _parse_kind(kind: str, data: Mapping[int, bytes]) -> dict[str, Any]:
     """What only links of some kinds have."""
     if kind == "vlan" and int.from_bytes(data.get(_VLAN_PROTOCOL, b"")) in (0, _IEEE_802_1Q):
-        return {"vlan": _number(data, _VLAN_ID)}
+        return {"vlan": get_number(data, _VLAN_ID)}
     if kind == "ipvlan" and _IPVLAN_MODE in data:
-        number = _number(data, _IPVLAN_MODE)
+        number = get_number(data, _IPVLAN_MODE)
         return {"ipvlan_mode": IPVLAN_MODES[number] if number < len(IPVLAN_MODES) else str(number)}
     return {}
 
@@ -150,17 +150,19 @@ def _parse_functions(content: bytes) -> Iterator[VirtualFunctionState]:
 
 
 def _parse_parameters(found: Mapping[int, bytes]) -> Iterator[tuple[str, int]]:
-    yield from ((name, _number(found, number)) for name, number in ATTRIBUTES.items() if number in found)
+    yield from ((name, get_number(found, number)) for name, number in ATTRIBUTES.items() if number in found)
     of_inet = unpack(unpack(found.get(_FAMILIES, b"")).get(_INET, b"")).get(_INET_CONF, b"")
     values = struct.unpack(f"={len(of_inet) // 4}I", of_inet)
     yield from ((name, values[number - 1]) for name, number in IPV4.items() if number <= len(values))
 
 
-def _number(found: Mapping[int, bytes], number: int) -> int:
+def get_number(found: Mapping[int, bytes], number: int) -> int:
+    """An attribute that is a number; 0 if it is not there."""
     return int.from_bytes(found.get(number, b""), sys.byteorder)
 
 
-def _text(found: Mapping[int, bytes], number: int) -> str:
+def get_text(found: Mapping[int, bytes], number: int) -> str:
+    """An attribute that is text; empty if it is not there."""
     return _decode(found.get(number, b""))
 
 
