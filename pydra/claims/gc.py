@@ -67,7 +67,6 @@ class GarbageCollected(msgspec.Struct, frozen=True, kw_only=True):
 
     driver: str
     counts: GarbageCounts
-    seconds: float
     problem: str = ""
 
 
@@ -227,7 +226,6 @@ class GarbageCollector:
 
     async def collect(self) -> GarbageCollected:
         """Collect once."""
-        began = self._clock()
         problems: list[str] = []
         try:
             async with self._store:
@@ -255,9 +253,7 @@ class GarbageCollector:
         self._abandoned_since = plan.abandoned_since
         counts = await self._apply(plan, names, problems)
         self._preparer.renew_metadata()  # where it failed before
-        done = GarbageCollected(
-            driver=self._driver, counts=counts, seconds=self._clock() - began, problem="; ".join(problems)
-        )
+        done = GarbageCollected(driver=self._driver, counts=counts, problem="; ".join(problems))
         if counts != GarbageCounts(waiting=counts.waiting):
             _log.info("collected garbage: %s", counts)
         self._report(done)

@@ -28,7 +28,6 @@ _NOTHING: tuple[Any, ...] = (None, "", [], {})
 class Delete(msgspec.Struct, frozen=True, kw_only=True):
     """Delete the slice, if it is still the observed one."""
 
-    pool: str
     name: str
     uid: str
     resource_version: str
@@ -52,7 +51,6 @@ class Create(msgspec.Struct, frozen=True, kw_only=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Writes in their order; empty if the API has what is wanted."""
 
-    generation: int = 0
     deletes: tuple[Delete, ...] = ()
     updates: tuple[Update, ...] = ()
     creates: tuple[Create, ...] = ()
@@ -82,7 +80,6 @@ def plan_slices(wanted: WantedPool, observed: Iterable[JsonObject], *, node_uid:
     known = [device for body in ours for device in body["spec"].get("devices") or ()]
     touched = matched if generation != published else changed
     return Plan(
-        generation=generation,
         deletes=tuple(map(_build_delete, [*others, *obsolete])),
         updates=tuple(_build_update(wanted, index, generation, matched[index], known) for index in sorted(touched)),
         creates=tuple(_build_create(wanted, index, generation, known, node_uid) for index in missing),
@@ -156,7 +153,6 @@ def _build_create(
 def _build_delete(body: JsonObject) -> Delete:
     metadata = body["metadata"]
     return Delete(
-        pool=_pool(body).get("name", ""),
         name=metadata["name"],
         uid=metadata.get("uid", ""),
         resource_version=metadata.get("resourceVersion", ""),

@@ -63,24 +63,18 @@ class WriteKind(Enum):
 class SliceWritten(msgspec.Struct, frozen=True, kw_only=True):
     """The API server accepted a write."""
 
-    pool: str
-    name: str
     kind: WriteKind
 
 
 class PoolPublished(msgspec.Struct, frozen=True, kw_only=True):
-    """The API has the complete pool, after writes or at the first reconciliation. `slices` 0: it was withdrawn."""
+    """The API has the complete pool, in so many slices, after writes or at the first reconciliation."""
 
-    pool: str
-    generation: int
     slices: int
-    devices: int
 
 
 class PublishFailed(msgspec.Struct, frozen=True, kw_only=True):
     """The API server did not accept a write; it is tried again after `pause` seconds."""
 
-    pool: str
     error: KubeError
     pause: float
 
@@ -92,8 +86,6 @@ class PublishFailed(msgspec.Struct, frozen=True, kw_only=True):
 
 class FieldsKept(msgspec.Struct, frozen=True, kw_only=True):
     """The API server keeps what it dropped before: the complete pool is published."""
-
-    pool: str
 
 
 SliceEvent: TypeAlias = SliceWritten | PoolPublished | PublishFailed | FieldsDropped | FieldsKept
@@ -204,7 +196,7 @@ class SliceReconciler:
             try:
                 await self._reconcile()
             except KubeError as error:
-                self._fail(error, outdated=self._target is not target)
+                self._fail(error, target)
 
     def _on_watch_event(self, event: WatchEvent) -> None:
         if self._target is None:
@@ -242,10 +234,10 @@ class SliceReconciler:
 
     def _report_published(self, target: AcceptedPool, plan: Plan) -> None:
         self._achieved, self._is_published = target, True
-        pool, written = target.wanted.name, target.wanted.slices
+        pool, written = target.pool.name, target.wanted.slices
         slices, devices = len(written), sum(len(one.get("devices") or ()) for one in written)
         log.info("pool %s is published: slices %d, devices %d, writes %d", pool, slices, devices, len(plan))
-        self._report(PoolPublished(pool=pool, generation=plan.generation, slices=slices, devices=devices))
+        self._report(PoolPublished(slices=slices))
 
     async def _check_dry_run(self, target: AcceptedPool) -> bool:
         """Check in a dry run whether the server keeps the fields that need feature gates.
@@ -276,8 +268,7 @@ class SliceReconciler:
             if answer is None:
                 return False
             kind = WriteKind.UPDATE if isinstance(write, Update) else WriteKind.CREATE
-            pool = write.body["spec"]["pool"]["name"]
-            self._report(SliceWritten(pool=pool, name=answer["metadata"]["name"], kind=kind))
+            self._report(SliceWritten(kind=kind))
             self._pending.note_write(answer)
             if self._find_gates(target, write, answer):
                 return False
@@ -308,7 +299,7 @@ class SliceReconciler:
                 raise
             log.debug("slice %s is gone already", delete.name)
         self._pending.note_delete(delete.uid)
-        self._report(SliceWritten(pool=delete.pool, name=delete.name, kind=WriteKind.DELETE))
+        self._report(SliceWritten(kind=WriteKind.DELETE))
 
     def _find_gates(self, target: AcceptedPool, write: Update | Create, answer: JsonObject) -> bool:
         """Return whether the server dropped fields of gates that were not known to be off; they are left out next."""
@@ -351,22 +342,21 @@ class SliceReconciler:
             return
         self._last_dropped = dropped
         if dropped is None:
-            log.info("pool %s: the API server no longer drops fields", target.wanted.name)
-            self._report(FieldsKept(pool=target.wanted.name))
+            log.info("pool %s: the API server no longer drops fields", target.pool.name)
+            self._report(FieldsKept())
         else:
             log.warning("%s", dropped)
             self._report(dropped)
 
-    def _fail(self, error: KubeError, *, outdated: bool) -> None:
+    def _fail(self, error: KubeError, target: AcceptedPool) -> None:
         self._is_published = False
-        if outdated:
+        if target is not self._target:
             log.info("a write for an outdated pool failed: %s", error)
             return  # the next reconciliation, for the new pool, is due already
         pause = self._schedule.note_failure(error)
-        pool = self._target.wanted.name if self._target is not None else self._node
-        failed = PublishFailed(pool=pool, error=error, pause=pause)
+        failed = PublishFailed(error=error, pause=pause)
         level = logging.INFO if failed.is_race else logging.WARNING
-        log.log(level, "pool %s cannot be published: retrying in %.1f s: %s", pool, pause, error)
+        log.log(level, "pool %s cannot be published: retrying in %.1f s: %s", target.pool.name, pause, error)
         self._report(failed)
 
 

@@ -24,7 +24,7 @@ async def test_a_pool_is_published_and_belongs_to_its_node(api_server: ApiHandle
         published = await it.publish(
             Device(name="gpu-0", attributes={"model": "x"}, capacity={"memory": Capacity("80Gi")})
         )
-        assert (published.slices, published.devices, published.generation) == (1, 1, 1)
+        assert published.slices == 1
         assert it.writes() == ["create"]
         [body] = await it.slices()
         node = await it.client.get(NODES, it.scratch.node)
@@ -112,17 +112,17 @@ async def test_a_changed_device_is_one_update(api_server: ApiHandle) -> None:
         await it.publish(*gpus(200))
         published = await it.publish(*gpus(199), Device(name="new"))
         assert it.writes() == ["update"]
-        assert (published.slices, published.generation) == (2, 1)
+        assert published.slices == 2
+        assert [body["spec"]["pool"]["generation"] for body in await it.slices()] == [1, 1]
 
 
 async def test_a_growing_pool_is_a_new_generation_everywhere(api_server: ApiHandle) -> None:
     async with publishing(api_server) as it:
         await it.publish(*gpus(128))
-        published = await it.publish(*gpus(300))
+        await it.publish(*gpus(300))
         assert it.writes() == ["update", "create", "create"]
         pools = [(body["spec"]["pool"]["generation"], len(body["spec"]["devices"])) for body in await it.slices()]
         assert pools == [(2, 128), (2, 128), (2, 44)]
-        assert published.generation == 2
 
 
 async def test_an_empty_pool_leaves_one_slice(api_server: ApiHandle) -> None:

@@ -141,13 +141,13 @@ def test_a_write_that_another_one_forestalled_is_an_event_only_if_it_stays(desk:
         (Invalid("c"), 5.0),
         (Conflict("d"), 3.0),
     ):
-        desk.report(PublishFailed(pool="node-1", error=error, pause=pause))
+        desk.report(PublishFailed(error=error, pause=pause))
     assert [request.note for request in desk.requests] == [f"driver {DRIVER}: {text}" for text in ("c", "d")]
 
 
 def test_a_sweep_counts_what_it_put_right(desk: Desk) -> None:
     counts = GarbageCounts(claims_unprepared=2, started_undone=1, files_removed=3, files_restored=4)
-    desk.report(GarbageCollected(driver=DRIVER, counts=counts, seconds=0.1))
+    desk.report(GarbageCollected(driver=DRIVER, counts=counts))
     assert desk.value(f'pydra_sweeps_total{{driver="{DRIVER}",result="ok"}}') == 1
     assert desk.value(f'pydra_swept_total{{driver="{DRIVER}",kind="record"}}') == 3
     assert desk.value(f'pydra_swept_total{{driver="{DRIVER}",kind="cdi_file"}}') == 3
@@ -155,7 +155,7 @@ def test_a_sweep_counts_what_it_put_right(desk: Desk) -> None:
 
 
 def test_a_sweep_that_could_not_look_at_everything_failed(desk: Desk) -> None:
-    desk.report(GarbageCollected(driver=DRIVER, counts=GarbageCounts(), seconds=0.1, problem="the API server is down"))
+    desk.report(GarbageCollected(driver=DRIVER, counts=GarbageCounts(), problem="the API server is down"))
     assert desk.value(f'pydra_sweeps_total{{driver="{DRIVER}",result="failed"}}') == 1
 
 
@@ -202,7 +202,7 @@ def test_dropped_fields_name_the_gates_that_are_off_until_they_are_kept(desk: De
     assert desk.value(f'{series}"DRADeviceTaints"}}') == 0
     assert desk.value(f'{series}"DRAListTypeAttributes"}}') == 1
     assert desk.value(withheld) == 0
-    desk.report(FieldsKept(pool="node-1"))
+    desk.report(FieldsKept())
     assert desk.value(f'{series}"DRAListTypeAttributes"}}') == 0
 
 
