@@ -289,7 +289,7 @@ class GarbageCollector:
         unanswered: list[KubeError] = []
         slots = asyncio.Semaphore(_AT_ONCE)
 
-        async def check(ref: ClaimRef, claim: Claim | None) -> None:
+        async def check(ref: ClaimRef, claim: Claim) -> None:
             async with slots:
                 try:
                     if not unanswered and await self._is_abandoned(ref, claim):
@@ -302,15 +302,16 @@ class GarbageCollector:
                 if uid not in in_use and not record.left_over and not self._preparer.queue.has(uid):
                     tasks.create_task(check(ClaimRef.of(record.claim), record.claim))
             for uid, ref in unreadable.items():
-                if uid not in in_use and uid not in records:
-                    tasks.create_task(check(ref, None))
+                held = self._store.unreadable.get(uid)  # it may have ended since it was looked up
+                if held is not None and uid not in in_use and uid not in records:
+                    tasks.create_task(check(ref, held.claim))
         if unanswered:
             problems.append(f"claims were not looked up: {unanswered[0]}")
             return frozenset()
         return abandoned
 
-    async def _is_abandoned(self, ref: ClaimRef, claim: Claim | None) -> bool:
-        """Return whether the API server says that the claim, or its allocation of these devices, is gone."""
+    async def _is_abandoned(self, ref: ClaimRef, claim: Claim) -> bool:
+        """Return whether the API server says that the claim, or its allocation of a device that it holds, is gone."""
         if not ref.name:
             return True  # it was not among all the claims of the cluster
         try:
@@ -331,7 +332,7 @@ class GarbageCollector:
             raise
         except PydraError:
             return False  # it exists, but its devices cannot be read
-        return claim is not None and _devices(allocated) != _devices(claim)
+        return not _devices(claim) <= _devices(allocated)
 
     async def _read_files(self, read: Callable[[], Awaitable[FilesT]], problems: list[str]) -> FilesT | None:
         try:

@@ -177,9 +177,9 @@ async def test_a_directory_of_records_of_another_user_is_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize("damage", ["removed", "cut"])
-@pytest.mark.parametrize("again", [False, True], ids=["unprepared", "prepared again"])
+@pytest.mark.parametrize("then", ["unprepared", "prepared again", "collected"])
 async def test_a_claim_allocated_again_whose_record_is_lost_gives_back_what_it_had(
-    tmp_path: Path, again: bool, damage: str
+    tmp_path: Path, then: str, damage: str
 ) -> None:
     node = _node(tmp_path)
     async with node.running() as agent:
@@ -191,7 +191,10 @@ async def test_a_claim_allocated_again_whose_record_is_lost_gives_back_what_it_h
         file.write_bytes(file.read_bytes()[:-9])
     node.api.allocate("a", "gpu-3")
     async with node.running() as agent:
-        if again:
+        if then == "collected":
+            await agent.garbage.collect()
+            assert node.traces() == NOTHING
+        if then == "prepared again":
             assert [one.device for one in (await agent.prepare("a"))[0]] == ["gpu-3"]
             assert node.traces()["hardware"] == ["gpu-3"]
         assert await agent.unprepare("a") == [None]
