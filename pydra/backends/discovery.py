@@ -12,14 +12,16 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from pydra.backends.error_codec import INTERNAL_PATHS, Fault, FaultKind, build_fault
 from pydra.errors import SettingsError
 from pydra.message_text import suggest
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "pydra.backends"
 UNNAMED = "unnamed:"
@@ -52,6 +54,8 @@ def list_backends() -> tuple[BackendSource, ...]:
     Raises:
         SettingsError: the entry points of a distribution cannot be read, as while it is being installed.
     """
+    from importlib.metadata import entry_points  # noqa: PLC0415 - a backend's process loads one, and lists none
+
     try:
         return build_sources(entry_points(group=ENTRY_POINT_GROUP))
     except (OSError, ValueError, TypeError) as error:
