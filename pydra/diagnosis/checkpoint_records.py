@@ -12,7 +12,6 @@ from functools import partial
 import msgspec
 
 from pydra import atomic_files
-from pydra.agent.driver import read_boot_id
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.locks_between_instances import InstanceLocks
 from pydra.checkpoint.record_files import StoredRecord, list_stored
@@ -130,6 +129,8 @@ async def repair_records(settings: Settings, *, driver: str = "", discard: str =
         CheckpointError: the disk failed, or the kubelet may still need what was to be discarded.
         SettingsError: the driver has no records here, or no unreadable record has that uid.
     """
+    from pydra.agent.driver import read_boot_id  # noqa: PLC0415 - loads the agent, which reading needs nothing of
+
     boot_id = read_boot_id(settings.boot_id_file)
     findings: list[Finding] = []
     discarded = False
