@@ -365,11 +365,14 @@ def _group_judgements(node: str, judgements: Iterable[Judgement]) -> Iterator[De
     for one in judgements:
         groups.setdefault((one.request, one.reason), []).append(one)
     for (request, reason), found in groups.items():
-        values = list(dict.fromkeys(one.values for one in found if one.values))
-        why = (
-            f"{reason} ({'; '.join(values[:_VALUES])}{'; ...' if len(values) > _VALUES else ''})" if values else reason
-        )
+        why = add_values(reason, found)
         yield DeviceReview(request=request, node=node, devices=tuple(one.device[-1] for one in found), reason=why)
+
+
+def add_values(reason: str, judgements: Iterable[Judgement]) -> str:
+    """Return the reason that these have, with what their devices have of that which decides."""
+    values = list(dict.fromkeys(one.values for one in judgements if one.values))
+    return f"{reason} ({'; '.join(values[:_VALUES])}{'; ...' if len(values) > _VALUES else ''})" if values else reason
 
 
 def _find_refusal(node: JsonObject, pods: Sequence[JsonObject]) -> str:

@@ -181,17 +181,19 @@ def test_an_allocation_names_each_request_and_its_device() -> None:
 
 
 def test_the_devices_that_a_claim_did_not_get_are_told_by_their_reason() -> None:
-    def review(device: str, reason: str, *, picked: bool = False) -> Judgement:
-        return Judgement(request="r", device=("d", "p", device), reason=reason, picked=picked)
+    def review(device: str, reason: str, *, picked: bool = False, values: str = "") -> Judgement:
+        return Judgement(request="r", device=("d", "p", device), reason=reason, picked=picked, values=values)
 
     reviews = [
         review("a", "", picked=True),
         *(review(f"b{index}", "in use") for index in range(6)),
         review("c", ""),
+        *(review(size, "no", values=f"kind is part, size is {size}") for size in "123"),
     ]
     assert describe_others(reviews) == (
         "not b0, b1, b2, b3 and 2 more: request r: in use",
         "not c: request r: free too, but the first that fits is taken",
+        "not 1, 2, 3: request r: no (kind is part, size is 1; kind is part, size is 2; kind is part, size is 3)",
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pydra.diagnosis.explain_claim import Judgement
+from pydra.diagnosis.explain_claim import Judgement, add_values
 from pydra.message_text import list_names, suggest
 from pydra_dev.container_runtime.cdi_injection import OciSpec
 from pydra_dev.container_runtime.cdi_specs import Hook, Mount
@@ -286,15 +286,9 @@ def group_refusals(reviews: Iterable[Judgement]) -> tuple[Refusal, ...]:
             reason = review.reason or "free too, but the first that fits is taken"
             groups.setdefault((review.request, reason), []).append(review)
     return tuple(
-        Refusal(request, explain_refusal(reason, found), tuple(one.device for one in found))
+        Refusal(request, add_values(reason, found), tuple(one.device for one in found))
         for (request, reason), found in groups.items()
     )
-
-
-def explain_refusal(reason: str, reviews: Iterable[Judgement]) -> str:
-    """The reason that these have, with the values of their devices."""
-    values = list(dict.fromkeys(one.values for one in reviews if one.values))
-    return f"{reason} ({list_names(values)})" if values else reason
 
 
 def describe_others(reviews: Sequence[Judgement]) -> tuple[str, ...]:
