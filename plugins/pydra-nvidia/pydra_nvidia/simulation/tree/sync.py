@@ -29,7 +29,6 @@ from pydra_pci import Roots, Tree
 from pydra_pci.simulation.files import Files, change_files, folder
 from pydra_pci.simulation.kernel import Listener, PciKernel
 
-_NOTES = ".made"
 _FUNCTIONS = "sys/bus/pci/devices/"
 IDS: Mapping[str, str] = {
     DRIVER: "pci:v000010DEd*sv*sd*bc03sc0[02]i*",
@@ -45,6 +44,7 @@ class TreeSync:
     def __init__(self, root: str, machine: Machine) -> None:
         self.root = os.path.realpath(root)
         self.machine = machine
+        self._notes = f"{self.root}.made"  # not in the tree, whose folder would change with each change of the machine
         self._keys: dict[str, object] = {}
         self._made: dict[str, Files] = {}
         self._stamp = 0
@@ -148,7 +148,7 @@ class TreeSync:
     def _read_notes(self) -> None:
         """Another process may have been at the tree: then what it wrote down counts."""
         try:
-            with open(os.path.join(self.root, _NOTES), "rb") as file:
+            with open(self._notes, "rb") as file:
                 if (stamp := os.fstat(file.fileno()).st_mtime_ns) != self._stamp:
                     self._keys.clear()
                     self._stamp, self._made = stamp, msgspec.json.decode(file.read(), type=dict[str, Files])
@@ -158,11 +158,11 @@ class TreeSync:
 
     def _write_notes(self) -> None:
         self._stamp = max(time.time_ns(), self._stamp + 1)  # others tell by it that there are other notes
-        notes = os.path.join(self.root, _NOTES)
-        with open(f"{notes}.draft", "wb") as file:
+        draft = f"{self._notes}.draft"
+        with open(draft, "wb") as file:
             file.write(msgspec.json.encode(self._made))
-        os.utime(f"{notes}.draft", ns=(self._stamp, self._stamp))
-        os.replace(f"{notes}.draft", notes)
+        os.utime(draft, ns=(self._stamp, self._stamp))
+        os.replace(draft, self._notes)
 
 
 class SyncedTree(Tree):
