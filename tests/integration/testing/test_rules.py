@@ -334,7 +334,7 @@ async def test_two_parts_of_a_board_are_asked_for_in_one_claim(tmp_path: Path) -
 
 async def test_a_step_that_json_cannot_hold_is_reported_by_its_field(tmp_path: Path) -> None:
     report = await check(Proof(STEPS.format(size="os", leak="")), tmp_path)
-    assert "plan: $.steps[1].size is a module, which is not JSON" in report.text, report.text
+    assert "plan: $.steps[1].size is of type module, which is not JSON" in report.text, report.text
 
 
 async def test_what_a_backend_without_unprepare_leaves_open_is_reported(tmp_path: Path) -> None:
