@@ -201,4 +201,4 @@ def parse_regions(resource: str) -> Iterator[Region]:
 
 def is_vfio(driver: str) -> bool:
     """Whether it is vfio-pci or a variant of it, such as nvgrace-gpu-vfio-pci."""
-    return "vfio" in driver
+    return driver.replace("_", "-").endswith("vfio-pci")

@@ -158,10 +158,12 @@ def find_users(tree: Tree, nodes: Collection[str]) -> dict[int, str]:
     return {pid: read_command(tree, pid) for pid, _ in list_users(tree, nodes)}
 
 
-def own_pid(tree: Tree) -> int | None:
-    """This process in the tree's /proc, where it may have another pid than it knows of; None when it is not there."""
-    link = tree.link(tree.proc("self"))
-    return int(link) if link.isdecimal() else None
+def find_others(tree: Tree, nodes: Collection[str], pids: Collection[int]) -> dict[int, str]:
+    """The same, with the processes `pids`, and without this one, which may have another pid in the tree's /proc."""
+    users = find_users(tree, nodes)
+    users |= {pid: read_command(tree, pid) for pid in pids if pid not in users}
+    own = tree.link(tree.proc("self"))
+    return {pid: command for pid, command in users.items() if str(pid) != own}
 
 
 def read_command(tree: Tree, pid: int) -> str:

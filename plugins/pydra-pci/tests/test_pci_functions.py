@@ -187,7 +187,7 @@ def test_the_root_is_the_first_part_of_the_devices_place(link: str, root: str) -
 @pytest.mark.parametrize("driver", ["vfio-pci", "nvgrace-gpu-vfio-pci", "mlx5_vfio_pci"])
 def test_variants_of_vfio_are_known_by_their_names(driver: str) -> None:
     assert is_vfio(driver)
-    assert not is_vfio("nvidia")
+    assert not any(map(is_vfio, ("nvidia", "nvidia-vgpu-vfio", "vfio-pci-snoop")))
 
 
 def test_the_host_tells_whether_it_can_pass_devices_through(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from pydra_pci import (
     ProcessesUnseen,
     Roots,
     Tree,
+    find_others,
     find_users,
-    own_pid,
     require_all_seen,
     wait_until_idle,
 )
@@ -84,9 +84,10 @@ def test_a_process_that_ended_meanwhile_is_nobody(node: Any) -> None:
 
 
 def test_this_process_is_known_by_the_pid_that_the_trees_proc_gives_it(node: Any) -> None:
-    assert own_pid(node.tree) is None
+    node.run(7, "python3", "/dev/nvidia0")
+    assert find_others(node.tree, ("/dev/nvidia0",), [7, 4242]) == {7: "python3", 4242: "a process"}
     (node.root / "proc/self").symlink_to("4242")
-    assert own_pid(node.tree) == 4242
+    assert find_others(node.tree, ("/dev/nvidia0",), [7, 4242]) == {7: "python3"}
 
 
 def test_a_process_that_may_not_be_looked_at_might_use_any_device(node: Any) -> None:

@@ -7,7 +7,7 @@ there is nothing to undo, and nothing to restore.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -43,13 +43,11 @@ class TpuBackend:
         self._metadata = metadata
         self._monitor = monitor
         self._seen: Host | None = None
-        self._held: dict[str, frozenset[str]] = {}
-        self._ports: dict[str, tuple[int, ...]] = {}
+        self._held: dict[str, Claim] = {}
 
     async def restore(self, held: Sequence[HeldClaim], /) -> None:
         """Remember who holds what: the processes of these claims may have their chips open."""
-        self._held = {one.claim.uid: _name_devices(one.claim) for one in held}
-        self._ports = {one.claim.uid: _list_ports(one.claim) for one in held}
+        self._held = {one.claim.uid: one.claim for one in held}
 
     async def discover(self) -> Inventory:
         """The whole host and its sub-slices, with their health."""
@@ -65,14 +63,12 @@ class TpuBackend:
         """The nodes and the environment for the claim's containers."""
         host = self._seen or await self._read()
         prepared = prepare_claim(claim, host, list_offered(host, self._settings.offer), self._settings)
-        self._held[claim.uid] = _name_devices(claim)
-        self._ports[claim.uid] = _list_ports(claim)
+        self._held[claim.uid] = claim
         return prepared
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
         """Nothing was done. From now on, a process that has a chip open is not one of the claim's containers."""
         self._held.pop(claim.uid, None)
-        self._ports.pop(claim.uid, None)
 
     async def measure(self) -> list[Sample]:
         """Memory and use of chips, while a workload's runtime serves them; links and throttling as last told."""
@@ -81,29 +77,26 @@ class TpuBackend:
         if host is None:
             return []
         held = [
-            HeldChips(chips=tuple(sorted(_find_chips(host, names))), ports=self._ports[uid])
-            for uid, names in self._held.items()
+            HeldChips(chips=tuple(sorted(_find_chips(host, [claim]))), ports=_list_ports(claim))
+            for claim in self._held.values()
         ]
         return [*build_samples(answers, host, held), *build_sdk_samples(host.chips, self._monitor.metrics)]
 
     async def _read(self) -> Host:
         before = self._seen or Host()
-        held = frozenset[str]().union(*self._held.values())
+        held = dict(self._held)
         host = await asyncio.to_thread(read_host, self._tree, self._settings, self._metadata.answers, before)
         users = await asyncio.to_thread(read_chip_users, self._tree, host.chips)
         # What was held when the look began, or is now: a claim may come or go meanwhile.
-        held = held.union(*self._held.values())
+        claimed = _find_chips(host, (held | self._held).values())
         chips = add_links(host.chips, self._monitor.metrics)
-        return replace(host, chips=find_unclaimed_users(chips, users, _find_chips(host, held), before))
+        return replace(host, chips=find_unclaimed_users(chips, users, claimed, before))
 
 
-def _name_devices(claim: Claim) -> frozenset[str]:
-    return frozenset(one.device for one in claim.devices)
-
-
-def _find_chips(host: Host, names: frozenset[str]) -> set[int]:
-    """The chips of these devices; a claim may hold one of another offer, which the settings had before."""
+def _find_chips(host: Host, claims: Iterable[Claim]) -> set[int]:
+    """The chips of these claims; one may hold a device of another offer, which the settings had before."""
     known = list_offered(host, Offer.SUB_SLICES)  # which has the devices of the other offers, too
+    names = {device.device for claim in claims for device in claim.devices}
     return {chip for name in names if name in known for chip in known[name].chips}
 
 

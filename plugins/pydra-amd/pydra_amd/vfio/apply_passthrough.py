@@ -15,7 +15,7 @@ from pydra_amd.host.amdgpu import list_nodes
 from pydra_amd.host.kfd import read_users
 from pydra_amd.modes.compute_partition import GpuGone
 from pydra_amd.steps import BindVfio
-from pydra_pci import FunctionState, Tree, VfioBinder, find_users, own_pid, read_command
+from pydra_pci import FunctionState, Tree, VfioBinder, find_others
 
 DEADLINE = "PYDRA_AMD_VFIO_IDLE_DEADLINE"
 
@@ -61,11 +61,7 @@ class Passthrough:
 
     def _find_users(self, nodes: Collection[str], numbers: Collection[int]) -> Mapping[int, str]:
         """Who has a node of the GPU open, and who computes on it as KFD has it. Blocks."""
-        users = find_users(self._tree, nodes)
-        for pid in read_users(self._tree, numbers):
-            users.setdefault(pid, read_command(self._tree, pid))
-        users.pop(own_pid(self._tree) or 0, None)
-        return users
+        return find_others(self._tree, nodes, read_users(self._tree, numbers))
 
 
 async def _run(work: Callable[[], Mapping[int, str]]) -> Mapping[int, str]:

@@ -27,7 +27,7 @@ from pydra_nvidia.inventory.capacities import (
 )
 from pydra_nvidia.inventory.partitions import Adopted, Offer, Offering, build_table, decide_offering, with_removed
 from pydra_nvidia.settings import Settings, Shares
-from pydra_pci import Assessment, PciFunction
+from pydra_pci import Assessment, PciFunction, is_vfio
 
 _DISPLAYS = ("DGX Display", "NVIDIA DGX Display")
 """Cards that only drive a workstation's screen; NVIDIA's driver does not count them either."""
@@ -145,8 +145,8 @@ def build_functions(
 
 def _can_bind(function: PciFunction) -> bool:
     """Without virtual functions in use, in an IOMMU group, and in the hands of a driver that can be left."""
-    variant = function.driver.replace("_", "-").endswith("vfio-pci")
-    return bool(function.group) and not function.has_virtual and (variant or function.driver in ("", "nvidia"))
+    can_leave = is_vfio(function.driver) or function.driver in ("", "nvidia")
+    return bool(function.group) and not function.has_virtual and can_leave
 
 
 def build_counter_sets(gpu: Gpu, offering: Offering) -> tuple[CounterSet, ...]:

@@ -16,17 +16,7 @@ from pydra_nvidia.nvml.persistence import PersistenceMode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import BindVfio
-from pydra_pci import (
-    FunctionState,
-    KernelWaits,
-    KernelWork,
-    Loader,
-    Tree,
-    VfioBinder,
-    find_users,
-    own_pid,
-    read_command,
-)
+from pydra_pci import FunctionState, KernelWaits, KernelWork, Loader, Tree, VfioBinder, find_others
 
 DEADLINE = "PYDRA_NVIDIA_VFIO_IDLE_DEADLINE"
 _PERSISTENCED = "nvidia-persiste"
@@ -90,15 +80,7 @@ class BindVfioApplier:
     async def _find_others(self, address: str, nodes: Collection[str]) -> Mapping[int, str]:
         """Who uses the GPU beside this process."""
         use = await self._persistence.read_use(address) if nodes else None
-        users = await asyncio.to_thread(find_users, self._tree, nodes)
-        pids = use.processes if use is not None else ()
-        return await asyncio.to_thread(self._add, users, pids)
-
-    def _add(self, users: dict[int, str], pids: Collection[int]) -> Mapping[int, str]:
-        for pid in pids:
-            users.setdefault(pid, read_command(self._tree, pid))
-        users.pop(own_pid(self._tree) or 0, None)
-        return users
+        return await asyncio.to_thread(find_others, self._tree, nodes, use.processes if use is not None else ())
 
     def _read_minor(self, address: str) -> int | None:
         """For a GPU that the driver has and NVML cannot see."""

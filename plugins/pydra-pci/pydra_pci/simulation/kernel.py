@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 
+from pydra_pci.functions import is_vfio
 from pydra_pci.simulation.files import change_files, device
 
 VFIO, VFIO_DEVICE = 242, 243
@@ -122,14 +123,14 @@ class PciKernel:
             raise OSError(errno.ENODEV, "no such function, or not for this driver")
         if self.driver(address):
             raise OSError(errno.EBUSY, "another driver has it")
-        if _is_vfio(driver):
+        if is_vfio(driver):
             self._refuse_vfio(address)
         os.symlink(
             os.path.relpath(os.path.join(self._pci, "drivers", driver), self._real(address)), self._link(address)
         )
         entry = os.path.join(self._pci, "drivers", driver, address)
         os.symlink(os.path.relpath(self._real(address), os.path.dirname(entry)), entry)
-        if _is_vfio(driver):
+        if is_vfio(driver):
             self._open_vfio(address)
         self._listener.moved(address, driver)
 
@@ -138,11 +139,11 @@ class PciKernel:
             raise OSError(errno.ENODEV, "this driver does not have it")
         if self._listener.users(address):
             raise OSError(errno.EBUSY, "in use: the kernel would wait until it is not")
-        if _is_vfio(driver):
+        if is_vfio(driver):
             self._close_vfio(address)
         os.unlink(os.path.join(self._pci, "drivers", driver, address))
         os.unlink(self._link(address))
-        if _is_vfio(driver):
+        if is_vfio(driver):
             self._close_group(address)
         self._listener.moved(address, "")
 
@@ -180,7 +181,7 @@ class PciKernel:
     def _close_group(self, address: str) -> None:
         group = self._group(address)
         members = os.listdir(os.path.join(self._sys, "kernel/iommu_groups", group, "devices"))
-        if not any(_is_vfio(self.driver(member)) for member in members):
+        if not any(is_vfio(self.driver(member)) for member in members):
             change_files(self._dev, {f"vfio/{group}": device()}, {})
             shutil.rmtree(os.path.join(self._sys, "class/vfio", group))
 
@@ -210,10 +211,6 @@ class PciKernel:
 
     def _link(self, address: str) -> str:
         return os.path.join(self._real(address), "driver")
-
-
-def _is_vfio(driver: str) -> bool:
-    return driver.replace("_", "-").endswith("vfio-pci")
 
 
 def _write(path: str, text: str) -> None:
