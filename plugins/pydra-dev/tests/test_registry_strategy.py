@@ -221,6 +221,22 @@ def test_a_rule_without_a_selector_has_none() -> None:
     assert admit(DEVICE_TAINT_RULES, {"taint": taint})["spec"] == {"taint": taint}
 
 
+def test_an_allocation_has_no_fields_of_disabled_gates() -> None:
+    older = Context(minor=35, gates=build_gates(35), now=CONTEXT.now)
+    old = admit(RESOURCE_CLAIMS, claim(exactly()), older)
+    result = {"request": "a", "driver": "d", "pool": "p", "device": "x"}
+    newer = {"shareID": "s", "consumedCapacity": {"c": "1"}, "bindingConditions": ["b"]}
+    status = {"allocation": {"devices": {"results": [{**result, **newer}]}}}
+    updated = admit_update(RESOURCE_CLAIMS, {**old, "status": status}, old, older, status=True)
+    assert updated["status"]["allocation"]["devices"]["results"] == [result]
+
+
+def test_only_attributes_that_match_are_known_where_the_gate_of_sharing_is_off() -> None:
+    older = Context(minor=35, gates=build_gates(35), now=CONTEXT.now)
+    spec = claim(exactly(), constraints=[{"distinctAttribute": "a.example.com/b"}])
+    assert refused(RESOURCE_CLAIMS, spec, older) == [("spec.devices.constraints[0].matchAttribute", "Required value")]
+
+
 def test_a_device_taint_rule_is_held_to_the_rules_of_taints() -> None:
     spec = {"deviceSelector": {"driver": "-", "pool": "A", "device": "A"}, "taint": {"key": "a"}}
     fields = [field for field, _ in refused(DEVICE_TAINT_RULES, spec)]

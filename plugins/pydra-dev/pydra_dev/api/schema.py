@@ -343,12 +343,12 @@ class Result(_Fields, frozen=True, kw_only=True):
     driver: str = ""
     pool: str = ""
     device: str = ""
-    admin_access: bool | None = None
+    admin_access: Annotated[bool | None, Gated(ADMIN)] = None
     tolerations: tuple[Toleration, ...] = ()
-    binding_conditions: tuple[str, ...] = ()
-    binding_failure_conditions: tuple[str, ...] = ()
-    share_id: str | None = field(default=None, name="shareID")
-    consumed_capacity: dict[str, Quantity] = {}
+    binding_conditions: Annotated[tuple[str, ...], Gated(BINDING)] = ()
+    binding_failure_conditions: Annotated[tuple[str, ...], Gated(BINDING)] = ()
+    share_id: Annotated[str | None, Gated(SHARES)] = field(default=None, name="shareID")
+    consumed_capacity: Annotated[dict[str, Quantity], Gated(SHARES)] = {}
 
 
 class Results(_Fields, frozen=True, kw_only=True):
@@ -400,7 +400,7 @@ class DeviceStatus(_Fields, frozen=True, kw_only=True):
     driver: str = ""
     pool: str = ""
     device: str = ""
-    share_id: str | None = field(default=None, name="shareID")
+    share_id: Annotated[str | None, Gated(SHARES)] = field(default=None, name="shareID")
     conditions: tuple[Condition, ...] | None = ()
     data: Any = None
     network_data: NetworkData | None = None

@@ -99,9 +99,8 @@ def check_claim(
         partial(_check_device_request, cel=cel),
         lambda r: r.name,
     )
-    yield from check_list(
-        f"{path}.constraints", devices.constraints, MAX_REQUESTS, partial(_check_constraint, names=names)
-    )
+    check_constraint = partial(_check_constraint, names=names, distinct=cel.shares)
+    yield from check_list(f"{path}.constraints", devices.constraints, MAX_REQUESTS, check_constraint)
     yield from check_list(f"{path}.config", devices.config, MAX_REQUESTS, partial(_check_claim_config, names=names))
     asking = (request.exactly is not None and request.exactly.admin_access for request in devices.requests or ())
     yield from _check_admin_access(f"{path}.requests", asking, allowed=admin_allowed)
@@ -201,13 +200,15 @@ def _check_reference(path: str, name: str, names: RequestNames) -> Errors:
         )
 
 
-def _check_constraint(path: str, constraint: schema.Constraint, names: RequestNames) -> Errors:
+def _check_constraint(path: str, constraint: schema.Constraint, names: RequestNames, *, distinct: bool) -> Errors:
     check = partial(_check_reference, names=names)
     yield from check_set(f"{path}.requests", constraint.requests, MAX_REQUESTS, check, lambda name: name)
     if constraint.match_attribute is not None:
         yield from check_full_attribute_name(f"{path}.matchAttribute", constraint.match_attribute)
     elif constraint.distinct_attribute is not None:
         yield from check_full_attribute_name(f"{path}.distinctAttribute", constraint.distinct_attribute)
+    elif not distinct:
+        yield required(f"{path}.matchAttribute")
     else:
         yield required(
             path,
