@@ -6,7 +6,7 @@ Source: Kubernetes API reference, AllocatedDeviceStatus, NetworkDeviceData and C
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ipaddress import ip_interface
 
 import msgspec
@@ -29,19 +29,24 @@ _REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
 
 def check_device_status(status: DeviceStatus) -> Iterator[str]:
     """Yield why the API server would refuse it."""
-    if len(status.conditions) > CONDITIONS:
+    if len(status.conditions) > CONDITIONS:  # of which there may be any number
         yield f"status has {len(status.conditions)} conditions; at most {CONDITIONS} are allowed"
-    types = [one.type for one in status.conditions]
-    for name in sorted({one for one in types if types.count(one) > 1}):
-        yield f"status has two conditions of the type {name!r}"
-    for one in status.conditions:
-        yield from _check_condition(one)
+    else:
+        yield from _check_conditions(status.conditions)
     problems = list(find_json_problems(status.data, "status.data"))
     yield from problems
     if not problems and (size := len(msgspec.json.encode(status.data))) > DATA_BYTES:
         yield f"status.data has {size} bytes of JSON; at most {DATA_BYTES} are allowed"
     if status.network_data is not None:
         yield from _check_network(status.network_data)
+
+
+def _check_conditions(conditions: Sequence[Condition]) -> Iterator[str]:
+    types = [one.type for one in conditions]
+    for name in sorted({one for one in types if types.count(one) > 1}):
+        yield f"status has two conditions of the type {name!r}"
+    for one in conditions:
+        yield from _check_condition(one)
 
 
 def _check_condition(one: Condition) -> Iterator[str]:
@@ -62,6 +67,7 @@ def _check_network(data: NetworkData) -> Iterator[str]:
             yield f"network_data.{what} has more than {limit} bytes"
     if len(data.ips) > ADDRESSES:
         yield f"network_data has {len(data.ips)} addresses; at most {ADDRESSES} are allowed"
+        return
     for address in data.ips:
         if not _is_interface_address(address):
             yield f"network_data.ips: {address[:64]!r} is not an address with a prefix length, such as 192.0.2.5/24"
