@@ -44,7 +44,7 @@ def give(spec: dict[str, Any]) -> list[str]:
         slices=[
             NamedSlice(
                 f"slice-{number}",
-                schema.parse_fields("ResourceSlice", schema.SliceSpec, {**place, **wanted.scope, **one}),
+                schema.parse_fields("ResourceSlice", schema.SliceSpec, {**place, "nodeName": wanted.node, **one}),
             )
             for number, one in enumerate(wanted.slices)
         ],

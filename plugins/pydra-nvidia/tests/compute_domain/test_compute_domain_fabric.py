@@ -159,7 +159,7 @@ async def test_a_driver_that_is_not_loaded_yet_is_reported(tmp_path: Path) -> No
         pytest.param([{"state": 1}], 2048, "has not begun to join", id="not started"),
         pytest.param([{"status": 999}], 2048, r"could not join .*NVML_ERROR_UNKNOWN \(999\)", id="failed"),
         pytest.param([{}, {"clique": 3}], 2048, r"several cliques of NVLink fabrics: 5a4f.*\.2, 5a4f.*\.3", id="two"),
-        pytest.param([{}], 0, "has 0 IMEX channels", id="no channels"),
+        pytest.param([{}], 0, "IMEX channels of the NVIDIA kernel driver: found 0", id="no channels"),
     ],
 )
 async def test_a_fabric_that_is_not_ready_makes_the_devices_unhealthy_until_it_is(

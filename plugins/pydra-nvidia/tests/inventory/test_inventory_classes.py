@@ -24,7 +24,7 @@ OWN = "device.attributes['gpu.nvidia.com']"
 def publish(boards: Any, inventory: Inventory) -> list[NamedSlice]:
     wanted = build_wanted(boards.publish(inventory).pool, driver="gpu.nvidia.com", node="node-1")
     pool = {"name": "node-1", "generation": 1, "resourceSliceCount": len(wanted.slices)}
-    bodies = [{"driver": "gpu.nvidia.com", "pool": pool, **wanted.scope, **one} for one in wanted.slices]
+    bodies = [{"driver": "gpu.nvidia.com", "pool": pool, "nodeName": wanted.node, **one} for one in wanted.slices]
     return [
         NamedSlice(f"slice-{number}", schema.parse_fields("ResourceSlice", schema.SliceSpec, body))
         for number, body in enumerate(bodies)

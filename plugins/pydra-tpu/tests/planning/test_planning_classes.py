@@ -27,7 +27,7 @@ def select(host: Host) -> Mapping[str, list[str]]:
     wanted = build_wanted(pool, driver=DRIVER, node="node")
     place = {"driver": DRIVER, "pool": {"name": "node", "generation": 1, "resourceSliceCount": len(wanted.slices)}}
     slices = [
-        schema.parse_fields("ResourceSlice", schema.SliceSpec, {**place, **wanted.scope, **one})
+        schema.parse_fields("ResourceSlice", schema.SliceSpec, {**place, "nodeName": wanted.node, **one})
         for one in wanted.slices
     ]
     devices = {one.name: build_variables(DRIVER, one) for part in slices for one in part.devices}
