@@ -24,7 +24,7 @@ async def test_reviews_of_any_depth_are_answered() -> None:
     config = b'{"opaque":{"driver":"sim.pydra.dev","parameters":{"env":%s}}}'
     async with serve_webhook() as webhook, connect() as session:
         answers = set()
-        for depth in range(850, 1000):
+        for depth in (*range(850, 1000), 100_000):  # Python 3.12 and later allow more than 1000
             body = encode(build_body("deviceclasses", ["@"], old=["@"], operation="UPDATE"))
             nested = body.replace(b'"@"', config % (b"[" * depth + b"]" * depth))
             async with session.post(webhook.url + PATH, data=nested, headers=JSON) as response:
