@@ -176,9 +176,15 @@ def test_every_pod_is_for_nodes_of_linux_unless_somebody_knows_better() -> None:
 
     assert selectors() == [{"kubernetes.io/os": "linux"}] * 5
     assert selectors(at("nodeSelector", {"kubernetes.io/os": "other"}))[0] == {"kubernetes.io/os": "other"}
-    # An image for one architecture is that of `helm test` too.
-    amd64 = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
-    assert selectors(at("nodeSelector", {"kubernetes.io/arch": "amd64"}))[-1] == amd64
+
+
+def test_helm_test_prefers_the_nodes_of_agents_and_runs_where_there_are_none() -> None:
+    """An image may be for one architecture; but the test is to say that no node has the labels."""
+    spec = render(BOTH, at("nodeSelector", {"kubernetes.io/arch": "amd64"})).one("Pod")["spec"]
+    assert spec["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    (preferred,) = spec["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    (label,) = preferred["preference"]["matchExpressions"]
+    assert (label["key"], label["operator"], label["values"]) == ("kubernetes.io/arch", "In", ["amd64"])
 
 
 def test_a_backend_that_the_chart_does_not_know_is_served_with_its_classes() -> None:
