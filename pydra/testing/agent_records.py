@@ -16,12 +16,6 @@ from pydra.devices import Inventory
 from pydra.errors import CheckpointError
 from pydra.settings import parse_settings
 
-_DIRECTORIES = {
-    "kubeletRoot": "PYDRA_KUBELET_ROOT",
-    "pluginsDir": "PYDRA_PLUGINS_DIR",
-    "recordsDir": "PYDRA_RECORDS_DIR",
-}
-
 
 class AgentRecords:
     """Where an agent on this node has records, by its settings file and its variables."""
