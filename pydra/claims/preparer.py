@@ -133,7 +133,7 @@ class ClaimPreparer:
         self._steps = StepRunner(
             store, backend, self._step_index, lambda claim, names: may_meet(names, claim, self._published)
         )
-        store.follow(self._note_record, own=reads_held)  # else only devices in use, which are noted before a write
+        store.follow(self._note_record, own=reads_held)  # else only devices in use, which are noted after a write
 
     def set_published(self, published: Published) -> None:
         """Set what this node publishes; called by the inventory loop."""
@@ -306,27 +306,22 @@ class ClaimPreparer:
             raise
 
     async def _write_started(self, work: Work, claim: Claim) -> Record:
-        """Let the claim hold its devices, and write that it does; called in `async with self._store`."""
-        consumption = find_consumption(claim, self._published or {})
-        self._index.hold(claim, consumption)
-        try:
-            metadata: Metadata | None = None
-            if self._writes_metadata and self._published is not None:
-                name = parse_pod_claim_name(work.resource_claim, work.ref)
-                metadata = build_metadata(claim, self._published, pod_claim_name=name)
-            record = Record(
-                claim=claim,
-                driver=self._driver,
-                stage=Stage.STARTED,
-                boot_id=self._boot_id,
-                created=time.time(),
-                metadata=metadata,
-                consumption=consumption,
-            )
-            await self._store.write(record)
-        except BaseException:
-            self._note_record(claim.uid)
-            raise
+        """Write that the claim holds its devices, which it does from then on; called in `async with self._store`."""
+        metadata: Metadata | None = None
+        if self._writes_metadata and self._published is not None:
+            name = parse_pod_claim_name(work.resource_claim, work.ref)
+            metadata = build_metadata(claim, self._published, pod_claim_name=name)
+        record = Record(
+            claim=claim,
+            driver=self._driver,
+            stage=Stage.STARTED,
+            boot_id=self._boot_id,
+            created=time.time(),
+            metadata=metadata,
+            consumption=find_consumption(claim, self._published or {}),
+        )
+        await self._store.write(record)
+        self._note_use(claim.uid)
         return record
 
     async def _run_prepare(self, work: Work, record: Record, until: float) -> tuple[Record, ClaimSpec]:

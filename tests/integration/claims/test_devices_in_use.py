@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from pydra import Capacity, CounterConsumption, CounterSet, Device, DeviceInUse, UnknownDevice
 from pydra.claims.device_use import PublishedPool
-from tests.integration.claims.node import DRIVER, POOL, Node
+from tests.integration.claims.node import DRIVER, POOL, Node, ref
 
 
 @pytest.fixture
@@ -100,3 +102,27 @@ async def test_a_share_has_the_published_name_of_its_capacity_whichever_form_the
     async with node.running() as agent:
         assert await agent.prepare("a", "b") == prepared, "also while the names are not known yet"
         assert agent.hardware.calls == []
+
+
+async def test_devices_that_are_published_while_a_record_is_written_take_none_from_its_claim(tmp_path: Path) -> None:
+    node = Node(tmp_path, durable=True)
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-0")
+    loop, writes = asyncio.get_running_loop(), asyncio.Event()
+    published = threading.Event()
+
+    def wait(effect: str) -> None:
+        if effect == "records: create":
+            loop.call_soon_threadsafe(writes.set)
+            assert published.wait(20)
+
+    node.record_file("a").parent.mkdir()
+    node.record_file("a").write_text("{")
+    async with node.running() as agent:
+        node.step = wait
+        prepared = agent.preparer.prepare(ref("a"))
+        await writes.wait()
+        agent.preparer.set_published({POOL: _publish({"gpu-0": {}})})
+        published.set()
+        assert isinstance(await prepared, tuple)
+        assert isinstance((await agent.prepare("b"))[0], DeviceInUse)
