@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from typing import Any
 
 import msgspec
@@ -43,7 +43,9 @@ async def examine_node(settings: Settings) -> Examination:
     """Look at the agent, the directories, the runtime and the API server. Nothing is changed."""
     agent = await asyncio.to_thread(read_agent, settings)
     held, unread = await read_held(settings)
-    drivers = {*agent.drivers, *settings.drivers.values(), *(() if unread else find_drivers(settings))}
+    drivers = {*agent.drivers, *settings.drivers.values()}
+    with suppress(PydraError):  # which is in `unread`, too
+        drivers.update(find_drivers(settings))
     findings = [*judge_agent(agent), *await asyncio.to_thread(judge_backends, settings, held, unread), *unread]
     findings += await asyncio.to_thread(judge_directories_and_sockets, settings, drivers)
     findings += [*judge_left_over(held), *await judge_files(settings, held)]

@@ -317,12 +317,17 @@ def test_what_the_agents_account_may_not_list_is_unknown_and_no_failure(quiet: N
     quiet.kubelet.release(claim)
 
 
-def test_a_driver_that_left_claims_behind_is_reported_with_what_to_do(quiet: Node, tool: Tool) -> None:
-    left = quiet.root / "run" / "gone.example.com" / "claims"
+@pytest.mark.parametrize("damaged", [False, True], ids=["", "beside records that cannot be read"])
+def test_a_driver_that_left_claims_behind_is_reported_with_what_to_do(quiet: Node, tool: Tool, damaged: bool) -> None:
+    left, other = (quiet.root / "run" / driver / "claims" for driver in ("gone.example.com", "damaged.example.com"))
     left.mkdir(parents=True)
     (left / "1.json").write_text("?")
+    if damaged:
+        other.mkdir(parents=True)
+        (other / "corrupt").touch()  # where a directory belongs
     code, printed = tool.run("doctor")
-    shutil.rmtree(left.parent)
+    for one in (left, other):
+        shutil.rmtree(one.parent, ignore_errors=True)
     assert code == 1
     assert "driver gone.example.com is not served, and holds claims: 1" in printed
 
