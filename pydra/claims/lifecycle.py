@@ -93,7 +93,7 @@ def decide_prepare(
         return Refuse(in_use)
     if published is not None and (unknown := [one for one in asked.devices if find_published(one, published) is None]):
         return Refuse(_build_unknown(unknown[0]))
-    if record is None and unreadable is not None and not unreadable.is_newer and _list_former(unreadable, asked):
+    if record is None and unreadable is not None and not unreadable.is_newer and _is_allocated_again(unreadable, asked):
         return Undo(_build_started_record(unreadable.claim))
     if record is None:
         return WaitForDevices() if needs_published and published is None else Begin(asked)
@@ -116,7 +116,9 @@ def decide_unprepare(
     if unreadable.is_newer:
         return Refuse(CheckpointError(f"the claim cannot be unprepared: {unreadable.why} ({unreadable.path})"))
     if isinstance(asked, Claim):
-        return Undo(_build_started_record(replace(asked, devices=(*asked.devices, *_list_former(unreadable, asked)))))
+        # After another allocation, whose devices are not prepared: other claims or nodes may have them.
+        devices = unreadable.claim.devices if _is_allocated_again(unreadable, asked) else asked.devices
+        return Undo(_build_started_record(replace(asked, devices=devices)))
     if asked is not None and is_unanswered(asked):
         return Refuse(asked)
     if not unreadable.claim.devices:
@@ -156,10 +158,10 @@ def _comparison_key(device: AllocatedDevice) -> tuple[object, ...]:
     return (*named, shares, [config.parameters for config in device.configs])
 
 
-def _list_former(unreadable: UnreadableRecord, asked: Claim) -> list[AllocatedDevice]:
-    """Return the devices that the claim had before it was allocated again."""
+def _is_allocated_again(unreadable: UnreadableRecord, asked: Claim) -> bool:
+    """Return whether the claim had a device that it has not any longer."""
     now = {(device.pool, device.device) for device in asked.devices}
-    return [device for device in unreadable.claim.devices if (device.pool, device.device) not in now]
+    return any((device.pool, device.device) not in now for device in unreadable.claim.devices)
 
 
 def _build_unknown(device: AllocatedDevice) -> UnknownDevice:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pydra import DeviceInUse
+from pydra import Claim, DeviceInUse
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.errors import CheckpointError
 from tests.integration.claims.node import NOTHING, Node
@@ -190,7 +190,13 @@ async def test_a_claim_allocated_again_whose_record_is_lost_gives_back_what_it_h
     else:
         file.write_bytes(file.read_bytes()[:-9])
     node.api.allocate("a", "gpu-3")
+    undone = []
+
+    async def note(claim: Claim) -> None:
+        undone.append([one.device for one in claim.devices])
+
     async with node.running() as agent:
+        agent.hardware.before_unprepare = note
         if then == "collected":
             await agent.garbage.collect()
             assert node.traces() == NOTHING
@@ -198,4 +204,5 @@ async def test_a_claim_allocated_again_whose_record_is_lost_gives_back_what_it_h
             assert [one.device for one in (await agent.prepare("a"))[0]] == ["gpu-3"]
             assert node.traces()["hardware"] == ["gpu-3"]
         assert await agent.unprepare("a") == [None]
+    assert undone == [["gpu-0"], *([["gpu-3"]] if then == "prepared again" else [])], "not what others may have now"
     assert node.traces() == NOTHING
