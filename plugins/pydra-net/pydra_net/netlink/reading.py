@@ -5,6 +5,7 @@ Source: rtnetlink(7), linux/if_addr.h, linux/rtnetlink.h, linux/neighbour.h, lin
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import struct
 import sys
@@ -51,9 +52,9 @@ NEIGHBOUR = struct.Struct("=BxxxiHBB")
 _NEIGHBOUR_ADDRESS, _NEIGHBOUR_MAC = 1, 2
 PERMANENT = 0x80
 
-_RULE_TO, _RULE_FROM, _RULE_PRIORITY, _SUPPRESSED_LENGTH, _RULE_TABLE = 1, 2, 6, 14, 15
-_SELECTORS = (3, 10, 17, 20, 22, 23, 24)
-"""FRA_IIFNAME, _FWMARK, _OIFNAME, _UID_RANGE, _IP_PROTO, _SPORT_RANGE, _DPORT_RANGE."""
+_RULE_TO, _RULE_FROM, _RULE_PRIORITY, _FLOW_TO, _SUPPRESSED_LENGTH, _RULE_TABLE, _BY_WHOM = 1, 2, 6, 11, 14, 15, 21
+_OF_ALL_PACKETS = {_RULE_TO, _RULE_FROM, _RULE_PRIORITY, _FLOW_TO, _SUPPRESSED_LENGTH, _RULE_TABLE, _BY_WHOM}
+"""The kernel reports others, such as FRA_UID_RANGE, only of rules that they restrict."""
 _TO_TABLE, _INVERTED = 1, 0x2
 
 
@@ -183,19 +184,23 @@ def _read_rules() -> Iterator[Rule]:
     """Yield those that choose a table for all packets from and to their prefixes."""
     for (family, to_length, from_length, tos, table, _, _, action, flags), found in _list(_GET_RULE, ROUTE):
         suppresses = get_number(found, _SUPPRESSED_LENGTH) != FOREVER if _SUPPRESSED_LENGTH in found else False
-        is_special = tos or flags & _INVERTED or suppresses or any(any(found.get(one, b"")) for one in _SELECTORS)
+        is_special = tos or flags & _INVERTED or suppresses or found.keys() - _OF_ALL_PACKETS
         if family not in _FAMILIES or action != _TO_TABLE or is_special:
             continue
-        source, destination = (_format(family, found.get(one)) for one in (_RULE_FROM, _RULE_TO))
         yield Rule(
             family=_FAMILIES[family],
             table=get_number(found, _RULE_TABLE) or table,
             priority=get_number(found, _RULE_PRIORITY),
-            source=f"{source}/{from_length}" if source else "",
-            destination=f"{destination}/{to_length}" if destination else "",
+            source=_format_prefix(family, found.get(_RULE_FROM), from_length),
+            destination=_format_prefix(family, found.get(_RULE_TO), to_length),
         )
 
 
 def _format(family: int, content: bytes | None) -> str:
     """The address; empty if there is none."""
     return socket.inet_ntop(family, content) if content and family in _FAMILIES else ""
+
+
+def _format_prefix(family: int, content: bytes | None, length: int) -> str:
+    """The network; empty if there is none. Rules keep the bits that are not of the prefix, too."""
+    return str(ipaddress.ip_network(f"{_format(family, content)}/{length}", strict=False)) if content else ""
