@@ -94,7 +94,8 @@ def find_problems(
 ) -> Iterator[str]:
     """What stands in the way of passing the function through, and who can remove it; `driver` is the vendor's own.
 
-    `owners` are the names of other claims by the addresses of what they pass through, of the node's `functions`.
+    `owners` are the names of other claims by the addresses of what they pass through, of the node's `functions`; for
+    admin access, which only looks at what another claim has, there are none to find.
     """
     mates = (one for one in functions if one.group == function.group and one.address != function.address)
     owner = next((owners[one.address] for one in mates if one.address in owners), "")

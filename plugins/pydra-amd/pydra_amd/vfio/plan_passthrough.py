@@ -31,11 +31,15 @@ def plan_passthrough(
         for step in list_steps(one.claim)
         if isinstance(step, BindVfio)
     }
-    find = partial(find_problems, host=host, driver=AMDGPU, functions=[one.function for one in offered], owners=owners)
+    mates = [one.function for one in offered]
+    find = partial(find_problems, host=host, driver=AMDGPU, owners=owners)
     if problems := [
         f"{device.device} ({one.function.address}): {problem}"
         for device, one in functions
-        for problem in (*find(one.function), *_find_wishes(device, one.function, host))
+        for problem in (
+            *find(one.function, functions=() if device.admin_access else mates),
+            *_find_wishes(device, one.function, host),
+        )
     ]:
         raise ClaimError("; ".join(problems))
     return tuple(_plan_step(one) for device, one in functions if not device.admin_access)

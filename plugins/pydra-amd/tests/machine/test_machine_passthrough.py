@@ -139,7 +139,8 @@ async def test_functions_of_one_iommu_group_are_never_given_to_two_claims(tmp_pa
         with pytest.raises(ClaimError, match=r"gpu-vfio-1 .* IOMMU group 17, of which claim default/claim-uid-1 has"):
             await node.plan("gpu-vfio-1", uid="uid-2")
         await node.end()
-        await node.plan(GUEST, "gpu-vfio-1")
+        await node.prepare(GUEST, "gpu-vfio-1")
+        assert (await node.plan(allocated_device(GUEST, admin_access=True), uid="uid-2")).steps == ()
 
 
 async def test_a_gpu_is_not_taken_from_a_process_that_uses_it(tmp_path: Path) -> None:

@@ -82,8 +82,8 @@ def _find_problems(
 ) -> Iterator[str]:
     function = target.function
     where = f"{target.allocated.device} ({function.address})"
-    all_functions = reading.functions.values()
-    for problem in find_problems(function, reading.vfio, driver=DRIVER, functions=all_functions, owners=owners):
+    mates = () if target.allocated.admin_access else reading.functions.values()
+    for problem in find_problems(function, reading.vfio, driver=DRIVER, functions=mates, owners=owners):
         yield f"{where}: {problem}"
     if target.allocated.admin_access and not is_vfio(function.driver):
         yield f"{where}: admin access only looks, and no claim has the function passed through now"

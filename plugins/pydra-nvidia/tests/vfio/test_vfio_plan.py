@@ -109,7 +109,9 @@ def test_other_claims_functions_and_devices_that_are_not_passed_through_need_not
 
 
 def test_admin_access_looks_at_a_function_that_is_passed_through_and_does_nothing() -> None:
-    assert plan(target(BOUND, admin=True), gpu=None, begun=(BEGUN,)) == ()
+    owners = dict.fromkeys((ADDRESS, MATE.address), "default/guest")
+    functions = {ADDRESS: BOUND, MATE.address: MATE}
+    assert plan(target(BOUND, admin=True), gpu=None, begun=(BEGUN,), owners=owners, functions=functions) == ()
 
 
 @pytest.mark.parametrize(
