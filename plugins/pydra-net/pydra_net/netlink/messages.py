@@ -16,9 +16,12 @@ from pydra_net.kernel import KernelRefused
 REQUEST, ACK, DUMP = 0x1, 0x4, 0x300
 REPLACE, CREATE, APPEND = 0x500, 0x600, 0xC00
 """Flags of a message that makes something: in place of what is there, only if there is nothing, or beside it."""
-_ERROR, _DONE = 2, 3
+_NOTHING, _ERROR, _DONE = 1, 2, 3
 _INTERRUPTED = 0x10
 """NLM_F_DUMP_INTR."""
+_MOST = 32768
+"""Of a part of a list, in bytes. The kernel takes the most that was received on the socket before: without that 4 KiB,
+in which a route by more than 230 links has no place, so that it lists nothing."""
 
 HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
@@ -28,6 +31,9 @@ def ask(protocol: int, kind: int, flags: int, content: bytes) -> Iterator[bytes]
     """Yield the messages that answer, with their headers. Raises OSError, NetlinkDumpInterrupted."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as asking:
         asking.bind((0, 0))
+        if protocol == socket.NETLINK_ROUTE and flags == DUMP:
+            asking.send(HEADER.pack(HEADER.size, _NOTHING, REQUEST | ACK, 1, 0))
+            asking.recv(_MOST)
         asking.send(HEADER.pack(HEADER.size + len(content), kind, REQUEST | flags, 1, 0) + content)
         going_on = True
         while going_on:

@@ -230,3 +230,16 @@ def test_a_link_whose_message_has_more_than_64_kib_is_read_whole_and_listed(node
     assert len(listed.alternative_names) == 490
     assert read is not None
     assert read.alternative_names == listed.alternative_names
+
+
+def test_a_route_by_as_many_links_as_the_kernel_takes_hides_no_other(node: TestNode) -> None:
+    node.host.run("""
+        ip addr add 10.9.0.1/16 dev nic0
+        ip route add 10.10.0.0/16 $(for one in $(seq 235); do printf 'nexthop via 10.9.1.%s dev nic0 ' $one; done)""")
+    where = KERNEL.open(node.host.path)
+    try:
+        reading = KERNEL.read(where)
+    finally:
+        where.close()
+    found = {one.destination: one.not_recorded for routes in reading.routes.values() for one in routes}
+    assert (found["10.10.0.0/16"], found["10.9.0.0/16"]) == ("other links", "")
