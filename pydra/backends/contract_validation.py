@@ -79,7 +79,7 @@ def find_misspelt(backend: Any, live: Any) -> dict[str, str]:
     """Return names of the backend that resemble an optional one of the contract which it lacks, with that one."""
     coroutines = [method.value for method in OPTIONAL if getattr(live, method.value, None) is None]
     constants = [name for name in _CONSTANTS if getattr(backend, name, None) is None]
-    helpers = [name for name in _own_functions(live) if _is_coroutine(inspect.getattr_static(live, name, None))]
+    helpers = [name for name, function in _own_functions(live).items() if _is_coroutine(function)]
     others = [name for name in dir(backend) if name.isupper() and name not in _CONSTANTS]
     found = {name: find_similar(name, coroutines, cutoff=0.85) for name in helpers}
     found |= {name: find_similar(name, constants, cutoff=0.85) for name in others}
@@ -168,17 +168,13 @@ def find_coroutine_violations(live: Any, backend: Any) -> Iterator[str]:
             yield f"{name} is missing; {todo} `async def {name}({', '.join(arguments)})`"
 
 
-def _own_functions(backend: Any) -> Iterator[str]:
-    """Yield the functions that may be a misspelt coroutine of the contract."""
-    taken = {method.value for method in Method}
-    for name in dir(backend):
-        # Found without running the backend's code: a property may read the hardware, or fail.
-        if (
-            not name.startswith("_")
-            and name not in taken
-            and inspect.isfunction(inspect.getattr_static(backend, name, None))
-        ):
-            yield name
+def _own_functions(backend: Any) -> dict[str, Any]:
+    """Return the functions that may be a misspelt coroutine of the contract, by name."""
+    names = {name for name in dir(backend) if not name.startswith("_")} - {method.value for method in Method}
+    # Found without running the backend's code: a property may read the hardware, or fail.
+    found = {name: inspect.getattr_static(backend, name, None) for name in sorted(names)}
+    functions = {name: getattr(one, "__func__", one) for name, one in found.items() if inspect.isroutine(one)}
+    return {name: one for name, one in functions.items() if inspect.isfunction(one)}
 
 
 def _function_violations(name: str, function: Any, arguments: tuple[str, ...]) -> Iterator[str]:

@@ -271,9 +271,15 @@ class ReadsHardware:
 
     async def wait_change(self) -> None: ...
 
+    @staticmethod
+    async def resstore() -> None: ...
 
-def test_names_are_compared_without_reading_properties() -> None:
-    assert find_misspelt(backend(), ReadsHardware()) == {"wait_change": "wait_changed"}
+
+@pytest.mark.parametrize(
+    "live", [ReadsHardware(), SimpleNamespace(wait_change=ReadsHardware().wait_change, resstore=ReadsHardware.resstore)]
+)
+def test_names_are_compared_without_reading_properties(live: object) -> None:
+    assert find_misspelt(backend(), live) == {"wait_change": "wait_changed", "resstore": "restore"}
 
 
 @pytest.mark.parametrize(
