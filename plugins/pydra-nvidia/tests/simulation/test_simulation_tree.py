@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -215,7 +216,7 @@ def test_a_path_of_this_machine_means_the_same_in_the_tree(open_tree: OpenTree) 
     assert os.path.samefile(inside, f"{sync.root}/dev/nvidiactl")
 
 
-def test_a_tree_that_is_there_is_taken_as_it_is(open_tree: OpenTree) -> None:
+def test_a_tree_that_is_there_is_taken_as_it_is_until_somebody_removes_it(open_tree: OpenTree) -> None:
     first = open_tree("hgx-h100")
     library = Path(first.root) / "usr/lib/x86_64-linux-gnu/libcuda.so.1"
     before = {path: os.lstat(path).st_ino for path in Path(first.root).glob("sys/bus/pci/devices/*")}
@@ -223,6 +224,9 @@ def test_a_tree_that_is_there_is_taken_as_it_is(open_tree: OpenTree) -> None:
     second = open_tree("hgx-h100")
     assert not library.exists()
     assert {path: os.lstat(path).st_ino for path in Path(second.root).glob("sys/bus/pci/devices/*")} == before
+    shutil.rmtree(first.root)
+    open_tree("hgx-h100")
+    assert library.exists()
 
 
 BUILD = (

@@ -44,7 +44,7 @@ class TreeSync:
     def __init__(self, root: str, machine: Machine) -> None:
         self.root = os.path.realpath(root)
         self.machine = machine
-        self._notes = f"{self.root}.made"  # not in the tree, whose folder would change with each change of the machine
+        self._notes = os.path.join(self.root, ".notes/made")  # in a folder of its own: the root's time is looked at
         self._keys: dict[str, object] = {}
         self._made: dict[str, Files] = {}
         self._stamp = 0
@@ -159,6 +159,7 @@ class TreeSync:
     def _write_notes(self) -> None:
         self._stamp = max(time.time_ns(), self._stamp + 1)  # others tell by it that there are other notes
         draft = f"{self._notes}.draft"
+        os.makedirs(os.path.dirname(draft), exist_ok=True)
         with open(draft, "wb") as file:
             file.write(msgspec.json.encode(self._made))
         os.utime(draft, ns=(self._stamp, self._stamp))
