@@ -351,14 +351,14 @@ def find_gateway_problem(
         gateway = ipaddress.ip_address(route.gateway) if route.gateway else None
         if gateway is None or gateway.version in given or gateway.is_link_local:
             continue
-        near = [one for one in networks if gateway in one]
+        near = [one.network for one in own if gateway in one.network]  # routes bring no address for broadcasts
         problem = ""
-        if not near:
+        if not any(gateway in one for one in networks):
             found = ", ".join(map(str, networks)) or "it has no address"
             problem = f"is in no network of the interface ({found}); add an address, or a route with scope 253"
         elif any(gateway == one.ip for one in own):
             problem = "is the address of the interface itself; name that of a router"
-        elif not any(is_of_host(ipaddress.ip_interface(f"{gateway}/{one.prefixlen}")) for one in near):
+        elif not all(is_of_host(ipaddress.ip_interface(f"{gateway}/{one.prefixlen}")) for one in near):
             problem = f"no host of {near[0]} can have; name that of a router"
         if problem:
             return f"routes[{place}].gateway: found {gateway}, which {problem}"

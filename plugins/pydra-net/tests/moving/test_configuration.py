@@ -34,7 +34,7 @@ async def test_the_interface_in_the_pod_is_as_the_claim_configures_it(node: Simu
     wanted = config(
         interface={"name": "net1", "addresses": ["10.1.0.5/24"], "mtu": 1400, "hardwareAddr": "02:AA:00:00:00:01"},
         routes=[
-            {"destination": "10.8.0.0/16", "gateway": "10.1.0.1", "table": 100},
+            {"destination": "10.8.0.0/16", "gateway": "10.7.255.255", "table": 100},
             {"destination": "10.7.0.0/16", "scope": 253},
         ],
         rules=[{"source": "10.1.0.0/24", "table": 100, "priority": 50}],
@@ -51,7 +51,7 @@ async def test_the_interface_in_the_pod_is_as_the_claim_configures_it(node: Simu
         assert found.addresses[link.index] == (Address(address="10.1.0.5/24"),)
         assert found.routes[link.index] == (
             Route(destination="10.7.0.0/16", scope=253, protocol=4),
-            Route(destination="10.8.0.0/16", gateway="10.1.0.1", table=100, protocol=4),
+            Route(destination="10.8.0.0/16", gateway="10.7.255.255", table=100, protocol=4),
         )
         assert found.rules == (Rule(family=4, table=100, priority=50, source="10.1.0.0/24"),)
         assert found.neighbours[link.index] == (Neighbour(destination="10.1.0.1", mac="02:00:00:00:00:aa"),)
