@@ -136,7 +136,7 @@ class Credentials:
         except _LOADER_ERRORS as error:
             raise SettingsError([f"{self.source}: {_describe(error)}"]) from error
         if self.access.proxy is not None:
-            log.info("requests to %s go through the proxy %s", self.server, URL(self.access.proxy).with_user(None))
+            log.info("requests to %s go through the proxy %s", self.server, _hide_user(self.access.proxy))
 
     async def renew(self, *, refused: Access | None = None) -> bool:
         """Read the files again; return whether `refused`, with which a request failed, has been replaced since.
@@ -164,7 +164,8 @@ class Credentials:
         server = loaded.host.rstrip("/")
         _check_address("server", server)
         if self.server not in ("", server):  # its credentials are not for the one that is in use
-            raise _SourceError(f"it names the server {server} now, and {self.server} is in use; restart to change it")
+            now, in_use = _hide_user(server), _hide_user(self.server)
+            raise _SourceError(f"it names the server {now} now, and {in_use} is in use; restart to change it")
         proxy = loaded.proxy or find_proxy(server, self._environ)
         if proxy is not None:
             _check_address("proxy", proxy)
@@ -487,7 +488,7 @@ def _build_ssl_context(loaded: Loaded, *, strict: bool) -> ssl.SSLContext:
 
 def _check_address(what: str, address: str) -> None:
     """Raise _SourceError for what is not the URL of a host."""
-    shown = re.sub("//[^/]*@", "//", address)  # without the password
+    shown = _hide_user(address)
     if not address.startswith(("http://", "https://")):
         raise _SourceError(f"the {what} {shown!r} must begin with https:// or http://")
     try:
@@ -496,6 +497,11 @@ def _check_address(what: str, address: str) -> None:
     except ValueError as error:
         raise _SourceError(f"the {what} {shown!r} is not the URL of a host: {error}") from error
     raise _SourceError(f"the {what} {shown!r} names no host")
+
+
+def _hide_user(address: str) -> str:
+    """Return a URL, valid or not, without the user and the password."""
+    return re.sub("//[^/]*@", "//", address)
 
 
 def _name_file(file: str | None, inline: str = "in the kubeconfig") -> str:

@@ -184,7 +184,7 @@ async def test_credentials_for_another_server_are_not_sent_to_the_one_in_use(tmp
     async with serve_api(token="first") as server:
         path = write_kubeconfig(tmp_path / "config", server.url, {"token": "first"})
         credentials = await load_credentials(environ={"KUBECONFIG": path}, clock=lambda: now)
-        write_kubeconfig(tmp_path / "config", "https://other.example.com", {"token": "of the other"})
+        write_kubeconfig(tmp_path / "config", "https://user:password@other.example.com", {"token": "of the other"})
         now = 3600.0
         assert await read(credentials) == "default"
     assert f"it names the server https://other.example.com now, and {server.url} is in use" in credentials.problem
