@@ -199,9 +199,8 @@ class ProcessOutput:
 
     def log(self, line: LogLine) -> None:
         """Log a line of the backend's own logging."""
-        level = min(
-            max(line.level, logging.NOTSET), logging.CRITICAL
-        )  # logging remembers each one that it was asked for
+        # One of a few: logging remembers each level that it was asked for.
+        level = min(max(line.level, logging.NOTSET), logging.CRITICAL)
         if not self._log.isEnabledFor(level):
             return
         if not self._limits[2].admit():

@@ -81,7 +81,7 @@ def read_agent(settings: Settings) -> AgentState:
                 for one in family.samples
             ),
         )
-    except (OSError, HTTPException, ValueError, LookupError) as error:  # the last of a page that is no metrics
+    except (OSError, HTTPException, ValueError, LookupError) as error:  # LookupError: the page has no metrics
         why = (getattr(error, "strerror", "") or str(error)).lower()
         return AgentState(problem=f"no agent answers at {settings.http_address}: {why}")
 

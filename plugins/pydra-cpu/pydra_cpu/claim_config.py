@@ -59,7 +59,7 @@ class ExactCpus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Exactly these CPUs."""
 
     def __post_init__(self) -> None:
-        """Refuse a list with what is no range."""
+        """Refuse a list that has anything but CPUs and ranges of CPUs."""
         parse_cpu_list(self.cpuset)
 
 

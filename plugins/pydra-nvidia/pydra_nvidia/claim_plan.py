@@ -142,7 +142,7 @@ def find_conflict(holds: Sequence[Hold], others: Iterable[Entry]) -> ClaimError 
 
 
 def _is_taken(one: Hold, other: Hold) -> bool:
-    """Whether both are the same hardware by different names: for a guest and for containers, or numbered anew."""
+    """Whether both are the same hardware by different names: for a guest and for containers, or after renumbering."""
     if one.admin or other.admin or one.hardware != other.hardware or one.device == other.device:
         return False
     match parse_name(one.device), parse_name(other.device):

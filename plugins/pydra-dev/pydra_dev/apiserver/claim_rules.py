@@ -107,7 +107,7 @@ def check_claim(
 
 
 def _check_admin_access(path: str, granted: Iterable[bool | None], *, allowed: bool) -> Errors:
-    """The first of a list with admin access is told, in a namespace that does not allow it."""
+    """Yield an error for the first item with admin access, unless the namespace allows it."""
     index = next((index for index, is_granted in enumerate(granted) if is_granted), None)
     if index is not None and not allowed:
         yield forbidden(

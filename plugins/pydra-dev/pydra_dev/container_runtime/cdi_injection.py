@@ -50,7 +50,7 @@ class OciDevice(msgspec.Struct, frozen=True, kw_only=True):
 class OciSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`process`, `mounts`, `hooks` and `linux` of a runtime configuration, as far as devices go.
 
-    `replaced_env` is no part of it: what CDI devices set variables to before another one set them to something else.
+    `replaced_env`, which runtimes do not have, is what variables were before another CDI device set them differently.
     """
 
     args: tuple[str, ...] = ()
