@@ -22,8 +22,9 @@ import msgspec
 from pydra.backends.calls_in_flight import CallsInFlight
 from pydra.backends.crash_diagnosis import Cause, Ending
 from pydra.backends.discovery import BackendSource, variable_prefix
-from pydra.backends.process_command import find_memory_excess, has_oom_kill, prepare_command
+from pydra.backends.process_command import prepare_command
 from pydra.backends.process_output import ProcessOutput
+from pydra.backends.resource_limits import find_memory_excess, has_oom_kill
 from pydra.backends.timeouts import ProcessTimeouts
 from pydra.backends.wire import (
     Call,
