@@ -10,26 +10,16 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from pyroute2.netlink.rtnl.rtmsg import rtmsg
-
+from pydra_net.netlink import rtnetlink as rt
 from pydra_net.netlink.link_messages import pack_mac
 from pydra_net.netlink.messages import APPEND, CREATE, REPLACE, change, pack, pack_number
-from pydra_net.netlink.reading import ADDRESS, NEIGHBOUR, PERMANENT, ROUTE
 from pydra_net.network_change_types import Add, Remove
 from pydra_net.network_types import FOREVER, Address, Neighbour, Route, Rule
 
 _NEW_ADDRESS, _DEL_ADDRESS, _NEW_ROUTE, _DEL_ROUTE, _NEW_NEIGHBOUR, _NEW_RULE = 20, 21, 24, 25, 28, 32
-_FAMILIES = {4: 2, 6: 10}
+_FAMILIES = {version: family for family, version in rt.VERSIONS.items()}
 
-_PEER, _LOCAL, _LABEL, _BROADCAST, _LIFETIMES, _ADDRESS_FLAGS, _METRIC, _PROTOCOL = 1, 2, 3, 4, 6, 8, 9, 11
-
-_TO, _BY, _GATEWAY, _PRIORITY, _SOURCE, _METRICS, _TABLE, _VIA, _PREFERENCE = 1, 4, 5, 6, 7, 8, 15, 18, 20
-_METRIC_NUMBERS = {name: number for number, (name, *_) in enumerate(rtmsg.metrics.nla_map)}
-
-_NEIGHBOUR_ADDRESS, _NEIGHBOUR_MAC = 1, 2
-
-_RULE_TO, _RULE_FROM, _RULE_PRIORITY, _RULE_TABLE = 1, 2, 6, 15
-_TO_TABLE = 1
+_METRICS_BY_NAME = {name: number for number, (name, _) in rt.METRICS.items()}
 
 Attributes: TypeAlias = dict[int, bytes]
 
@@ -49,7 +39,7 @@ def remove(operation: Remove) -> None:
         change(_DEL_ROUTE, 0, _pack_route(operation.index, operation.item))
         return
     interface = ipaddress.ip_interface(operation.item.address)
-    own = pack({_LOCAL if interface.version == 4 else _PEER: interface.ip.packed})
+    own = pack({rt.IFA_LOCAL if interface.version == 4 else rt.IFA_ADDRESS: interface.ip.packed})
     change(_DEL_ADDRESS, 0, _pack_place(operation.index, interface, 0) + own)
 
 
@@ -57,50 +47,52 @@ def _pack_address(index: int, one: Address) -> bytes:
     interface = ipaddress.ip_interface(one.address)
     own = interface.ip.packed
     peer = ipaddress.ip_interface(one.peer).ip.packed if one.peer else own
-    attributes: Attributes = {_PEER: peer}
+    attributes: Attributes = {rt.IFA_ADDRESS: peer}
     if interface.version == 4 or one.peer:
-        attributes[_LOCAL] = own
+        attributes[rt.IFA_LOCAL] = own
     if one.broadcast:
-        attributes[_BROADCAST] = ipaddress.ip_address(one.broadcast).packed
+        attributes[rt.IFA_BROADCAST] = ipaddress.ip_address(one.broadcast).packed
     if one.label:
-        attributes[_LABEL] = one.label.encode() + b"\0"
+        attributes[rt.IFA_LABEL] = one.label.encode() + b"\0"
     if one.flags:
-        attributes[_ADDRESS_FLAGS] = pack_number(one.flags)
+        attributes[rt.IFA_FLAGS] = pack_number(one.flags)
     if one.metric:
-        attributes[_METRIC] = pack_number(one.metric)
+        attributes[rt.IFA_RT_PRIORITY] = pack_number(one.metric)
     if one.protocol:
-        attributes[_PROTOCOL] = bytes([one.protocol])
+        attributes[rt.IFA_PROTO] = bytes([one.protocol])
     if (one.valid, one.preferred) != (FOREVER, FOREVER):
-        attributes[_LIFETIMES] = struct.pack("=IIII", one.preferred, one.valid, 0, 0)
+        attributes[rt.IFA_CACHEINFO] = struct.pack("=IIII", one.preferred, one.valid, 0, 0)
     return _pack_place(index, interface, one.scope) + pack(attributes)
 
 
 def _pack_place(index: int, one: ipaddress.IPv4Interface | ipaddress.IPv6Interface, scope: int) -> bytes:
-    return ADDRESS.pack(_FAMILIES[one.version], one.network.prefixlen, 0, scope, index)
+    return rt.IFADDRMSG.pack(_FAMILIES[one.version], one.network.prefixlen, 0, scope, index)
 
 
 def _pack_route(index: int, route: Route) -> bytes:
     destination = ipaddress.ip_network(route.destination)
-    attributes: Attributes = {_BY: pack_number(index), _TABLE: pack_number(route.table)}
+    attributes: Attributes = {rt.RTA_OIF: pack_number(index), rt.RTA_TABLE: pack_number(route.table)}
     if destination.prefixlen:
-        attributes[_TO] = destination.network_address.packed
+        attributes[rt.RTA_DST] = destination.network_address.packed
     if route.gateway:
         gateway = ipaddress.ip_address(route.gateway)
         if gateway.version == destination.version:
-            attributes[_GATEWAY] = gateway.packed
+            attributes[rt.RTA_GATEWAY] = gateway.packed
         else:
-            attributes[_VIA] = struct.pack("=H", _FAMILIES[gateway.version]) + gateway.packed
+            attributes[rt.RTA_VIA] = struct.pack("=H", _FAMILIES[gateway.version]) + gateway.packed
     if route.source:
-        attributes[_SOURCE] = ipaddress.ip_address(route.source).packed
+        attributes[rt.RTA_PREFSRC] = ipaddress.ip_address(route.source).packed
     if route.priority:
-        attributes[_PRIORITY] = pack_number(route.priority)
+        attributes[rt.RTA_PRIORITY] = pack_number(route.priority)
     if route.metrics:
-        attributes[_METRICS] = pack({_METRIC_NUMBERS[name]: _metric(value) for name, value in route.metrics.items()})
+        attributes[rt.RTA_METRICS] = pack(
+            {_METRICS_BY_NAME[name]: _metric(value) for name, value in route.metrics.items()}
+        )
     if route.preference:
-        attributes[_PREFERENCE] = bytes([route.preference])
+        attributes[rt.RTA_PREF] = bytes([route.preference])
     family, length = _FAMILIES[destination.version], destination.prefixlen
     # The attribute has the table, which may have more than eight bits.
-    header = ROUTE.pack(family, length, 0, 0, 0, route.protocol or 4, route.scope, route.type, route.flags)
+    header = rt.RTMSG.pack(family, length, 0, 0, 0, route.protocol or 4, route.scope, route.type, route.flags)
     return header + pack(attributes)
 
 
@@ -110,20 +102,22 @@ def _metric(value: int | str) -> bytes:
 
 def _pack_neighbour(index: int, neighbour: Neighbour) -> bytes:
     address = ipaddress.ip_address(neighbour.destination)
-    header = NEIGHBOUR.pack(_FAMILIES[address.version], index, PERMANENT, 0, 0)
-    named = {_NEIGHBOUR_ADDRESS: address.packed, _NEIGHBOUR_MAC: pack_mac(neighbour.mac)}
+    header = rt.NDMSG.pack(_FAMILIES[address.version], index, rt.NUD_PERMANENT, 0, 0)
+    named = {rt.NDA_DST: address.packed, rt.NDA_LLADDR: pack_mac(neighbour.mac)}
     return header + pack(named)
 
 
 def _pack_rule(_index: int, rule: Rule) -> bytes:
-    attributes: Attributes = {_RULE_TABLE: pack_number(rule.table), _RULE_PRIORITY: pack_number(rule.priority)}
-    lengths = {_RULE_TO: 0, _RULE_FROM: 0}
-    for number, text in ((_RULE_TO, rule.destination), (_RULE_FROM, rule.source)):
+    attributes: Attributes = {rt.FRA_TABLE: pack_number(rule.table), rt.FRA_PRIORITY: pack_number(rule.priority)}
+    lengths = {rt.FRA_DST: 0, rt.FRA_SRC: 0}
+    for number, text in ((rt.FRA_DST, rule.destination), (rt.FRA_SRC, rule.source)):
         if text:
             network = ipaddress.ip_network(text)
             attributes[number] = network.network_address.packed
             lengths[number] = network.prefixlen
-    header = ROUTE.pack(_FAMILIES[rule.family], lengths[_RULE_TO], lengths[_RULE_FROM], 0, 0, 0, 0, _TO_TABLE, 0)
+    header = rt.RTMSG.pack(
+        _FAMILIES[rule.family], lengths[rt.FRA_DST], lengths[rt.FRA_SRC], 0, 0, 0, 0, rt.FR_ACT_TO_TBL, 0
+    )
     return header + pack(attributes)
 
 

@@ -14,29 +14,24 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydra_net.gso_sizes_and_sysctls import ATTRIBUTES, FLAGS, IPV4
+from pydra_net.netlink import rtnetlink as rt
 from pydra_net.netlink.messages import DUMP, HEADER, ask, list_attributes, pack, pack_number, unpack
 from pydra_net.network_types import IPVLAN_MODES, Link, Reading, VirtualFunctionState
 
 _GET_LINK = 18
-LINK = struct.Struct("=BxHiII")
-"""The beginning of a message about a link, behind the header."""
 _FUNCTIONS, WITHOUT_COUNTERS = 1, 8
 """RTEXT_FILTER_VF: report virtual functions, too. RTEXT_FILTER_SKIP_STATS: with counters, 180 functions need more than
 64 KiB, the most that an attribute can have. Without any mask, the kernel leaves out links that need more than a page,
 such as those with many names."""
 
-_MAC, _NAME, _MTU, _LOWER, _MASTER, _STATE, _INFO, _ALIAS, _FUNCTION_LIST = 1, 3, 4, 5, 10, 16, 18, 20, 22
-_FAMILIES, _MASK, _CARRIER, _CARRIER_CHANGES, _ELSEWHERE, _PORT, _XDP = 26, 29, 33, 35, 37, 38, 43
-_MOST_MTU, _PROPERTIES, _ALTERNATIVE_NAME, _PERMANENT_MAC, _PARENT, _PARENT_BUS = 51, 52, 53, 54, 56, 57
-_MOST_GSO, _IMMOVABLE = 59, 67
-_KIND, _DATA, _MASTERS_KIND, _MEMBER_DATA = 1, 2, 4, 5
+_STATE, _FUNCTION_LIST, _MASK, _CARRIER, _CARRIER_CHANGES, _ELSEWHERE, _PORT, _XDP = 16, 22, 29, 33, 35, 37, 38, 43
+_MOST_MTU, _PERMANENT_MAC, _PARENT, _PARENT_BUS, _MOST_GSO, _IMMOVABLE = 51, 54, 56, 57, 59, 67
+_MASTERS_KIND, _MEMBER_DATA = 4, 5
 _BOND_MEMBERS_MAC = 4
 _XDP_ATTACHED = 2
-_INET, _INET_CONF, _INET6, _INET6_TOKEN = 2, 1, 10, 7
 _VLAN_ID, _VLAN_PROTOCOL, _IPVLAN_MODE = 1, 5, 1
 _VF_MAC, _VF_VLAN, _VF_SPOOF_CHECK, _VF_LINK_STATE, _VF_RATE, _VF_TRUST = 1, 2, 4, 5, 6, 9
 
-_IFF_UP = 1
 _STATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")
 _IEEE_802_1Q = 0x8100
 """Other protocols of VLANs have IDs of their own."""
@@ -48,13 +43,13 @@ def read_links() -> Reading:
     """The links of this thread's namespace. Raises OSError."""
     mask = pack({_MASK: pack_number(WITHOUT_COUNTERS)})
     # All at once: whatever changes before the last one is there interrupts the list.
-    messages = list(ask(socket.NETLINK_ROUTE, _GET_LINK, DUMP, LINK.pack(0, 0, 0, 0, 0) + mask))
+    messages = list(ask(socket.NETLINK_ROUTE, _GET_LINK, DUMP, rt.IFINFOMSG.pack(0, 0, 0, 0, 0) + mask))
     return Reading(links=tuple(sorted(map(parse_link, messages), key=lambda one: one.index)))
 
 
 def read_link(index: int, *, name: str = "", functions: bool = False) -> Link | None:
     """The link of an index, or of a name if that is 0, in this thread's namespace. Raises OSError."""
-    named = {_NAME: name.encode() + b"\0"} if name else {}
+    named = {rt.IFLA_IFNAME: name.encode() + b"\0"} if name else {}
     message = _ask_for(index, {_MASK: pack_number(WITHOUT_COUNTERS | (_FUNCTIONS if functions else 0)), **named})
     return None if message is None else parse_link(message)
 
@@ -62,14 +57,14 @@ def read_link(index: int, *, name: str = "", functions: bool = False) -> Link | 
 def read_token(index: int) -> str:
     """The token of a link's IPv6 addresses, or empty. Raises OSError."""
     message = _ask_for(index, {_MASK: pack_number(WITHOUT_COUNTERS)})
-    found = unpack(_unpack_link(message).get(_FAMILIES, b"")) if message else {}
-    token = unpack(found.get(_INET6, b"")).get(_INET6_TOKEN, b"")
+    found = unpack(_unpack_link(message).get(rt.IFLA_AF_SPEC, b"")) if message else {}
+    token = unpack(found.get(socket.AF_INET6, b"")).get(rt.IFLA_INET6_TOKEN, b"")
     return str(ipaddress.IPv6Address(token)) if any(token) else ""
 
 
 def _ask_for(index: int, attributes: Mapping[int, bytes]) -> bytes | None:
     try:
-        (message,) = ask(socket.NETLINK_ROUTE, _GET_LINK, 0, LINK.pack(0, 0, index, 0, 0) + pack(attributes))
+        (message,) = ask(socket.NETLINK_ROUTE, _GET_LINK, 0, rt.IFINFOMSG.pack(0, 0, index, 0, 0) + pack(attributes))
     except OSError as error:
         if error.errno != errno.ENODEV:
             raise
@@ -78,32 +73,32 @@ def _ask_for(index: int, attributes: Mapping[int, bytes]) -> bytes | None:
 
 
 def _unpack_link(message: bytes) -> Mapping[int, bytes]:
-    return unpack(message[HEADER.size + LINK.size :])
+    return unpack(message[HEADER.size + rt.IFINFOMSG.size :])
 
 
 def parse_link(message: bytes) -> Link:
     """The link of a message, with its header."""
-    _, hardware, index, flags, _ = LINK.unpack_from(message, HEADER.size)
+    _, hardware, index, flags, _ = rt.IFINFOMSG.unpack_from(message, HEADER.size)
     found = _unpack_link(message)
-    info, xdp = unpack(found.get(_INFO, b"")), unpack(found.get(_XDP, b""))
+    info, xdp = unpack(found.get(rt.IFLA_LINKINFO, b"")), unpack(found.get(_XDP, b""))
     member = unpack(info.get(_MEMBER_DATA, b"")) if get_text(info, _MASTERS_KIND) == "bond" else {}
     bus, parent = get_text(found, _PARENT_BUS), get_text(found, _PARENT)
     permanent = found.get(_PERMANENT_MAC, b"")
-    names = list_attributes(found.get(_PROPERTIES, b""))
+    names = list_attributes(found.get(rt.IFLA_PROP_LIST, b""))
     return Link(
         index=index,
-        name=get_text(found, _NAME),
-        kind=get_text(info, _KIND),
-        mac=(member.get(_BOND_MEMBERS_MAC) or found.get(_MAC, b"")).hex(":"),
+        name=get_text(found, rt.IFLA_IFNAME),
+        kind=get_text(info, rt.IFLA_INFO_KIND),
+        mac=(member.get(_BOND_MEMBERS_MAC) or found.get(rt.IFLA_ADDRESS, b"")).hex(":"),
         permanent_mac=permanent.hex(":") if any(permanent) else "",
-        mtu=get_number(found, _MTU),
-        up=bool(flags & _IFF_UP),
+        mtu=get_number(found, rt.IFLA_MTU),
+        up=bool(flags & rt.IFF_UP),
         carrier=bool(get_number(found, _CARRIER)),
         state=dict(enumerate(_STATES)).get(get_number(found, _STATE), ""),
-        alias=get_text(found, _ALIAS),
-        alternative_names=tuple(_decode(name) for number, name in names if number == _ALTERNATIVE_NAME),
-        master=get_number(found, _MASTER),
-        lower=0 if _ELSEWHERE in found else get_number(found, _LOWER),
+        alias=get_text(found, rt.IFLA_IFALIAS),
+        alternative_names=tuple(_decode(name) for number, name in names if number == rt.IFLA_ALT_IFNAME),
+        master=get_number(found, rt.IFLA_MASTER),
+        lower=0 if _ELSEWHERE in found else get_number(found, rt.IFLA_LINK),
         parent=f"{bus}/{parent}" if bus and parent else "",
         port=get_text(found, _PORT),
         hardware=hardware,
@@ -114,7 +109,7 @@ def parse_link(message: bytes) -> Link:
         most_gso=get_number(found, _MOST_GSO),
         most_mtu=get_number(found, _MOST_MTU),
         immovable=bool(get_number(found, _IMMOVABLE)),
-        **_parse_kind(get_text(info, _KIND), unpack(info.get(_DATA, b""))),
+        **_parse_kind(get_text(info, rt.IFLA_INFO_KIND), unpack(info.get(rt.IFLA_INFO_DATA, b""))),
     )
 
 
@@ -151,7 +146,7 @@ def _parse_functions(content: bytes) -> Iterator[VirtualFunctionState]:
 
 def _parse_parameters(found: Mapping[int, bytes]) -> Iterator[tuple[str, int]]:
     yield from ((name, get_number(found, number)) for name, number in ATTRIBUTES.items() if number in found)
-    of_inet = unpack(unpack(found.get(_FAMILIES, b"")).get(_INET, b"")).get(_INET_CONF, b"")
+    of_inet = unpack(unpack(found.get(rt.IFLA_AF_SPEC, b"")).get(socket.AF_INET, b"")).get(rt.IFLA_INET_CONF, b"")
     values = struct.unpack(f"={len(of_inet) // 4}I", of_inet)
     yield from ((name, values[number - 1]) for name, number in IPV4.items() if number <= len(values))
 
