@@ -42,6 +42,16 @@ def container(sandbox: PodSandbox) -> Container:
     return Container(id=f"{sandbox.id}-main", name="main", pod_sandbox_id=sandbox.id)
 
 
+async def lease_address(node: SimulatedNode, server: DhcpServer) -> PodSandbox:
+    """The sandbox of a pod that has an address of the server, by a backend that does not run any more."""
+    node.kernel.dhcp = server.answer
+    sandbox = node.begin_pod("trainer")
+    async with node.run() as agent:
+        await agent.prepare("claim", ETH1, pod="trainer", configs=CONFIG)
+        await agent.runtime.run_pod(sandbox)
+    return sandbox
+
+
 def read_status(inventory: Inventory) -> tuple[str, tuple[str, ...]]:
     (one,) = inventory.claim_statuses
     assert one.status.network_data is not None
@@ -95,11 +105,7 @@ async def test_after_a_restart_the_address_is_asked_for_again_and_replaced_if_it
     node: SimulatedNode,
 ) -> None:
     server = DhcpServer()
-    node.kernel.dhcp = server.answer
-    sandbox = node.begin_pod("trainer")
-    async with node.run() as agent:
-        await agent.prepare("claim", ETH1, pod="trainer", configs=CONFIG)
-        await agent.runtime.run_pod(sandbox)
+    sandbox = await lease_address(node, server)
     for address, kinds in ((ADDRESS, [REQUEST]), ("10.0.0.78", [REQUEST, DISCOVER, REQUEST])):
         server.log.clear()
         server.address = address
@@ -113,11 +119,7 @@ async def test_after_a_restart_the_address_is_asked_for_again_and_replaced_if_it
 
 async def test_an_address_that_ends_after_a_restart_is_not_said_to_be_there(node: SimulatedNode) -> None:
     server = DhcpServer((1, ROUTES))
-    node.kernel.dhcp = server.answer
-    sandbox = node.begin_pod("trainer")
-    async with node.run() as agent:
-        await agent.prepare("claim", ETH1, pod="trainer", configs=CONFIG)
-        await agent.runtime.run_pod(sandbox)
+    sandbox = await lease_address(node, server)
     server.silent = True
     async with node.run() as agent:
         async with asyncio.timeout(30):
@@ -130,11 +132,7 @@ async def test_an_address_that_a_server_refuses_after_a_restart_is_not_used_unti
     node: SimulatedNode,
 ) -> None:
     server = DhcpServer()
-    node.kernel.dhcp = server.answer
-    sandbox = node.begin_pod("trainer")
-    async with node.run() as agent:
-        await agent.prepare("claim", ETH1, pod="trainer", configs=CONFIG)
-        await agent.runtime.run_pod(sandbox)
+    sandbox = await lease_address(node, server)
     server.address = "10.0.0.78"
     node.kernel.dhcp = lambda message: server.answer(message) if message[242] == REQUEST else None
     async with node.run() as agent, asyncio.timeout(30):
