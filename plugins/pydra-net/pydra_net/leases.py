@@ -60,11 +60,11 @@ class Leases:
     async def wait(self, steps: Sequence[Step], seconds: float) -> list[str]:
         """Wait until these have an address, and return, in words, those that have none after that time."""
         waiting = [self._clients[step.key] for step in steps if step.key in self._clients]
-        tasks = [asyncio.ensure_future(one.got.wait()) for one in waiting]
-        if tasks:
-            await asyncio.wait(tasks, timeout=max(seconds, 0))
-        for task in tasks:
-            task.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(seconds, 0)):
+                for one in waiting:
+                    while one.lease is None:  # a server may refuse an address just when it was waited for
+                        await one.got.wait()
         return [one.waits_for for one in waiting if one.lease is None]
 
     async def end(self, step: Step, *, release: bool, pod: Namespace | None = None) -> None:

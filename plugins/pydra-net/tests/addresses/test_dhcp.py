@@ -104,16 +104,19 @@ async def test_no_container_starts_before_a_server_has_answered(node: SimulatedN
 async def test_after_a_restart_the_address_is_asked_for_again_and_replaced_if_it_is_refused(
     node: SimulatedNode,
 ) -> None:
+    """A container that starts at any moment of this waits for the other address."""
     server = DhcpServer()
     sandbox = await lease_address(node, server)
+    node.agent.runtime.request_timeout = 30.0
     for address, kinds in ((ADDRESS, [REQUEST]), ("10.0.0.78", [REQUEST, DISCOVER, REQUEST])):
         server.log.clear()
         server.address = address
         async with node.run() as agent:
-            await agent.runtime.create_container(container(sandbox))
+            ready = ("NetworkDeviceReady", (f"{address}/24",))
             async with asyncio.timeout(30):
-                while read_pod(node, sandbox)[0] != [f"{address}/24"] or len(server.log) < len(kinds):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+                while read_status(await agent.backend.discover()) != ready or len(server.log) < len(kinds):
+                    await agent.runtime.create_container(container(sandbox))
+            assert read_pod(node, sandbox)[0] == [f"{address}/24"]
             assert [kind for kind, _ in server.log] == kinds
 
 
