@@ -37,6 +37,7 @@ from pydra.checkpoint.locks_between_instances import InstanceLocks
 from pydra.checkpoint.record import Stage
 from pydra.checkpoint.store import RecordStore, UnreadableRecord
 from pydra.claim import HeldClaim
+from pydra.claims.claim_files import ClaimFiles
 from pydra.claims.device_status import DeviceStatusWriter, find_warnings
 from pydra.claims.device_use import PublishedPool
 from pydra.claims.gc import GarbageCollector, retry_left_over
@@ -200,9 +201,12 @@ class DriverService:
         self._plugin_directory = settings.plugin_directory(driver)
         self._records_directory = settings.records_directory(driver)
         self._lock = InstanceLocks(f"{self._records_directory}/lock")
-        self._cdi = CdiStore(settings.cdi_dir, driver)
-        self._metadata = MetadataStore(
-            MetadataPaths(driver=driver, plugin_directory=self._plugin_directory, cdi_directory=settings.cdi_dir)
+        paths = MetadataPaths(driver=driver, plugin_directory=self._plugin_directory, cdi_directory=settings.cdi_dir)
+        self._files = ClaimFiles(
+            driver,
+            cdi=CdiStore(settings.cdi_dir, driver),
+            metadata=MetadataStore(paths),
+            host_root=settings.host_root,
         )
         self._board = HealthBoard()
         self._statuses: DeviceStatusWriter | None = None
@@ -279,12 +283,11 @@ class DriverService:
             durable=self._facts.survives_reboot,
             boot_id=self._boot_id,
             elsewhere=(other,),
-            find_devices=partial(self._cdi.read_devices, pool=self._settings.node_name),
+            find_devices=partial(self._files.cdi.read_devices, pool=self._settings.node_name),
             report=self._on_unreadable_record,
         )
         await asyncio.to_thread(self._store.open)
-        self._cdi.open()
-        self._metadata.open()
+        self._files.open()
         taken_over = await take_over_claims(
             self._supervisor.inherit,
             self._store,
@@ -296,7 +299,7 @@ class DriverService:
         if taken_over:
             _log.info("driver %s: took over claims that another driver had prepared: %d", self._driver, taken_over)
         async with self._store:
-            self._store.hold_removed(self._cdi.list_of_this_boot())
+            self._store.hold_removed(self._files.cdi.list_of_this_boot())
         self._supervisor.restore_from(self._exclusive_access)
 
     def _on_unreadable_record(self, record: UnreadableRecord) -> None:
@@ -330,10 +333,8 @@ class DriverService:
             plans=Method.PLAN in self._facts.methods,
             reads_held=self._facts.reads_held,
             one_pod=self._facts.one_pod,
-            cdi=self._cdi,
-            metadata=self._metadata,
+            files=self._files,
             writes_metadata=settings.device_metadata,
-            host_root=settings.host_root,
             deadlines=Deadlines(
                 prepare=max(settings.prepare_deadline, self._facts.deadline),
                 unprepare=max(settings.unprepare_deadline, self._facts.deadline),
@@ -358,8 +359,7 @@ class DriverService:
             client=self._context.client,
             find_names=self._find_claim_names,
             store=self._store,
-            cdi=self._cdi,
-            metadata=self._metadata,
+            files=self._files,
             preparer=claims,
             kubelet_state=self._settings.kubelet_claims,
             period=self._settings.sweep_period,

@@ -23,14 +23,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import msgspec
 
 from pydra import atomic_files
-from pydra.cdi.device_metadata_files import MetadataStore
-from pydra.cdi.spec import build_spec
-from pydra.cdi.store import CdiStore
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore
 from pydra.claim import Claim, ClaimRef
 from pydra.claims.allocation import parse_allocation
-from pydra.claims.device_metadata import build_metadata_files
+from pydra.claims.claim_files import ClaimFiles
 from pydra.claims.preparer import ClaimPreparer, Reconciled
 from pydra.errors import CdiError, CheckpointError, KubeError, NotAllocated, NotFound, PydraError, Replaced, Unreadable
 from pydra.kube.api_resources import RESOURCE_CLAIMS
@@ -181,8 +178,7 @@ class GarbageCollector:
         client: KubeClient,
         find_names: FindNames,
         store: RecordStore,
-        cdi: CdiStore,
-        metadata: MetadataStore,
+        files: ClaimFiles,
         preparer: ClaimPreparer,
         kubelet_state: str,
         period: float = 600.0,
@@ -197,8 +193,7 @@ class GarbageCollector:
         self._client = client
         self._find_names = find_names
         self._store = store
-        self._cdi = cdi
-        self._metadata = metadata
+        self._files = files
         self._preparer = preparer
         self._kubelet_state = kubelet_state
         self._period = period
@@ -235,8 +230,8 @@ class GarbageCollector:
         names = await self._name_unreadable(problems)
         in_use = await self._read_kubelet(problems)
         abandoned = frozenset() if in_use is None else await self._find_abandoned(names, in_use, problems)
-        files = await self._read_files(self._cdi.read, problems)
-        metadata = await self._read_files(self._metadata.read, problems)
+        files = await self._read_files(self._files.cdi.read, problems)
+        metadata = await self._read_files(self._files.metadata.read, problems)
         plan = plan_collection(
             self._store.records,
             files,
@@ -247,8 +242,8 @@ class GarbageCollector:
             now=self._clock(),
             grace=self._grace,
             boot_id=self._boot_id,
-            expected_file=self._expected_file,
-            expected_metadata=self._expected_metadata,
+            expected_file=self._files.build_cdi_content,
+            expected_metadata=self._files.build_metadata_content,
         )
         self._abandoned_since = plan.abandoned_since
         counts = await self._apply(plan, names, problems)
@@ -363,18 +358,6 @@ class GarbageCollector:
             failed=sum(isinstance(outcome, PydraError) for outcome in (*unprepared, *reconciled)),
             waiting=len(plan.abandoned_since) - len(plan.unprepare),
         )
-
-    def _expected_file(self, record: Record) -> bytes | None:
-        try:
-            return build_spec(self._driver, record.claim.uid, record.prepared).content
-        except PydraError:
-            return None  # then it is reconciled, and the error is reported for that claim
-
-    def _expected_metadata(self, record: Record) -> Mapping[str, bytes]:
-        try:
-            return build_metadata_files(record, self._metadata.paths)
-        except PydraError:
-            return {}
 
 
 async def _gather(futures: Iterable[asyncio.Future[Any]]) -> list[Any]:

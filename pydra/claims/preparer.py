@@ -16,23 +16,13 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from pydra.cdi.device_metadata_files import MetadataStore
-from pydra.cdi.host_path_checks import resolve
-from pydra.cdi.spec import ClaimSpec, build_spec
-from pydra.cdi.store import CdiStore
 from pydra.checkpoint.locks_between_instances import CLAIMS, PLAN, find_offset
 from pydra.checkpoint.record import Metadata, Record, Stage
 from pydra.checkpoint.store import RecordStore
 from pydra.claim import Claim, ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
-from pydra.claims.allocation import base_request, parse_allocation
-from pydra.claims.device_metadata import (
-    add_metadata_ids,
-    begin_again,
-    build_metadata,
-    build_metadata_files,
-    parse_pod_claim_name,
-    renew_metadata,
-)
+from pydra.claims.allocation import parse_allocation
+from pydra.claims.claim_files import ClaimFiles
+from pydra.claims.device_metadata import begin_again, build_metadata, parse_pod_claim_name, renew_metadata
 from pydra.claims.device_status import StatusIndex, index_statuses
 from pydra.claims.device_use import DeviceIndex, Published, find_consumption, may_meet
 from pydra.claims.lifecycle import (
@@ -50,7 +40,7 @@ from pydra.claims.lifecycle import (
 from pydra.claims.steps import StepIndex, StepRunner, build_left_over
 from pydra.claims.work_queue import ClaimEvent, Operation, StepsLeftOver, Work, WorkQueue
 from pydra.device_status import ClaimDeviceStatus
-from pydra.errors import BackendUnavailable, CdiError, DeviceInUse, PydraError
+from pydra.errors import BackendUnavailable, DeviceInUse, PydraError
 from pydra.kube.api_resources import RESOURCE_CLAIMS
 
 if TYPE_CHECKING:
@@ -100,11 +90,9 @@ class ClaimPreparer:
         plans: bool,
         reads_held: bool,
         one_pod: bool = False,
-        cdi: CdiStore,
-        metadata: MetadataStore,
+        files: ClaimFiles,
         writes_metadata: bool = False,
         deadlines: Deadlines,
-        host_root: str = "/",
         report: Callable[[ClaimEvent], None] = lambda _: None,
     ) -> None:
         self._published: Published | None = None
@@ -119,10 +107,8 @@ class ClaimPreparer:
         self._plans = plans
         self._one_pod = one_pod
         self._planning = asyncio.Lock()
-        self._cdi = cdi
-        self._metadata = metadata
+        self._files = files
         self._writes_metadata = writes_metadata
-        self._host_root = host_root
         self._deadlines = deadlines
         self._report = report
         self.queue = WorkQueue(driver=driver, report=report)
@@ -169,7 +155,7 @@ class ClaimPreparer:
         missing = [
             record
             for uid, record in self._store.records.items()
-            if record.stage is Stage.COMPLETED and record.boot_id == self._boot_id and not self._cdi.has(uid)
+            if record.stage is Stage.COMPLETED and record.boot_id == self._boot_id and not self._files.cdi.has(uid)
         ]
         if missing:
             await asyncio.wait([self.reconcile(ClaimRef.of(record.claim)) for record in missing], timeout=seconds)
@@ -205,22 +191,9 @@ class ClaimPreparer:
             record = await self._begin(work, asked, until)
             work.ended["record"] = self._clock()
             if work.from_record:
-                spec, _ = await self._check_files(record)
-            else:
-                record, spec = await self._run_prepare(work, record, until)
-            devices = [
-                ContainerDevice(
-                    requests=(base_request(device.request),),
-                    pool=device.pool,
-                    device=device.device,
-                    cdi_ids=ids,
-                    share_id=device.share_id,
-                )
-                for device, ids in zip(record.prepared, spec.ids, strict=True)
-            ]
-            if record.metadata is not None:
-                devices = add_metadata_ids(devices, driver=self._driver, uid=uid)
-            return tuple(devices)
+                devices, _ = await self._files.mend(record)
+                return devices
+            return await self._run_prepare(work, record, until)
         finally:
             self._lock.release_claim(uid)
 
@@ -324,9 +297,8 @@ class ClaimPreparer:
         self._note_use(claim.uid)
         return record
 
-    async def _run_prepare(self, work: Work, record: Record, until: float) -> tuple[Record, ClaimSpec]:
-        """Call the backend, write the CDI file and the *completed* record. Answer a failure before it is undone."""
-        uid = record.claim.uid
+    async def _run_prepare(self, work: Work, record: Record, until: float) -> tuple[ContainerDevice, ...]:
+        """Call the backend, write the files and the *completed* record. Answer a failure before it is undone."""
         is_new = record.stage is Stage.STARTED
         is_called = False
         work.record = record
@@ -341,15 +313,11 @@ class ClaimPreparer:
             is_called = True
             record = replace(record, prepared=await self._backend.prepare(record.claim, until=until))
             work.ended["backend"] = self._clock()
-            present = await resolve(record.prepared, root=self._host_root)
+            present = await self._files.resolve(record.prepared)
             # From here on the disk may have it as *completed*, even if the write fails: it must be set back first.
             metadata = begin_again(record.metadata) if record.metadata is not None else None
             record = replace(record, prepared=present, stage=Stage.COMPLETED, boot_id=self._boot_id, metadata=metadata)
-            spec = build_spec(self._driver, uid, present)
-            if spec.content is not None:
-                self._cdi.write(uid, spec.content)
-            if record.metadata is not None:
-                self._metadata.write(build_metadata_files(record, self._metadata.paths))
+            devices = self._files.write(record)
             work.ended["cdi"] = self._clock()
             async with self._store:
                 await self._store.write(record)
@@ -364,25 +332,13 @@ class ClaimPreparer:
                 latest = replace(record, claim=work.record.claim)
                 await self._roll_back(latest, reached=is_called and error.reached_backend)
             raise
-        return record, spec
+        return devices
 
     async def _roll_back(self, record: Record, *, reached: bool) -> None:
         try:
             await self._undo(record, backend=reached)
         except PydraError as error:
             _log.warning("cannot undo what was started: %s; the next attempt or garbage collection will", error)
-
-    async def _check_files(self, record: Record) -> tuple[ClaimSpec, bool]:
-        """Check the host paths and the files of a prepared claim; return whether one of these was restored."""
-        await resolve(record.prepared, root=self._host_root)
-        spec = build_spec(self._driver, record.claim.uid, record.prepared)
-        is_restored = spec.content is not None and self._cdi.ensure(record.claim.uid, spec.content)
-        if record.metadata is not None:
-            files = build_metadata_files(record, self._metadata.paths)
-            is_restored = self._metadata.ensure(files) or is_restored
-        if is_restored:
-            _log.warning("a CDI or metadata file of the claim was missing or changed, and was restored")
-        return spec, is_restored
 
     # Unprepare
 
@@ -421,16 +377,9 @@ class ClaimPreparer:
 
     async def _begin_undo(self, record: Record) -> None:
         """Remove the claim's files and set its record back; called in `async with self._store`."""
-        claim = record.claim
-        # The file goes first, so that no container can start with a device that is being taken away.
-        self._cdi.remove(claim.uid)
-        if record.metadata is not None:
-            try:
-                self._metadata.remove(ClaimRef.of(claim))
-            except CdiError as error:  # they hold no device: the claim ends all the same
-                _log.warning("%s; garbage collection tries again", error)
+        self._files.take_back(record)
         if record.stage is Stage.COMPLETED:  # after a crash in the backend's unprepare it would look usable
-            await self._store.set_back(claim.uid)
+            await self._store.set_back(record.claim.uid)
 
     async def _finish_undo(self, record: Record, *, backend: bool = True) -> None:
         """Undo, and remove the record. What cannot be undone now gets one of its own, so that the pod can end."""
@@ -459,8 +408,7 @@ class ClaimPreparer:
         self._report(StepsLeftOver(driver=self._driver, ref=ClaimRef.of(claim), reason=left.left_over))
 
     async def _remove_leftovers(self, ref: ClaimRef) -> None:
-        self._cdi.remove(ref.uid)
-        self._metadata.remove(ref)
+        self._files.remove(ref)
         if ref.uid in self._store.unreadable:
             async with self._store:
                 await self._store.remove(ref.uid)
@@ -482,10 +430,9 @@ class ClaimPreparer:
                     await self._undo(record)
                     return Reconciled.UNDONE
                 case RemoveCdiFile():
-                    self._cdi.remove(uid)
-                    self._metadata.remove(work.ref)
+                    self._files.remove(work.ref)
                     return Reconciled.FILE_REMOVED
-                case ReuseRecord(record=record) if (await self._check_files(record))[1]:
+                case ReuseRecord(record=record) if (await self._files.mend(record))[1]:
                     return Reconciled.FILE_RESTORED
             return Reconciled.NOTHING
         finally:
@@ -502,7 +449,7 @@ class ClaimPreparer:
                 if renewed is None:
                     return
                 await self._store.write(renewed)
-            self._metadata.write(build_metadata_files(renewed, self._metadata.paths))
+            self._files.write_metadata(renewed)
         finally:
             self._lock.release_claim(uid)
 

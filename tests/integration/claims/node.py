@@ -26,6 +26,7 @@ from pydra.cdi.store import CdiStore
 from pydra.checkpoint.locks_between_instances import InstanceLocks
 from pydra.checkpoint.store import RecordStore, UnreadableRecord
 from pydra.claim import ClaimRef
+from pydra.claims.claim_files import ClaimFiles
 from pydra.claims.device_use import PublishedPool
 from pydra.claims.gc import GarbageCollected, GarbageCollector
 from pydra.claims.preparer import ClaimPreparer, Deadlines
@@ -323,8 +324,8 @@ class Node:
         )
         hardware = Hardware(self.root / "hardware", self.step, steps=self.steps)
         store.open()
-        cdi.open()
-        metadata.open()
+        files = ClaimFiles(DRIVER, cdi=cdi, metadata=metadata, host_root=host_root)
+        files.open()
         async with store:
             store.hold_removed(cdi.list_of_this_boot())
         preparer = ClaimPreparer(
@@ -336,10 +337,8 @@ class Node:
             plans=self.plans,
             reads_held=self.plans,
             one_pod=self.one_pod,
-            cdi=cdi,
-            metadata=metadata,
+            files=files,
             writes_metadata=self.metadata,
-            host_root=host_root,
             deadlines=Deadlines(prepare=prepare, unprepare=20.0, fetch=10.0),
             report=self.reported.append,
         )
@@ -355,8 +354,7 @@ class Node:
             client=cast("KubeClient", self.api),
             find_names=self.api.find_names,
             store=store,
-            cdi=cdi,
-            metadata=metadata,
+            files=files,
             preparer=preparer,
             kubelet_state=str(self.root / "dra_manager_state"),
             grace=grace,
