@@ -54,35 +54,6 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     left_over: str
 
 
-def find_published(device: AllocatedDevice, published: Published) -> Device | None:
-    """Return the device as this node publishes it, if it does."""
-    pool = published.get(device.pool)
-    return pool.devices.get(device.device) if pool is not None else None
-
-
-def find_consumption(claim: Claim, published: Published) -> Consumption:
-    """Return what the claim's devices consume according to what is published."""
-    found: dict[str, tuple[CounterConsumption, ...]] = {}
-    for device in claim.devices:
-        one = find_published(device, published)
-        if one is not None and one.consumes_counters and not device.admin_access:
-            found[f"{device.pool}/{device.device}"] = one.consumes_counters
-    return found
-
-
-def adopt_capacity_names(claim: Claim, published: Published) -> Claim:
-    """Return the claim whose shares have the names of capacities as the devices are published with them.
-
-    From Kubernetes 1.38 on, the scheduler may write `memory` for `DRIVER/memory`, and claims may ask for either.
-    """
-    devices = list(claim.devices)
-    for place, device in enumerate(claim.devices):
-        if device.consumed_capacity and (one := find_published(device, published)) is not None:
-            shares = {_find_capacity(name, one): amount for name, amount in device.consumed_capacity.items()}
-            devices[place] = replace(device, consumed_capacity=shares)
-    return replace(claim, devices=tuple(devices))
-
-
 def _find_capacity(name: str, device: Device) -> str:
     """Return the name of the device's capacity: the same, or else the only one that differs by a domain."""
     if name in device.capacity:
@@ -112,16 +83,33 @@ def may_meet(names: Collection[str], other: Claim, published: Published | None) 
 
 
 class DeviceIndex:
-    """Maps devices, by pool and name, and counters to the claims that hold them."""
+    """Maps devices, by pool and name, and counters to the claims that hold them.
 
-    def __init__(self) -> None:
+    `published` is what this node publishes; None before the first discover, when only devices are compared.
+    """
+
+    def __init__(self, published: Published | None = None) -> None:
+        self.published = published
         self._holders: dict[str, Holder] = {}
         self._uses: dict[tuple[str, str], dict[str, list[AllocatedDevice]]] = {}
         self._counters: dict[_Counter, dict[str, Mapping[str, Fraction]]] = {}
 
-    def hold(self, claim: Claim, consumption: Consumption, *, left_over: str = "") -> None:
-        """Let the claim hold its devices and what they consume, and nothing else."""
+    def find_consumption(self, claim: Claim) -> Consumption:
+        """Return what the claim's devices consume according to what is published."""
+        found: dict[str, tuple[CounterConsumption, ...]] = {}
+        for device in claim.devices:
+            one = self._find_published(device)
+            if one is not None and one.consumes_counters and not device.admin_access:
+                found[f"{device.pool}/{device.device}"] = one.consumes_counters
+        return found
+
+    def hold(self, claim: Claim, recorded: Consumption = {}, *, left_over: str = "") -> None:  # noqa: B006 - not changed
+        """Let the claim hold its devices, and nothing else.
+
+        They consume what is published now, and what was `recorded` of those that are not published any more.
+        """
         uid = claim.uid
+        consumption = {**recorded, **self.find_consumption(claim)}
         name = f"{claim.namespace}/{claim.name}" if claim.name else f"with uid {uid}"
         holder = Holder(uid=uid, name=name, devices=claim.devices, consumption=consumption, left_over=left_over)
         if self._holders.get(uid) == holder:
@@ -151,24 +139,44 @@ class DeviceIndex:
             if not self._counters[counter]:
                 del self._counters[counter]
 
-    def find_conflict(self, claim: Claim, published: Published | None = None) -> DeviceInUse | TerminalError | None:
+    def find_conflict(self, claim: Claim) -> DeviceInUse | TerminalError | None:
         """Return the error for the first device of the claim that others hold, or that others leave too little for."""
         for device in claim.devices:
             for uid, uses in self._uses.get((device.pool, device.device), {}).items():
                 if uid != claim.uid and not all(_may_share(use, device) for use in uses):
                     return _refuse(device, self._holders[uid])
-        if published is None:
-            return None
         for device in claim.devices:
-            if device.consumed_capacity and (short := self._find_short_capacity(device, claim, published)):
+            if device.consumed_capacity and (short := self._find_short_capacity(device, claim)):
                 return short
-        if not (consumption := find_consumption(claim, published)):
+        if not (consumption := self.find_consumption(claim)):
             return None
-        return self._find_short_counter(claim, published, consumption) or self._find_incompatible(claim, consumption)
+        return self._find_short_counter(claim, consumption) or self._find_incompatible(claim, consumption)
 
-    def _find_short_capacity(self, device: AllocatedDevice, claim: Claim, published: Published) -> DeviceInUse | None:
+    def find_unknown(self, claim: Claim) -> AllocatedDevice | None:
+        """Return the first device of the claim that is not published, if it is known what is."""
+        if self.published is None:
+            return None
+        return next((one for one in claim.devices if self._find_published(one) is None), None)
+
+    def adopt_capacity_names(self, claim: Claim) -> Claim:
+        """Return the claim whose shares have the names of capacities as the devices are published with them.
+
+        From Kubernetes 1.38 on, the scheduler may write `memory` for `DRIVER/memory`, and claims may ask for either.
+        """
+        devices = list(claim.devices)
+        for place, device in enumerate(claim.devices):
+            if device.consumed_capacity and (one := self._find_published(device)) is not None:
+                shares = {_find_capacity(name, one): amount for name, amount in device.consumed_capacity.items()}
+                devices[place] = replace(device, consumed_capacity=shares)
+        return replace(claim, devices=tuple(devices))
+
+    def _find_published(self, device: AllocatedDevice) -> Device | None:
+        pool = self.published.get(device.pool) if self.published is not None else None
+        return pool.devices.get(device.device) if pool is not None else None
+
+    def _find_short_capacity(self, device: AllocatedDevice, claim: Claim) -> DeviceInUse | None:
         """Return an error if the other shares of a device leave too little of a capacity for the claim's."""
-        one = find_published(device, published)
+        one = self._find_published(device)
         if one is None or device.admin_access:
             return None
         shares = self._uses.get((device.pool, device.device), {})
@@ -182,16 +190,14 @@ class DeviceIndex:
                 return _refuse(device, self._holders[others[0][0]], f"not enough {name} is left")
         return None
 
-    def _find_short_counter(
-        self, claim: Claim, published: Published, consumption: Consumption
-    ) -> DeviceInUse | TerminalError | None:
+    def _find_short_counter(self, claim: Claim, consumption: Consumption) -> DeviceInUse | TerminalError | None:
         """Find a counter of which the claim's devices need more than others leave.
 
         A device consumes its counters once, however many claims have a share of it.
         """
         totals = {
             (pool, counter_set.name, name): parse_quantity(value)
-            for pool, one in published.items()
+            for pool, one in (self.published or {}).items()
             for counter_set in one.counter_sets
             for name, value in counter_set.counters.items()
         }

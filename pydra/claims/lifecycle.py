@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from pydra.checkpoint.record import Metadata, Record, Stage
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import AllocatedDevice, Claim
-from pydra.claims.device_use import DeviceIndex, Published, adopt_capacity_names, find_published
+from pydra.claims.device_use import DeviceIndex
 from pydra.errors import CheckpointError, KubeError, NotFound, PydraError, UnknownDevice
 
 
@@ -71,32 +71,31 @@ def decide_prepare(
     *,
     boot_id: str,
     index: DeviceIndex,
-    published: Published | None,
     needs_published: bool,
     unreadable: UnreadableRecord | None,
 ) -> ReuseRecord | Begin | WaitForDevices | PrepareAgain | Undo | Refuse:
     """Decide what to do when the kubelet asks to prepare a claim.
 
     `asked` is the claim as the API server has it now, or the error of that request; `record` is what this node did for
-    its uid before, `unreadable` what is known of that if the record cannot be read. `published` is None while it is not
-    known, as before the first discover; `needs_published` says that nothing can begin without it.
+    its uid before, `unreadable` what is known of that if the record cannot be read. `needs_published` says that nothing
+    can begin before it is known what this node publishes.
     """
     is_usable = record is not None and record.stage is Stage.COMPLETED and record.boot_id == boot_id
     if isinstance(asked, PydraError):
         # No answer of the API server: what was prepared stays valid, since a claim that is in use cannot change.
         return ReuseRecord(record) if record is not None and is_usable and is_unanswered(asked) else Refuse(asked)
-    if published is not None and [device for device in asked.devices if device.consumed_capacity]:
-        asked = adopt_capacity_names(asked, published)
+    if [device for device in asked.devices if device.consumed_capacity]:
+        asked = index.adopt_capacity_names(asked)
     if record is not None and is_usable and has_same_devices(record.claim, asked) and record.claim.pod == asked.pod:
         return ReuseRecord(record)
-    if in_use := index.find_conflict(asked, published):
+    if in_use := index.find_conflict(asked):
         return Refuse(in_use)
-    if published is not None and (unknown := [one for one in asked.devices if find_published(one, published) is None]):
-        return Refuse(_build_unknown(unknown[0]))
+    if (unknown := index.find_unknown(asked)) is not None:
+        return Refuse(_build_unknown(unknown))
     if record is None and unreadable is not None and not unreadable.is_newer and _is_allocated_again(unreadable, asked):
         return Undo(_build_started_record(unreadable.claim))
     if record is None:
-        return WaitForDevices() if needs_published and published is None else Begin(asked)
+        return WaitForDevices() if needs_published and index.published is None else Begin(asked)
     if record.stage is Stage.COMPLETED and has_same_devices(record.claim, asked):
         return PrepareAgain(replace(record, claim=replace(record.claim, pod=asked.pod)))
     return Undo(record)

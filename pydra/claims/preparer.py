@@ -24,7 +24,7 @@ from pydra.claims.allocation import parse_allocation
 from pydra.claims.claim_files import ClaimFiles
 from pydra.claims.device_metadata import begin_again, build_metadata, parse_pod_claim_name, renew_metadata
 from pydra.claims.device_status import StatusIndex, index_statuses
-from pydra.claims.device_use import DeviceIndex, Published, find_consumption, may_meet
+from pydra.claims.device_use import DeviceIndex, Published, may_meet
 from pydra.claims.lifecycle import (
     Begin,
     PrepareAgain,
@@ -95,7 +95,6 @@ class ClaimPreparer:
         deadlines: Deadlines,
         report: Callable[[ClaimEvent], None] = lambda _: None,
     ) -> None:
-        self._published: Published | None = None
         self._is_published = asyncio.Event()
         self._latest: StatusIndex | None = None
         self._driver = driver
@@ -117,13 +116,13 @@ class ClaimPreparer:
         self._clock = asyncio.get_running_loop().time
         self._step_index = StepIndex()
         self._steps = StepRunner(
-            store, backend, self._step_index, lambda claim, names: may_meet(names, claim, self._published)
+            store, backend, self._step_index, lambda claim, names: may_meet(names, claim, self._index.published)
         )
         store.follow(self._note_record, own=reads_held)  # else only devices in use, which are noted after a write
 
     def set_published(self, published: Published) -> None:
         """Set what this node publishes; called by the inventory loop."""
-        self._published = published
+        self._index.published = published
         for uid in (*self._store.records, *self._store.unreadable):
             self._note_use(uid)  # devices may have other counters now
         self._is_published.set()
@@ -212,7 +211,6 @@ class ClaimPreparer:
                     self._store.records.get(uid),
                     boot_id=self._boot_id,
                     index=self._index,
-                    published=self._published,
                     needs_published=self._writes_metadata or self._plans,
                     unreadable=self._store.unreadable.get(uid),
                 )
@@ -263,13 +261,13 @@ class ClaimPreparer:
                 await self._lock.lock(PLAN, until, waiting_for="plans another claim")
                 try:
                     async with self._store:  # what other instances wrote is known now, and none writes until unlocked
-                        if in_use := self._index.find_conflict(claim, self._published):
+                        if in_use := self._index.find_conflict(claim):
                             raise in_use
                     # Half of the rest: a claim whose plan hangs leaves time for those that wait behind it.
                     planned = await self._backend.plan(claim, until=(self._clock() + until) / 2)
                     async with self._store:
                         # Another instance whose version of the backend does not plan does not take this lock.
-                        if in_use := self._index.find_conflict(claim, self._published):
+                        if in_use := self._index.find_conflict(claim):
                             raise in_use
                         return await self._write_started(work, self._step_index.adopt(planned))
                 finally:
@@ -281,9 +279,9 @@ class ClaimPreparer:
     async def _write_started(self, work: Work, claim: Claim) -> Record:
         """Write that the claim holds its devices, which it does from then on; called in `async with self._store`."""
         metadata: Metadata | None = None
-        if self._writes_metadata and self._published is not None:
+        if self._writes_metadata and self._index.published is not None:
             name = parse_pod_claim_name(work.resource_claim, work.ref)
-            metadata = build_metadata(claim, self._published, pod_claim_name=name)
+            metadata = build_metadata(claim, self._index.published, pod_claim_name=name)
         record = Record(
             claim=claim,
             driver=self._driver,
@@ -291,7 +289,7 @@ class ClaimPreparer:
             boot_id=self._boot_id,
             created=time.time(),
             metadata=metadata,
-            consumption=find_consumption(claim, self._published or {}),
+            consumption=self._index.find_consumption(claim),
         )
         await self._store.write(record)
         self._note_use(claim.uid)
@@ -489,11 +487,9 @@ class ClaimPreparer:
     def _note_use(self, uid: str) -> None:
         """Let the claim hold what its devices consume as they are published now, or as the record has it."""
         record, unreadable = self._store.records.get(uid), self._store.unreadable.get(uid)
-        published = self._published or {}
         if record is not None:
-            consumption = {**record.consumption, **find_consumption(record.claim, published)}
-            self._index.hold(record.claim, consumption, left_over=record.left_over)
+            self._index.hold(record.claim, record.consumption, left_over=record.left_over)
         elif unreadable is not None:
-            self._index.hold(unreadable.claim, find_consumption(unreadable.claim, published))
+            self._index.hold(unreadable.claim)
         else:
             self._index.release(uid)

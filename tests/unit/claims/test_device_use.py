@@ -10,8 +10,6 @@ from pydra.claims.device_use import (
     DeviceIndex,
     Published,
     PublishedPool,
-    adopt_capacity_names,
-    find_consumption,
     may_meet,
 )
 
@@ -55,9 +53,9 @@ def claim(uid: str, *names: str, admin: bool = False, memory: str = "") -> Claim
 
 
 def holding(*claims: Claim) -> DeviceIndex:
-    index = DeviceIndex()
+    index = DeviceIndex(PUBLISHED)
     for one in claims:
-        index.hold(one, find_consumption(one, PUBLISHED))
+        index.hold(one)
     return index
 
 
@@ -106,27 +104,27 @@ def holding(*claims: Claim) -> DeviceIndex:
     ],
 )
 def test_a_claim_gets_what_others_leave(held: list[Claim], wanted: Claim, problem: str) -> None:
-    error = holding(*held).find_conflict(wanted, PUBLISHED)
+    error = holding(*held).find_conflict(wanted)
     assert (error is None) == (not problem)
     assert problem in str(error or "")
 
 
 def test_devices_of_one_claim_that_need_more_than_there_is_are_refused_for_good() -> None:
-    error = holding().find_conflict(claim("a", "board-0", "board-0-half-0"), PUBLISHED)
+    error = holding().find_conflict(claim("a", "board-0", "board-0-half-0"))
     assert isinstance(error, TerminalError)
     assert "cannot be used together" in str(error)
 
 
 def test_a_device_that_has_vanished_still_counts() -> None:
     index = holding(claim("a", "board-0-half-0"))
-    left: Published = {POOL: PublishedPool(devices={"board-0": DEVICES[0]}, counter_sets=SETS)}
-    assert isinstance(index.find_conflict(claim("b", "board-0"), left), DeviceInUse)
+    index.published = {POOL: PublishedPool(devices={"board-0": DEVICES[0]}, counter_sets=SETS)}
+    assert isinstance(index.find_conflict(claim("b", "board-0")), DeviceInUse)
 
 
 def test_what_a_claim_held_is_free_when_it_is_released() -> None:
     index = holding(claim("a", "board-0"))
     index.release("a")
-    assert index.find_conflict(claim("b", "board-0-half-0"), PUBLISHED) is None
+    assert index.find_conflict(claim("b", "board-0-half-0")) is None
 
 
 @pytest.mark.parametrize(
@@ -148,9 +146,9 @@ def test_shares_have_the_names_of_capacities_that_are_published(published: list[
     device = Device(name="d", capacity={one: Capacity(8) for one in published}, allow_multiple_allocations=True)
     asked = AllocatedDevice(request="r", pool=POOL, device="d", share_id="s", consumed_capacity={written: "1"})
     claim = Claim(uid="u", namespace="ns", name="c", devices=(asked,))
-    adopted = adopt_capacity_names(claim, {POOL: PublishedPool(devices={"d": device})})
+    adopted = DeviceIndex({POOL: PublishedPool(devices={"d": device})}).adopt_capacity_names(claim)
     assert adopted.devices[0].consumed_capacity == {name: "1"}
-    assert adopt_capacity_names(claim, {}) == claim
+    assert DeviceIndex({}).adopt_capacity_names(claim) == claim
 
 
 @pytest.mark.parametrize(
