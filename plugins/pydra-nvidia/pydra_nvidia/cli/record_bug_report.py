@@ -7,11 +7,11 @@ import asyncio
 import secrets
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from pydra_nvidia.atomic_files import replace_file
 from pydra_nvidia.bug_report import record
 from pydra_nvidia.cli.arguments import add_node_arguments, machine_of
 
@@ -46,6 +46,6 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if parsed.output is None:
         sys.stdout.write(text.decode())
     else:
-        replace_file(parsed.output, text)
+        Path(parsed.output).write_bytes(text)  # as it is: it may be a link or a device, such as /dev/stdout
         print(f"wrote {parsed.output}; GPUs: {len(recording.reading.gpus)}")
     return 0

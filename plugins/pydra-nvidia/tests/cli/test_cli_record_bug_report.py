@@ -47,7 +47,14 @@ def test_a_recording_has_what_the_backend_reads(process: Run, tmp_path: Path) ->
     assert len(found["reading"]["gpus"][1]["mig"]["instances"]) == 1
     assert found["settings"] == {"dynamic_mig": True}
     assert re.fullmatch(r"\d+\.\d+(\.\d+)?", found["kernel"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "of", "recorded.json"], "no draft is left"
+
+
+def test_it_writes_through_a_link_as_dev_stdout_is_one(command: Run, pair: tuple[str, ...], tmp_path: Path) -> None:
+    link, file = tmp_path / "stdout", tmp_path / "recorded.json"
+    link.symlink_to(file)
+    assert command("record", *pair, "--output", str(link)).returncode == 0
+    assert link.readlink() == file
+    assert len(json.loads(file.read_text())["reading"]["gpus"]) == 2
 
 
 def test_it_names_the_calls_that_nvml_refused(command: Run, tmp_path: Path) -> None:
