@@ -9,7 +9,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from domain_cluster import OWN, Cluster
+from pydra import ClaimError
 from pydra.controllers import NODES, PODS, RESOURCE_CLAIM_TEMPLATES
 from pydra_dev.api import kinds
 from pydra_nvidia import compute_domain
@@ -186,3 +189,17 @@ async def test_claims_of_nvidias_plugin_are_taken_over_and_its_daemon_serves_mor
         assert await backend.prepare(channel)  # as the next pod's, which finds the daemon where it is
         await backend.undo(daemon.steps[0].step, None, daemon)
     assert not place.exists()
+
+
+async def test_a_channel_is_taken_over_with_its_node_once_the_gpus_have_joined_their_fabric(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.json").write_text(checkpoint(pod="channel"))
+    scenario = tmp_path / "scenario.yaml"
+    gpus = f"gpus: [{{model: gb200-186gb, fabric: {{cluster: {RACK[:-2]}, clique: 2, state: %d}}}}]"
+    machine = f"host: {{imexChannels: 2048}}\n{gpus}"
+    scenario.write_text(machine % 2)
+    async with compute_domain.connect(Settings(scenario=str(scenario), state=str(tmp_path / "state"))) as backend:
+        with pytest.raises(ClaimError, match="is joining its NVLink fabric"):
+            await backend.inherit(str(tmp_path))
+        scenario.write_text(machine % 3)
+        found = await backend.inherit(str(tmp_path))
+        assert [one.minor for one in found.claims[0].prepared[0].edits.device_nodes] == [0]
