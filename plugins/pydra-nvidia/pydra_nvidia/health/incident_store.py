@@ -50,7 +50,7 @@ class IncidentStore:
     def __init__(self, path: str, say: Callable[[str], object] = _log.warning) -> None:
         self._path = path
         self._file = StateFile(path, tuple[Incident, ...], "earlier GPU errors", say)
-        self._seen: object = None
+        self._seen: object = "nothing yet"
         self._incidents: dict[_Key, Incident] = {}
         self._counts: Counter[tuple[str, int]] = Counter()
         self._written = float("-inf")

@@ -78,3 +78,11 @@ def test_a_memory_that_cannot_be_read_is_reported_and_kept(
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "cannot be read" in ran.stderr
     assert path.read_text() == "[1"
+
+
+def test_a_memory_that_may_not_be_looked_for_is_not_called_empty(command: Run, tmp_path: Path) -> None:
+    """As for a user who may not enter the directory, which root always may."""
+    (tmp_path / "file").touch()
+    ran = command("forget-errors", "--state", str(tmp_path / "file" / "below"))
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "earlier GPU errors cannot be read" in ran.stderr
