@@ -6,14 +6,16 @@ All of them can be built again from the claim's record, so they may be missing, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+
+from msgspec.structs import replace
 
 from pydra.cdi.device_metadata_files import MetadataStore
 from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import ClaimSpec, build_spec
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.record import Record
-from pydra.claim import ClaimRef, ContainerDevice, PreparedDevice
+from pydra.claim import ClaimRef, ContainerDevice
 from pydra.claims.allocation import base_request
 from pydra.claims.device_metadata import add_metadata_ids, build_metadata_files
 from pydra.errors import CdiError, PydraError
@@ -39,30 +41,29 @@ class ClaimFiles:
         self.cdi.open()
         self.metadata.open()
 
-    async def resolve(self, prepared: Sequence[PreparedDevice]) -> tuple[PreparedDevice, ...]:
-        """Return the devices without the optional edits whose paths the host lacks.
+    async def write(self, record: Record) -> tuple[Record, tuple[ContainerDevice, ...]]:
+        """Write the files; return the devices as the kubelet passes them on, and the record.
+
+        That has the devices without the optional edits whose paths the host lacks.
 
         Raises:
             HostPathMissing: a path that is not optional is not there.
         """
-        return await resolve(prepared, root=self._host_root)
-
-    def write(self, record: Record) -> tuple[ContainerDevice, ...]:
-        """Write the files, and return the devices as the kubelet passes them on."""
+        record = replace(record, prepared=await resolve(record.prepared, root=self._host_root))
         spec = build_spec(self._driver, record.claim.uid, record.prepared)
         if spec.content is not None:
             self.cdi.write(record.claim.uid, spec.content)
-        self.write_metadata(record)
-        return self._build_devices(record, spec)
+        if record.metadata is not None:
+            self.write_metadata(record)
+        return record, self._build_devices(record, spec)
 
     def write_metadata(self, record: Record) -> None:
-        """Write the claim's metadata files, if it has any."""
-        if record.metadata is not None:
-            self.metadata.write(build_metadata_files(record, self.metadata.paths))
+        """Write the claim's metadata files."""
+        self.metadata.write(build_metadata_files(record, self.metadata.paths))
 
     async def mend(self, record: Record) -> tuple[tuple[ContainerDevice, ...], bool]:
         """Check the host's paths and restore files; return the devices as `write` does, and whether one was wrong."""
-        await self.resolve(record.prepared)
+        await resolve(record.prepared, root=self._host_root)
         spec = build_spec(self._driver, record.claim.uid, record.prepared)
         is_restored = spec.content is not None and self.cdi.ensure(record.claim.uid, spec.content)
         if record.metadata is not None:

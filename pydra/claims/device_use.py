@@ -112,9 +112,11 @@ class DeviceIndex:
         consumption = {**recorded, **self.find_consumption(claim)}
         name = f"{claim.namespace}/{claim.name}" if claim.name else f"with uid {uid}"
         holder = Holder(uid=uid, name=name, devices=claim.devices, consumption=consumption, left_over=left_over)
-        if self._holders.get(uid) == holder:
+        before = self._holders.get(uid)
+        if before == holder:
             return
-        self.release(uid)
+        if before is not None:
+            self.release(uid)
         self._holders[uid] = holder
         for device in claim.devices:
             self._uses.setdefault((device.pool, device.device), {}).setdefault(uid, []).append(device)
@@ -154,9 +156,11 @@ class DeviceIndex:
 
     def find_unknown(self, claim: Claim) -> AllocatedDevice | None:
         """Return the first device of the claim that is not published, if it is known what is."""
-        if self.published is None:
-            return None
-        return next((one for one in claim.devices if self._find_published(one) is None), None)
+        if self.published is not None:
+            for device in claim.devices:
+                if self._find_published(device) is None:
+                    return device
+        return None
 
     def adopt_capacity_names(self, claim: Claim) -> Claim:
         """Return the claim whose shares have the names of capacities as the devices are published with them.

@@ -311,11 +311,11 @@ class ClaimPreparer:
             is_called = True
             record = replace(record, prepared=await self._backend.prepare(record.claim, until=until))
             work.ended["backend"] = self._clock()
-            present = await self._files.resolve(record.prepared)
-            # From here on the disk may have it as *completed*, even if the write fails: it must be set back first.
             metadata = begin_again(record.metadata) if record.metadata is not None else None
-            record = replace(record, prepared=present, stage=Stage.COMPLETED, boot_id=self._boot_id, metadata=metadata)
-            devices = self._files.write(record)
+            written = replace(record, boot_id=self._boot_id, metadata=metadata)
+            written, devices = await self._files.write(written)
+            # From here on the disk may have it as *completed*, even if the write fails: it must be set back first.
+            record = replace(written, stage=Stage.COMPLETED)
             work.ended["cdi"] = self._clock()
             async with self._store:
                 await self._store.write(record)
