@@ -2,7 +2,7 @@
 
     gpu-0-128               a whole GPU, or a partition that the admin made, by the numbers of its nodes in /dev/dri
     gpu-0-128-cpx-nps1-3    a partition that is made when a claim gets it: of the GPU gpu-0-128, its mode, its number
-    gpu-vfio-0              a GPU or a virtual function for guests, by its place among AMD's functions on the PCI bus
+    gpu-vfio-0              a GPU or a virtual function for guests, by its place on the PCI bus
     gpu-0-128-partitions    the counter set of a GPU, from which its partitions draw
 
 What is published and what the devices of a claim mean both follow from this.
@@ -106,11 +106,12 @@ def identify(gpu: Gpu, partition: Partition) -> DeviceStatus:
 def list_functions(reading: Reading) -> Mapping[str, OfferedFunction]:
     """The functions that can be passed through, by device name: amdgpu has them, vfio-pci or a variant, or nothing.
 
-    Those of other drivers are numbered too: a name does not depend on who has which.
+    Those of other drivers are numbered too, and virtual ones behind all others: which of the GPUs a name means depends
+    neither on the driver that has it nor on how many virtual functions there are.
     """
     gpus = {gpu.address: gpu for gpu in reading.known}
     found: dict[str, OfferedFunction] = {}
-    for index, one in enumerate(reading.functions):
+    for index, one in enumerate(sorted(reading.functions, key=lambda one: one.is_virtual)):
         gpu = gpus.get(one.address)
         is_free = one.driver == "" or is_vfio(one.driver) or (one.driver == AMDGPU and gpu is not None)
         if is_free and one.group and not one.has_virtual:

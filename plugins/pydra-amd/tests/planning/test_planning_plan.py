@@ -123,6 +123,14 @@ def test_whatever_claims_come_and_go_no_gpu_has_two_modes_and_the_last_claim_kno
         assert len({hold.mode.memory for hold in holds if hold.mode}) <= 1
 
 
+def test_virtual_functions_of_one_gpu_do_not_change_which_gpu_another_name_means() -> None:
+    first, second = MACHINE.functions
+    virtual = replace(first, address="0000:05:02.0", parent=first.address, driver="vfio-pci")
+    machine = replace(MACHINE, functions=(replace(first, driver="gim", has_virtual=True), virtual, second))
+    offered = {name: one.function.address for name, one in list_functions(machine).items()}
+    assert offered == {"gpu-vfio-1": FUNCTIONS["gpu-vfio-1"].function.address, "gpu-vfio-2": virtual.address}
+
+
 def test_a_guest_beside_a_memory_mode_that_claims_chose_may_be_the_one_that_ends_last() -> None:
     first, second = "gpu-0-128-cpx-nps4-0", "gpu-vfio-1"
     held: tuple[HeldClaim, ...] = ()
