@@ -13,7 +13,7 @@ disk space. There are two kinds of store, which differ only in how long records 
   not flushed, take about 20 microseconds and need no thread. A record of another boot, found where the directory
   is not on a tmpfs after all, is removed.
 - durable: for backends whose hardware remembers (`SURVIVES_REBOOT`). Writes are flushed, in a worker thread, before
-  they count.
+  they count. While the disk does not answer, changes are refused.
 
 Every change is made under the index lock: `async with store:`. Memory follows the disk; only what somebody removed
 under the running agent is written again from memory, by an instance that knows all changes. What was removed while no
@@ -30,6 +30,7 @@ import stat
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
@@ -94,7 +95,8 @@ class RecordStore:
 
     `report` is called with each unreadable record. `find_devices` returns what else is known of the devices that a
     claim holds, if its record does not say. `elsewhere` are the directories in which other versions, or the same
-    version with the other kind of store, keep this driver's records: they are moved here.
+    version with the other kind of store, keep this driver's records: they are moved here. `flush_seconds` is how long a
+    change waits for the disk.
 
     `records` are the readable ones by claim uid, `unreadable` the claims whose record cannot be read, until they are
     unprepared. Both follow every change.
@@ -110,6 +112,7 @@ class RecordStore:
         elsewhere: Sequence[str] = (),
         find_devices: Callable[[str], Sequence[AllocatedDevice]] = lambda _: (),
         report: Callable[[UnreadableRecord], None] = lambda _: None,
+        flush_seconds: float = 10.0,
     ) -> None:
         self.lock = lock
         self._on_change: Callable[[str], None] = lambda _: None
@@ -120,6 +123,8 @@ class RecordStore:
         self._elsewhere = tuple(elsewhere)
         self._find_devices = find_devices
         self._report = report
+        self._flush_seconds = flush_seconds
+        self._unanswered = ""
         self._records: dict[str, Record] = {}
         self._unreadable: dict[str, UnreadableRecord] = {}
         self.records: Mapping[str, Record] = self._records
@@ -160,10 +165,13 @@ class RecordStore:
         """Lock the records against other instances and tasks, and read what others have changed.
 
         Raises:
-            CheckpointError: another instance does not release the index, or the records cannot be read.
+            CheckpointError: another instance does not release the index, the records cannot be read, or the disk has
+                not answered yet to an earlier change.
         """
         await self._changing.acquire()
         try:
+            if self._unanswered:
+                raise CheckpointError(self._unanswered)
             until = asyncio.get_running_loop().time() + _INDEX_SECONDS
             await self.lock.lock(INDEX, until, waiting_for="keeps the records of claims locked")
             self._refresh()
@@ -172,8 +180,9 @@ class RecordStore:
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        """Release the index."""
-        self.lock.unlock(INDEX)
+        """Release the index, unless the disk has yet to do what was announced."""
+        if not self._unanswered:
+            self.lock.unlock(INDEX)
         self._changing.release()
 
     async def write(self, record: Record, *, in_place: bool = False) -> None:
@@ -497,7 +506,7 @@ class RecordStore:
             # Announced first: an instance that outlives this one must not rely on the records in its memory.
             self.lock.write_counter(self._counter)
             if self._durable:
-                await _finish(asyncio.to_thread(work, *arguments))
+                await self._flush(doing, asyncio.to_thread(work, *arguments))
             else:
                 work(*arguments)
             self._directory = self._stat_directory()
@@ -509,6 +518,36 @@ class RecordStore:
             self._counter = -1
             self._signatures.clear()
             raise
+
+    async def _flush(self, doing: str, work: Coroutine[Any, Any, None]) -> None:
+        """Await the work to its end, even when cancelled: the index stays locked until the disk has what was announced.
+
+        If the disk does not answer in time, the index stays locked behind the error.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            done, _ = await asyncio.wait((task,), timeout=self._flush_seconds)
+        except asyncio.CancelledError:
+            await asyncio.wait((task,))
+            raise
+        if done:
+            return await task
+        self._unanswered = (
+            f"{doing}: the disk did not answer within {self._flush_seconds:g} s (directory {self._path}), and until it "
+            "does, no claim of this driver is prepared or unprepared: check the kernel's log, and the disk, or the "
+            "server of the file system"
+        )
+        task.add_done_callback(partial(self._end_unanswered, doing))
+        raise CheckpointError(self._unanswered)
+
+    def _end_unanswered(self, doing: str, task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # the event loop ends, the thread does not
+            return
+        _log.warning("%s: the disk has answered (%s)", doing, task.exception() or "done")
+        self._unanswered = ""
+        self._counter = -1
+        self._signatures.clear()
+        self.lock.unlock(INDEX)
 
     def _replace(self, name: str, content: bytes) -> None:
         path = os.path.join(self._path, name)
@@ -618,13 +657,3 @@ class RecordStore:
 
     def _explain(self, error: OSError, doing: str) -> CheckpointError:
         return CheckpointError(atomic_files.explain(error, f"{doing} (directory {self._path})"))
-
-
-async def _finish(work: Coroutine[Any, Any, None]) -> None:
-    """Await the work to its end, even when cancelled: the index stays locked until the disk has what was announced."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait((task,))
-        raise

@@ -304,6 +304,7 @@ class Node:
         conflict_pause: float = 0.0,
         prepare: float = 20.0,
         host_root: str = "/",
+        flush_seconds: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
         collected: Callable[[GarbageCollected], None] = lambda _: None,
     ) -> AsyncIterator[Instance]:
@@ -318,6 +319,7 @@ class Node:
             elsewhere=(str(self.root / "elsewhere"),),
             find_devices=partial(cdi.read_devices, pool=POOL),
             report=self.reported.append,
+            flush_seconds=flush_seconds,
         )
         metadata = MetadataStore(
             MetadataPaths(driver=DRIVER, plugin_directory=str(self.root), cdi_directory=str(self.root / "cdi"))
