@@ -3,27 +3,58 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 MAX_DEPTH = 64
+MAX_VALUES = 128 * 1024
+"""Items of lists and objects: a few tenths of a second. Anything that a record or the API takes has fewer; the largest is
+a state of 256 KiB of JSON.
+"""
 
 
-def find_json_problems(value: Any, path: str, depth: int = 0) -> Iterator[str]:
-    """Yield the parts of the value that JSON cannot represent exactly."""
-    match value:
-        case list() | tuple() | Mapping() if depth > MAX_DEPTH:
+def find_json_problems(value: Any, path: str) -> Iterator[str]:
+    """Yield the parts of the value that JSON cannot represent exactly; of too many values, the first."""
+    found: list[tuple[Any, str, int]] = [(value, path, 0)]
+    left = MAX_VALUES
+    while found:
+        value, path, depth = found.pop()
+        if not isinstance(value, (list, tuple)) and not isinstance(value, Mapping):
+            if problem := _scalar_problem(value):
+                yield f"{path} {problem}"
+            continue
+        left -= len(value)
+        if left < 0:
+            yield f"{path} and what is before it have more than {MAX_VALUES:,} values"
+            return
+        if depth > MAX_DEPTH:
             yield f"{path} is nested more than {MAX_DEPTH} deep"
-        case list() | tuple():
-            for index, item in enumerate(value):
-                yield from find_json_problems(item, f"{path}[{index}]", depth + 1)
-        case Mapping():
-            for key, item in value.items():
+            continue
+        items: Iterable[tuple[object, Any]] = enumerate(value)
+        if isinstance(value, Mapping):
+            for key in value:
                 if not isinstance(key, str) or not _is_unicode(key):
                     yield f"{path} has the key {key!r}; keys of JSON objects are strings"
-                yield from find_json_problems(item, f"{path}.{key}", depth + 1)
-        case _ if problem := _scalar_problem(value):
-            yield f"{path} {problem}"
+            items = value.items()
+        spell = "{}.{}" if isinstance(value, Mapping) else "{}[{}]"
+        inner = [(item, spell.format(path, key), depth + 1) for key, item in items if not _is_plain(item)]
+        found += reversed(inner)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether it certainly has no problem: for most values, without a name for the place where they are."""
+    match value:
+        case None | bool():
+            return True
+        case str():
+            return value.isascii()
+        case int():
+            return -(2**63) <= value < 2**63
+        case float():
+            return math.isfinite(value)
+        case list() | dict():
+            return not value
+    return False
 
 
 def _scalar_problem(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import AsyncIterator
 from functools import cached_property
 from types import SimpleNamespace
@@ -67,8 +68,8 @@ def test_what_prepare_returned_is_put_in_order_and_an_empty_share_id_is_none() -
             [A.prepared(state=b"x"), B.prepared(state={"n": float("nan"), 1: 2}), SHARE.prepared(state=[2**70])],
             [
                 "state of device a of pool node for request gpu is of type bytes, which is not JSON",
-                "state of device b of pool node for request gpu.n is nan, which JSON does not have",
                 "state of device b of pool node for request gpu has the key 1; keys of JSON objects are strings",
+                "state of device b of pool node for request gpu.n is nan, which JSON does not have",
                 "state of device a of pool node for request gpu (share s1)[0] is an integer of more than 64 bits",
             ],
         ),
@@ -83,6 +84,13 @@ def test_states_that_would_burden_the_checkpoint_are_refused() -> None:
     prepared = [A.prepared(state="x" * MAX_STATE), B.prepared(), SHARE.prepared()]
     (violation,) = find_prepared_violations(CLAIM, prepared)
     assert f"the limit is {MAX_STATE}" in violation
+
+
+def test_a_state_of_countless_values_is_refused_without_a_look_at_each() -> None:
+    states: list[Any] = [[math.nan] * 1_000_000, {"x": [[0]] * 1_000_000}]
+    for state in states:
+        violations = find_prepared_violations(CLAIM, [A.prepared(state=state), B.prepared(), SHARE.prepared()])
+        assert [one.rpartition(" more than ")[2] for one in violations] == ["131,072 values"]
 
 
 def test_a_state_nested_without_end_is_refused() -> None:
