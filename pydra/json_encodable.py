@@ -8,8 +8,9 @@ from typing import Any
 
 MAX_DEPTH = 64
 MAX_VALUES = 128 * 1024
-"""Items of lists and objects: a few tenths of a second. Anything that a record or the API takes has fewer; the largest is
-a state of 256 KiB of JSON.
+"""Items of lists and objects: a few tenths of a second.
+
+Anything that a record or the API takes has fewer; the largest is a state of 256 KiB of JSON.
 """
 
 
