@@ -19,9 +19,10 @@ from pydra_net.network_change_types import (
     SetSysctls,
     SetToken,
 )
-from pydra_net.network_types import LINK_SCOPE, MAIN_TABLE, Address, Link, Reading, Route
+from pydra_net.network_types import FOREVER, LINK_SCOPE, MAIN_TABLE, Address, Link, Reading, Route
 
 _BY_DHCP = 16
+"""Protocol of routes and addresses: RTPROT_DHCP."""
 _LOOPBACK = 1
 """The index of the loopback interface, in every namespace."""
 _PERMANENT, _UNUSABLE = 0x80, 0x48
@@ -150,7 +151,10 @@ def plan_lease(
     return (
         *(Remove(index=index, item=one) for one in present if _place(one) not in kept),
         *ended,
-        Add(index=index, item=Address(address=lease.address, valid=lease.seconds, preferred=lease.seconds)),
+        Add(
+            index=index,
+            item=Address(address=lease.address, valid=lease.seconds, preferred=lease.seconds, protocol=_BY_DHCP),
+        ),
         *(Add(index=index, item=one) for one in added),
     )
 
@@ -158,6 +162,14 @@ def plan_lease(
 def _place(route: Route) -> tuple[str, int, int]:
     """What the kernel has one route for."""
     return route.destination, route.table, route.priority
+
+
+def find_leased(link: Link, reading: Reading) -> Address | None:
+    """The address that `plan_lease` has given to the link: the pod may have set others."""
+    present = [one for one in reading.addresses.get(link.index, ()) if one.family == 4]
+    # Kernels before 5.18 do not say by whom an address is; what has no end is rarely a lease.
+    marked = [one for one in present if one.protocol == _BY_DHCP]
+    return next(iter(marked or [one for one in present if one.valid != FOREVER and not one.protocol]), None)
 
 
 def plan_given(wanted: InterfaceState, lease: Lease | None, link: Link) -> tuple[Operation, ...]:

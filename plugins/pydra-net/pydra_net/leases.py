@@ -14,7 +14,7 @@ from pydra import ClaimError
 from pydra_net.dhcp.client import Client, Identity
 from pydra_net.dhcp.messages import FOREVER, Lease
 from pydra_net.find_interface import find
-from pydra_net.interface_diff import find_given, plan_given, plan_lease
+from pydra_net.interface_diff import find_given, find_leased, plan_given, plan_lease
 from pydra_net.kernel import Kernel, Namespace
 from pydra_net.network_types import Address, Link
 from pydra_net.steps import InterfaceStep, ShareInterface, Step
@@ -51,8 +51,7 @@ class Leases:
         link = find(step, reading)
         if link is None:
             return
-        present = [one for one in reading.addresses.get(link.index, ()) if one.family == 4]
-        found = min(present, key=lambda one: one.valid == FOREVER, default=None)  # the pod may have set others
+        found = find_leased(link, reading)
         earlier = running.lease.ip if running is not None and running.lease is not None else ""
         running = self._clients[step.key] = _Running(self._kernel, step, pod, link, self._changed)
         running.start(found, earlier)

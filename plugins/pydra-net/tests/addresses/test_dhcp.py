@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dhcp_server import ADDRESS, ROUTES, SERVER, DhcpServer, advertise
 from namespaces import find_problem, make_node
@@ -21,7 +22,7 @@ from pydra_net.claim_config import NetworkConfig
 from pydra_net.dhcp.client import Client, Identity
 from pydra_net.dhcp.messages import DECLINE, DISCOVER, RELEASE, REQUEST, Lease, Request, decode, encode
 from pydra_net.kernel import Namespace
-from pydra_net.network_types import Reading
+from pydra_net.network_types import FOREVER, Address, Reading
 from pydra_net.simulation.kernel import HOST, SimulatedPackets
 from pydra_net.simulation.machine import MACHINE_TYPES
 from pydra_nri import Container, PodSandbox
@@ -129,6 +130,22 @@ async def test_an_address_that_ends_after_a_restart_is_not_said_to_be_there(node
             while read_status(await agent.backend.discover()) != ("WaitingForAddress", ()):
                 await agent.backend.wait_changed()
         assert read_pod(node, sandbox)[0] == []
+
+
+@pytest.mark.parametrize(("valid", "has_lease"), [(60, True), (FOREVER, False)], ids=["beside it", "after its end"])
+async def test_after_a_restart_an_address_that_the_pod_has_set_is_not_taken_for_the_lease(
+    node: SimulatedNode, valid: int, has_lease: bool
+) -> None:
+    server = DhcpServer((FOREVER, ROUTES))
+    sandbox = await lease_address(node, server)
+    own = Address(address="192.168.7.1/24", valid=valid, preferred=valid)
+    found: Reading = node.kernel.namespaces[sandbox.network_namespace]
+    addresses = {index: (own, *(each if has_lease else ())) for index, each in found.addresses.items() if each}
+    node.kernel.namespaces[sandbox.network_namespace] = replace(found, addresses=addresses)
+    async with node.run() as agent, asyncio.timeout(30):
+        while f"{ADDRESS}/24" not in str(read_status(await agent.backend.discover())):
+            await agent.backend.wait_changed()
+        assert sorted(read_pod(node, sandbox)[0]) == [f"{ADDRESS}/24", own.address]
 
 
 async def test_an_address_that_a_server_refuses_after_a_restart_is_not_used_until_there_is_another(
