@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
@@ -11,19 +11,35 @@ from msgspec.structs import replace
 from pydra.cdi.spec import build_spec
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.record import Stage
-from pydra.diagnosis.checkpoint_records import ClaimRecord, read_records
+from pydra.diagnosis.checkpoint_records import ClaimRecord, find_drivers, read_records
 from pydra.diagnosis.findings import Finding, Level
 from pydra.errors import PydraError
 from pydra.settings import Settings
 
 
-async def read_held(settings: Settings) -> tuple[Sequence[ClaimRecord], Sequence[Finding]]:
-    """Return the records of this node, and why there may be others."""
+async def read_held(settings: Settings) -> tuple[Sequence[ClaimRecord], Mapping[str, Finding]]:
+    """Return the records of this node, and by driver why it may have others; under "" if no driver is known."""
+    return await asyncio.to_thread(_read_held, settings)
+
+
+def _read_held(settings: Settings) -> tuple[Sequence[ClaimRecord], Mapping[str, Finding]]:
+    held: list[ClaimRecord] = []
+    unread: dict[str, Finding] = {}
     try:
-        return await asyncio.to_thread(read_records, settings), ()
+        drivers = find_drivers(settings)
     except PydraError as error:
-        advice = "run it as root on the node, or in the agent's pod"
-        return (), (Finding(subject="record", level=Level.UNKNOWN, found=str(error), advice=advice),)
+        return (), {"": _build_unread(error)}
+    for driver in drivers:
+        try:
+            held += read_records(settings, driver=driver)
+        except PydraError as error:
+            unread[driver] = _build_unread(error)
+    return held, unread
+
+
+def _build_unread(error: PydraError) -> Finding:
+    advice = "run it as root on the node, or in the agent's pod"
+    return Finding(subject="record", level=Level.UNKNOWN, found=str(error), advice=advice)
 
 
 def list_prepared(one: ClaimRecord) -> Iterator[tuple[tuple[str, str, str], tuple[str, ...]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from typing import Any
 
@@ -46,7 +46,8 @@ async def examine_node(settings: Settings) -> Examination:
     drivers = {*agent.drivers, *settings.drivers.values()}
     with suppress(PydraError):  # which is in `unread`, too
         drivers.update(find_drivers(settings))
-    findings = [*judge_agent(agent), *await asyncio.to_thread(judge_backends, settings, held, unread), *unread]
+    findings = [*judge_agent(agent), *await asyncio.to_thread(judge_backends, settings, held, unread)]
+    findings += unread.values()
     findings += await asyncio.to_thread(judge_directories_and_sockets, settings, drivers)
     findings += [*judge_left_over(held), *await judge_files(settings, held)]
     runtime: str | None = None
@@ -66,17 +67,19 @@ async def examine_node(settings: Settings) -> Examination:
 _SUBJECT = "backend"
 
 
-def judge_backends(settings: Settings, held: Sequence[ClaimRecord], unread: Sequence[Finding]) -> Sequence[Finding]:
+def judge_backends(settings: Settings, held: Sequence[ClaimRecord], unread: Mapping[str, Finding]) -> Sequence[Finding]:
     """Return backends that cannot be loaded here, and what the others find wrong. Blocks.
 
-    `unread` says why there may be other records than those `held`.
+    `unread` says by driver why there may be other records than those `held`, as `read_held` does.
     """
     named = [name for name in settings.backends if name != UNNAMED]
     with redirect_stdout(sys.stderr):  # what a backend prints is not part of the output
         return [finding for name in named for finding in _judge(name, settings, held, unread)]
 
 
-def _judge(name: str, settings: Settings, held: Sequence[ClaimRecord], unread: Sequence[Finding]) -> Iterator[Finding]:
+def _judge(
+    name: str, settings: Settings, held: Sequence[ClaimRecord], unread: Mapping[str, Finding]
+) -> Iterator[Finding]:
     try:
         source = find_backend(name)
         if is_target(name) and os.getcwd() not in sys.path:
@@ -88,12 +91,12 @@ def _judge(name: str, settings: Settings, held: Sequence[ClaimRecord], unread: S
     examine = getattr(backend, "examine", None)
     if examine is None:
         return
-    if unread:
-        yield Finding(subject=_SUBJECT, level=Level.UNKNOWN, found=f"{name}: {unread[0].found}")
+    driver = settings.drivers.get(name, "") or str(getattr(backend, "DRIVER", ""))
+    if why := unread.get("") or unread.get(driver):
+        yield Finding(subject=_SUBJECT, level=Level.UNKNOWN, found=f"{name}: {why.found}")
         return
     try:
         own = _read_own_settings(backend, source, settings)
-        driver = settings.drivers.get(name, "") or str(getattr(backend, "DRIVER", ""))
         problems = _collect(examine(own, tuple(one.held for one in held if one.driver == driver)))
     except PydraError as error:
         yield Finding(subject=_SUBJECT, level=Level.UNKNOWN, found=f"{name}: {error}")

@@ -150,7 +150,7 @@ async def explain_claim(
             findings.append(Finding(subject="request", level=Level.PROBLEM, found=str(error), advice=advice))
     for record in mine:
         findings += await judge_record(settings, record, is_wanted=bool(claim.results or claim.refusal))
-    findings += unknown
+    findings += unknown.values()
     if not mine and claim.body is not None and claim.results:
         findings.append(_judge_absence(settings, claim.body, is_known=not unknown))
     events = await _read_events(reader, claim, pods)

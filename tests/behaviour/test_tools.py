@@ -435,6 +435,13 @@ def test_the_doctor_tells_what_a_backend_finds_wrong_on_the_node(
     code, printed = tool.run(*doctor)
     assert code == 1
     assert "is configured for a-stranger, which is no claim of this node; unplug it" in printed
+    unreadable = quiet.root / "run" / "other.example.com" / "claims"
+    unreadable.mkdir(parents=True)
+    (unreadable / "corrupt").touch()
+    printed = tool.run(*doctor)[1]
+    shutil.rmtree(unreadable.parent)
+    assert "is configured for a-stranger" in printed, "the records of its own claims can be read"
+    assert f"reading the records in {unreadable} failed" in printed
     monkeypatch.setenv("BOARD_DIRECTORY", "/proc/nowhere")
     assert "cannot examine the node: FileNotFoundError" in tool.run(*doctor)[1]
 
