@@ -60,13 +60,14 @@ class TestGate:
         gate.ask(-1)
         gate.check()
 
-    @pytest.mark.parametrize("text", ["", "new driver\n", "\xff"], ids=["touched", "words", "no-ascii"])
+    @pytest.mark.parametrize("text", ["", "new driver\n", "\xff", "nan\n", "inf\n", "1795800000000\n"])
     def test_a_file_without_a_time_counts_from_when_it_was_touched(self, tmp_path: Path, text: str) -> None:
         gate, path = Gate(str(tmp_path)), tmp_path / REQUEST
         path.write_text(text)
         request = gate.asked()
         assert request is not None
         assert request.until == path.stat().st_mtime + UNSAID
+        assert "UTC" in request.explain()
         os.utime(path, (time.time() - UNSAID, time.time() - UNSAID))
         assert gate.asked() is None
 

@@ -10,6 +10,7 @@ NVML unnoticed, one that is killed keeps nothing, and two agents of an upgrade a
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import threading
 import time
@@ -23,6 +24,9 @@ from pydra_nvidia.atomic_files import replace_file
 
 REQUEST = "maintenance"
 LOCK = "nvml"
+
+_NO_TIME = 1e11
+"""More seconds since 1970 than any date has, such as milliseconds: the year 5138."""
 
 UNSAID = 3600.0
 """Seconds that a request without a time lasts: one that was forgotten must not cost the node its GPUs for good."""
@@ -75,7 +79,9 @@ class Gate:
             return None
         try:
             until = float(text)
-        except ValueError:  # made by touch, or by somebody who wrote a reason into it
+        except ValueError:
+            until = math.nan
+        if not until < _NO_TIME:  # made by touch, or by somebody who wrote a reason into it, or "inf"
             until = touched + UNSAID
         return Request(until=until, path=self._path) if time.time() < until else None
 
