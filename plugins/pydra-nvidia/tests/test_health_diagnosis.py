@@ -213,6 +213,7 @@ QUIET = Settings().quiet_period
 RECOVERY = {
     "too early": (79, QUIET - 1, 0, True),
     "quiet, and the driver wants no action": (79, QUIET, 0, False),
+    "before the clock was set back by a day": (79, -86400, 0, False),
     "quiet, but the driver wants a reset": (79, QUIET, 1, True),
     "quiet, and the driver is too old to tell": (79, 10 * QUIET, None, True),
     "that the driver wants no action any more": (154, 0, 0, False),

@@ -138,7 +138,7 @@ def is_settled(incident: Incident, reading: Reading, *, settings: Settings, now:
     recovery = gpu.condition.recovery
     if incident.xid == RECOVERY_XID and recovery is not None:
         return True
-    if now - incident.last < settings.quiet_period:
+    if abs(now - incident.last) < settings.quiet_period:  # a clock that was set back counts as quiet
         return False
     passes = recovery is None and incident.xid in PASSING_XIDS
     return recovery == 0 or passes or _is_ignored(incident.xid, settings)
