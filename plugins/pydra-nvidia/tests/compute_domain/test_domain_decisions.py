@@ -391,6 +391,23 @@ def test_what_somebody_edits_or_deletes_is_put_right() -> None:
     assert "deletionTimestamp" not in daemons["metadata"]
 
 
+def test_a_clique_without_its_labels_gets_them_and_a_deleted_one_comes_back_with_its_numbers() -> None:
+    cluster, uid = start("b")
+    [clique] = cluster.list(CLIQUES)
+    name, labels = clique["metadata"]["name"], clique["metadata"]["labels"]
+    cluster.patch(CLIQUES, name, {"metadata": {"labels": None}}, OWN)
+    cluster.start_pod("pod-a", uid, "a")
+    cluster.settle()
+    cluster.set_ready("a", ready=True)
+    cluster.settle()
+    assert cluster.list(CLIQUES)[0]["metadata"]["labels"] == labels
+    numbers = [(name, "b", 0), (name, "a", 1)]
+    assert list(cluster.indexes()) == numbers
+    cluster.delete(CLIQUES, name, OWN)
+    cluster.settle()
+    assert list(cluster.indexes()) == numbers
+
+
 def test_a_domain_at_rest_costs_no_request() -> None:
     cluster, uid = start("a", "b")
     assert cluster.plan(uid) == ()

@@ -7,6 +7,7 @@ each other. NVIDIA's daemons write their own entries; those are kept, so both ma
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -79,11 +80,7 @@ def find_members(view: View, max_nodes: int) -> Mapping[str, Member]:
 
 
 def _number(members: Sequence[Member], view: View, max_nodes: int) -> Sequence[Member]:
-    held = {
-        (str(entry.get("cliqueID", "")), str(entry.get("nodeName"))): entry.get("index")
-        for found in view.cliques
-        for entry in found.get("daemons") or ()
-    }
+    held = _find_held(view)
     taken: dict[str, set[int]] = {}
     kept: dict[str, int] = {}
     for member in members:  # those that have an index keep it
@@ -100,6 +97,21 @@ def _number(members: Sequence[Member], view: View, max_nodes: int) -> Sequence[M
             used.update(() if index is None else (index,))
         numbered.append(msgspec.structs.replace(member, index=index))
     return numbered
+
+
+def _find_held(view: View) -> Mapping[tuple[str, str], Any]:
+    """The index of each clique and node; those of a clique that somebody has deleted are still in the status."""
+    nodes = (view.domain.get("status") or {}).get("nodes") or ()
+    known = {found["metadata"]["name"] for found in view.cliques}
+    held = {
+        (str(node.get("cliqueID", "")), str(node.get("name"))): node.get("index")
+        for node in nodes
+        if clique_name(view.uid, str(node.get("cliqueID", ""))) not in known
+    }
+    for found in view.cliques:
+        for entry in found.get("daemons") or ():
+            held[str(entry.get("cliqueID", "")), str(entry.get("nodeName"))] = entry.get("index")
+    return held
 
 
 def plan_cliques(view: View, members: Mapping[str, Member], namespace: str) -> Sequence[Request]:
@@ -119,20 +131,27 @@ def plan_cliques(view: View, members: Mapping[str, Member], namespace: str) -> S
     found = {one["metadata"]["name"]: one for one in view.cliques}
     requests: list[Request] = []
     for clique, entries in sorted(wanted.items()):
-        old = found.pop(clique_name(view.uid, clique), None)
-        daemons = sorted(entries, key=lambda entry: entry["index"])
+        body = _build_clique(view, clique, sorted(entries, key=lambda entry: entry["index"]), namespace)
+        old = found.pop(body["metadata"]["name"], None)
         if old is None:
-            requests.append(Create(CLIQUES, _build_clique(view, clique, daemons, namespace)))
-        elif not is_deleting(old) and _by_node(old.get("daemons") or ()) != _by_node(daemons):
-            requests.append(Replace(CLIQUES, {**old, "daemons": daemons}))
+            requests.append(Create(CLIQUES, body))
+        elif not is_deleting(old) and _differs(old, body):
+            labels = {**(old["metadata"].get("labels") or {}), **body["metadata"]["labels"]}
+            metadata = {**old["metadata"], "labels": labels}
+            requests.append(Replace(CLIQUES, {**old, "metadata": metadata, "daemons": body["daemons"]}))
     for name, old in sorted(found.items()):
         if not is_deleting(old):
             requests.append(Delete(resource=CLIQUES, namespace=namespace, name=name, uid=get_uid(old)))
     return requests
 
 
-def _by_node(entries: Sequence[JsonObject]) -> Mapping[str, JsonObject]:
-    return {str(entry.get("nodeName")): entry for entry in entries}
+def _differs(old: JsonObject, body: JsonObject) -> bool:
+    labels = old["metadata"].get("labels") or {}
+    return _by_node(old) != _by_node(body) or not body["metadata"]["labels"].items() <= labels.items()
+
+
+def _by_node(clique: JsonObject) -> Mapping[str, JsonObject]:
+    return {str(entry.get("nodeName")): entry for entry in clique.get("daemons") or ()}
 
 
 def _build_clique(view: View, clique: str, daemons: Sequence[JsonObject], namespace: str) -> JsonObject:

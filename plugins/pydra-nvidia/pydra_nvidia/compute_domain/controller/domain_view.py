@@ -28,7 +28,7 @@ from pydra_nvidia.compute_domain.controller.object_fields import (
     parse_slice,
     template_key,
 )
-from pydra_nvidia.compute_domain.names import daemon_name
+from pydra_nvidia.compute_domain.names import clique_name, daemon_name
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ def build_view(uid: str, objects: Mapping[Resource, Sequence[JsonObject]], names
         daemon_template=_find(objects[RESOURCE_CLAIM_TEMPLATES], own),
         workload_template=_find(objects[RESOURCE_CLAIM_TEMPLATES], template_key(domain)),
         pods=tuple(pod for pod in objects[PODS] if get_label(pod) == uid),
-        cliques=tuple(one for one in objects[CLIQUES] if get_label(one) == uid),
+        cliques=tuple(one for one in objects[CLIQUES] if one["metadata"]["name"].startswith(clique_name(uid, ""))),
         claims=tuple(claim for claim in claims if claim.domain == uid),
         node_domains={node["metadata"]["name"]: get_label(node) or "" for node in nodes},
         domain_names={
