@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import signal
-import threading
+import sys
+import time
 from collections.abc import Mapping
 from types import FrameType
 from typing import Any
@@ -74,7 +75,7 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if parsed.hold:
         return _hold(gate, parsed.wait)
     gate.ask(parsed.seconds)
-    _wait_left(gate, parsed.wait)
+    _wait_left(gate, parsed.wait, "The request stays: run it again, or take it back with pydra-nvidia resume")
     print(f"NVML is closed for {parsed.seconds:g} s, or until pydra-nvidia resume")
     return 0
 
@@ -88,27 +89,25 @@ def take_back(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 def _hold(gate: Gate, patience: float) -> int:
     """Until a signal: the request is renewed again and again, and taken back in the end, whatever happens."""
-    ended = threading.Event()
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        ended.set()
+        sys.exit(0)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    gate.ask(_HOLD_SECONDS + patience)
     try:
-        _wait_left(gate, patience)
+        gate.ask(_HOLD_SECONDS + patience)
+        _wait_left(gate, patience, "The request is taken back: run the command again, or with a longer --wait")
         print("NVML is closed until this command ends", flush=True)
-        while not ended.wait(_HOLD_SECONDS / 3):
+        while True:
             gate.ask(_HOLD_SECONDS)
+            time.sleep(_HOLD_SECONDS / 3)
     finally:
         gate.withdraw()
-    return 0
 
 
-def _wait_left(gate: Gate, patience: float) -> None:
+def _wait_left(gate: Gate, patience: float, then: str) -> None:
     if not gate.wait_left(patience):
         raise StillOpen(
-            f"a backend still has NVML open after {patience:g} s; it prepares a claim, or hangs in the driver. The"
-            " request stays: run the command again, or take it back with pydra-nvidia resume"
+            f"a backend still has NVML open after {patience:g} s; it prepares a claim, or hangs in the driver. {then}"
         )

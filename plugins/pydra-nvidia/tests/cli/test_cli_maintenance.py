@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -48,21 +49,40 @@ def test_a_time_that_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str
     assert f"{text!r} is not a time" in capsys.readouterr().err
 
 
-def test_it_is_held_as_long_as_the_command_runs(bare_root: dict[str, str], state: str, tmp_path: Path) -> None:
-    own = {f"PYDRA_NVIDIA_{name}": value for name, value in bare_root.items()}
-    holding = subprocess.Popen(
-        [sys.executable, "-m", "pydra_nvidia.cli", "maintenance", "--hold"],
+@contextmanager
+def hold(place: Path, variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds a request, and waits an hour for backends."""
+    own = {f"PYDRA_NVIDIA_{name}": value for name, value in variables.items()}
+    with subprocess.Popen(
+        [sys.executable, "-m", "pydra_nvidia.cli", "maintenance", "--hold", "--wait", "1h"],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, **own},
-        cwd=tmp_path,
-    )
-    assert holding.stdout is not None
-    assert holding.stdout.readline() == "NVML is closed until this command ends\n"
-    assert Gate(state).asked() is not None
-    holding.send_signal(signal.SIGTERM)
-    assert holding.wait(50) == 0
-    holding.stdout.close()
+        cwd=place,
+    ) as holding:
+        yield holding
+        holding.kill()
+
+
+def test_it_is_held_as_long_as_the_command_runs(bare_root: dict[str, str], state: str, tmp_path: Path) -> None:
+    with hold(tmp_path, bare_root) as holding:
+        assert holding.stdout is not None
+        assert holding.stdout.readline() == "NVML is closed until this command ends\n"
+        assert Gate(state).asked() is not None
+        holding.send_signal(signal.SIGTERM)
+        assert holding.wait(50) == 0
+    assert not Path(state, REQUEST).exists()
+
+
+def test_a_command_that_still_waits_for_backends_ends_too(
+    bare_root: dict[str, str], state: str, tmp_path: Path
+) -> None:
+    gate = Gate(state)
+    with gate.inside(), hold(tmp_path, bare_root) as holding:
+        while gate.asked() is None:
+            assert holding.poll() is None
+        holding.send_signal(signal.SIGINT)
+        assert holding.wait(50) == 0
     assert not Path(state, REQUEST).exists()
 
 
