@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 
@@ -12,8 +12,9 @@ from pydra_nvidia.nvml.session import NvmlSession
 
 DEFAULT = 0
 EXCLUSIVE_PROCESS = 3
-FORGOTTEN = LOST | {Code.NOT_FOUND, Code.GPU_NOT_FOUND, Code.DRIVER_NOT_LOADED, Code.LIBRARY_NOT_FOUND}
-"""The GPU, or its driver, is not there: what was set on it is forgotten, and there is nothing to undo."""
+FORGOTTEN = frozenset({Code.NOT_FOUND, Code.GPU_NOT_FOUND, Code.DRIVER_NOT_LOADED, Code.LIBRARY_NOT_FOUND})
+"""The GPU, or its driver, is not there: what was set on it is forgotten, and there is nothing to undo. A lost GPU still
+has it if it answers again without a reset."""
 
 
 def read_compute_mode(nvml: Nvml, uuid: str) -> int | None:
@@ -46,11 +47,12 @@ async def set_exclusive(session: NvmlSession, uuids: Iterable[str]) -> None:
 
 
 async def restore_compute_modes(
-    session: NvmlSession, uuids: Iterable[str], modes: Mapping[str, int] = MappingProxyType({})
+    session: NvmlSession, uuids: Collection[str], modes: Mapping[str, int] = MappingProxyType({})
 ) -> None:
     """Restore those GPUs that are there and were taken over; other modes are somebody else's.
 
-    `modes` are what they had before, where it is known; else all processes may have them again.
+    `modes` are what they had before, where it is known; else all processes may have them again. Raises NvmlError, after
+    all of them, but not for lost ones beside others, which would not be free before those are.
     """
 
     def give(nvml: Nvml, uuid: str) -> None:
@@ -58,9 +60,14 @@ async def restore_compute_modes(
         if nvml.ask("nvmlDeviceGetComputeMode", handle, subject=uuid) == EXCLUSIVE_PROCESS:
             nvml.call("nvmlDeviceSetComputeMode", handle, modes.get(uuid, DEFAULT), subject=uuid)
 
+    refusals: list[NvmlError] = []
     for uuid in uuids:
         try:
             await session.run(partial(give, uuid=uuid))
         except NvmlError as error:
             if error.code not in FORGOTTEN:
-                raise
+                refusals.append(error)
+    is_none_left = len(refusals) == len(uuids)
+    for refusal in refusals:
+        if is_none_left or refusal.code not in LOST:
+            raise refusal

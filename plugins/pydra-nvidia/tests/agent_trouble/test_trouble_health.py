@@ -178,3 +178,19 @@ async def _has(scene: Scene, wanted: dict[str, dict[str, tuple[str, str]]]) -> b
 
 async def _is_published(scene: Scene, name: str) -> bool:
     return name in await scene.devices()
+
+
+async def test_what_was_set_on_a_lost_gpu_is_taken_back_when_it_answers_again(make_scene: MakeScene) -> None:
+    async with make_scene() as scene, scene.agent(*SOON):
+        slices = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
+        for name, sharing in (("mps", {"strategy": "MPS"}), ("slices", slices)):
+            await scene.start(name, "gpu", config={"kind": "GpuConfig", "sharing": sharing})
+            await scene.wait_running(name)
+        assert [(gpu.compute_mode, gpu.time_slice) for gpu in scene.gpus()] == [(3, 0), (0, 3)]
+        scene.inject.lose(0)
+        scene.inject.lose(1)
+        await scene.wait_taints({name: {LOST: ("", "NoSchedule")} for name in ("gpu-0", "gpu-1")})
+        await scene.end("mps", "slices")
+        scene.inject.answer(0)
+        scene.inject.answer(1)
+        await scene.wait_clean()
