@@ -13,8 +13,10 @@ from typing import Any
 
 import msgspec
 
-from pydra import HealthStatus, PydraError
+from pydra import AllocatedDevice, HealthStatus, PydraError
+from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
+from pydra_nvidia.claim_targets import Partition, Target, WholeGpu
 from pydra_nvidia.cli.arguments import add_node_arguments, machine_of
 from pydra_nvidia.device_names import gpu_name, mig_name
 from pydra_nvidia.hardware_reader import HardwareReader, read_without_driver
@@ -70,7 +72,7 @@ async def look_at(machine: MachineAccess) -> Look:
         session.close()
     root = await asyncio.to_thread(_find_root, machine, problems, needed=bool(reading.functions))
     try:
-        containers = describe_hooks(await asyncio.to_thread(find_hook, machine.tree, machine.settings))
+        containers = await asyncio.to_thread(_describe_containers, machine, reading)
     except PydraError as error:
         containers = ""
         problems.append(str(error))
@@ -87,6 +89,24 @@ async def look_at(machine: MachineAccess) -> Look:
         settings=machine.settings,
         problems=tuple(problems),
     )
+
+
+def _describe_containers(machine: MachineAccess, reading: Reading) -> str:
+    """How they are set up. Raises what preparing a GPU or a partition that is there would raise."""
+    edits = DeviceEdits(machine.tree, machine.settings)
+    edits.build(list(_list_targets(reading)), reading)
+    return describe_hooks(find_hook(machine.tree, machine.settings))
+
+
+def _list_targets(reading: Reading) -> Iterator[Target]:
+    nobody = AllocatedDevice(request="", pool="", device="")
+    for gpu in reading.gpus:
+        yield WholeGpu(allocated=nobody, gpu=gpu)
+        for one in gpu.mig.instances if gpu.mig is not None else ():
+            if len(one.compute) == 1:
+                yield Partition(
+                    allocated=nobody, gpu=gpu, profile_id=one.profile, placement=one.placement, instance=one
+                )
 
 
 def _find_root(machine: MachineAccess, problems: list[str], *, needed: bool) -> DriverRoot | None:

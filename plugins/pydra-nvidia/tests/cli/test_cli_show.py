@@ -90,6 +90,27 @@ def test_a_hook_that_was_named_and_is_not_there_is_a_problem(command: Run, bare_
     assert "PYDRA_NVIDIA_CDI_HOOK is /opt/hook" in " ".join(ran.stdout.split())
 
 
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("usr/lib/x86_64-linux-gnu/libcuda.so.580.105.08", "lacks libcuda.so.580.105.08"),
+        ("dev/nvidiactl", "the node has no /dev/nvidiactl"),
+        ("dev/nvidia1", "the node has no /dev/nvidia1"),
+        ("proc/driver/nvidia/capabilities/gpu0/mig/gi1/access", "does not name the device node of the partition"),
+    ],
+)
+def test_what_claims_would_lack_of_the_driver_is_a_problem(command: Run, tmp_path: Path, path: str, says: str) -> None:
+    partition = {"profile": "1g.10gb", "start": 0}
+    scenario = {"gpus": [{"model": "h100-80gb", "mig": True, "instances": [partition]}, {"model": "t4"}]}
+    (tmp_path / "s.json").write_text(json.dumps(scenario))
+    machine = "--scenario", str(tmp_path / "s.json"), "--state", str(tmp_path / "m")
+    assert command("show", *machine).returncode == 0
+    (tmp_path / "m" / "tree" / path).unlink()
+    ran = command("show", *machine)
+    assert ran.returncode == 1
+    assert says in " ".join(ran.stdout.partition("Problems:")[2].split())
+
+
 def test_wrong_variables_are_refused_all_at_once(command: Run) -> None:
     ran = command("show", DYNAMIC_MIG="maybe", QUIET_PERIOD="-1", NONSENSE="1")
     assert (ran.returncode, ran.stdout) == (2, "")
