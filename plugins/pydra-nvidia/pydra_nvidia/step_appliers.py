@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from pydra import Claim, UndoLater
+from pydra_nvidia.host.driver_programs import ProgramMissing
 from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
 from pydra_nvidia.nvml.maintenance_gate import InMaintenance
@@ -42,7 +43,7 @@ class StepAppliers:
         """Undo the step. Raises UndoLater if the driver cannot be called now, or the GPU is lost."""
         try:
             await self._undo(step, result, claim)
-        except (NvmlError, DriverMissing, InMaintenance) as error:
+        except (NvmlError, DriverMissing, ProgramMissing, InMaintenance) as error:
             if isinstance(error, NvmlError) and error.code not in STALE | LOST:
                 raise
             raise UndoLater(str(error)) from error

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from pydra import ClaimError, LeftBehind, TerminalError
+from pydra import ClaimError, LeftBehind, TerminalError, UndoLater
 from pydra_nvidia.deadlines import time_for
 from pydra_nvidia.host.driver_programs import ProgramFailed, ProgramMissing
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.sharing.apply_time_slice import SetTimeSliceApplier
+from pydra_nvidia.step_appliers import StepAppliers
 from pydra_nvidia.steps import SetTimeSlice
 
 STEP = SetTimeSlice(gpu="GPU-1", interval=3)
@@ -117,6 +118,13 @@ async def test_a_driver_without_the_program_is_reported(bench: Any, kit: Any) ->
         ProgramMissing, match="has no program nvidia-smi, looked for in /usr/local/sbin, /usr/local/bin, /usr/sbin, "
     ):
         await applier.apply(STEP, None, kit.entry("u1", STEP))
+
+
+async def test_a_program_that_is_gone_keeps_no_claim(bench: Any, kit: Any, applier: SetTimeSliceApplier) -> None:
+    entry = bench.note(kit.entry("u1", STEP))
+    (bench.root_path / "usr/bin/nvidia-smi").unlink()
+    with pytest.raises(UndoLater, match="no program nvidia-smi"):
+        await StepAppliers({SetTimeSlice: applier}).undo(STEP, None, entry)
 
 
 async def test_a_program_that_cannot_be_run_is_reported(bench: Any, kit: Any, applier: SetTimeSliceApplier) -> None:
