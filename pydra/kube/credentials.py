@@ -342,7 +342,7 @@ def _build_loader(module: Any, files: Sequence[str], deadline: float) -> Any:
         async def load_from_exec_plugin(self) -> bool:
             if time.time() < self.plugin_until:
                 return True
-            status = await _run_plugin(self._user["exec"].value, deadline)
+            status = await _run_plugin(self._user["exec"].value, self._cluster.value, deadline)
             if token := status.get("token"):
                 self.token = f"Bearer {token}"
             if (certificate := status.get("clientCertificateData")) and (key := status.get("clientKeyData")):
@@ -388,13 +388,16 @@ def _resolve_files(entry: Any, directory: str, descriptors: list[int]) -> None:
         plugin["command"] = os.path.join(directory, plugin["command"])
 
 
-async def _run_plugin(config: Mapping[str, Any], deadline: float) -> Mapping[str, Any]:
+async def _run_plugin(config: Mapping[str, Any], cluster: Mapping[str, Any], deadline: float) -> Mapping[str, Any]:
     """Run a credential plugin of `client.authentication.k8s.io`; return its status."""
     for key in ("command", "apiVersion"):
         if not config.get(key):
             raise _SourceError(f"exec: {key} is missing")
     command = [str(config["command"]), *(str(argument) for argument in config.get("args") or ())]
-    info = {"apiVersion": config["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
+    spec: dict[str, Any] = {"interactive": False}
+    if config.get("provideClusterInfo"):
+        spec["cluster"] = _describe_cluster(cluster)
+    info = {"apiVersion": config["apiVersion"], "kind": "ExecCredential", "spec": spec}
     given = {str(item["name"]): str(item["value"]) for item in config.get("env") or ()}
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -428,6 +431,19 @@ async def _run_plugin(config: Mapping[str, Any], deadline: float) -> Mapping[str
         return dict(answer["status"])
     except (ValueError, TypeError, LookupError) as error:
         raise _SourceError(f"exec: {command[0]} did not answer with an ExecCredential that has a status") from error
+
+
+def _describe_cluster(cluster: Mapping[str, Any]) -> dict[str, Any]:
+    """Build what a plugin is told of a cluster of the kubeconfig.
+
+    Source: client-go's ConfigToExecCluster, and Cluster of client.authentication.k8s.io.
+    """
+    names = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression")
+    told = {name: cluster[name] for name in names if cluster.get(name)}
+    if authority := _read_file(cluster.get("certificate-authority")):
+        told["certificate-authority-data"] = base64.b64encode(authority).decode()
+    extensions = {one["name"]: one.get("extension") for one in cluster.get("extensions") or ()}
+    return {**told, "config": extensions.get("client.authentication.k8s.io/exec")}
 
 
 async def _read_start(stream: asyncio.StreamReader | None) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import json
 import ssl
 import sys
 import tempfile
@@ -264,6 +265,30 @@ async def test_a_kubeconfig_may_run_a_program_for_the_token(tmp_path: Path) -> N
     async with serve_api(token="made") as server:
         path = write_kubeconfig(tmp_path / "config", server.url, user)
         assert await read(await load_credentials(environ={}, kubeconfig=path)) == "default"
+
+
+async def test_a_program_for_the_token_is_told_of_the_cluster_if_it_wants_to_know(
+    tmp_path: Path, authority: Authority
+) -> None:
+    """As client-go tells it, with the cluster's own configuration for the program."""
+    api_version = "client.authentication.k8s.io/v1"
+    answer = f'{{"apiVersion": "{api_version}", "kind": "ExecCredential", "status": {{"token": "made"}}}}'
+    script = f"printenv KUBERNETES_EXEC_INFO > {tmp_path}/told; echo '{answer}'"
+    plugin = {"apiVersion": api_version, "command": "sh", "args": ["-c", script], "provideClusterInfo": True}
+    extension = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "us"}}
+    cluster = {"certificate-authority": "ca.crt", "tls-server-name": "api", "extensions": [extension]}
+    async with serve_api(token="made", tls=authority.context) as server:
+        path = write_kubeconfig(tmp_path / "config", server.url, {"exec": plugin}, **cluster)
+        await load_credentials(environ={}, kubeconfig=path)
+        assert json.loads((tmp_path / "told").read_text())["spec"] == {
+            "interactive": False,
+            "cluster": {
+                "server": server.url,
+                "tls-server-name": "api",
+                "certificate-authority-data": base64.b64encode((tmp_path / "ca.crt").read_bytes()).decode(),
+                "config": {"audience": "us"},
+            },
+        }
 
 
 async def test_a_program_for_the_token_may_be_named_by_its_path_from_the_kubeconfig(tmp_path: Path) -> None:
