@@ -25,6 +25,7 @@ from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.plan_sharing import plan_sharing
 from pydra_nvidia.steps import ActivateFabric, BindVfio, CreateMig, MigModeOff, MigModeOn, SetTimeSlice, StartMps, Step
 from pydra_nvidia.vfio.plan_passthrough import plan_passthrough
+from pydra_pci import Owner
 
 _KINDS: Mapping[type, tuple[type, str]] = {
     WholeGpu: (GpuConfig, "a whole GPU"),
@@ -52,7 +53,12 @@ def plan_claim(
     if problems := tuple(_misplaced(targets)):
         raise InvalidConfig(problems)
     begun = [step for other in entries for step in other.begun]
-    owners = {step.address: other.name for other in entries for step in other.steps if isinstance(step, BindVfio)}
+    owners = {
+        step.address: Owner(other.name, left_over=other.left_over)
+        for other in entries
+        for step in other.steps
+        if isinstance(step, BindVfio)
+    }
     steps = (
         *plan_partitions(targets, reading, owned=find_owned(entries, reading), settings=settings),
         *plan_fabric(targets, reading),

@@ -32,7 +32,16 @@ from pydra_pci.functions import (
 from pydra_pci.health_reactions import Assessment, Finding, Reaction, assess, combine
 from pydra_pci.modprobe import run_modprobe
 from pydra_pci.optional_simulation import SimulationMissing, needs_simulation
-from pydra_pci.passthrough import BindVfio, VfioBinder, VfioHost, find_problems, is_begun, plan_binding, read_vfio_host
+from pydra_pci.passthrough import (
+    BindVfio,
+    Owner,
+    VfioBinder,
+    VfioHost,
+    find_problems,
+    is_begun,
+    plan_binding,
+    read_vfio_host,
+)
 from pydra_pci.processes import (
     DeviceBusy,
     ProcessesUnseen,
@@ -61,6 +70,7 @@ __all__ = [
     "KernelWaits",
     "KernelWork",
     "Loader",
+    "Owner",
     "ParsedFile",
     "PciBus",
     "PciFunction",

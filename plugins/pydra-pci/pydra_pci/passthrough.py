@@ -84,21 +84,28 @@ def plan_binding(function: PciFunction, begun: BindVfio | None = None) -> BindVf
     )
 
 
+class Owner(msgspec.Struct, frozen=True):
+    """The `claim`, by name, that a function is passed through for; `left_over`: it has ended."""
+
+    claim: str
+    left_over: bool = False
+
+
 def find_problems(
     function: PciFunction,
     host: VfioHost,
     *,
     driver: str,
     functions: Iterable[PciFunction],
-    owners: Mapping[str, str],
+    owners: Mapping[str, Owner],
 ) -> Iterator[str]:
     """What stands in the way of passing the function through, and who can remove it; `driver` is the vendor's own.
 
-    `owners` are the names of other claims by the addresses of what they pass through, of the node's `functions`; for
-    admin access, which only looks at what another claim has, there are none to find.
+    `owners` are other claims by the addresses of what they pass through, of the node's `functions`; for admin access,
+    which only looks at what another claim has, there are none to find.
     """
     mates = (one for one in functions if one.group == function.group and one.address != function.address)
-    owner = next((owners[one.address] for one in mates if one.address in owners), "")
+    owner = next((owners[one.address] for one in mates if one.address in owners), None)
     if not host.iommu:
         yield (
             "this node has no IOMMU that is on; switch it on in the firmware (VT-d, AMD-Vi) and the kernel"
@@ -106,10 +113,15 @@ def find_problems(
         )
     elif not function.group:
         yield "the function is in no IOMMU group, so no guest can be given it"
-    elif owner:
+    elif owner is not None and owner.left_over:
         yield (
-            f"it is in IOMMU group {function.group}, of which claim {owner} has another function, and only one guest"
-            " can have a group; request both in one claim, or wait until that claim has ended"
+            f"it is in IOMMU group {function.group}, of which claim {owner.claim}, which has ended, had another"
+            " function that cannot be given back yet; the agent tries again, and `pydra doctor` on the node says why"
+        )
+    elif owner is not None:
+        yield (
+            f"it is in IOMMU group {function.group}, of which claim {owner.claim} has another function, and only one"
+            " guest can have a group; request both in one claim, or wait until that claim has ended"
         )
     if function.has_virtual:
         yield "virtual functions of it exist; the admin can remove them by writing 0 to its sriov_numvfs"

@@ -11,7 +11,7 @@ from pydra_amd.claim_records import list_steps, name_claim
 from pydra_amd.devices import Offered, OfferedFunction
 from pydra_amd.models import AMDGPU
 from pydra_amd.steps import BindVfio
-from pydra_pci import PciFunction, VfioHost, find_problems, is_vfio, plan_binding
+from pydra_pci import Owner, PciFunction, VfioHost, find_problems, is_vfio, plan_binding
 
 
 def plan_passthrough(
@@ -26,7 +26,7 @@ def plan_passthrough(
     """
     functions = [(device, found) for device, found in wanted if isinstance(found, OfferedFunction)]
     owners = {
-        step.address: name_claim(one.claim)
+        step.address: Owner(name_claim(one.claim), left_over=one.left_over)
         for one in held
         for step in list_steps(one.claim)
         if isinstance(step, BindVfio)

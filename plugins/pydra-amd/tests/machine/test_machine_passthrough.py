@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 import pydra_amd
 from amd_claims import Claims, held_by, names
@@ -137,6 +138,9 @@ async def test_functions_of_one_iommu_group_are_never_given_to_two_claims(tmp_pa
         group.symlink_to(os.readlink(functions / ADDRESS / "iommu_group"))
         await node.prepare(GUEST)
         with pytest.raises(ClaimError, match=r"gpu-vfio-1 .* IOMMU group 17, of which claim default/claim-uid-1 has"):
+            await node.plan("gpu-vfio-1", uid="uid-2")
+        node.held["uid-1"] = replace(node.held["uid-1"], left_over=True)
+        with pytest.raises(ClaimError, match=r"of which claim default/claim-uid-1, which has ended, .* `pydra doctor`"):
             await node.plan("gpu-vfio-1", uid="uid-2")
         await node.end()
         await node.prepare(GUEST, "gpu-vfio-1")

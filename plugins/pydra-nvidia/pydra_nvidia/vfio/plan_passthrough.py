@@ -16,7 +16,7 @@ from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.mig.plan_partitions import can_change_mode, leaves_mode
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import BindVfio, Step
-from pydra_pci import PciFunction, find_problems, is_begun, is_vfio, plan_binding
+from pydra_pci import Owner, PciFunction, find_problems, is_begun, is_vfio, plan_binding
 
 
 def plan_passthrough(
@@ -24,14 +24,14 @@ def plan_passthrough(
     reading: Reading,
     *,
     begun: Iterable[Step],
-    owners: Mapping[str, str],
+    owners: Mapping[str, Owner],
     settings: Settings,
 ) -> tuple[BindVfio, ...]:
     """BindVfio for each function, once, in the order of the targets.
 
     `begun` are the steps of all claims: a function that is on its way already keeps its step, so that
     the plan of a claim is the same before and after it was carried out. Targets with admin access only look, and need
-    nothing. `owners` are the names of other claims by the addresses of the functions that they have.
+    nothing. `owners` are other claims by the addresses of the functions that they have.
 
     Raises:
         ClaimError: what stands in the way of each function, and who can remove it.
@@ -77,7 +77,7 @@ def _find_problems(
     target: Passthrough,
     reading: Reading,
     known: Mapping[str, BindVfio],
-    owners: Mapping[str, str],
+    owners: Mapping[str, Owner],
     settings: Settings,
 ) -> Iterator[str]:
     function = target.function

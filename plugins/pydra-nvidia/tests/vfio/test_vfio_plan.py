@@ -15,7 +15,7 @@ from pydra_nvidia.hardware_types import VGPU_GUEST, Gpu, GpuInstance, LostGpu, M
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import BindVfio
 from pydra_nvidia.vfio.plan_passthrough import plan_passthrough
-from pydra_pci import PciFunction, VfioHost
+from pydra_pci import Owner, PciFunction, VfioHost
 
 ADDRESS = "0000:53:00.0"
 FUNCTION = PciFunction(
@@ -38,7 +38,7 @@ def plan(
     *targets: Any,
     gpu: Gpu | None = GPU,
     begun: tuple[BindVfio, ...] = (),
-    owners: Mapping[str, str] = {},
+    owners: Mapping[str, Owner] = {},
     dynamic: bool = False,
     **reading: Any,
 ) -> Any:
@@ -109,7 +109,7 @@ def test_other_claims_functions_and_devices_that_are_not_passed_through_need_not
 
 
 def test_admin_access_looks_at_a_function_that_is_passed_through_and_does_nothing() -> None:
-    owners = dict.fromkeys((ADDRESS, MATE.address), "default/guest")
+    owners = dict.fromkeys((ADDRESS, MATE.address), Owner("default/guest"))
     functions = {ADDRESS: BOUND, MATE.address: MATE}
     assert plan(target(BOUND, admin=True), gpu=None, begun=(BEGUN,), owners=owners, functions=functions) == ()
 
@@ -122,7 +122,7 @@ def test_admin_access_looks_at_a_function_that_is_passed_through_and_does_nothin
         pytest.param(replace(FUNCTION, has_virtual=True), {}, ["sriov_numvfs"], id="virtual functions"),
         pytest.param(
             FUNCTION,
-            {"owners": {MATE.address: "default/guest"}, "functions": {MATE.address: MATE}},
+            {"owners": {MATE.address: Owner("default/guest")}, "functions": {MATE.address: MATE}},
             ["IOMMU group 17, of which claim default/guest has"],
             id="a group that another claim has",
         ),
