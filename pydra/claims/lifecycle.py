@@ -102,7 +102,11 @@ def decide_prepare(
 
 
 def decide_unprepare(
-    record: Record | None, *, unreadable: UnreadableRecord | None = None, asked: Claim | PydraError | None = None
+    record: Record | None,
+    *,
+    index: DeviceIndex,
+    unreadable: UnreadableRecord | None = None,
+    asked: Claim | PydraError | None = None,
 ) -> Undo | RemoveCdiFile | Refuse:
     """Decide what to do when no pod on this node uses a claim any more.
 
@@ -114,15 +118,16 @@ def decide_unprepare(
         return RemoveCdiFile()
     if unreadable.is_newer:
         return Refuse(CheckpointError(f"the claim cannot be unprepared: {unreadable.why} ({unreadable.path})"))
+    claim = unreadable.claim
     if isinstance(asked, Claim):
         # After another allocation, whose devices are not prepared: other claims or nodes may have them.
-        devices = unreadable.claim.devices if _is_allocated_again(unreadable, asked) else asked.devices
-        return Undo(_build_started_record(replace(asked, devices=devices)))
-    if asked is not None and is_unanswered(asked):
+        devices = claim.devices if _is_allocated_again(unreadable, asked) else asked.devices
+        if not claim.devices:
+            devices = tuple([one for one in devices if _may_be_held(replace(asked, devices=(one,)), index)])
+        claim = replace(asked, devices=devices)
+    elif asked is not None and is_unanswered(asked):
         return Refuse(asked)
-    if not unreadable.claim.devices:
-        return RemoveCdiFile()
-    return Undo(_build_started_record(unreadable.claim))
+    return Undo(_build_started_record(claim)) if claim.devices else RemoveCdiFile()
 
 
 def decide_reconcile(
@@ -161,6 +166,11 @@ def _is_allocated_again(unreadable: UnreadableRecord, asked: Claim) -> bool:
     """Return whether the claim had a device that it has not any longer."""
     now = {(device.pool, device.device) for device in asked.devices}
     return any((device.pool, device.device) not in now for device in unreadable.claim.devices)
+
+
+def _may_be_held(claim: Claim, index: DeviceIndex) -> bool:
+    """Return whether the claim may hold its devices here, though no record says so."""
+    return index.find_conflict(claim) is None and index.find_unknown(claim) is None
 
 
 def _build_unknown(device: AllocatedDevice) -> UnknownDevice:

@@ -352,7 +352,7 @@ class ClaimPreparer:
                 if uid in self._store.unreadable:
                     await self._put_back(uid)
                 record, unreadable = self._store.records.get(uid), self._store.unreadable.get(uid)
-                step = decide_unprepare(record, unreadable=unreadable, asked=asked)
+                step = decide_unprepare(record, index=self._index, unreadable=unreadable, asked=asked)
                 if isinstance(step, Undo):
                     await self._begin_undo(step.record)
             match step:

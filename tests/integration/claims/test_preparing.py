@@ -463,6 +463,33 @@ async def test_a_record_that_cannot_be_read_is_set_aside_and_its_devices_stay_he
     assert not list((node.root / "records" / "corrupt").iterdir())
 
 
+@pytest.mark.parametrize("pool", [POOL, "node-2"])
+async def test_a_claim_of_which_nothing_is_known_undoes_no_device_that_it_was_allocated_since(
+    node: Node, pool: str
+) -> None:
+    """The device is in use by another claim, or of another node."""
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-1")
+    node.published = {"gpu-0", "gpu-1", "gpu-2"}
+    async with node.running() as agent:
+        await agent.prepare("a", "b")
+    node.record_file("a").write_bytes(b"")
+    node.cdi_file("a").unlink()
+    undone: list[str] = []
+
+    async def note(claim: Claim) -> None:
+        undone.extend(one.device for one in claim.devices)
+
+    async with node.running() as agent:
+        agent.hardware.before_unprepare = note
+        node.api.allocate("a", "gpu-1" if pool == POOL else "gpu-2", "gpu-0")
+        (result, _) = node.api.claims["a"]["status"]["allocation"]["devices"]["results"]
+        result["pool"] = pool
+        assert await agent.unprepare("a") == [None]
+        assert undone == ["gpu-0"]
+        assert not agent.store.unreadable
+
+
 async def test_a_claim_is_prepared_again_although_its_damaged_record_cannot_be_removed(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
