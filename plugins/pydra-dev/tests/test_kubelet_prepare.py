@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import anyio
 import pytest
 from grpclib import GRPCError, Status
@@ -264,13 +266,16 @@ async def test_an_unresolvable_cdi_device_fails_the_container() -> None:
         await world.wait_phase("p", "Running")
 
 
-async def test_a_force_deleted_pod_is_noticed_and_unprepared() -> None:
-    async with open_world() as world, running_plugin(world) as plugin, world.kubelet():
+async def test_a_force_deleted_pod_is_unprepared_by_its_worker_again_and_again() -> None:
+    """The reconciliation is for pods that were deleted while the kubelet was down."""
+    async with open_world(reconcile=math.inf) as world, running_plugin(world) as plugin, world.kubelet():
         uid = await world.make_claim("c")
         await world.make_pod("p", "c")
         await world.wait_phase("p", "Running")
+        plugin.failures.append(GRPCError(Status.UNAVAILABLE, "not yet"))
         await world.delete_pod("p", force=True)
-        await world.wait_until(lambda: plugin.called("unprepare") == [(uid,)])
+        await world.wait_step(PodEnded)
+        assert plugin.called("unprepare") == [(uid,), (uid,)]
 
 
 async def test_a_pod_deleted_while_its_prepare_fails_is_unprepared() -> None:

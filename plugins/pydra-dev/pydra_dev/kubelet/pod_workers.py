@@ -220,7 +220,7 @@ class _Worker:
 
     @property
     def is_ending(self) -> bool:
-        return "deletionTimestamp" in self.last["metadata"]
+        return self.pod is None or "deletionTimestamp" in self.last["metadata"]
 
 
 class PodWorkers:
@@ -307,15 +307,14 @@ class PodWorkers:
             await self._repeat(worker, self._wait)
             await self._stop_containers(worker.name)
             worker.is_running = False
-        # Claims of a pod that is gone are found by the reconciliation, as in the original.
         for step in (self._clean, self._finish, self._delete):
             await self._repeat(worker, step)
         del self._workers[worker.uid]
         self._repeated = {key: told for key, told in self._repeated.items() if key[0] != worker.uid}
 
     async def _repeat(self, worker: _Worker, step: Callable[[_Worker], Awaitable[float | None]]) -> None:
-        """Take a step until it is done (None), or the pod is gone, with its pauses in seconds, which news cut short."""
-        while worker.pod is not None:
+        """Take a step until it is done (None), with its pauses in seconds, which news cut short."""
+        while True:
             worker.changed = anyio.Event()
             try:
                 pause = await step(worker)
@@ -458,8 +457,10 @@ class PodWorkers:
                 found.setdefault(container["name"], []).append((claim, entries))
         return found
 
-    async def _delete(self, worker: _Worker) -> float:
+    async def _delete(self, worker: _Worker) -> float | None:
         """Delete the pod once somebody has begun to, and wait until it is gone."""
+        if worker.pod is None:
+            return None
         if not worker.is_ending:
             return math.inf
         metadata = worker.last["metadata"]
