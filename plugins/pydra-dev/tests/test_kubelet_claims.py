@@ -9,6 +9,7 @@ import pytest
 from pydra.kubelet import pb
 from pydra_dev.kubelet.plugin_answers import PreparedDevice, check_unprepared, parse_prepared
 from pydra_dev.kubelet.pod_claims import (
+    ClaimKey,
     PodClaim,
     PodClaimError,
     check_claim,
@@ -19,6 +20,7 @@ from pydra_dev.kubelet.pod_claims import (
 
 POD: dict[str, Any] = {"metadata": {"name": "p", "namespace": "ns", "uid": "pod-uid"}, "spec": {}}
 GENERATED = PodClaim(entry="e", claim="c", generated=True)
+ONE = ClaimKey(namespace="ns", name="one", uid="u1")
 DIRECT = PodClaim(entry="e", claim="c", generated=False)
 
 
@@ -92,11 +94,11 @@ def test_a_container_names_claims_and_perhaps_requests() -> None:
 
 def test_devices_are_read_with_all_they_have() -> None:
     device = pb.Device(request_names=["r"], pool_name="p", device_name="d", cdi_device_ids=["a/b=c"], share_id="s")
-    assert parse_prepared({"u1": "one"}, {"u1": pb.NodePrepareResourceResponse(devices=[device])}) == {
+    assert parse_prepared([ONE], {"u1": pb.NodePrepareResourceResponse(devices=[device])}) == {
         "u1": (PreparedDevice(pool="p", device="d", share_id="s", requests=("r",), cdi_ids=("a/b=c",)),)
     }
 
 
 def test_an_answer_without_a_value_is_an_empty_one() -> None:
-    assert parse_prepared({"u1": "one"}, {"u1": None}) == {"u1": ()}
-    check_unprepared({"u1": "one"}, {"u1": None})
+    assert parse_prepared([ONE], {"u1": None}) == {"u1": ()}
+    check_unprepared([ONE], {"u1": None})

@@ -278,6 +278,19 @@ async def test_a_force_deleted_pod_is_unprepared_by_its_worker_again_and_again()
         assert plugin.called("unprepare") == [(uid,), (uid,)]
 
 
+async def test_a_pod_that_names_a_claim_twice_cannot_start_and_can_be_deleted() -> None:
+    """The answer has one entry for both, and a kubelet counts entries."""
+    async with open_world() as world, running_plugin(world), world.kubelet():
+        await world.make_claim("c")
+        entries = [{"name": name, "resourceClaimName": "c"} for name in ("one", "two")]
+        container = {"name": "main", "image": "i", "resources": {"claims": [{"name": "one"}]}}
+        await world.make_pod("p", "c", resourceClaims=entries, containers=[container])
+        failed = await world.wait_step(PodFailed)
+        assert "NodePrepareResources skipped 1 ResourceClaims (the pod names c more than once" in failed.message
+        await world.delete_pod("p")
+        await world.wait_gone("p")
+
+
 async def test_a_pod_deleted_while_its_prepare_fails_is_unprepared() -> None:
     async with open_world() as world, running_plugin(world) as plugin, world.kubelet():
         uid = await world.make_claim("c")

@@ -107,13 +107,13 @@ class PluginInstance:
         """The devices by claim uid; raises CallError and AnswerError."""
         request = NodePrepareResourcesRequest(claims=[_claim(claim) for claim in claims])
         answer = await self._call("NodePrepareResources", request, NodePrepareResourcesResponse)
-        return parse_prepared({claim.uid: claim.name for claim in claims}, answer.claims)
+        return parse_prepared(claims, answer.claims)
 
     async def unprepare(self, claims: Sequence[ClaimKey]) -> None:
         """Raises CallError and AnswerError."""
         request = NodeUnprepareResourcesRequest(claims=[_claim(claim) for claim in claims])
         answer = await self._call("NodeUnprepareResources", request, NodeUnprepareResourcesResponse)
-        check_unprepared({claim.uid: claim.name for claim in claims}, answer.claims)
+        check_unprepared(claims, answer.claims)
 
     async def _call(self, method: str, request: Any, response: type) -> Any:
         # The kubelet does not wait for a connection that is down: such a call fails at once.
