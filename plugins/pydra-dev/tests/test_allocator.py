@@ -406,6 +406,11 @@ def test_a_scheduler_that_compares_no_lists_adds_no_device_with_one_to_others() 
     assert picked(solve(slices, other, compares_lists=False)) == [("a", "lists"), ("b", "number")]
 
 
+def test_a_claim_without_requests_is_allocated_without_devices() -> None:
+    assert picked(solve(FOUR, a_claim())) == []
+    assert picked(solve(FOUR, a_claim(), a_claim(request()))) == [("r", "gpu-0")]
+
+
 def test_requests_that_exclude_each_other_say_so() -> None:
     devices = [numa(f"d{index}", index) for index in range(40)]
     claim = a_claim(request("a", count=4), request("b", count=4), constraints=[{"matchAttribute": f"{DRIVER}/numa"}])

@@ -112,6 +112,8 @@ class Search:
         """Find devices for every request and leave them in `picks`; raises AllocationError when there is a mistake."""
         for index, claim in enumerate(self.claims):
             self._plan(index, claim)
+        if not self.wishes:  # claims without requests are allocated without devices
+            return True
         # Each level is one choice, which its generator takes back when it is asked for the next one.
         levels = [self._choose(_Place(0))]
         while levels:
@@ -167,7 +169,7 @@ class Search:
 
     def _choose(self, place: _Place) -> Iterator[_Place]:
         """The next places of the search, one for each choice that is possible here, made when it is yielded."""
-        alternatives = self.wishes[place.request] if place.request < len(self.wishes) else ()
+        alternatives = self.wishes[place.request]
         if place.alternative < 0:
             yield from (replace(place, alternative=index) for index in range(len(alternatives)))
             return
