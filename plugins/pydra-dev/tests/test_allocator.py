@@ -237,7 +237,7 @@ NEWER = {**POOL, "generation": 2, "resourceSliceCount": 2}
             FOUR,
             (),
             a_claim(request(selectors=[cel('device.attributes["x"].y == 1')])),
-            "claim claim, request r: selector #0: CEL runtime error: no such key: y .device gpu.example.com/n1/gpu-0",
+            "claim claim, request r: selector #0: CEL runtime error: no such key: y of domain x .device gpu.exam",
             id="CEL error",
         ),
         pytest.param(
@@ -298,6 +298,13 @@ NEWER = {**POOL, "generation": 2, "resourceSliceCount": 2}
             id="no capacity",
         ),
         pytest.param(
+            (a_slice(SHARED),),
+            (),
+            a_claim(request(capacity={"requests": {"cpu": "1"}})),
+            r"1 has no capacity cpu, but memory\)$",
+            id="another capacity",
+        ),
+        pytest.param(
             drawing(numa("a", 0), numa("b", 0), numa("c", 1)),
             (),
             a_claim(request(count=3), constraints=[{"matchAttribute": f"{DRIVER}/numa"}]),
@@ -308,8 +315,29 @@ NEWER = {**POOL, "generation": 2, "resourceSliceCount": 2}
             (a_slice(numa("a", 0)),),
             (),
             a_claim(request(selectors=[cel('device.attributes["gpu.exmaple.com"].numa == 1')])),
-            r'no such key: numa \(did you mean "gpu.example.com"\?\)',
+            r'no such key: numa of domain gpu.exmaple.com \(did you mean "gpu.example.com"\?\)',
             id="domain",
+        ),
+        pytest.param(
+            (a_slice(numa("a", 0)),),
+            (),
+            a_claim(request(selectors=[cel(f'device.attributes["{DRIVER}"].index == 1')])),
+            r"no such key: index \(of gpu.example.com it has numa\)",
+            id="attribute with another name",
+        ),
+        pytest.param(
+            (a_slice(numa("a", 0)),),
+            (),
+            a_claim(request(), constraints=[{"matchAttribute": f"{DRIVER}/nmua"}]),
+            r'the device has no such attribute \(did you mean "gpu.example.com/numa"\?\)',
+            id="misspelt attribute of a constraint",
+        ),
+        pytest.param(
+            (a_slice(numa("a", 0)),),
+            (),
+            a_claim(request(), constraints=[{"matchAttribute": f"{DRIVER}/slot"}]),
+            r"the device has no such attribute\)$",
+            id="other attribute of a constraint",
         ),
         pytest.param(
             (a_slice(*gpus(1), name="a"), a_slice({"name": "new"}, name="b", pool=NEWER)),

@@ -130,6 +130,7 @@ def test_what_kubernetes_would_not_store_does_not_compile(expression: str, why: 
         ('device.attributes["other.example.com"].model == "x"', "no such key: model"),
         (f"{OWN}.model", "CEL result of type string could not be converted to bool"),
         (f"{OWN}.model > 3", "no such overload"),
+        (f"{OWN}.driverVersion >= '500'", r"no such overload: _>=_\(semver, string\)"),
         (f'{OWN}.index.isGreaterThan(quantity("1"))', "no such overload"),
         (f'{OWN}.driverVersion.isGreaterThan(quantity("1"))', "no such overload"),
         ('quantity("lots").isGreaterThan(quantity("1"))', "'lots' is not a quantity"),

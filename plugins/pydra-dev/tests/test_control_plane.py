@@ -265,7 +265,7 @@ async def test_a_selector_that_cannot_be_evaluated_is_told_to_the_pod() -> None:
             DEVICE_CLASSES, "gpu", {"spec": {"selectors": [selector]}}, content_type="application/merge-patch+json"
         )
         world.add_pod("pod")
-        why = "class gpu: selector #0: CEL runtime error: no such key: none (device gpu.example.com/n1/gpu-0)"
+        why = "class gpu: selector #0: CEL runtime error: no such key: none of domain gpu.example.com (device gpu"
         await world.until(lambda: why in world.refusal("pod"))
 
 
@@ -288,13 +288,16 @@ async def test_a_pod_that_cannot_be_scheduled_says_why(spec: JsonObject, why: st
         await world.until(lambda: why in world.refusal("pod"))
 
 
-async def test_a_claim_that_is_named_as_a_template_is_told() -> None:
+async def test_a_claim_that_is_named_as_a_template_is_told_and_the_reverse() -> None:
     async with a_world() as world:
         world.publish({"name": "gpu-0"})
         world.add_claim("mine")
-        world.add_pod("pod", resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "mine"}])
+        world.add_pod("one", resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "mine"}])
+        world.add_pod("two", resourceClaims=[{"name": "gpu", "resourceClaimName": "t"}])
         why = 'resourceclaimtemplate "mine" not found; there is a ResourceClaim of that name'
-        await world.until(lambda: why in world.refusal("pod"))
+        await world.until(lambda: why in world.refusal("one"))
+        why = 'resourceclaim "t" not found; there is a ResourceClaimTemplate of that name'
+        await world.until(lambda: why in world.refusal("two"))
 
 
 async def test_what_a_node_owns_goes_with_the_node() -> None:

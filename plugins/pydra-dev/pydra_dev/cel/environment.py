@@ -264,4 +264,6 @@ def _explain(text: str) -> str:
     text = re.sub(r"\bdivide by zero", "division by zero", text)
     text = re.sub(r"^[A-Z_]+: |(?: \[[A-Z_]+\])$", "", text)
     text = re.sub(r'Key not found in map : "?([^"]*)"?', r"no such key: \1", text)
-    return re.sub(r"No matching overloads found : ", "no such overload: ", text)
+    text = re.sub(r"No matching overloads found : ", "no such overload: ", text)
+    # Of what an attribute can be, only a version is a map for the library.
+    return re.sub(r"(?<=[(, ])map(?=[,)])", "semver", text) if text.startswith("no such overload") else text

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from pydra.message_text import suggest
 from pydra_dev.api import schema
 from pydra_dev.scheduler.pools import Candidate, DeviceKey
 
@@ -52,7 +53,7 @@ class Constraint:
             return ""
         values = self._read(candidate)
         if not values:
-            return f"{self}: the device has no such attribute"
+            return f"{self}: the device has no such attribute{_suggest(self._name, candidate)}"
         if self._distinct:
             if self._devices and _is_uncompared(values):
                 return f"{self}: has {_show(values)}; {_UNCOMPARED}"
@@ -89,6 +90,13 @@ class Constraint:
             self._devices -= 1
         else:
             self._common.pop()
+
+
+def _suggest(name: str, candidate: Candidate) -> str:
+    driver, domain = candidate.driver, f"{name.rpartition('/')[0]}/"
+    known = [one if "/" in one else f"{driver}/{one}" for one in candidate.device.attributes]
+    same = [one for one in known if one.startswith(domain)]
+    return suggest(name, same, prefix=domain) if same else suggest(name, known)
 
 
 def _show(values: _Values) -> str:

@@ -11,7 +11,7 @@ from math import ceil
 
 import msgspec
 
-from pydra.message_text import suggest
+from pydra.message_text import list_names, suggest
 from pydra_dev.api import schema
 from pydra_dev.api.quantity import BINARY, format_quantity, parse_quantity
 
@@ -41,7 +41,8 @@ def plan_share(device: schema.Device, requested: Mapping[str, str], domain: str 
         requested = {_find_name(name, device, domain): amount for name, amount in requested.items()}
     missing = sorted(set(requested) - set(device.capacity))
     if missing:
-        raise CapacityError(f"has no capacity {missing[0]}{suggest(missing[0], device.capacity)}")
+        known = f", but {list_names(sorted(device.capacity))}" if device.capacity else ""
+        raise CapacityError(f"has no capacity {missing[0]}{suggest(missing[0], device.capacity) or known}")
     return {name: _plan_amount(name, capacity, requested.get(name)) for name, capacity in device.capacity.items()}
 
 

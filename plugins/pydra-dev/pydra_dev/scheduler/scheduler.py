@@ -25,6 +25,7 @@ from pydra_dev.api.kinds import (
     RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
+    Kind,
 )
 from pydra_dev.api.pod_fields import build_condition, claim_names, is_finished, set_condition, template_claims
 from pydra_dev.apiserver.claim_rules import MAX_RESERVED
@@ -161,20 +162,26 @@ class Scheduler:
                 raise UnschedulableError(self._explain_absence(pod, pod_claim))
             claim = self._api.find(RESOURCE_CLAIMS, name, namespace=pod["metadata"]["namespace"])
             if claim is None:
-                raise UnschedulableError(f'resourceclaim "{name}" not found')
+                is_template = self._has(RESOURCE_CLAIM_TEMPLATES, name, pod)
+                hint = "; there is a ResourceClaimTemplate of that name, which resourceClaimTemplateName takes"
+                raise UnschedulableError(f'resourceclaim "{name}" not found{hint if is_template else ""}')
             if "deletionTimestamp" in claim["metadata"]:
                 raise UnschedulableError(f'resourceclaim "{name}" is being deleted')
             claims.append(claim)
         return claims
 
     def _explain_absence(self, pod: JsonObject, pod_claim: str) -> str:
-        namespace, template = pod["metadata"]["namespace"], template_claims(pod).get(pod_claim, "")
+        template = template_claims(pod).get(pod_claim, "")
         waiting = f"waiting for the ResourceClaim of pod claim {pod_claim!r} to be created"
-        if not template or self._api.find(RESOURCE_CLAIM_TEMPLATES, template, namespace=namespace) is not None:
+        if not template or self._has(RESOURCE_CLAIM_TEMPLATES, template, pod):
             return waiting
-        is_claim = self._api.find(RESOURCE_CLAIMS, template, namespace=namespace) is not None
+        is_claim = self._has(RESOURCE_CLAIMS, template, pod)
         hint = "; there is a ResourceClaim of that name, which resourceClaimName takes" if is_claim else ""
         return f'{waiting}: resourceclaimtemplate "{template}" not found{hint}'
+
+    def _has(self, kind: Kind, name: str, pod: JsonObject) -> bool:
+        """Whether the pod's namespace has this object."""
+        return self._api.find(kind, name, namespace=pod["metadata"]["namespace"]) is not None
 
     def _choose_node(
         self, pod: JsonObject, claims: Sequence[JsonObject]

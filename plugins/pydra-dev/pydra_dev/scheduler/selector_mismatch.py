@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pydra.message_text import suggest
+from pydra.message_text import list_names, suggest
 from pydra_dev.api import schema
 
+_MOST_NAMES = 8
 _READS = re.compile(
     r"""device\.(?P<kind>attributes|capacity)\[\s*["'](?P<domain>[^"']+)["']\s*\]\s*"""
     r"""(?:\.\??(?P<name>\w+)|\[\s*\??\s*["'](?P<quoted>[^"']+)["']\s*\])"""
@@ -25,12 +26,16 @@ def describe_values(expression: str, driver: str, device: schema.Device) -> str:
 
 
 def suggest_name(expression: str, driver: str, device: schema.Device) -> str:
-    """` (did you mean "model"?)` for the first name, or domain, that the device lacks, if it has one that is close."""
+    """` (did you mean "model"?)` for the first name that the device lacks, or which names it has if none is close.
+
+    For a domain of which it has nothing: ` of domain x (did you mean "y"?)`.
+    """
     for kind, domain, name in _find_reads(expression):
         known = _read_values(driver, device, kind, domain)
-        meant = suggest(name, known) if known else suggest(domain, _find_domains(driver, device))
-        if meant and name not in known:
-            return meant
+        if not known:
+            return f" of domain {domain}{suggest(domain, _find_domains(driver, device))}"
+        if name not in known:
+            return suggest(name, known) or f" (of {domain} it has {list_names(sorted(known), _MOST_NAMES)})"
     return ""
 
 
