@@ -99,11 +99,17 @@ class Reader:
         """Return whether no list of the resource has failed."""
         return all(one.subject != resource.plural for one in self.findings)
 
-    async def list_events(self, kind: str, name: str, *, namespace: str = "default") -> Sequence[EventLine]:
-        """Return the Events about one object, or about all of the kind without a name, the oldest first."""
+    async def list_events(
+        self, kind: str, name: str, *, namespace: str = "default", uid: str = ""
+    ) -> Sequence[EventLine]:
+        """Return the Events about one object, or about all of the kind without a name, the oldest first.
+
+        With a `uid`, those about an earlier object of the same name are left out.
+        """
         selector = f"regarding.kind={kind}" + (f",regarding.name={name}" if name else "")
         found = await self.list(EVENTS, namespace=namespace, field_selector=selector)
-        return sorted(map(_parse_event, found), key=lambda event: event.time)
+        own = [one for one in found if not uid or (one.get("regarding") or {}).get("uid") in (None, "", uid)]
+        return sorted(map(_parse_event, own), key=lambda event: event.time)
 
 
 def _parse_event(body: JsonObject) -> EventLine:

@@ -26,8 +26,11 @@ _PODS = 5
 """Pods whose Events are read; more of one claim have the same ones."""
 _NODES = 8
 """Nodes whose devices are compared with a claim; more are much the same."""
-
-
+_SELECTOR_ADVICE = {
+    "no such key": "correct the name, or give a value for devices without it: .?key.orValue(value)",
+    "no such overload": "a version is compared as in .isGreaterThan(semver('1.2.3')), and with nothing else",
+}
+"""What to do about a selector that fails, by a part of its error."""
 _VALUES = 4
 """Different values in one reason."""
 
@@ -140,19 +143,20 @@ async def explain_claim(
     findings = await _judge_claim(reader, claim, pods, is_held=bool(mine))
     published = await _find_published(reader, claim.results)
     findings += _judge_devices(claim, published)
+    findings += _judge_containers(claim, pods)
     reviews: Sequence[DeviceReview] = ()
     has_classes = all(one.subject != _CLASS for one in findings)
     if claim.body is not None and not claim.results and review is not None and has_classes:
         try:
             reviews = await _review_devices(reader, claim.body, pods, review)
         except ClaimError as error:
-            advice = "give a value for devices without it: .?key.orValue(value)" if "no such key" in str(error) else ""
+            advice = next((text for part, text in _SELECTOR_ADVICE.items() if part in str(error)), "")
             findings.append(Finding(subject="request", level=Level.PROBLEM, found=str(error), advice=advice))
     for record in mine:
         findings += await judge_record(settings, record, is_wanted=bool(claim.results or claim.refusal))
     findings += unknown.values()
     if not mine and claim.body is not None and claim.results:
-        findings.append(_judge_absence(settings, claim.body, is_known=not unknown))
+        findings.append(await _judge_absence(reader, settings, claim.body, is_known=not unknown))
     events = await _read_events(reader, claim, pods)
     last = _find_last_error(events)
     if last is not None and claim.results and not any(one.stage == Stage.COMPLETED.value for one in mine):
@@ -197,9 +201,12 @@ async def _read_events(reader: Reader, claim: _Claim, pods: Sequence[JsonObject]
     """Return the Events of the claim and of its pods, the oldest first."""
     if claim.refusal:
         return ()
-    subjects = [("ResourceClaim", claim.name), *(("Pod", pod["metadata"]["name"]) for pod in pods[:_PODS])]
+    subjects = [("ResourceClaim", claim.name, claim.uid)]
+    subjects += [("Pod", pod["metadata"]["name"], pod["metadata"]["uid"]) for pod in pods[:_PODS]]
     events = [
-        event for kind, name in subjects for event in await reader.list_events(kind, name, namespace=claim.namespace)
+        event
+        for kind, name, uid in subjects
+        for event in await reader.list_events(kind, name, namespace=claim.namespace, uid=uid)
     ]
     return sorted(events, key=lambda event: event.time)
 
@@ -228,6 +235,9 @@ async def _judge_claim(reader: Reader, claim: _Claim, pods: Sequence[JsonObject]
         return [Finding(subject="claim", level=Level.UNKNOWN, found=claim.refusal)]
     if claim.body is None:
         return [await _miss(reader, claim, is_held=is_held)]
+    if not claim.results and (claim.body.get("status") or {}).get("allocation"):
+        advice = "name a DeviceClass in spec.devices.requests"
+        return [Finding(subject="allocated", level=Level.NOTE, found="no device: it has no requests", advice=advice)]
     if not claim.results:
         return [
             *_judge_pending(pods),
@@ -440,12 +450,58 @@ def _build_device(
     )
 
 
+def _judge_containers(claim: _Claim, pods: Sequence[JsonObject]) -> Iterator[Finding]:
+    """Find pods whose containers do not name the claim, which has devices, or name a request that it lacks."""
+    spec = ((claim.body or {}).get("spec") or {}).get("devices") or {}
+    known = [one["name"] for one in spec.get("requests") or ()]
+    for pod in pods[:_PODS] if claim.results else ():
+        name, entries = pod["metadata"]["name"], _find_entries(pod, claim.name)
+        named = [(container, one) for container, one in _list_named(pod) if one["name"] in entries]
+        if entries and not named:
+            found = f"no container of pod {name} names {entries[0]} in resources.claims, so none gets the devices"
+            advice = "add it to those that use them, unless the devices are the pod's, such as a network interface"
+            yield Finding(subject="containers", level=Level.NOTE, found=found, advice=advice)
+        for container, one in named:
+            if (request := one.get("request")) and request not in known:
+                found = f"container {container} of pod {name} gets no device of request {request}, which is none of "
+                found += f"the claim's{suggest(request, known)}"
+                advice = f"the claim has {', '.join(known)}; without a request a container gets the devices of all"
+                yield Finding(subject="containers", level=Level.PROBLEM, found=found, advice=advice)
+
+
+def _find_entries(pod: JsonObject, claim: str) -> Sequence[str]:
+    """Return the names by which the pod's containers name the claim."""
+    statuses = (pod.get("status") or {}).get("resourceClaimStatuses") or ()
+    every = (*(pod["spec"].get("resourceClaims") or ()), *statuses)
+    return [one["name"] for one in every if one.get("resourceClaimName") == claim]
+
+
+def _list_named(pod: JsonObject) -> Iterator[tuple[str, JsonObject]]:
+    """Yield what each container names in resources.claims."""
+    for container in (*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"]):
+        for one in (container.get("resources") or {}).get("claims") or ():
+            yield container["name"], one
+
+
 # On its node
 
 
-def _judge_absence(settings: Settings, body: JsonObject, *, is_known: bool) -> Finding:
+async def _is_gone(reader: Reader, node: str) -> bool:
+    """Return whether there is no such node; False also if this user may not know."""
+    try:
+        await reader.client.get(NODES, node)
+    except KubeError as error:
+        return isinstance(error, NotFound) and error.is_of_object
+    return False
+
+
+async def _judge_absence(reader: Reader, settings: Settings, body: JsonObject, *, is_known: bool) -> Finding:
     node = _find_node(body)
     if node and node != settings.node_name:
+        if await _is_gone(reader, node):
+            found = f"there is no node {node} any more, which has its devices"
+            advice = "delete the pods that use the claim, and the claim; one of a template is made again with its pod"
+            return Finding(subject="node", level=Level.PROBLEM, found=found, advice=advice)
         found = f"is on node {node}, and this is {settings.node_name}"
         advice = "run the command in the agent's pod there: kubectl -n pydra exec POD -- pydra explain claim ..."
         return Finding(subject="record", level=Level.UNKNOWN, found=found, advice=advice)

@@ -256,6 +256,53 @@ def test_the_events_of_a_pod_with_extended_resources_are_those_of_its_claim(quie
     assert "\x1b" not in printed, "a terminal would take it for a command"
 
 
+def test_a_claim_that_is_made_again_has_no_error_of_the_one_before_it(quiet: Node, tool: Tool) -> None:
+    device = quiet.board.device()
+    claim = quiet.api.create_claim(device, name="mended")
+    quiet.board.order("prepare", claim.name, "refuse")
+    quiet.kubelet.refusal(claim)
+    wait_for(lambda: quiet.api.events(claim), "an Event on the claim")
+    quiet.api.delete_claim(claim)
+    quiet.api.create_claim(device, name="mended")
+    report = tool.json("explain", "claim", "mended")
+    assert (report["last_error"], report["events"]) == ("", [])
+
+
+def test_containers_that_get_no_device_of_a_claim_are_told(quiet: Node, tool: Tool) -> None:
+    claim, path = quiet.api.create_claim(quiet.board.device()), "/api/v1/namespaces/default/pods"
+    for name, used in (("forgets", []), ("misspells", [{"name": "it", "request": "r00"}]), ("uses", [{"name": "it"}])):
+        container = {"name": "main", "image": "none", "resources": {"claims": used}}
+        claims = [{"name": "it", "resourceClaimName": claim.name}]
+        pod = {"metadata": {"name": name}, "spec": {"containers": [container], "resourceClaims": claims}}
+        quiet.api.request("POST", path, pod)
+    found = tool.json("explain", "claim", claim.name)["findings"]
+    for name in ("forgets", "misspells", "uses"):
+        quiet.api.request("DELETE", f"{path}/{name}")
+    assert [(one["level"], one["found"]) for one in found if one["subject"] == "containers"] == [
+        ("note", "no container of pod forgets names it in resources.claims, so none gets the devices"),
+        (
+            "problem",
+            "container main of pod misspells gets no device of request r00, which is none of the claim's "
+            '(did you mean "r0"?)',
+        ),
+    ]
+
+
+def test_a_claim_of_a_node_that_is_gone_is_told_and_one_without_requests(quiet: Node, tool: Tool) -> None:
+    path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+    results = [{"request": "r0", "driver": DRIVER, "pool": "gone", "device": "d0"}]
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["gone"]}]}
+    lost, nothing = quiet.api.create_claim(allocated=False), quiet.api.create_claim(allocated=False, devices={})
+    there = {"devices": {"results": results}, "nodeSelector": {"nodeSelectorTerms": [term]}}
+    for claim, allocation in ((lost, there), (nothing, {})):
+        body = quiet.api.request("GET", f"{path}/{claim.name}")
+        quiet.api.request("PUT", f"{path}/{claim.name}/status", {**body, "status": {"allocation": allocation}})
+    code, printed = tool.run("explain", "claim", lost.name)
+    assert code == 1
+    assert "problem  node       there is no node gone any more, which has its devices" in printed
+    assert "note     allocated  no device: it has no requests" in tool.run("explain", "claim", nothing.name)[1]
+
+
 def test_a_claim_of_a_wrong_name_is_answered_with_the_one_that_there_is(quiet: Node, tool: Tool) -> None:
     quiet.api.create_claim(name="patient", allocated=False)
     code, printed = tool.run("explain", "claim", "default/patent")
