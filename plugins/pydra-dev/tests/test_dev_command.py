@@ -129,6 +129,13 @@ async def test_the_life_of_one_pod_is_shown_until_nothing_of_it_is_left() -> Non
             id="no device is published",
         ),
         pytest.param(
+            BACKEND.replace('name="one"', 'name="ONE"') + SETTINGS,
+            "",
+            "FAILED: discover has found no device",
+            "with `--scenario NAME` the backend simulates a machine that has some",
+            id="no device without a scenario",
+        ),
+        pytest.param(
             BACKEND,
             TWO_PODS,
             "not one: request r: in use",

@@ -66,7 +66,7 @@ class SingleNodeRun:
         self._unscheduled: dict[str, float] = {}
         self._empty_since: float | None = None
         self._pods: tuple[str, ...] = ()
-        self._may_end = False
+        self._may_end = self._can_simulate = False
         self._containers: Containers | None = None
         self._node: EmbeddedNode
         self._api: Api
@@ -179,7 +179,9 @@ class SingleNodeRun:
         options = self._options
         self._say(Paragraph(headline=f"started: pydra-agent --backend {options.backend} (pid {self._agent.pid})"))
         declared = await read_declarations(options.backend)
-        if options.scenario and declared is not None and "scenario" not in declared.settings:
+        has_scenarios = declared is not None and "scenario" in declared.settings
+        self._can_simulate = has_scenarios and not options.scenario
+        if options.scenario and declared is not None and not has_scenarios:
             headline = f"--scenario {options.scenario}: the backend has no setting `scenario`"
             hint = "it changes nothing, unless the backend's code reads PYDRA_<BACKEND>_SCENARIO itself"
             self._say(Paragraph(headline=headline, details=(hint,)))
@@ -271,7 +273,9 @@ class SingleNodeRun:
             return None
         self._empty_since = self._empty_since or time.monotonic()
         if time.monotonic() - self._empty_since > SETTLED:
-            raise RunError("discover has found no device that can be published", explained=True)
+            hint = "with `--scenario NAME` the backend simulates a machine that has some"
+            details = (hint,) if self._can_simulate else ()
+            raise RunError("discover has found no device that can be published", details, explained=True)
         return None
 
     def _is_running(self) -> bool:
