@@ -78,6 +78,8 @@ async def look_at(machine: MachineAccess) -> Look:
         problems.append(str(error))
     if reading.lacks_uvm:
         problems.append(UVM_NOT_LOADED)
+    if reading.lost and not reading.gpus:
+        problems.append(NONE_ANSWERS)
     memory = IncidentStore(os.path.join(machine.settings.state, FILE), problems.append)
     return Look(
         reading=reading,
@@ -119,6 +121,7 @@ def _find_root(machine: MachineAccess, problems: list[str], *, needed: bool) -> 
 
 
 GIB = 1 << 30
+NONE_ANSWERS = "No GPU answers."
 _WIDTH = 120
 _HEAD = ("GPU", "PRODUCT", "UUID", "PCI", "NUMA", "MEMORY", "MIG", "NVLINK", "CONDITION")
 
@@ -191,9 +194,6 @@ def _driver(look: Look) -> Iterator[str]:
 
 def _gpus(look: Look) -> Iterator[str]:
     reading = look.reading
-    if not reading.gpus and not reading.lost:
-        yield "No GPU answers." if reading.functions else "This node has no NVIDIA GPU."
-        return
     rows = [_HEAD]
     for gpu in sorted(reading.gpus, key=lambda one: one.minor):
         function = reading.functions.get(gpu.pci)
@@ -210,7 +210,10 @@ def _gpus(look: Look) -> Iterator[str]:
                 _condition(look.diagnosis.gpus.get(gpu.uuid, WELL)),
             )
         )
-    yield from table(rows)
+    if reading.gpus:
+        yield from table(rows)
+    else:
+        yield NONE_ANSWERS if reading.functions else "This node has no NVIDIA GPU."
     for lost in reading.lost:
         name = f"GPU {lost.index} (NVML's index)" if lost.index >= 0 else "a GPU"
         where = f" at {lost.pci}" if lost.pci else ""

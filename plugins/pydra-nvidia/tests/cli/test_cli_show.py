@@ -111,6 +111,14 @@ def test_what_claims_would_lack_of_the_driver_is_a_problem(command: Run, tmp_pat
     assert says in " ".join(ran.stdout.partition("Problems:")[2].split())
 
 
+def test_a_node_whose_gpus_are_all_lost_has_a_problem(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text(json.dumps({"gpus": [{"model": "t4", "count": 2, "lost": True}]}))
+    ran = command("show", "--scenario", str(tmp_path / "s.json"), "--state", str(tmp_path / "m"))
+    assert ran.returncode == 1
+    assert ran.stdout.count("does not answer: ") == 2
+    assert ran.stdout.endswith("Problems:\n- No GPU answers.\n")
+
+
 def test_wrong_variables_are_refused_all_at_once(command: Run) -> None:
     ran = command("show", DYNAMIC_MIG="maybe", QUIET_PERIOD="-1", NONSENSE="1")
     assert (ran.returncode, ran.stdout) == (2, "")
