@@ -201,6 +201,18 @@ async def test_peers_that_join_in_a_burst_are_all_known_in_the_end_and_no_signal
         assert (node.path / "hosts").read_text().count("compute-domain-daemon-") == 5
 
 
+async def test_a_clique_that_is_deleted_and_made_again_takes_no_peer_away_meanwhile(scene: Scene) -> None:
+    node = scene.add_node("a")
+    scene.enter("a", "b")
+    async with node.run(**OFTEN):
+        await scene.until(node.is_ready)
+        scene.server.api.delete(CLIQUES, NAME, namespace="default")
+        await scene.until(lambda: "the clique is gone" in (node.path / "log").read_text())
+        scene.enter("a", "b", "c")
+        await scene.until(lambda: len(node.imex()["peers"]) == 3)
+        assert node.imex()["reloads"] == 1
+
+
 async def test_imex_reads_its_keys_again_when_the_secret_has_changed(scene: Scene) -> None:
     node = scene.add_node("a")
     scene.enter("a")

@@ -118,7 +118,11 @@ class Daemon:
     # The clique
 
     def _take(self, informer: Informer, name: str) -> None:
-        peers = parse_peers(informer.objects.get((self._settings.namespace, name)))
+        clique = informer.objects.get((self._settings.namespace, name))
+        if clique is None and self._own is not None:
+            log.warning("the clique is gone: its nodes count as they were until it is made again")
+            return
+        peers = parse_peers(clique)
         if peers == self._peers:
             return
         self._peers = peers
