@@ -93,7 +93,8 @@ class Settings(DriverSettings, frozen=True, kw_only=True):
 
     state: AbsolutePath = "/run/pydra-nvidia"
     """The directory of MPS daemons, past faults of GPUs and requests for maintenance. A reboot must empty it. MPS needs
-    it at the same path on the host, of at most 36 bytes."""
+    it at the same path on the host, of at most 36 bytes. Change it on drained nodes only: daemons of claims stay where
+    they are, and nobody ends them."""
 
     dynamic_mig: bool = False
     """Offer every partition that a GPU could have, and create it when a claim gets it (see [MIG](mig.md))."""

@@ -31,7 +31,7 @@ class Settings(nvidia.DriverSettings, frozen=True, kw_only=True):
 
     state: AbsolutePath = nvidia.Settings().state
     """The directory of IMEX daemons and requests for maintenance: the same as `PYDRA_NVIDIA_STATE`. A reboot must empty
-    it; it has the same path on the host."""
+    it; it has the same path on the host. Change it on drained nodes only."""
 
     imex: Imex = Imex.DRIVER_MANAGED
     """Who runs the IMEX daemon of the node (see [ComputeDomains](compute-domains.md#who-runs-the-imex-daemon))."""
