@@ -18,13 +18,13 @@ from pydra.backends.crash_attribution import CrashAttribution, Involvement, Quar
 from pydra.backends.discovery import BackendSource, refresh_source
 from pydra.backends.error_codec import parse_fault
 from pydra.backends.held_claims_sync import HeldClaims, HeldClaimsSync
-from pydra.backends.hints import Hints
 from pydra.backends.process import BackendProcess, ProcessOptions, Spawn, spawn_program
 from pydra.backends.process_command import CHILD
 from pydra.backends.restart_policy import RestartPolicy
 from pydra.backends.restarted_process import RestartedProcess
 from pydra.backends.supervisor_events import BackendEvent, BackendFacts, BackendState, BackendStatistics
 from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts
+from pydra.backends.wait_changed import Hints
 from pydra.backends.wire import Call, Failure, Method, Reply
 from pydra.claim import Claim, HeldClaim, PreparedDevice
 from pydra.devices import Inventory
