@@ -22,10 +22,7 @@ from pydra.checkpoint.store import RecordStore
 from pydra.claim import Claim, ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
 from pydra.claims.allocation import parse_allocation
 from pydra.claims.claim_files import ClaimFiles
-from pydra.claims.device_metadata import begin_again, build_metadata, parse_pod_claim_name, renew_metadata
-from pydra.claims.device_status import StatusIndex, index_statuses
-from pydra.claims.device_use import DeviceIndex, Published, may_meet
-from pydra.claims.lifecycle import (
+from pydra.claims.decisions import (
     Begin,
     PrepareAgain,
     Refuse,
@@ -37,6 +34,9 @@ from pydra.claims.lifecycle import (
     decide_reconcile,
     decide_unprepare,
 )
+from pydra.claims.device_metadata import begin_again, build_metadata, parse_pod_claim_name, renew_metadata
+from pydra.claims.device_status import StatusIndex, index_statuses
+from pydra.claims.device_use import DeviceIndex, Published, may_meet
 from pydra.claims.steps import StepIndex, StepRunner, build_left_over
 from pydra.claims.work_queue import ClaimEvent, Operation, StepsLeftOver, Work, WorkQueue
 from pydra.device_status import ClaimDeviceStatus

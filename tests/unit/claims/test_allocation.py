@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pydra.claim import Claim, ClaimRef, PodRef
 from pydra.claims.allocation import base_request, parse_allocation
-from pydra.claims.lifecycle import has_same_devices
+from pydra.claims.decisions import has_same_devices
 from pydra.errors import ClaimError, NotAllocated, PydraError, Replaced
 
 DRIVER = "gpu.example.com"
