@@ -14,9 +14,9 @@ from pydra.devices import Device, Inventory
 from pydra.errors import InvalidConfig
 from pydra.inventory.api_rules import validate_inventory
 from pydra.samples import find_left_out
+from pydra.testing.check_recorder import Recorder
 from pydra.testing.compare_answers import find_changes
 from pydra.testing.leaks import Leaks
-from pydra.testing.recorder import Recorder
 from pydra.testing.rules import Rule
 from pydra.testing.session import ABSENT, Session
 from pydra.testing.usable_devices import find_unaffordable

@@ -25,9 +25,9 @@ from pydra.claim import OpaqueConfig
 from pydra.errors import SettingsError
 from pydra.settings import CLAIM_DEADLINE, CONNECT_DEADLINE, DISCOVER_DEADLINE
 from pydra.testing.backend_events import BackendEvents
+from pydra.testing.check_recorder import Progress
 from pydra.testing.checks import Checks
 from pydra.testing.forked_processes import ForkedProcesses
-from pydra.testing.recorder import Progress
 from pydra.testing.report import Report
 from pydra.testing.session import Session
 
