@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from pydra.errors import BackendError, PydraError, SettingsError
-from pydra.testing.backend_events import BackendEvents
+from pydra.testing.process_failures import BackendEvents
 from pydra.testing.report import Check, fold_alike
 from pydra.testing.rules import Rule
 from pydra.testing.session import Session

@@ -24,11 +24,11 @@ from pydra.errors import (
     PydraError,
 )
 from pydra.plan import ClaimStep
-from pydra.testing.backend_events import BackendEvents
 from pydra.testing.check_recorder import NotChecked, Probe, Recorder
 from pydra.testing.compare_answers import find_differences, find_plan_changes
 from pydra.testing.interruptions import cancel_everywhere, crash_in_prepare, crash_in_restore, crash_in_unprepare
 from pydra.testing.leaks import Leaks
+from pydra.testing.process_failures import BackendEvents
 from pydra.testing.reading_checks import ReadingChecks
 from pydra.testing.rules import Rule
 from pydra.testing.session import ABSENT, Session

@@ -13,7 +13,7 @@ from pydra.backends.child.conformance_main import Observation, Order
 from pydra.backends.wire import Method
 from pydra.errors import PydraError
 from pydra.message_text import list_names
-from pydra.testing.backend_events import BackendEvents
+from pydra.testing.process_failures import BackendEvents
 from pydra.testing.session import Session
 
 _CYCLES = 4

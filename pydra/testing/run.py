@@ -24,10 +24,10 @@ from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts
 from pydra.claim import OpaqueConfig
 from pydra.errors import SettingsError
 from pydra.settings import CLAIM_DEADLINE, CONNECT_DEADLINE, DISCOVER_DEADLINE
-from pydra.testing.backend_events import BackendEvents
 from pydra.testing.check_recorder import Progress
 from pydra.testing.checks import Checks
 from pydra.testing.forked_processes import ForkedProcesses
+from pydra.testing.process_failures import BackendEvents
 from pydra.testing.report import Report
 from pydra.testing.session import Session
 
