@@ -13,9 +13,9 @@ from pydra.backends.wire import Method
 from pydra.checkpoint.record_files import StoredRecord
 from pydra.devices import Inventory
 from pydra.errors import PydraError, SettingsError
-from pydra.testing.agent_records import AgentRecords, take_free
 from pydra.testing.check_recorder import NotChecked, Progress, Recorder
 from pydra.testing.claim_checks import ClaimChecks
+from pydra.testing.claims_of_agent import AgentRecords, take_free
 from pydra.testing.leaks import Leaks
 from pydra.testing.process_failures import BackendEvents
 from pydra.testing.reading_checks import ReadingChecks
