@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 from pydra import Claim, ClaimError, HeldClaim, TerminalError
 from pydra_net.claim_config import NetworkConfig, find_gateway_problem, get_field_name
-from pydra_net.held_steps import list_holders
 from pydra_net.interface_state import InterfaceState
 from pydra_net.network_types import LEAST_MTU_OF_IPV6, Link, Reading
 from pydra_net.steps import InterfaceStep, ShareInterface
+from pydra_net.steps_of_held_claims import list_holders
 
 Ip: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 

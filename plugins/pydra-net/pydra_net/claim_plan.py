@@ -11,7 +11,6 @@ from pydra_net.claim_checks import check_addresses, check_gateways, check_parame
 from pydra_net.claim_config import NetworkConfig
 from pydra_net.ethtool_names import list_present, resolve_ethtool
 from pydra_net.hardware_types import Node
-from pydra_net.held_steps import list_holders
 from pydra_net.interface_state import read_interface
 from pydra_net.network_types import Ethtool, Link, Programs
 from pydra_net.plan_rdma import is_alone, plan_rdma
@@ -28,6 +27,7 @@ from pydra_net.steps import (
     Step,
     digest_claim,
 )
+from pydra_net.steps_of_held_claims import list_holders
 
 
 class InterfaceProtected(ClaimError):

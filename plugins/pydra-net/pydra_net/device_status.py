@@ -8,9 +8,9 @@ import msgspec
 
 from pydra import AllocatedDevice, Claim, ClaimDeviceStatus, Condition, DeviceStatus, HeldClaim, NetworkData
 from pydra_net.dhcp.messages import Lease
-from pydra_net.held_steps import list_of_device
 from pydra_net.interface_state import InterfaceState
 from pydra_net.steps import ConfigureFunction, GiveRdma
+from pydra_net.steps_of_held_claims import list_of_device
 
 _MOST_ADDRESSES = 16
 _FAILED = "InterfaceNotAttached"

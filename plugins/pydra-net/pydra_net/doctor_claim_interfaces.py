@@ -8,13 +8,13 @@ from contextlib import ExitStack, suppress
 from pydra import HeldClaim
 from pydra_net.composition import open_kernel
 from pydra_net.find_interface import find
-from pydra_net.held_steps import list_interfaces
 from pydra_net.interface_diff import plan_changes
 from pydra_net.interface_state import find_state_before
 from pydra_net.kernel import Kernel, Namespace, NamespaceGone
 from pydra_net.network_change_types import DetachPrograms, JoinVrf, Operation, SetEthtool, SetSysctls, SetToken
 from pydra_net.settings import Settings
 from pydra_net.steps import GiveInterface, InterfaceStep
+from pydra_net.steps_of_held_claims import list_interfaces
 
 _UNSEEN = (SetEthtool, SetSysctls, SetToken, DetachPrograms, JoinVrf)
 """What a reading does not tell: it is planned whenever it is wanted."""

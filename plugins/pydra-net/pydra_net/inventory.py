@@ -23,9 +23,9 @@ from pydra import (
 )
 from pydra_net.hardware_types import Hardware, Node
 from pydra_net.health import diagnose, diagnose_lost, diagnose_rdma
-from pydra_net.held_steps import list_gives, list_rdma
 from pydra_net.interface_state import read_interface
 from pydra_net.network_types import Interface, Link, Programs
+from pydra_net.steps_of_held_claims import list_gives, list_rdma
 
 MOST_BYTES = 64
 """Of a string attribute."""

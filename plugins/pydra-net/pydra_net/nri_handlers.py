@@ -9,10 +9,10 @@ from contextlib import suppress
 
 from pydra import HeldClaim
 from pydra_net.apply_interface import AttachFailed
-from pydra_net.held_steps import list_of_pod
 from pydra_net.kernel import NamespaceGone
 from pydra_net.pod_interfaces import PodInterfaces
 from pydra_net.sandboxes import Sandbox
+from pydra_net.steps_of_held_claims import list_of_pod
 from pydra_nri import Container, ContainerUpdate, CreateContainerResponse, Handlers, PodSandbox
 
 _HOOK_PART = 0.6

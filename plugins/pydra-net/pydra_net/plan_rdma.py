@@ -8,8 +8,8 @@ from pydra import AllocatedDevice, HeldClaim, TerminalError
 from pydra_net.claim_checks import InterfaceBusy
 from pydra_net.claim_config import NetworkConfig
 from pydra_net.hardware_types import Node
-from pydra_net.held_steps import list_rdma
 from pydra_net.steps import GiveRdma, ShareInterface, Step
+from pydra_net.steps_of_held_claims import list_rdma
 
 
 def plan_rdma(

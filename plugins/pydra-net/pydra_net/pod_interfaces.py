@@ -15,13 +15,13 @@ from typing import Any
 from pydra import Claim, ClaimError, HeldClaim
 from pydra_net.apply_interface import AttachFailed
 from pydra_net.device_status import PodState
-from pydra_net.held_steps import list_of_pod
 from pydra_net.kernel import Kernel
 from pydra_net.leases import Leases
 from pydra_net.network_types import Link
 from pydra_net.sandboxes import Sandbox, Sandboxes
 from pydra_net.step_appliers import StepAppliers
 from pydra_net.steps import GiveInterface, ShareInterface, Step
+from pydra_net.steps_of_held_claims import list_of_pod
 
 _log = logging.getLogger(__name__)
 
