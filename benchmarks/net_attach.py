@@ -21,8 +21,8 @@ from pydra_net.claim_config import NetworkConfig
 from pydra_net.netlink.kernel import NetlinkKernel
 from pydra_net.network_types import Interface
 from pydra_net.plan_share import plan_share
-from pydra_net.state_in_pod import find_state_in_pod
 from pydra_net.steps import GiveInterface
+from pydra_net.wanted_state_in_pod import find_state_in_pod
 
 MAC = "02:00:00:00:00:55"
 ADDRESSES = {"addresses": ["10.1.0.5/24", "fd01::5/64"]}

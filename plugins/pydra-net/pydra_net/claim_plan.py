@@ -16,7 +16,6 @@ from pydra_net.network_types import Ethtool, Link, Programs
 from pydra_net.plan_rdma import is_alone, plan_rdma
 from pydra_net.plan_share import is_virtual, plan_share
 from pydra_net.plan_virtual_function import plan_function
-from pydra_net.state_in_pod import find_state_in_pod
 from pydra_net.steps import (
     IDENTITY,
     ConfigureFunction,
@@ -28,6 +27,7 @@ from pydra_net.steps import (
     digest_claim,
 )
 from pydra_net.steps_of_held_claims import list_holders
+from pydra_net.wanted_state_in_pod import find_state_in_pod
 
 
 class InterfaceProtected(ClaimError):

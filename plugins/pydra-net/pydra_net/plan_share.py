@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydra import AllocatedDevice, TerminalError
 from pydra_net.claim_config import InterfaceConfig, MacvlanConfig, NetworkConfig
 from pydra_net.network_types import Interface, Link
-from pydra_net.state_in_pod import find_state_in_pod
 from pydra_net.steps import IDENTITY, ShareInterface, digest_claim
+from pydra_net.wanted_state_in_pod import find_state_in_pod
 
 
 def is_virtual(device: AllocatedDevice, config: NetworkConfig, *, is_shared: bool) -> bool:
