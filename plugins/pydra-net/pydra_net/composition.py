@@ -11,8 +11,8 @@ from pydra_net.backend import NetBackend
 from pydra_net.device_names import DRIVER
 from pydra_net.hardware_reader import HardwareReader
 from pydra_net.kernel import Kernel
+from pydra_net.move_pod_interfaces import PodInterfaces
 from pydra_net.nri_handlers import PodHandlers
-from pydra_net.pod_interfaces import PodInterfaces
 from pydra_net.settings import Settings
 from pydra_net.step_appliers import StepAppliers
 from pydra_nri import Plugin, connect
