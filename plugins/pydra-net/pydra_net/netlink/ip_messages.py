@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from pydra_net.netlink import rtnetlink as rt
+from pydra_net.netlink import rtnetlink_constants as rt
 from pydra_net.netlink.link_messages import pack_mac
 from pydra_net.netlink.messages import APPEND, CREATE, REPLACE, change, pack, pack_number
 from pydra_net.network_change_types import Add, Remove

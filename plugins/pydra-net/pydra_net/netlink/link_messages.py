@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping
 
 from pydra_net.gso_sizes_and_sysctls import ATTRIBUTES, FLAGS, IPV4
-from pydra_net.netlink import rtnetlink as rt
+from pydra_net.netlink import rtnetlink_constants as rt
 from pydra_net.netlink.messages import CREATE, change, pack, pack_number
 from pydra_net.network_change_types import Mark, NewLink, RemoveLink, SetLink, SetParameter, SetToken
 from pydra_net.network_types import IPVLAN_MODES

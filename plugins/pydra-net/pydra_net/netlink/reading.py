@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import TypeVar
 
-from pydra_net.netlink import rtnetlink as rt
+from pydra_net.netlink import rtnetlink_constants as rt
 from pydra_net.netlink.bridge_ports import read_port_settings
 from pydra_net.netlink.link_reading import get_number, get_text, read_links
 from pydra_net.netlink.messages import DUMP, HEADER, ask, unpack
