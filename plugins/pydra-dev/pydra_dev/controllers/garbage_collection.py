@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydra_dev.api.errors import JsonObject, attempt
 from pydra_dev.api.kinds import NODES, PODS, Kind
 from pydra_dev.apiserver.verbs import Api
-from pydra_dev.controllers.events import emit_event
+from pydra_dev.controllers.emit_events import emit_event
 
 
 def step_pods(api: Api) -> None:

@@ -13,7 +13,7 @@ from pydra_dev.api.pod_fields import claim_names, is_finished, template_claims
 from pydra_dev.apiserver.claim_rules import MAX_RESERVED
 from pydra_dev.apiserver.object_meta import SUFFIX_LENGTH
 from pydra_dev.apiserver.verbs import Api, Query
-from pydra_dev.controllers.events import emit_event_once
+from pydra_dev.controllers.emit_events import emit_event_once
 
 CLAIM_NAME_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
 FINALIZER = "resource.kubernetes.io/delete-protection"

@@ -13,7 +13,7 @@ from pydra_dev.api.errors import JsonObject, attempt
 from pydra_dev.api.kinds import PODS, RESOURCE_CLAIMS
 from pydra_dev.api.pod_fields import build_condition, set_condition
 from pydra_dev.apiserver.verbs import Api
-from pydra_dev.controllers.events import emit_event
+from pydra_dev.controllers.emit_events import emit_event
 from pydra_dev.scheduler.pools import DeviceKey
 from pydra_dev.scheduler.scheduler import SliceReader, parse_status
 from pydra_dev.scheduler.taints import tolerates

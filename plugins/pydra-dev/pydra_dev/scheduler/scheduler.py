@@ -32,7 +32,7 @@ from pydra_dev.apiserver.claim_rules import MAX_RESERVED
 from pydra_dev.apiserver.object_meta import build_uid
 from pydra_dev.apiserver.verbs import Api
 from pydra_dev.controllers.daemon_sets import get_daemon_node
-from pydra_dev.controllers.events import SCHEDULER, emit_event, emit_event_once
+from pydra_dev.controllers.emit_events import SCHEDULER, emit_event, emit_event_once
 from pydra_dev.controllers.resource_claims import FINALIZER
 from pydra_dev.scheduler.allocation_result import score_alternatives
 from pydra_dev.scheduler.allocator import (
