@@ -46,9 +46,9 @@ from pydra_dev.api.kinds import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.api.pod_fields import claim_names
 from pydra_dev.apiserver.verbs import Api
 from pydra_dev.command.options import Options
-from pydra_dev.command.run_steps import RunError, describe_failure
 from pydra_dev.command.signals import INTERRUPTED, run_with_signals
 from pydra_dev.command.single_node import SETTLED
+from pydra_dev.command.wait_for_step import RunError, describe_failure
 from pydra_dev.container_runtime.cdi_injection import InjectionError
 from pydra_dev.control_plane import serve_control_plane
 from pydra_dev.kubelet.kubelet import build_node

@@ -9,7 +9,7 @@ import anyio
 
 from pydra.diagnosis.checkpoint_records import judge_left_over, read_records
 from pydra_dev.api.kinds import PODS, RESOURCE_CLAIMS
-from pydra_dev.command.run_steps import LOOK_INTERVAL
+from pydra_dev.command.wait_for_step import LOOK_INTERVAL
 from pydra_dev.kubelet.claim_info_cache import ClaimCache, ClaimInfo
 from pydra_dev.kubelet.observations import Called, Step
 from pydra_dev.node import AgentProcess, EmbeddedNode

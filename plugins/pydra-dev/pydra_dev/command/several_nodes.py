@@ -41,7 +41,7 @@ from pydra_dev.apiserver.custom_kinds import parse_definition
 from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.command.backend_declarations import read_declarations
 from pydra_dev.command.options import Options
-from pydra_dev.command.run_steps import RunError, describe_failure, wait_until
+from pydra_dev.command.wait_for_step import RunError, describe_failure, wait_until
 from pydra_dev.kubelet.claim_info_cache import ClaimCache
 from pydra_dev.kubelet.observations import Called, ContainerCreated, HealthChanged, PodFailed, PodRunning, Step
 from pydra_dev.manifests import Manifest, choose_manifests, create_object, read_manifests, read_sample
