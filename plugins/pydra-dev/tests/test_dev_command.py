@@ -22,7 +22,7 @@ from pydra.cli.tool import main
 from pydra.errors import SettingsError
 from pydra_dev.command.dev_command import DevCommand, run, run_until_signal
 from pydra_dev.command.options import Options
-from pydra_dev.command.run_report import FATAL
+from pydra_dev.command.print_run import FATAL
 from pydra_dev.node import scenario_environment
 from pydra_dev.output.descriptions import Paragraph, describe_log
 from pydra_dev.output.terminal import Printer, Progress

@@ -23,8 +23,8 @@ from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.command.backend_declarations import read_declarations
 from pydra_dev.command.delete_pods import PodDeletion
 from pydra_dev.command.options import Options
+from pydra_dev.command.print_run import RunReport
 from pydra_dev.command.real_containers import Containers, find_runtime, run_containers
-from pydra_dev.command.run_report import RunReport
 from pydra_dev.command.wait_for_step import RunError, describe_failure, wait_until
 from pydra_dev.command.watch_source_files import find_sources, wait_for_change
 from pydra_dev.kubelet.observations import Called, ContainerCreated, Step
