@@ -266,7 +266,7 @@ NEWER = {**POOL, "generation": 2, "resourceSliceCount": 2}
             (a_slice(*gpus(1, taints=[TAINT])),),
             (),
             a_claim(request()),
-            r"1 tainted example\.com/sick=yes:NoSchedule",
+            r"1 tainted example\.com/sick=yes:NoSchedule, which the request does not tolerate",
             id="taint",
         ),
         pytest.param(
@@ -408,7 +408,7 @@ def test_a_review_says_for_each_device_why_a_request_does_not_have_it() -> None:
     assert [(one.device[-1], one.picked, one.reason) for one in reviews.devices] == [
         ("used", False, "in use"),
         ("picked", True, ""),
-        ("sick", False, "tainted example.com/sick=yes:NoSchedule"),
+        ("sick", False, "tainted example.com/sick=yes:NoSchedule, which the request does not tolerate"),
         ("small", False, "has 1Gi memory, 2Gi is requested"),
         ("far", False, "against matchAttribute gpu.example.com/numa: has 0, the devices before it 1"),
         ("spare", False, ""),

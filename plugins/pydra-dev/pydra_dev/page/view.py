@@ -21,7 +21,7 @@ from pydra_dev.kubelet.observations import Called
 from pydra_dev.output.descriptions import Refusal, describe_step, full_name, group_refusals, read_values
 from pydra_dev.scheduler.device_accounting import DeviceAccounting, InUse, count_left
 from pydra_dev.scheduler.pools import Candidate, CounterKey, DeviceKey, NamedSlice, PoolView, build_pools
-from pydra_dev.scheduler.taints import find_blocking_taint, format_taint
+from pydra_dev.scheduler.taints import find_taint, format_taint
 
 PREFERRED = "free, and would be taken if the claim were allocated now"
 Use = Literal["free", "held", "shared", "blocked"]
@@ -169,7 +169,7 @@ def _build_device(one: Candidate, usage: _Usage) -> Device:
         claims=usage.holders.get(one.key, ()),
         obstacle=obstacle,
         taints=tuple(map(format_taint, one.device.taints)),
-        broken=find_blocking_taint(one.device, ()) is not None,
+        broken=bool(find_taint(one.device, ())),
         health=usage.health.get(one.key, ""),
     )
 

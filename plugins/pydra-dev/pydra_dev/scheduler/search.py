@@ -29,7 +29,7 @@ from pydra_dev.scheduler.constraints import Constraint, build_constraints
 from pydra_dev.scheduler.device_accounting import DeviceAccounting, InUse, Wish
 from pydra_dev.scheduler.pools import Candidate, DeviceKey, PoolView
 from pydra_dev.scheduler.selector_mismatch import suggest_name
-from pydra_dev.scheduler.taints import find_blocking_taint, format_taint
+from pydra_dev.scheduler.taints import find_taint
 
 MAX_RESULTS = 32
 MAX_SHOWN = 200
@@ -197,8 +197,8 @@ class Search:
             return False
         if self._books.find_incompatible(candidate) or not self._books.draw(candidate):
             return False
-        if taint := find_blocking_taint(candidate.device, wish.wanted.tolerations):
-            self._books.note_refusal(candidate, f"tainted {format_taint(taint)}")
+        if taint := find_taint(candidate.device, wish.wanted.tolerations):
+            self._books.note_refusal(candidate, taint)
             return False
         added: list[Constraint] = []
         for constraint in self._constraints[wish.claim]:
@@ -231,12 +231,10 @@ class Search:
             or self._books.find_shortage(wish, candidate)
             or self._books.find_incompatible(candidate)
             or self._books.find_drained(candidate)
+            or find_taint(candidate.device, wish.wanted.tolerations)
         )
         if obstacle:
             return obstacle
-        taint = find_blocking_taint(candidate.device, wish.wanted.tolerations)
-        if taint is not None:
-            return f"tainted {format_taint(taint)}"
         found = (one.find_obstacle(wish.name, candidate) for one in self._constraints[wish.claim])
         return next((f"against {text}" for text in found if text), "")
 

@@ -7,17 +7,12 @@ from collections.abc import Sequence
 from pydra_dev.api import schema
 
 
-def find_blocking_taint(device: schema.Device, tolerations: Sequence[schema.Toleration]) -> schema.Taint | None:
-    """The first taint that keeps claims away and that nothing tolerates."""
-    return next(
-        (
-            taint
-            for taint in device.taints
-            if taint.effect in {"NoSchedule", "NoExecute"}
-            and not any(tolerates(toleration, taint) for toleration in tolerations)
-        ),
-        None,
-    )
+def find_taint(device: schema.Device, tolerations: Sequence[schema.Toleration]) -> str:
+    """What the first taint that keeps claims away, and that nothing tolerates, has against a request; or nothing."""
+    for taint in device.taints:
+        if taint.effect in {"NoSchedule", "NoExecute"} and not any(tolerates(one, taint) for one in tolerations):
+            return f"tainted {format_taint(taint)}, which the request does not tolerate"
+    return ""
 
 
 def format_taint(taint: schema.Taint) -> str:
