@@ -47,5 +47,5 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
         sys.stdout.write(text.decode())
     else:
         Path(parsed.output).write_bytes(text)  # as it is: it may be a link or a device, such as /dev/stdout
-        print(f"wrote {parsed.output}; GPUs: {len(recording.reading.gpus)}")
+        print(f"wrote {parsed.output}; GPUs: {len(recording.reading.gpus)}", file=sys.stderr)
     return 0
