@@ -20,6 +20,7 @@ _LONGEST = 24 * 3600
 
 _HOLD_SECONDS = 60.0
 """How long a held request outlives its process when that is killed."""
+_SIGNALS = signal.SIGTERM, signal.SIGINT
 
 
 class StillOpen(PydraError):
@@ -35,14 +36,15 @@ def add_command(commands: Any) -> None:
         help="make this node's backends release the GPUs, so that the driver can be replaced or a GPU reset",
         description="Ask the backends of this node to release the GPUs for a while, and wait until they have: they "
         "end their sessions with NVML, prepare no claims, and do not look at the GPUs. Pods that have GPUs are not "
-        "touched. The exit code is 1 when a backend still has NVML open; the request stays then.",
+        "touched. The exit code is 1 when a backend still has NVML open; the request stays then, "
+        "except with --hold.",
     )
     add_node_arguments(parser)
-    time = parser.add_mutually_exclusive_group()
-    time.add_argument(
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument(
         "--for", dest="seconds", metavar="TIME", type=duration, default=600.0, help="such as 90s, 10m or 2h [10m]"
     )
-    time.add_argument(
+    length.add_argument(
         "--hold", action="store_true", help="as long as this command runs; it ends with SIGTERM or Ctrl-C"
     )
     parser.add_argument(
@@ -91,9 +93,11 @@ def _hold(gate: Gate, patience: float) -> int:
     """Until a signal: the request is renewed again and again, and taken back in the end, whatever happens."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
+        for number in _SIGNALS:  # a second one would interrupt what the first one begins
+            signal.signal(number, signal.SIG_IGN)
         sys.exit(0)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _SIGNALS:
         signal.signal(number, end)
     try:
         gate.ask(_HOLD_SECONDS + patience)

@@ -50,11 +50,11 @@ def test_a_time_that_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str
 
 
 @contextmanager
-def hold(place: Path, variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+def hold(place: Path, variables: dict[str, str], *program: str) -> Iterator[subprocess.Popen[str]]:
     """A process that holds a request, and waits an hour for backends."""
     own = {f"PYDRA_NVIDIA_{name}": value for name, value in variables.items()}
     with subprocess.Popen(
-        [sys.executable, "-m", "pydra_nvidia.cli", "maintenance", "--hold", "--wait", "1h"],
+        [sys.executable, *(program or ("-m", "pydra_nvidia.cli")), "maintenance", "--hold", "--wait", "1h"],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, **own},
@@ -81,6 +81,29 @@ def test_a_command_that_still_waits_for_backends_ends_too(
     with gate.inside(), hold(tmp_path, bare_root) as holding:
         while gate.asked() is None:
             assert holding.poll() is None
+        holding.send_signal(signal.SIGINT)
+        assert holding.wait(50) == 0
+    assert not Path(state, REQUEST).exists()
+
+
+SECOND_SIGNAL = """
+import os, signal, sys
+from pydra_nvidia.cli import main
+
+def note(event, found):
+    if event == "os.remove" and found[0].endswith("/maintenance"):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+sys.addaudithook(note)
+sys.exit(main())
+"""
+"""The command; SIGTERM comes when it is about to take the request back."""
+
+
+def test_a_second_signal_does_not_keep_the_request(bare_root: dict[str, str], state: str, tmp_path: Path) -> None:
+    with hold(tmp_path, bare_root, "-c", SECOND_SIGNAL) as holding:
+        assert holding.stdout is not None
+        assert holding.stdout.readline() == "NVML is closed until this command ends\n"
         holding.send_signal(signal.SIGINT)
         assert holding.wait(50) == 0
     assert not Path(state, REQUEST).exists()
