@@ -247,6 +247,8 @@ def test_a_clique_that_changes_under_a_daemon_is_reported_and_the_entry_stays() 
     devices = [{"name": "channel-0", "attributes": {"cliqueID": {"string": "other.7"}}}]
     cluster.patch(RESOURCE_SLICES, found["metadata"]["name"], {"spec": {"devices": devices}})
     cluster.settle()
+    cluster.delete(CLIQUES, cluster.list(CLIQUES)[0]["metadata"]["name"], OWN)  # which changes nothing of that
+    cluster.settle()
     [node] = cluster.domain("cd")["status"]["nodes"]
     assert (node["cliqueID"], node["status"]) == (RACK, "Ready")
     assert node["message"].startswith("the daemon was started for this clique, and the node is in other.7 now")

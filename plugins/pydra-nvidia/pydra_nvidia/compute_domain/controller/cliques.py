@@ -59,11 +59,9 @@ def choose_pods(pods: Sequence[JsonObject]) -> Mapping[str, JsonObject]:
 
 def find_members(view: View, max_nodes: int) -> Mapping[str, Member]:
     """The members of all cliques of a domain, by node, each with its index."""
-    entered = {
-        (entry.get("nodeName"), entry.get("ipAddress")): str(entry.get("cliqueID", ""))
-        for found in view.cliques
-        for entry in found.get("daemons") or ()
-    }
+    entries = _list_entries(view)
+    entered = {(one.get("nodeName"), one.get("ipAddress")): str(one.get("cliqueID", "")) for one in entries}
+    held = {(str(one.get("cliqueID", "")), str(one.get("nodeName"))): one.get("index") for one in entries}
     members: list[Member] = []
     for node, pod in choose_pods(view.pods).items():
         address, published = get_pod_ip(pod), view.node_cliques.get(node)
@@ -76,11 +74,10 @@ def find_members(view: View, max_nodes: int) -> Mapping[str, Member]:
             continue
         other = published if published is not None and published != clique else None
         members.append(Member(node=node, address=address, clique=clique, ready=is_pod_ready(pod), other_clique=other))
-    return {member.node: member for member in _number(members, view, max_nodes)}
+    return {member.node: member for member in _number(members, held, max_nodes)}
 
 
-def _number(members: Sequence[Member], view: View, max_nodes: int) -> Sequence[Member]:
-    held = _find_held(view)
+def _number(members: Sequence[Member], held: Mapping[tuple[str, str], Any], max_nodes: int) -> Sequence[Member]:
     taken: dict[str, set[int]] = {}
     kept: dict[str, int] = {}
     for member in members:  # those that have an index keep it
@@ -99,19 +96,13 @@ def _number(members: Sequence[Member], view: View, max_nodes: int) -> Sequence[M
     return numbered
 
 
-def _find_held(view: View) -> Mapping[tuple[str, str], Any]:
-    """The index of each clique and node; those of a clique that somebody has deleted are still in the status."""
-    nodes = (view.domain.get("status") or {}).get("nodes") or ()
+def _list_entries(view: View) -> Sequence[JsonObject]:
+    """What the cliques say of their nodes; of a clique that somebody has deleted, the status still says it."""
     known = {found["metadata"]["name"] for found in view.cliques}
-    held = {
-        (str(node.get("cliqueID", "")), str(node.get("name"))): node.get("index")
-        for node in nodes
-        if clique_name(view.uid, str(node.get("cliqueID", ""))) not in known
-    }
-    for found in view.cliques:
-        for entry in found.get("daemons") or ():
-            held[str(entry.get("cliqueID", "")), str(entry.get("nodeName"))] = entry.get("index")
-    return held
+    nodes = (view.domain.get("status") or {}).get("nodes") or ()
+    lost = [one for one in nodes if one.get("cliqueID") and clique_name(view.uid, one["cliqueID"]) not in known]
+    daemons = [one for found in view.cliques for one in found.get("daemons") or ()]
+    return [*({**one, "nodeName": one.get("name")} for one in lost), *daemons]
 
 
 def plan_cliques(view: View, members: Mapping[str, Member], namespace: str) -> Sequence[Request]:
