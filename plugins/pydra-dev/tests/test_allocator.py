@@ -21,6 +21,7 @@ from pydra_dev.scheduler.pools import NamedSlice
 from pydra_dev.scheduler.search import Features
 
 DRIVER = "gpu.example.com"
+OWN = f'device.attributes["{DRIVER}"]'
 NODE = {"metadata": {"name": "n1", "labels": {"zone": "a"}}, "spec": {}}
 POOL = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
 JsonObject = dict[str, Any]
@@ -321,9 +322,23 @@ NEWER = {**POOL, "generation": 2, "resourceSliceCount": 2}
         pytest.param(
             (a_slice(numa("a", 0)),),
             (),
-            a_claim(request(selectors=[cel(f'device.attributes["{DRIVER}"].index == 1')])),
+            a_claim(request(selectors=[cel(f"{OWN}.index == 1")])),
             r"no such key: index \(of gpu.example.com it has numa\)",
             id="attribute with another name",
+        ),
+        pytest.param(
+            (a_slice(numa("a", 0)),),
+            (),
+            a_claim(request(selectors=[cel(f'{OWN}.?slot.orValue(0) == 0 && device.attributes["x"].y == 1')])),
+            r"no such key: y of domain x \(dev",
+            id="attribute after one that may be absent",
+        ),
+        pytest.param(
+            (a_slice(numa("a", 0)),),
+            (),
+            a_claim(request(selectors=[cel(f'{OWN}.?slot.orValue(0) == 0 && {OWN}.numa > "0"')])),
+            r"no such overload: _>_\(int64, string\) \(dev",
+            id="type of an attribute after one that may be absent",
         ),
         pytest.param(
             (a_slice(numa("a", 0)),),

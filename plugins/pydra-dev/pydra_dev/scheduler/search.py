@@ -305,7 +305,7 @@ class Selection:
                 except CompileError as error:
                     raise self._error(wish, owner, f"selector #{index}: CEL compile error: {error}") from error
                 except EvaluationError as error:
-                    meant = suggest_name(selector.cel.expression, candidate.driver, candidate.device)
+                    meant = suggest_name(str(error), selector.cel.expression, candidate.driver, candidate.device)
                     problem = f"CEL runtime error: {error}{meant} (device {'/'.join(candidate.key)})"
                     raise self._error(wish, owner, f"selector #{index}: {problem}") from error
         return None if candidate.reachable else Mismatch("for other nodes")

@@ -25,17 +25,18 @@ def describe_values(expression: str, driver: str, device: schema.Device) -> str:
     return ", ".join(dict.fromkeys(texts))
 
 
-def suggest_name(expression: str, driver: str, device: schema.Device) -> str:
-    """` (did you mean "model"?)` for the first name that the device lacks, or which names it has if none is close.
+def suggest_name(error: str, expression: str, driver: str, device: schema.Device) -> str:
+    """` (did you mean "model"?)` for the name in `no such key: modle`, or which names there are if none is close.
 
-    For a domain of which it has nothing: ` of domain x (did you mean "y"?)`.
+    For a domain of which the device has nothing: ` of domain x (did you mean "y"?)`; empty for another error.
     """
     for kind, domain, name in _find_reads(expression):
         known = _read_values(driver, device, kind, domain)
+        if name in known or not error.endswith(f"no such key: {name}"):
+            continue
         if not known:
             return f" of domain {domain}{suggest(domain, _find_domains(driver, device))}"
-        if name not in known:
-            return suggest(name, known) or f" (of {domain} it has {list_names(sorted(known), _MOST_NAMES)})"
+        return suggest(name, known) or f" (of {domain} it has {list_names(sorted(known), _MOST_NAMES)})"
     return ""
 
 
