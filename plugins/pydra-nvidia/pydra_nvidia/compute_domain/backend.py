@@ -156,7 +156,7 @@ class ComputeDomainBackend:
                 place = os.path.join(directory, "domains", step.step.domain)
                 await in_thread(self._directories.adopt, step.step.domain, place)
             with call_time():
-                fabric = await self._join_fabric()
+                fabric = await self._read_joined_fabric()
                 edits = [await in_thread(self._build_edits, find_config(device), fabric) for device in claim.devices]
             prepared = [device.prepared(one) for device, one in zip(claim.devices, edits, strict=True)]
             taken.append(InheritedClaim(claim=claim, prepared=tuple(prepared)))
@@ -164,13 +164,13 @@ class ComputeDomainBackend:
 
     async def _prepare(self, device: AllocatedDevice, namespace: str) -> ContainerEdits:
         config = find_config(device)
-        fabric = await self._join_fabric()
+        fabric = await self._read_joined_fabric()
         edits = await in_thread(self._build_edits, config, fabric)
         if fabric.clique and isinstance(config, ComputeDomainChannelConfig):
             await self._wait_ready(config, namespace)
         return edits
 
-    async def _join_fabric(self) -> NodeFabric:
+    async def _read_joined_fabric(self) -> NodeFabric:
         """The node's fabric, without a problem. Raises FabricNotReady, and what reading it raises."""
         set_status("asking NVML for the fabric")
         fabric = await in_thread(self._read_fabric)
