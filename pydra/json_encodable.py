@@ -53,8 +53,6 @@ def _is_plain(value: Any) -> bool:
             return -(2**63) <= value < 2**63
         case float():
             return math.isfinite(value)
-        case list() | dict():
-            return not value
     return False
 
 

@@ -93,9 +93,10 @@ def test_a_state_of_countless_values_is_refused_without_a_look_at_each() -> None
         assert [one.rpartition(" more than ")[2] for one in violations] == ["131,072 values"]
 
 
-def test_a_state_nested_without_end_is_refused() -> None:
-    state: Any = 1
-    for _ in range(200):
+@pytest.mark.parametrize(("innermost", "depth"), [(1, 200), ([], 65), ({}, 65)])
+def test_a_state_nested_too_deeply_is_refused(innermost: Any, depth: int) -> None:
+    state = innermost
+    for _ in range(depth):
         state = [state]
     (violation,) = find_prepared_violations(CLAIM, [A.prepared(state=state), B.prepared(), SHARE.prepared()])
     assert violation.endswith("is nested more than 64 deep")
