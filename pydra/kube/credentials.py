@@ -473,7 +473,7 @@ def _is_file(path: str) -> bool:
 
 
 def _read_file(path: str | None) -> bytes:
-    if path is None:
+    if not path:
         return b""
     with open(os.path.expanduser(path), "rb") as file:
         return file.read()

@@ -291,6 +291,15 @@ async def test_a_program_for_the_token_is_told_of_the_cluster_if_it_wants_to_kno
         }
 
 
+async def test_a_program_for_the_token_is_told_of_a_cluster_without_a_ca(tmp_path: Path) -> None:
+    api_version = "client.authentication.k8s.io/v1"
+    answer = f'{{"apiVersion": "{api_version}", "kind": "ExecCredential", "status": {{"token": "made"}}}}'
+    plugin = {"apiVersion": api_version, "command": "echo", "args": [answer], "provideClusterInfo": True}
+    async with serve_api(token="made") as server:
+        path = write_kubeconfig(tmp_path / "config", server.url, {"exec": plugin}, **{"certificate-authority": ""})
+        assert await read(await load_credentials(environ={}, kubeconfig=path)) == "default"
+
+
 async def test_a_program_for_the_token_may_be_named_by_its_path_from_the_kubeconfig(tmp_path: Path) -> None:
     api_version = "client.authentication.k8s.io/v1"
     program = tmp_path / "bin" / "make-token"
