@@ -25,7 +25,6 @@ FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
 MAX_BYTES = 16 * 1024 * 1024
 """The specification's limit for a file."""
-# Non-blocking: opening a named pipe would wait for a writer.
 
 _DEVICE_NAME = re.compile(r"(?P<request>[a-z0-9-]+):(?P<device>[a-z0-9-]{1,63})(:(?P<share>[A-Za-z0-9-]+))?")
 

@@ -2,7 +2,7 @@
 
     gpu-0-128               a whole GPU, or a partition that the admin made, by the numbers of its nodes in /dev/dri
     gpu-0-128-cpx-nps1-3    a partition that is made when a claim gets it: of the GPU gpu-0-128, its mode, its number
-    gpu-vfio-0              a GPU or a virtual function for guests, by its place on the PCI bus
+    gpu-vfio-0              a GPU for guests, by its place on the PCI bus; behind the GPUs, a virtual function
     gpu-0-128-partitions    the counter set of a GPU, from which its partitions draw
 
 What is published and what the devices of a claim mean both follow from this.
