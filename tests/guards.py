@@ -118,10 +118,13 @@ class _BlockedLoop(logging.Handler):
 
 
 def _read_waited() -> float:
-    """Seconds that this thread was ready to run and others ran."""
+    """Seconds that this thread was ready to run and others ran: of this machine, or of others on the same processors."""
     try:
         with open("/proc/thread-self/schedstat", encoding="ascii") as file:
-            return int(file.read().split()[1]) / 1e9
+            waited = int(file.read().split()[1]) / 1e9
+        with open("/proc/stat", encoding="ascii") as file:
+            stolen = int(file.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
+        return waited + stolen
     except (OSError, IndexError, ValueError):  # a kernel that does not count
         return 0.0
 

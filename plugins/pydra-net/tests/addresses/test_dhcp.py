@@ -195,7 +195,8 @@ async def test_a_renewed_lease_replaces_the_routes_of_the_last_one_in_the_kernel
             assert "10.8.0.0/16" not in pod.describe("net1")
             assert "10.0.0.200/32" in pod.describe("net1"), "what the pod has set stays"
             assert "valid_lft 3" in pod.run("ip addr show net1"), "the kernel ends it if nobody renews it"
-            assert caplog.text.count("add route 10.7.0.0/16") == 1, "not once for each renewal"
+            ends = caplog.text.count("has ended, since no DHCP server answered")  # where the machine stood still
+            assert caplog.text.count("add route 10.7.0.0/16") == 1 + ends, "not once for each renewal"
             await agent.unprepare("claim")
             async with asyncio.timeout(30):
                 while server.log[-1] != (RELEASE, ADDRESS):  # noqa: ASYNC110 - in the kernel
