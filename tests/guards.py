@@ -118,7 +118,7 @@ class _BlockedLoop(logging.Handler):
 
 
 def _read_waited() -> float:
-    """Seconds that this thread was ready to run and others ran: of this machine, or of others on the same processors."""
+    """Seconds that this thread was ready to run and others ran, of this machine or of others on its processors."""
     try:
         with open("/proc/thread-self/schedstat", encoding="ascii") as file:
             waited = int(file.read().split()[1]) / 1e9
