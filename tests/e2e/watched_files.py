@@ -12,7 +12,7 @@ import select
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _CLASS_CONTENT, _CLOEXEC = 0x04, 0x01
@@ -47,7 +47,8 @@ def react_to_writes(paths: Iterable[Path], react: Callable[[Path, str], None]) -
             text = os.pread(opened, 4096, 0).decode()
             if text not in ("", before):  # empty between the truncation and the write of one writer
                 react(path, text)
-                mark(path)
+                with suppress(FileNotFoundError):  # its driver was unloaded meanwhile
+                    mark(path)
         finally:
             os.write(watch, struct.pack("=iI", opened, _ALLOW))
             os.close(opened)
