@@ -434,16 +434,16 @@ async def _run_plugin(config: Mapping[str, Any], cluster: Mapping[str, Any], dea
 
 
 def _describe_cluster(cluster: Mapping[str, Any]) -> dict[str, Any]:
-    """Build what a plugin is told of a cluster of the kubeconfig.
+    """Build the description of a cluster of the kubeconfig that a plugin gets.
 
     Source: client-go's ConfigToExecCluster, and Cluster of client.authentication.k8s.io.
     """
     names = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url", "disable-compression")
-    told = {name: cluster[name] for name in names if cluster.get(name)}
+    found = {name: cluster[name] for name in names if cluster.get(name)}
     if authority := _read_file(cluster.get("certificate-authority")):
-        told["certificate-authority-data"] = base64.b64encode(authority).decode()
+        found["certificate-authority-data"] = base64.b64encode(authority).decode()
     extensions = {one["name"]: one.get("extension") for one in cluster.get("extensions") or ()}
-    return {**told, "config": extensions.get("client.authentication.k8s.io/exec")}
+    return {**found, "config": extensions.get("client.authentication.k8s.io/exec")}
 
 
 async def _read_start(stream: asyncio.StreamReader | None) -> bytes:
