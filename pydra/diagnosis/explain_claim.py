@@ -191,10 +191,14 @@ async def _read_pods(reader: Reader, claim: _Claim) -> Sequence[JsonObject]:
 
 def find_claim_names(pod: JsonObject) -> set[str]:
     """Return the names of the claims that the pod uses, those for extended resources or of templates too."""
-    status = pod.get("status") or {}
-    extended = status.get("extendedResourceClaimStatus") or {}
-    used = (*(pod["spec"].get("resourceClaims") or ()), *(status.get("resourceClaimStatuses") or ()), extended)
-    return {name for one in used if (name := one.get("resourceClaimName"))}
+    extended = (pod.get("status") or {}).get("extendedResourceClaimStatus") or {}
+    return {name for one in (*_list_entries(pod), extended) if (name := one.get("resourceClaimName"))}
+
+
+def _list_entries(pod: JsonObject) -> Sequence[JsonObject]:
+    """Return the pod's claims: as its spec names them, and those made from templates as its status does."""
+    statuses = (pod.get("status") or {}).get("resourceClaimStatuses") or ()
+    return (*(pod["spec"].get("resourceClaims") or ()), *statuses)
 
 
 async def _read_events(reader: Reader, claim: _Claim, pods: Sequence[JsonObject]) -> Sequence[EventLine]:
@@ -455,7 +459,8 @@ def _judge_containers(claim: _Claim, pods: Sequence[JsonObject]) -> Iterator[Fin
     spec = ((claim.body or {}).get("spec") or {}).get("devices") or {}
     known = [one["name"] for one in spec.get("requests") or ()]
     for pod in pods[:_PODS] if claim.results else ():
-        name, entries = pod["metadata"]["name"], _find_entries(pod, claim.name)
+        name = pod["metadata"]["name"]
+        entries = [one["name"] for one in _list_entries(pod) if one.get("resourceClaimName") == claim.name]
         named = [(container, one) for container, one in _list_named(pod) if one["name"] in entries]
         if entries and not named:
             found = f"no container of pod {name} names {entries[0]} in resources.claims, so none gets the devices"
@@ -467,13 +472,6 @@ def _judge_containers(claim: _Claim, pods: Sequence[JsonObject]) -> Iterator[Fin
                 found += f"the claim's{suggest(request, known)}"
                 advice = f"the claim has {', '.join(known)}; without a request a container gets the devices of all"
                 yield Finding(subject="containers", level=Level.PROBLEM, found=found, advice=advice)
-
-
-def _find_entries(pod: JsonObject, claim: str) -> Sequence[str]:
-    """Return the names by which the pod's containers name the claim."""
-    statuses = (pod.get("status") or {}).get("resourceClaimStatuses") or ()
-    every = (*(pod["spec"].get("resourceClaims") or ()), *statuses)
-    return [one["name"] for one in every if one.get("resourceClaimName") == claim]
 
 
 def _list_named(pod: JsonObject) -> Iterator[tuple[str, JsonObject]]:
