@@ -90,9 +90,10 @@ def test_every_series_that_is_asked_for_exists_with_those_labels() -> None:
         for name, matchers in asked:
             assert set(matchers) <= series()[name], rule
             assert matchers["namespace"] == "pydra-system", "releases in other namespaces have alerts of their own"
+            assert {"driver", "backend", "daemonset", "deployment", "pod"} & set(matchers), "so have others in this one"
             for label, served in (("driver", ("gpu.nvidia.com", "sim.pydra.dev")), ("backend", ("nvidia", "sim"))):
                 if label in series()[name]:
-                    assert {*matchers[label].split("|")} <= {*served}, "so have others in this one"
+                    assert {*matchers[label].split("|")} <= {*served}, rule
         for part in parts(rule["expr"]):
             if isinstance(part, promql.AggregateExpr):
                 assert part.modifier is not None
@@ -163,7 +164,7 @@ def test_reasons_of_errors_in_the_expressions_are_reasons() -> None:
 
 def test_nothing_of_the_file_is_left_to_fill_in() -> None:
     for rule in rules():
-        assert not re.search("NAMESPACE|DAEMONSET|DRIVER|BACKENDS|WEBHOOK", rule["expr"])
+        assert not re.search("NAMESPACE|DAEMONSET|DRIVER|BACKENDS|WEBHOOK|PODS", rule["expr"])
     expressions = {rule["alert"]: rule["expr"] for rule in rules()}
     assert 'daemonset=~"pydra-nvidia|pydra-sim"' in expressions["PydraAgentNotReady"]
     assert 'deployment=~"pydra-nvidia-webhook|pydra-sim-webhook"' in expressions["PydraWebhookDown"]
@@ -173,6 +174,29 @@ def test_nothing_of_the_file_is_left_to_fill_in() -> None:
     ):
         assert f'driver="{driver}"' in expression
         assert f'daemonset=~"{daemon_set}"' in expression
+
+
+def test_pods_with_a_long_name_are_found_by_what_kubernetes_leaves_of_it() -> None:
+    backend = {
+        "enabled": True,
+        "driver": "fpga.example.com",
+        "deviceClasses": {"classes": {}},
+        "nodePools": {"label": "kind", "pools": {"trainin": {"values": ["a"]}, "big": {"values": ["b"]}}},
+    }
+    values = {"fullnameOverride": "r" * 32, "backends": {"b" * 20: backend}}
+    on = at("alerts.create", True), at("webhook.enabled", True)
+    objects = render(values, *on)
+    wholes = {kind: [one["metadata"]["name"] for one in objects.all(kind)] for kind in ("DaemonSet", "Deployment")}
+    assert {len(name) for name in wholes["DaemonSet"]} == {53, 57, 61}
+    assert {len(name) for name in wholes["Deployment"]} == {61}
+    pods = {
+        "pydra_cluster_unsupported": [f"{name}-"[:58] + "x7k2p" for name in wholes["DaemonSet"]],
+        "pydra_admission_reviews_total": [f"{name}-6bd8c9f7d5-"[:58] + "x7k2p" for name in wholes["Deployment"]],
+    }
+    for rule in rules(values, *on):
+        for name, matchers in selectors(rule["expr"]):
+            for pod in pods.get(name, ()):
+                assert re.fullmatch(matchers["pod"], pod), rule
 
 
 def test_every_alert_of_the_file_is_there_once_for_what_it_belongs_to() -> None:

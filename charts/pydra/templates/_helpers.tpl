@@ -109,6 +109,18 @@ app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 {{- printf "%s-%s" (printf "host-%s" (regexReplaceAll "[^a-z0-9]+" (lower .) "-" | trimAll "-") | trunc 54 | trimSuffix "-") (sha256sum . | trunc 8) -}}
 {{- end -}}
 
+{{- /*
+An expression for the names of the pods of DaemonSets or Deployments, which Kubernetes cuts after 58 characters before it adds
+the last five. Args: names, rest (of a pod's name, after a dash), room (as long a name is not cut).
+*/ -}}
+{{- define "pydra.podsOf" -}}
+{{- $found := list -}}
+{{- range .names -}}
+{{- $found = append $found (le (len .) $.room | ternary (printf "%s-%s" . $.rest) (printf "%s.*" (trunc $.room .))) -}}
+{{- end -}}
+{{- join "|" $found -}}
+{{- end -}}
+
 {{- /* The probes of a container that serves /healthz and /readyz at its port `metrics`, with these times. */ -}}
 {{- define "pydra.probes" -}}
 startupProbe: {{ merge (dict "httpGet" (dict "path" "/healthz" "port" "metrics")) (default dict .startup) | toJson }}
