@@ -21,7 +21,7 @@ from pydra.kube.api_resources import (
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
 from pydra.kube.event_recorder import EventRecorder, EventRequest, Subject
-from pydra.kube.informer import Informer
+from pydra.kube.informer import Informer, WatchFailed
 from pydra.observability.http import serve_http
 from pydra.observability.logging import configure_logs
 from pydra.settings import LogFormat, LogLevel
@@ -50,6 +50,7 @@ __all__ = [
     "NotFound",
     "Resource",
     "Subject",
+    "WatchFailed",
     "configure_logs",
     "load_credentials",
     "object_key",

@@ -84,6 +84,8 @@ class LeaderElection:
         self._clock = clock
         self._seen: Seen | None = None
         self._held_until = -1.0
+        self.problem = ""
+        """Why the Lease could not be read or written at the last attempt, so that this instance cannot act."""
 
     def is_leader(self) -> bool:
         """Whether no other instance can have taken the Lease yet."""
@@ -123,25 +125,31 @@ class LeaderElection:
 
     async def _try(self) -> bool:
         """Write the Lease if this instance may; whether it holds it now."""
-        began = self._clock()
         try:
-            lease = await self._read()
-            now = self._clock()  # the answer may be as new as this
-            stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-            spec = decide(lease, self._seen, identity=self._identity, now=now, stamp=stamp, times=self._times)
-            self._note(lease, now)
-            if spec is None:
-                return False
-            if lease is None:
-                body = {"metadata": {"name": self._name, "namespace": self._namespace}, "spec": spec}
-                await self._client.create(LEASES, body, namespace=self._namespace)
-            else:
-                await self._client.replace(LEASES, self._name, {**lease, "spec": spec}, namespace=self._namespace)
+            holds = await self._take()
         except Conflict:
-            return False  # another instance was faster
+            holds = False  # another instance was faster
         except KubeError as error:
-            log.warning("the Lease %s/%s cannot be written: %s", self._namespace, self._name, error)
+            self.problem = f"the Lease {self._namespace}/{self._name} cannot be written: {error}"
+            log.warning("%s", self.problem)
             return False
+        self.problem = ""
+        return holds
+
+    async def _take(self) -> bool:
+        began = self._clock()
+        lease = await self._read()
+        now = self._clock()  # the answer may be as new as this
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        spec = decide(lease, self._seen, identity=self._identity, now=now, stamp=stamp, times=self._times)
+        self._note(lease, now)
+        if spec is None:
+            return False
+        if lease is None:
+            body = {"metadata": {"name": self._name, "namespace": self._namespace}, "spec": spec}
+            await self._client.create(LEASES, body, namespace=self._namespace)
+        else:
+            await self._client.replace(LEASES, self._name, {**lease, "spec": spec}, namespace=self._namespace)
         self._held_until = began + self._times.renew_deadline
         return True
 

@@ -88,6 +88,11 @@ class Informer:
         """The cache."""
         return MappingProxyType(self._objects)
 
+    @property
+    def is_synced(self) -> bool:
+        """Whether the first list is in the cache."""
+        return self._synced.is_set()
+
     async def wait_synced(self) -> None:
         """Wait until the first list is in the cache."""
         await self._synced.wait()

@@ -16,15 +16,21 @@ import yaml
 
 from pydra import errors
 from tests.chart.promql import find_mismatches
-from tests.chart.rendering import BOTH, CHART, SIM, Object, at, overlay, render
+from tests.chart.rendering import CHART, COMPUTE_DOMAIN, SIM, Object, at, overlay, render
 from tests.chart.series import find_series
 
 FILE = CHART / "files" / "alerts.yaml"
 CASES_FILE = CHART / "files" / "alerts-test.yaml"
 CASES: list[Object] = yaml.load(CASES_FILE.read_text(), yaml.CSafeLoader)["tests"]
-RELEASE_OF_CASES = overlay(SIM, at("alerts.create", True), at("webhook.enabled", True))
+ON = overlay(
+    COMPUTE_DOMAIN,
+    SIM,
+    at("alerts.create", True),
+    at("computeDomainController.enabled", True),
+    at("webhook.enabled", True),
+)
+DOMAINS = "compute-domain.nvidia.com"
 PROMTOOL = shutil.which("promtool")
-ON = overlay(BOTH, at("alerts.create", True), at("webhook.enabled", True))
 
 TARGET = {"namespace", "pod", "node"}
 """Labels that the Prometheus operator and the chart's monitor give to every series."""
@@ -91,7 +97,10 @@ def test_every_series_that_is_asked_for_exists_with_those_labels() -> None:
             assert set(matchers) <= series()[name], rule
             assert matchers["namespace"] == "pydra-system", "releases in other namespaces have alerts of their own"
             assert {"driver", "backend", "daemonset", "deployment", "pod"} & set(matchers), "so have others in this one"
-            for label, served in (("driver", ("gpu.nvidia.com", "sim.pydra.dev")), ("backend", ("nvidia", "sim"))):
+            for label, served in (
+                ("driver", (DOMAINS, "sim.pydra.dev")),
+                ("backend", ("nvidia-compute-domain", "sim")),
+            ):
                 if label in series()[name]:
                     assert {*matchers[label].split("|")} <= {*served}, rule
         for part in parts(rule["expr"]):
@@ -122,14 +131,14 @@ def test_it_is_a_rule_as_the_operator_takes_it() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_an_alert_fires_for_what_is_wrong_and_for_nothing_else(case: Object) -> None:
-    found = [one for one in rules(RELEASE_OF_CASES, namespace="pydra") if one["alert"] == case["name"].split()[0]]
+    found = [one for one in rules(namespace="pydra") if one["alert"] == case["name"].split()[0]]
     assert found
     assert list(find_mismatches(case, found)) == []
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool: tests/chart/promql.py evaluates the same cases")
 def test_promtool_finds_the_same(tmp_path: Path) -> None:
-    spec = render(RELEASE_OF_CASES, namespace="pydra").one("PrometheusRule")["spec"]
+    spec = render(ON, namespace="pydra").one("PrometheusRule")["spec"]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec))
     cases = shutil.copy(CASES_FILE, tmp_path)
     done = subprocess.run([str(PROMTOOL), "test", "rules", cases], capture_output=True, text=True, check=False)
@@ -164,13 +173,13 @@ def test_reasons_of_errors_in_the_expressions_are_reasons() -> None:
 
 def test_nothing_of_the_file_is_left_to_fill_in() -> None:
     for rule in rules():
-        assert not re.search("NAMESPACE|DAEMONSET|DRIVER|BACKENDS|WEBHOOK|PODS", rule["expr"])
+        assert not re.search("NAMESPACE|DAEMONSET|DRIVER|BACKENDS|WEBHOOK|PODS|CONTROLLER", rule["expr"])
     expressions = {rule["alert"]: rule["expr"] for rule in rules()}
-    assert 'daemonset=~"pydra-nvidia|pydra-sim"' in expressions["PydraAgentNotReady"]
-    assert 'deployment=~"pydra-nvidia-webhook|pydra-sim-webhook"' in expressions["PydraWebhookDown"]
+    assert 'daemonset=~"pydra-nvidia-compute-domain|pydra-sim"' in expressions["PydraAgentNotReady"]
+    assert 'deployment=~"pydra-nvidia-compute-domain-webhook|pydra-sim-webhook"' in expressions["PydraWebhookDown"]
     absent = [rule["expr"] for rule in rules() if rule["alert"] == "PydraAgentsAbsent"]
     for expression, driver, daemon_set in zip(
-        absent, ("gpu.nvidia.com", "sim.pydra.dev"), ("pydra-nvidia", "pydra-sim"), strict=True
+        absent, (DOMAINS, "sim.pydra.dev"), ("pydra-nvidia-compute-domain", "pydra-sim"), strict=True
     ):
         assert f'driver="{driver}"' in expression
         assert f'daemonset=~"{daemon_set}"' in expression
@@ -201,8 +210,8 @@ def test_pods_with_a_long_name_are_found_by_what_kubernetes_leaves_of_it() -> No
 
 def test_every_alert_of_the_file_is_there_once_for_what_it_belongs_to() -> None:
     known: dict[str, list[Object]] = yaml.load(FILE.read_text(), yaml.CSafeLoader)
-    names = [one["alert"] for part in ("agent", "driver", "webhook") for one in known[part]]
-    assert set(known) == {"agent", "driver", "webhook"}
+    names = [one["alert"] for part in known.values() for one in part]
+    assert set(known) == {"agent", "driver", "webhook", "computeDomains"}
     assert len(names) == len(set(names))
     assert sorted(rule["alert"] for rule in rules()) == sorted([*names, *(one["alert"] for one in known["driver"])])
 

@@ -126,7 +126,7 @@ async def _serve_controller(given: argparse.Namespace) -> None:
         controller = Controller(client, settings, recorder, election, metrics)
 
         def list_missing() -> list[str]:
-            return [text for text in (client.problem(),) if text]
+            return [*([text] if (text := client.problem()) else []), *controller.missing()]
 
         if endpoint := _parse_endpoint(given.http_address):
             await stack.enter_async_context(serve_http(*endpoint, metrics=metrics, missing=list_missing))

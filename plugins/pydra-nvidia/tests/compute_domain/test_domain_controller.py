@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import anyio
 import anyio.lowlevel
 import pytest
+from msgspec.structs import replace
 
 from domain_cluster import OWN, Cluster
 from pydra.controllers import (
@@ -30,6 +32,7 @@ from pydra_dev.api.errors import StatusError
 from pydra_dev.apiserver.faults import Fault
 from pydra_dev.apiserver.server import ApiServer, serve_api
 from pydra_dev.apiserver.store import Signal
+from pydra_dev.node import free_port
 from pydra_nvidia.compute_domain.controller.object_fields import CLIQUES, COMPUTE_DOMAINS, DAEMON_SETS
 from pydra_nvidia.compute_domain.controller.requests import LabelNode
 from pydra_nvidia.compute_domain.controller.writer import Writer, build_label, name_manager
@@ -312,6 +315,42 @@ async def test_a_domain_of_256_nodes_costs_at_most_3_requests_a_node(scene: Scen
 
 def summary(scene: Scene) -> str:
     return str((scene.cluster.domain("cd").get("status") or {}).get("summary", ""))
+
+
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [
+        (Fault(verb="get", resource="leases"), "the Lease"),
+        (Fault(verb="create", resource="leases"), "the Lease"),
+        (Fault(verb="list", resource="computedomaincliques"), "computedomaincliques.resource.nvidia.com"),
+    ],
+    ids=lambda value: f"{value.verb}-{value.resource}" if isinstance(value, Fault) else "",
+)
+async def test_a_controller_that_the_api_server_keeps_from_acting_is_not_ready(
+    scene: Scene, refused: Fault, said: str
+) -> None:
+    scene.server.faults.add(replace(refused, status=403, times=None))
+    port = free_port()
+    async with scene.controller("--http-address", f"127.0.0.1:{port}"):
+        page = await wait_ready(port, 503, "injected fault 403")
+        assert said in page
+        scene.server.faults.clear()
+        await wait_ready(port, 200, "ok")
+
+
+async def wait_ready(port: int, status: int, text: str) -> str:
+    """What /readyz says, once it answers with this status and says this."""
+    with anyio.fail_after(DEADLINE):
+        while True:
+            async with aiohttp.ClientSession() as session:
+                try:
+                    async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
+                        page = await answer.text()
+                        if answer.status == status and text in page:
+                            return page
+                except aiohttp.ClientError:  # nothing listens yet
+                    pass
+            await anyio.sleep(0.05)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from pydra.controllers import (
     KubeError,
     LeaderElection,
     Resource,
+    WatchFailed,
     object_key,
 )
 from pydra_nvidia.compute_domain.controller.decisions import decide, list_unknown_domain_events, plan_garbage
@@ -79,6 +80,7 @@ class Controller:
         self._election = election
         self._metrics = metrics
         self._informers = dict[Resource, Informer]()
+        self._refusals = dict[Resource, str]()
         self._caches = dict[Resource, Cache]()
         own = {"namespace": settings.namespace}
         self._watch(COMPUTE_DOMAINS)
@@ -96,10 +98,12 @@ class Controller:
         self._nodes = dict[str, set[str]]()  # of each domain: those of its claims, labelled or not
         self._woken = anyio.Event()
         self._forced = anyio.Event()
-        self.synced = False
 
     def _watch(self, resource: Resource, **selectors: str) -> None:
-        informer = Informer(self._client, resource, **selectors)  # type: ignore[arg-type]  # only texts are given
+        def note(failed: WatchFailed) -> None:
+            self._refusals[resource] = f"{failed.resource} cannot be listed: {failed.error}"
+
+        informer = Informer(self._client, resource, report=note, **selectors)  # type: ignore[arg-type]  # only texts are given
         self._informers[resource] = informer
         self._caches[resource] = Cache(resource, informer, self._note)
 
@@ -113,11 +117,18 @@ class Controller:
                 tasks.start_soon(self._election.keep, name="Lease")
             for informer in self._informers.values():
                 await informer.wait_synced()
-            self.synced = True
             log.info("acting on ComputeDomains: %d", len(list(self._list(COMPUTE_DOMAINS))))
             tasks.start_soon(self._run_resync, name="resync")
             tasks.start_soon(self._run_garbage, name="garbage")
             await self._dispatch()
+
+    def missing(self) -> Sequence[str]:
+        """Return what keeps this instance from acting, or from taking over; for /readyz."""
+        found = [self._election.problem] if self._election is not None else []
+        for resource, informer in self._informers.items():
+            if not informer.is_synced:
+                found.append(self._refusals.get(resource, f"{resource} is not listed yet"))
+        return [text for text in found if text]
 
     # Which domains a change concerns
 
