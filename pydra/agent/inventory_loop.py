@@ -66,7 +66,7 @@ class InventoryLoop:
         self._tainted: Mapping[str, str] = {}
         self._published: Published | None = None
         self._unhealthy: Mapping[str, str] = {}
-        self._unreadable: Sequence[str] = ()
+        self._left_out: Sequence[str] = ()
         self._failures = 0
         self._failing_since = 0.0
         self._stale = False
@@ -168,7 +168,7 @@ class InventoryLoop:
             )
             if not self._snapshot.unavailable:  # otherwise nothing new is known of their health
                 self._log_health(self._published.health)
-                self._log_unreadable(self._published.unreadable)
+                self._log_left_out(self._published)
         self._publish(self._published)
 
     def _log_health(self, devices: Iterable[DeviceHealth]) -> None:
@@ -181,11 +181,14 @@ class InventoryLoop:
         if recovered := [name for name in before if name not in self._unhealthy]:
             _log.info("no longer unhealthy: %s", list_names(recovered, NAMES_SHOWN))
 
-    def _log_unreadable(self, unreadable: Sequence[str]) -> None:
-        for text in unreadable:
-            if text not in self._unreadable:
-                _log.warning("hardware cannot be read: %s", text)
-        self._unreadable = unreadable
+    def _log_left_out(self, published: Published) -> None:
+        """Log once what is not published, or not as the backend wants it: Events about it are gone after an hour."""
+        unreadable = [f"hardware cannot be read: {text}" for text in published.unreadable]
+        left_out = [*published.dropped, *published.problems, *unreadable]
+        for text in left_out:
+            if text not in self._left_out:
+                _log.warning("%s", text)
+        self._left_out = left_out
 
     def _pause(self) -> float:
         """Return the seconds until the next `discover`."""

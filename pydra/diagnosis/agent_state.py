@@ -18,27 +18,36 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _JUDGED = (
     ("pydra_backend_up", 0, "the backend {backend} does not run", "the agent's log and the Event BackendStartFailed"),
     ("pydra_registered", 0, "the kubelet has not registered driver {driver}", "the kubelet's log, and its directories"),
-    ("pydra_devices_stale", 1, "{driver}: devices cannot be discovered", "the Event DevicesStale of the node"),
+    (
+        "pydra_devices_stale",
+        1,
+        "{driver}: devices cannot be discovered",
+        "the Event DevicesStale of the node, or the agent's log",
+    ),
     (
         "pydra_resourceslice_fields_dropped",
         1,
         "{driver}: the API server drops fields, since the feature gate {feature} is off",
-        "the Event FieldsDropped of the node; enable the gate on all API servers and schedulers",
+        "the Event FieldsDropped of the node, or the agent's log; enable the gate on all API servers and schedulers",
     ),
 )
 """A gauge, the value that is a problem, what that means, and where to look."""
 
 _COUNTED = (
-    ("pydra_devices_dropped", "{driver}: devices against API rules: {count}", "the Event DeviceDropped of the node"),
+    (
+        "pydra_devices_dropped",
+        "{driver}: devices against API rules: {count}",
+        "the Event DeviceDropped of the node, or the agent's log",
+    ),
     (
         "pydra_devices_withheld",
         "{driver}: devices that are not published, since a feature gate is off: {count}",
-        "the Event FieldsDropped of the node",
+        "the Event FieldsDropped of the node, or the agent's log",
     ),
     (
         "pydra_hardware_unreadable",
         "{driver}: pieces of hardware that cannot be read: {count}",
-        "the Event HardwareUnreadable of the node",
+        "the Event HardwareUnreadable of the node, or the agent's log",
     ),
 )
 """A gauge that should be zero, what it means, and where to look."""

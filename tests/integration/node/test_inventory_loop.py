@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pydra.agent.inventory_loop import DevicesStale, InventoryLoop
 from pydra.backends.supervisor import BackendSupervisor
-from pydra.devices import Device, Health, HealthStatus, Inventory, TaintEffect
+from pydra.devices import Device, Health, HealthStatus, Inventory, Taint, TaintEffect
 from pydra.errors import BackendUnavailable
 from pydra.inventory.build_pool import Published
 from pydra.inventory.health_debounce import HealthPolicy
@@ -204,6 +204,21 @@ async def test_the_log_says_once_which_devices_became_unhealthy_and_recovered(ca
         ("WARNING", "unhealthy: b, c, d and 1 more: too hot"),
         ("INFO", "no longer unhealthy: b, c, d and 1 more"),
     ]
+
+
+async def test_the_log_says_once_what_is_left_out_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="pydra.agent.inventory_loop")
+    crowded = Device(name="b", taints=tuple(Taint(key=f"example.com/{number}") for number in range(16)))
+    hardware = Hardware(Device(name="GPU_0"), replace(crowded, health=SICK))
+    async with looking(hardware, POLICY, {}) as (notes, runner):
+        for count in (1, 2):
+            published = await notes.wait_count(count)
+            runner.wake()
+        hardware.devices = (Device(name="a"),)
+        await notes.wait_count(3)
+    [dropped], [problem] = published.dropped, published.problems
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [one for one in said if not one.startswith("unhealthy")] == [dropped, problem]
 
 
 async def test_devices_are_not_called_well_because_the_backend_is_down(caplog: pytest.LogCaptureFixture) -> None:
