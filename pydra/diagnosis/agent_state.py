@@ -41,7 +41,7 @@ _COUNTED = (
     ),
     (
         "pydra_devices_withheld",
-        "{driver}: devices that are not published, since a feature gate is off: {count}",
+        "{driver}: devices that the API server refuses, or would store without what makes them safe: {count}",
         "the Event FieldsDropped of the node, or the agent's log",
     ),
     (
