@@ -13,7 +13,7 @@ from pydra.backends.wire import Method
 from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec
 from pydra.claim import Claim, PreparedDevice
-from pydra.devices import Device, Inventory
+from pydra.devices import Device, HealthStatus, Inventory
 from pydra.errors import (
     ClaimError,
     ContractError,
@@ -140,7 +140,10 @@ class ClaimChecks:
 
     def _explain_absence(self) -> str:
         unused = " that no claim uses" if self._free != self._reading.inventory else ""
-        return f"no healthy device{unused}" + (f" is called {self._device}" if self._device else "")
+        named = f" is called {self._device}" if self._device else ""
+        unhealthy = [one for one in self._free.devices if one.health.status is HealthStatus.UNHEALTHY]
+        why = f"; {unhealthy[0].name}: {unhealthy[0].health.message}" if unhealthy else ""
+        return f"no healthy device{unused}{named}{why}"
 
     def _list_wanted(self) -> list[Device]:
         return [one for one in list_usable(self._free) if self._device in ("", one.name)]

@@ -412,7 +412,7 @@ async def discover():
 """
     report = await check(Proof(code), tmp_path)
     assert report.ok
-    wanted = "keeps the contract as far as it was checked: nothing was prepared (no healthy device)"
+    wanted = "keeps the contract as far as it was checked: nothing was prepared (no healthy device; a: broken)"
     assert report.verdict == f"backend proof {wanted}"
 
 
