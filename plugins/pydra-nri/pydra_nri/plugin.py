@@ -7,7 +7,7 @@ import logging
 import random
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import msgspec
 
@@ -20,8 +20,6 @@ SOCKET = "/var/run/nri/nri.sock"
 
 _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 _BUFFER = 1 << 20
-_PATIENCE = 2.0
-"""Seconds that a claim waits for a connection that is just being made."""
 _logger = logging.getLogger(__name__)
 
 
@@ -36,12 +34,14 @@ class Pauses(msgspec.Struct, frozen=True, kw_only=True):
 
     A registration blocks the node's pods while one of them is being stopped, so it is repeated less often than an
     attempt at which nothing listens. After one that lasted `lasting` seconds, the pauses begin with the first again.
+    `patience` is how long a claim waits for a runtime that registers this plugin, or that is starting again.
     """
 
     first: float = 0.2
     nothing_listens: float = 5.0
     not_lasting: float = 60.0
     lasting: float = 60.0
+    patience: float = 2.0
 
     def choose(self, failures: int, *, reached: bool) -> float:
         """The pause after so many failures in a row; `reached` if something listened at the last."""
@@ -61,6 +61,9 @@ class Plugin:
         self._session: Session | None = None
         self._problem = f"{name} has not reached the container runtime at {socket} yet"
         self._synchronized = asyncio.Event()
+        self._settled = asyncio.Event()
+        """The runtime's events come, or are not expected soon."""
+        self._patience: asyncio.TimerHandle | None = None
 
     @property
     def request_timeout(self) -> float:
@@ -77,10 +80,11 @@ class Plugin:
             raise RuntimeUnavailable(self._problem)
 
     async def check_synchronized(self) -> None:
-        """The same, after waiting for a connection that is just being made. Raises RuntimeUnavailable."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE):
-                await self._synchronized.wait()
+        """The same, but waits for some seconds at the start and after the end of a connection.
+
+        Where nothing listens at the start, this does not wait. Raises RuntimeUnavailable.
+        """
+        await self._settled.wait()
         self.require_synchronized()
 
     async def wait_synchronized(self) -> None:
@@ -99,19 +103,39 @@ class Plugin:
         return await self._session.update(updates) if self._session else Sent(now=False)
 
     async def run(self) -> None:
-        """Connect, again and again."""
+        """Connect, again and again. What keeps it from that is logged when it changes."""
         clock = asyncio.get_running_loop().time
-        failures = 0
+        failures, is_known, logged = 0, False, ""
+        self._expect()
         while True:
             began = clock()
             reached = await self._attempt()
             self._session = None
-            failures = 0 if self._synchronized.is_set() and clock() - began >= self._pauses.lasting else failures
-            self._synchronized.clear()
-            _logger.warning("%s", self._problem)
+            was_synchronized = self._synchronized.is_set()
+            if was_synchronized:
+                is_known = True
+                self._synchronized.clear()
+                self._expect()
+            elif not reached and not is_known:
+                self._settled.set()
+            if was_synchronized or self._problem != logged:
+                logged = self._problem
+                _logger.warning("%s", logged)
+            failures = 0 if was_synchronized and clock() - began >= self._pauses.lasting else failures
             pause = self._pauses.choose(failures, reached=reached)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
             failures += 1
+
+    def _expect(self) -> None:
+        """Let claims wait for the runtime from now on, until they have waited long enough."""
+        self._settled.clear()
+        if self._patience is not None:
+            self._patience.cancel()
+        self._patience = asyncio.get_running_loop().call_later(self._pauses.patience, self._settled.set)
+
+    def _on_synchronized(self) -> None:
+        self._synchronized.set()
+        self._settled.set()
 
     async def _attempt(self) -> bool:
         """One connection, until it ends; whether something listened."""
@@ -120,7 +144,7 @@ class Plugin:
         except OSError as error:
             self._problem = _explain(self._socket, error)
             return False
-        self._session = Session(reader, writer, self._name, self._handlers, self._synchronized.set)
+        self._session = Session(reader, writer, self._name, self._handlers, self._on_synchronized)
         self._problem = (
             f"{self._name} waits for the container runtime to register it at {self._socket}, which takes as long as"
             " pods that are being stopped"
@@ -133,7 +157,9 @@ def _explain(socket: str, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         return (
             f"there is no {socket}: the container runtime is not running, NRI is disabled in its configuration (as by"
-            " default before containerd 2.0 and CRI-O 1.30), or the socket's directory is not mounted"
+            " default before containerd 2.0 and CRI-O 1.30), or the socket's directory is not mounted; to enable NRI,"
+            " set disable = false in [plugins.'io.containerd.nri.v1.nri'] of containerd's configuration, or"
+            " enable_nri = true in [crio.nri] of CRI-O's, and restart the runtime"
         )
     if isinstance(error, ConnectionRefusedError):
         return f"nothing listens at {socket}: the container runtime is not running, or is just starting"

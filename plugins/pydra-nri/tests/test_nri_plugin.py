@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from itertools import pairwise
 
+import msgspec
 import pytest
 
 from pinning import FAST, POD, Pinning, make_container, nothing
@@ -171,7 +173,9 @@ async def test_a_runtime_that_ends_closes_all_connections(turns: int, socket: st
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_runtime_that_ends_many_connections_is_tried_until_it_serves_one(socket: str) -> None:
+async def test_a_runtime_that_ends_many_connections_is_tried_until_it_serves_one_and_the_log_says_it_once(
+    socket: str, caplog: pytest.LogCaptureFixture
+) -> None:
     many, ended = 12, asyncio.Queue[None]()
 
     def end(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -187,6 +191,25 @@ async def test_a_runtime_that_ends_many_connections_is_tried_until_it_serves_one
         await server.wait_closed()
         async with runtime.serve(socket):
             await plugin.wait_synchronized()
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert lines
+    assert not [line for line, following in pairwise(lines) if line == following]
+
+
+PATIENT = msgspec.structs.replace(FAST, patience=3600.0)
+
+
+async def test_a_claim_waits_for_a_runtime_that_starts_again_but_not_for_one_that_was_never_there(socket: str) -> None:
+    runtime, handlers = FakeRuntime(), Pinning().handlers
+    async with connect("pinning", index=50, handlers=handlers, socket=socket, pauses=PATIENT) as plugin:
+        with pytest.raises(RuntimeUnavailable, match=r"there is no .*; to enable NRI, set"):
+            await plugin.check_synchronized()
+        async with runtime.serve(socket):
+            await plugin.wait_synchronized()
+        await wait_for_problem(plugin, "is not running")
+        waiting = asyncio.ensure_future(plugin.check_synchronized())
+        async with runtime.serve(socket):
+            await waiting
 
 
 async def test_a_backend_that_could_not_be_synchronized_is_tried_again(socket: str) -> None:
