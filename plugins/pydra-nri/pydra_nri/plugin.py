@@ -49,6 +49,22 @@ class Pauses(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.first * 2.0 ** min(failures, 32), longest)
 
 
+class Attempts(msgspec.Struct, frozen=True, kw_only=True):
+    """The last attempts to connect that ended alike: `failures` before the last, `reached` if something listened.
+
+    Only those count: how long nothing listened must not make the pauses longer when a runtime that listens ends a
+    connection, as by a second restart.
+    """
+
+    failures: int = -1
+    reached: bool = False
+
+    def add(self, *, reached: bool, lasted: bool) -> Attempts:
+        """With one more; `lasted` if it was a connection that lasted."""
+        alike = reached == self.reached and not lasted
+        return Attempts(failures=self.failures + 1 if alike else 0, reached=reached)
+
+
 class Plugin:
     """What a backend has of the connection."""
 
@@ -105,7 +121,7 @@ class Plugin:
     async def run(self) -> None:
         """Connect, again and again. What keeps it from that is logged when it changes."""
         clock = asyncio.get_running_loop().time
-        failures, is_known, logged = 0, False, ""
+        attempts, is_known, logged = Attempts(), False, ""
         self._expect()
         while True:
             began = clock()
@@ -121,10 +137,10 @@ class Plugin:
             if was_synchronized or self._problem != logged:
                 logged = self._problem
                 _logger.warning("%s", logged)
-            failures = 0 if was_synchronized and clock() - began >= self._pauses.lasting else failures
-            pause = self._pauses.choose(failures, reached=reached)
+            lasted = was_synchronized and clock() - began >= self._pauses.lasting
+            attempts = attempts.add(reached=reached, lasted=lasted)
+            pause = self._pauses.choose(attempts.failures, reached=reached)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
-            failures += 1
 
     def _expect(self) -> None:
         """Let claims wait for the runtime from now on, until they have waited long enough."""

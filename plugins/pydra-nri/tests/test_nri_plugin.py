@@ -25,6 +25,7 @@ from pydra_nri import (
     cpuset,
 )
 from pydra_nri.frames import Connection, Kind, Message, encode
+from pydra_nri.plugin import Attempts
 from pydra_nri.simulation.connection import PluginRefused
 from pydra_nri.simulation.runtime import FakeRuntime, OperationFailed
 from pydra_nri.values import PodSandbox
@@ -386,6 +387,16 @@ async def test_the_problem_is_named_while_a_runtime_listens_and_does_not_answer(
 )
 def test_a_runtime_that_was_reached_is_tried_less_often(failures: int, reached: bool, pause: float) -> None:
     assert Pauses().choose(failures, reached=reached) == pytest.approx(pause)
+
+
+def test_an_outage_does_not_make_the_pause_after_a_second_restart_longer() -> None:
+    attempts, pauses = Attempts(), []
+    for reached in (*[False] * 20, True, True, False):
+        attempts = attempts.add(reached=reached, lasted=False)
+        pauses.append(Pauses().choose(attempts.failures, reached=reached))
+    assert pauses[:3] == pytest.approx([0.2, 0.4, 0.8])
+    assert pauses[-4:] == pytest.approx([5.0, 0.2, 0.4, 0.2])
+    assert attempts.add(reached=False, lasted=True).failures == 0
 
 
 def test_an_empty_list_of_cpus_is_an_error_because_the_runtime_would_change_nothing() -> None:
