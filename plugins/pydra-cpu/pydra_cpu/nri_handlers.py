@@ -57,10 +57,9 @@ class ContainerHandlers:
         # Claims are not known before, and the runtime may be faster than the agent.
         await self.claims_known.wait()
         sandboxes = {pod.id: pod for pod in pods}
+        # A runtime leaves out sandboxes whose state it does not know. Their containers run all the same.
         self.containers = {
-            one.id: _read_container(sandboxes[one.pod_sandbox_id], one)
-            for one in containers
-            if one.pod_sandbox_id in sandboxes
+            one.id: _read_container(sandboxes.get(one.pod_sandbox_id, nri.PodSandbox()), one) for one in containers
         }
         return _build_updates(self._correct(self._find_pins()))
 

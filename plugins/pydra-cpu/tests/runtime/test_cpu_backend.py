@@ -198,6 +198,17 @@ async def test_the_claim_that_would_leave_no_cpu_to_others_is_refused_while_ther
             await node.create("late")
 
 
+async def test_containers_of_a_sandbox_that_the_runtime_does_not_report_are_kept_from_the_cpus_of_claims(
+    tmp_path: Path,
+) -> None:
+    """As containerd does with a sandbox whose state it could not restore."""
+    node = Node(FakeRuntime(request_timeout=100.0))
+    node.runtime.containers["neighbour"] = Container(id="neighbour", name="neighbour", pod_sandbox_id="not-reported")
+    async with serve(tmp_path, node=node):
+        await node.create("fast", await node.prepare("claim", 3))
+        assert node.cpus("neighbour") == "3-7"
+
+
 async def test_a_container_with_a_forged_variable_is_not_created(tmp_path: Path) -> None:
     async with serve(tmp_path) as node:
         prepared = await node.prepare("claim", 2)
