@@ -38,7 +38,7 @@ async def connect(settings: Settings) -> AsyncIterator[CpuBackend]:
 
 
 def examine(settings: Settings, held: Sequence[HeldClaim]) -> Iterator[str]:
-    """Yield which containers of the node do not have the CPUs that claims give them. Raises NothingVisible."""
+    """Yield which containers of the node do not have the CPUs that claims give them. Raises PydraError."""
     from pydra_cpu.doctor_container_cpus import compare_containers  # noqa: PLC0415
 
     return compare_containers(settings, held)

@@ -15,14 +15,15 @@ from pydra_pci import Roots, Tree
 
 
 def compare_containers(settings: Settings, held: Sequence[HeldClaim]) -> Iterator[str]:
-    """Yield which containers of the node do not have the CPUs that claims give them. Raises NothingVisible."""
+    """Yield which containers of the node do not have the CPUs that claims give them. Raises PydraError."""
     if settings.scenario:
         return  # a simulated runtime has no containers
     tree = Tree(Roots(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root))
+    running = read_containers(tree)
     online = frozenset(cpu.id for cpu in read_topology(tree).cpus)
     manager = find_static_manager(tree, settings.kubelet_root)
     offered = online - settings.reserved
-    yield from find_differences(read_containers(tree), held, offered=offered, online=online, manager=manager)
+    yield from find_differences(running, held, offered=offered, online=online, manager=manager)
 
 
 def find_differences(

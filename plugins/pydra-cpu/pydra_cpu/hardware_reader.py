@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from pydra import PydraError
 from pydra_cpu.cpu_list import parse_kernel_list
 from pydra_cpu.hardware_types import Cpu, NumaNode, Topology
 from pydra_pci import Tree
@@ -21,9 +22,24 @@ _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _CORE_TYPES = {"devices/cpu_core": "p-core", "devices/cpu_atom": "e-core"}
 
 
+class CpusUnreadable(PydraError):
+    """The kernel's list of CPUs cannot be read."""
+
+    reason = "CpusUnreadable"
+
+
 def read_topology(tree: Tree) -> Topology:
-    """Read all of it. What cannot be read has a default, and CPUs of which nothing can be read are left out."""
+    """Read all of it. What cannot be read has a default, and CPUs of which nothing can be read are left out.
+
+    Raises:
+        CpusUnreadable: no CPU is online, which cannot be, since one runs this.
+    """
     online = _read_list(tree, f"{_CPUS}/online")
+    if not online:
+        raise CpusUnreadable(
+            f"{tree.sys(_CPUS)}/online cannot be read, or names no CPUs; the setting sysRoot must be where the host's "
+            "/sys is mounted"
+        )
     node_of, nodes = _read_nodes(tree)
     types = {cpu: name for path, name in _CORE_TYPES.items() for cpu in _read_list(tree, f"{path}/cpus")}
     cpus: list[Cpu] = []

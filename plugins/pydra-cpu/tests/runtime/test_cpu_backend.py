@@ -14,6 +14,7 @@ from cpu_agent import Agent
 from pydra import ClaimError, Health, PreparedDevice, Taint, TaintEffect
 from pydra.cdi.spec import build_spec
 from pydra_cpu.composition import open_backend
+from pydra_cpu.hardware_reader import CpusUnreadable
 from pydra_cpu.settings import KubeletManagers, Settings
 from pydra_cpu.simulation.machine import Machine
 from pydra_nri import (
@@ -196,6 +197,17 @@ async def test_the_claim_that_would_leave_no_cpu_to_others_is_refused_while_ther
         assert await node.create("fast", await node.prepare("all", 8)) == "0-7"
         with pytest.raises(OperationFailed, match="claims have all CPUs of the node"):
             await node.create("late")
+
+
+async def test_while_the_list_of_cpus_cannot_be_read_nothing_changes(tmp_path: Path) -> None:
+    async with serve(tmp_path) as node:
+        prepared = await node.prepare("claim", 3)
+        (tmp_path / "sys/devices/system/cpu/online").write_text("")
+        with pytest.raises(CpusUnreadable, match="the setting sysRoot must be where the host's /sys is mounted"):
+            await node.backend.discover()
+        assert await node.create("neighbour") == ""
+        assert await node.create("fast", prepared) == "0-2"
+        assert node.cpus("neighbour") == "3-7"
 
 
 async def test_containers_of_a_sandbox_that_the_runtime_does_not_report_are_kept_from_the_cpus_of_claims(
