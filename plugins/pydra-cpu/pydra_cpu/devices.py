@@ -34,6 +34,11 @@ def list_devices(topology: Topology, settings: Settings) -> dict[str, tuple[Cpu,
     return {pattern.format(number): tuple(cpus) for number, cpus in sorted(group(offered, of).items()) if number >= 0}
 
 
+def find_offered(online: frozenset[int], reserved: frozenset[int]) -> frozenset[int]:
+    """Return the CPUs that claims and other containers can have; all if all are reserved: these must run somewhere."""
+    return online - reserved or online
+
+
 def find_common(cpus: tuple[Cpu, ...], of: Callable[[Cpu], Any]) -> Any:
     """Return what all these CPUs have in common, or None."""
     found = {of(cpu) for cpu in cpus}

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pydra import HeldClaim
 from pydra_cpu.container_reader import Running, read_containers
 from pydra_cpu.cpu_list import format_cpu_list
+from pydra_cpu.devices import find_offered
 from pydra_cpu.hardware_reader import read_topology
 from pydra_cpu.kubelet_policy import find_static_manager
 from pydra_cpu.pinning import Pin, PinRefused, find_pins
@@ -22,7 +23,7 @@ def compare_containers(settings: Settings, held: Sequence[HeldClaim]) -> Iterato
     running = read_containers(tree)
     online = frozenset(cpu.id for cpu in read_topology(tree).cpus)
     manager = find_static_manager(tree, settings.kubelet_root)
-    offered = online - settings.reserved
+    offered = find_offered(online, settings.reserved)
     yield from find_differences(running, held, offered=offered, online=online, manager=manager)
 
 

@@ -5,11 +5,12 @@ Source: kubernetes-sigs/dra-driver-cpu, its attributes and capacities.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from pydra import AttributeValue, Capacity, CapacityRange, Device, HeldClaim, Inventory, NodeAllocatable, RequestPolicy
+from pydra_cpu.cpu_list import format_cpu_list
 from pydra_cpu.devices import CAPACITY, DRIVER, find_common, list_devices
 from pydra_cpu.hardware_faults import Faults
 from pydra_cpu.hardware_types import Cpu, Topology, by_core, by_node, by_socket, group
@@ -36,10 +37,27 @@ def build_inventory(
     """Return the devices of the node. With a problem, no container can be restricted to CPUs now."""
     state = State(held=held, online=frozenset(cpu.id for cpu in topology.cpus), faults=faults, problem=problem)
     devices: list[Device] = []
-    for name, cpus in list_devices(topology, settings).items():
+    listed = list_devices(topology, settings)
+    for name, cpus in listed.items():
         found = diagnose(name, cpus, state, settings.signals)
         devices.append(replace(_build_device(name, cpus, topology, settings), health=found.health, taints=found.taints))
-    return Inventory(devices=tuple(devices), unreadable=topology.unreadable)
+    left_out = _explain_left_out(topology, settings, {cpu.id for cpus in listed.values() for cpu in cpus})
+    return Inventory(devices=tuple(devices), unreadable=(*topology.unreadable, *left_out))
+
+
+def _explain_left_out(topology: Topology, settings: Settings, listed: Collection[int]) -> Iterator[str]:
+    """Yield why CPUs that are online are in no device, other than that the admin has reserved some."""
+    online = {cpu.id for cpu in topology.cpus}
+    if online <= settings.reserved:
+        yield (
+            f"no CPU is offered: reservedCpus {settings.reserved_cpus} has all that are online "
+            f"({format_cpu_list(online)}), and containers run on all of them; reserve fewer"
+        )
+    if lost := online - settings.reserved - set(listed):
+        yield (
+            f"CPU {format_cpu_list(lost)} is not offered: the kernel does not say which {settings.group_by.value} "
+            "(groupBy) it is of; another groupBy, such as numaNode, offers it"
+        )
 
 
 def _build_device(name: str, cpus: tuple[Cpu, ...], topology: Topology, settings: Settings) -> Device:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 import pydra_nri as nri
 from pydra import HeldClaim
 from pydra_cpu.cpu_list import format_cpu_list, parse_kernel_list
+from pydra_cpu.devices import find_offered
 from pydra_cpu.hardware_types import Topology
 from pydra_cpu.pinning import Container, Pin, PinRefused, find_pins
 
@@ -48,7 +49,7 @@ class ContainerHandlers:
 
     def list_offered(self) -> frozenset[int]:
         """The CPUs that claims and other containers can have."""
-        return self._list_online() - self._reserved
+        return find_offered(self._list_online(), self._reserved)
 
     async def synchronize(
         self, pods: Sequence[nri.PodSandbox], containers: Sequence[nri.Container]

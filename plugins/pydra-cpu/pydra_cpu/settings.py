@@ -77,7 +77,8 @@ class Settings(RootSettings, frozen=True, kw_only=True):
     """Which CPUs are one device, of which claims get a number of CPUs (`cpu`: each CPU is a device)."""
     reserved_cpus: str = ""
     """CPUs that neither claims nor other containers get, such as `0,32`: for the system. The number should be that of
-    the kubelet's `systemReserved` and `kubeReserved` together."""
+    the kubelet's `systemReserved` and `kubeReserved` together. On a node that has no others, containers run on all, and
+    claims get none."""
     pcie_roots: bool = True
     """Whether devices have the attribute `resource.kubernetes.io/pcieRoot`, by which a claim has CPUs near a GPU or a
     network interface. Near several PCIe roots it is a list, which needs the feature gate DRAListTypeAttributes."""

@@ -199,6 +199,14 @@ async def test_the_claim_that_would_leave_no_cpu_to_others_is_refused_while_ther
             await node.create("late")
 
 
+async def test_containers_run_on_all_cpus_where_the_admin_has_reserved_all(tmp_path: Path) -> None:
+    """As on the smallest nodes of a cluster, whose settings are those of the others."""
+    async with serve(tmp_path, reserved_cpus="0-15") as node:
+        inventory = await node.backend.discover()
+        assert inventory.unreadable[0].startswith("no CPU is offered: reservedCpus 0-15 has all that are online (0-7)")
+        assert await node.create("neighbour") == ""
+
+
 async def test_while_the_list_of_cpus_cannot_be_read_nothing_changes(tmp_path: Path) -> None:
     async with serve(tmp_path) as node:
         prepared = await node.prepare("claim", 3)

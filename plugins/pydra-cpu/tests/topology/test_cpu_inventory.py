@@ -123,6 +123,20 @@ def test_a_cpu_whose_core_is_not_known_is_not_offered_and_named(tmp_path: Path) 
     assert [text for text in found.unreadable if "CPU 2 is not offered" in text]
 
 
+@pytest.mark.parametrize(
+    ("group_by", "file"), [(GroupBy.CACHE, "cache/index3/level"), (GroupBy.SOCKET, "topology/physical_package_id")]
+)
+def test_cpus_without_what_devices_are_grouped_by_are_named(tmp_path: Path, group_by: GroupBy, file: str) -> None:
+    """As in many virtual machines."""
+    Machine(cores=4).write(tmp_path)
+    for path in tmp_path.glob(f"sys/devices/system/cpu/cpu[12]/{file}"):
+        path.unlink()
+    found = build_inventory(read(tmp_path), Settings(group_by=group_by, reserved_cpus="3"))
+    assert [device.capacity["dra.cpu/cpu"].value for device in found.devices] == [1]
+    text = f"CPU 1-2 is not offered: the kernel does not say which {group_by.value} (groupBy) it is of"
+    assert [one.partition(";")[0] for one in found.unreadable] == [text]
+
+
 def test_reserved_cpus_must_be_a_list() -> None:
     with pytest.raises(ValueError, match="reservedCpus: '0,x' is not a list of CPUs, such as 0-3,8"):
         Settings(reserved_cpus="0,x")
