@@ -20,8 +20,10 @@ import pydra_sim
 from pydra.backends.backend_settings import read_settings as read_backend_settings
 from pydra.cli.agent import build_parser, read_settings
 from pydra.settings import LogLevel, Overhead, Settings
+from pydra_cpu.kubelet_policy import find_static_manager
+from pydra_cpu.settings import Settings as CpuSettings
 from pydra_nvidia import settings as nvidia
-from pydra_pci import Reaction
+from pydra_pci import Reaction, Roots, Tree
 from tests.chart.rendering import (
     BOTH,
     CHART,
@@ -85,6 +87,20 @@ def test_the_kubelets_claims_are_read_through_the_mount_of_the_hosts_root(tmp_pa
     mounts, volumes = by_name(objects.agent()["volumeMounts"]), by_name(objects.pod()["volumes"])
     assert volumes["host"]["hostPath"]["path"] == "/"
     assert (mounts["host"]["mountPath"], mounts["host"]["readOnly"]) == ("/host", True)
+
+
+def test_the_managers_of_a_kubelet_in_another_directory_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as that of k0s or MicroK8s: one that restricts containers to CPUs gives those of claims to others."""
+    state = tmp_path / "data/kubelet/cpu_manager_state"
+    state.parent.mkdir(parents=True)
+    state.write_text('{"policyName": "static"}')
+    objects = render(at("backends.cpu.enabled", True), at("kubelet.root", "/data/kubelet"))
+    for name, value in variables(objects.agent()).items():
+        monkeypatch.setenv(name, value)
+    tree = Tree(Roots(host=str(tmp_path)))
+    assert find_static_manager(tree, CpuSettings().kubelet_root).startswith("CPU manager policy static")
 
 
 def test_a_backend_that_the_image_lacks_is_in_the_last_words_of_the_pod(tmp_path: Path) -> None:

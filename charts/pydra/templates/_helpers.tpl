@@ -197,7 +197,7 @@ readinessProbe: {{ merge (dict "httpGet" (dict "path" "/readyz" "port" "metrics"
 
 {{- /* Fails when a backend's env has what the pod has already. Args: root, backends. */ -}}
 {{- define "pydra.refuseTakenVariables" -}}
-{{- $taken := dict "PYDRA_NODE_NAME" "the chart" "PYDRA_POD_UID" "the chart" "PYDRA_CONFIG" "the chart" "PYDRA_HOST_ROOT" "the chart" "PYTHONPATH" "the chart" -}}
+{{- $taken := dict "PYDRA_NODE_NAME" "the chart" "PYDRA_POD_UID" "the chart" "PYDRA_CONFIG" "the chart" "PYDRA_HOST_ROOT" "the chart" "PYDRA_KUBELET_ROOT" "the chart" "PYTHONPATH" "the chart" -}}
 {{- range $name, $backend := .backends -}}
 {{- range $key, $_ := default dict $backend.settings -}}
 {{- $_ := set $taken (include "pydra.variable" (dict "name" $name "key" $key)) (printf "backends.%s.settings.%s" $name $key) -}}

@@ -108,8 +108,9 @@ containers:
       - {name: PYDRA_NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
       - {name: PYDRA_POD_UID, valueFrom: {fieldRef: {fieldPath: metadata.uid}}}
       - {name: PYDRA_CONFIG, value: /etc/pydra/agent.yaml}
-      # A variable, because backends read it too.
+      # Variables, because backends read them too.
       - {name: PYDRA_HOST_ROOT, value: /host}
+      - {name: PYDRA_KUBELET_ROOT, value: {{ $values.kubelet.root | quote }}}
       {{- if $packages }}
       - {name: PYTHONPATH, value: /packages/start}
       {{- end }}

@@ -6,6 +6,7 @@ field is its description in docs/settings.md and in the chart's schema, which ar
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated
@@ -62,8 +63,11 @@ class Settings(RootSettings, frozen=True, kw_only=True):
     container runtime."""
     state: AbsolutePath = "/run/pydra-cpu"
     """The directory with the files of a simulated machine."""
-    kubelet_root: AbsolutePath = "/var/lib/kubelet"
-    """The kubelet's directory on the host, which says whether its CPU and memory managers restrict containers, too."""
+    kubelet_root: AbsolutePath = msgspec.field(
+        default_factory=lambda: os.environ.get("PYDRA_KUBELET_ROOT", "/var/lib/kubelet")
+    )
+    """The kubelet's directory on the host, which says whether its CPU and memory managers restrict containers, too.
+    Default: `PYDRA_KUBELET_ROOT`, if that is set."""
     kubelet_managers: KubeletManagers = KubeletManagers.REFUSE
     """What happens while the kubelet's CPU manager has the policy `static`, or its memory manager `Static`."""
     nri_socket: AbsolutePath = "/var/run/nri/nri.sock"
