@@ -172,6 +172,19 @@ def test_a_library_that_only_the_linkers_cache_knows_is_found(tmp_path: Path) ->
     assert find_driver_root(node(tmp_path), Settings()).library_dir == "/opt/strange/lib"
 
 
+def test_a_root_of_its_own_that_the_hosts_linker_knows_is_the_root(tmp_path: Path) -> None:
+    install(tmp_path, "/usr/local/nvidia", "/lib64")
+    (tmp_path / "usr/local/nvidia/dev").mkdir()  # as installers leave it, with the devices in the host's
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/ld.so.cache").write_bytes(
+        cache(("libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1", 0x0303))
+    )
+    found = find_driver_root(node(tmp_path), Settings())
+    assert (found.host_path, found.library_dir, found.dev_root) == ("/usr/local/nvidia", "/lib64", "/")
+
+
 @pytest.mark.parametrize("front", [b"", b"ld.so-1.7.0\0" + struct.pack("<I", 0)], ids=["new", "behind the old format"])
 def test_the_linkers_cache_is_read_in_both_layouts(front: bytes) -> None:
     data = front + cache(("libcuda.so.1", "/a/libcuda.so.1", 0x0303), ("libcuda.so", "/a/libcuda.so", 0x0303))

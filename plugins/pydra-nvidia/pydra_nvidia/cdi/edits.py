@@ -161,7 +161,7 @@ def driver_edits(files: DriverFiles, nodes: tuple[Node, ...], hook: str) -> Cont
     mounts = [_mount(library.host, library.path) for library in (*files.libraries, *files.modules)]
     mounts += [_mount(file.host, file.path) for file in files.files]
     if not hook:
-        env["LD_LIBRARY_PATH"] = ":".join((*files.folders, *_IMAGES_LIBRARY_PATH))
+        env["LD_LIBRARY_PATH"] = ":".join(dict.fromkeys((*files.folders, *_IMAGES_LIBRARY_PATH)))
         mounts += [_mount(link.host, link.path) for link in links]
     return merge(
         ContainerEdits(

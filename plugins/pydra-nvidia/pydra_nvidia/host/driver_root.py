@@ -82,6 +82,8 @@ class DriverRoot(msgspec.Struct, frozen=True, kw_only=True):
 def find_driver_root(tree: Tree, settings: Settings) -> DriverRoot:
     """The installation that the setting names, or that fits the loaded module, or the first that there is.
 
+    A root of its own comes before the host's whose linker finds the same libraries: the programs are there, too.
+
     Raises:
         DriverMissing: none has NVML.
     """
@@ -90,7 +92,8 @@ def find_driver_root(tree: Tree, settings: Settings) -> DriverRoot:
     if not found:
         raise DriverMissing(_missing(tree, settings, roots))
     loaded = read_module_version(tree)
-    return next((one for one in found if loaded and one.version == loaded), found[0])
+    first = next((one for one in found if loaded and one.version == loaded), found[0])
+    return next(one for one in reversed(found) if one.nvml_library == first.nvml_library)
 
 
 def find_library(root: str, name: str) -> str | None:
