@@ -119,6 +119,10 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     per_container: Amount | None = None
 
 
+EVENT_CONTROLLER = "pydra-agent"
+"""The `reportingController` of the agent's Events."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The settings of `pydra-agent`."""
 
@@ -174,6 +178,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def registry_directory(self) -> str:
         """The kubelet's directory for registration sockets."""
         return self.registry_dir or f"{self.kubelet_root}/plugins_registry"
+
+    @property
+    def event_instance(self) -> str:
+        """The `reportingInstance` of the agent's Events; the chart's policy lets a pod write those of its own only."""
+        return f"{EVENT_CONTROLLER}-{self.pod_uid or self.node_name}"
 
     @property
     def kubelet_claims(self) -> str:

@@ -29,7 +29,7 @@ from pydra.kube.version import check_server
 from pydra.observability.http import serve_http
 from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import open_tracer
-from pydra.settings import Settings
+from pydra.settings import EVENT_CONTROLLER, Settings
 
 _log = logging.getLogger(__name__)
 _CLUSTER_RETRY_SECONDS = 30.0
@@ -63,8 +63,8 @@ async def serve(settings: Settings, backends: Sequence[SpawnedBackend], reread: 
         client = await stack.enter_async_context(KubeClient(credentials, user_agent=agent, report=counts))
         recorder = EventRecorder(
             client,
-            controller="pydra-agent",
-            instance=f"pydra-agent-{settings.pod_uid or settings.node_name}",
+            controller=EVENT_CONTROLLER,
+            instance=settings.event_instance,
             report=lambda result: metrics.events.labels(result).inc(),
         )
         tracer = open_tracer(os.environ, node=settings.node_name, version=__version__)

@@ -25,7 +25,7 @@ from pydra.kube.api_resources import (
 from pydra.kube.client import KubeClient
 from pydra.kube.event_recorder import Create, EventDeduplicator, EventRequest, Subject
 from pydra.kube.version import ServerVersion, check_server, parse_version
-from pydra.settings import Settings
+from pydra.settings import EVENT_CONTROLLER, Settings
 from pydra.slices.build import build_wanted
 from pydra.slices.diff import plan_slices
 from pydra.slices.foreign_slices import find_foreign
@@ -113,7 +113,7 @@ async def judge_cluster(client: KubeClient, settings: Settings, *, driver: str) 
         asked.append(("patch", RESOURCE_CLAIMS, "status"))
     answers = await asyncio.gather(*(_review(client, *one) for one in asked))
     findings += _judge_access(answers)
-    findings.append(await _judge_clock(client))
+    findings.append(await _judge_clock(client, settings))
     findings += await asyncio.gather(*(_probe_gate(client, settings.node_name, driver, probe) for probe in _PROBES))
     return runtime, findings
 
@@ -170,11 +170,11 @@ def _judge_access(answers: Sequence[tuple[str, bool | None, str]]) -> Iterator[F
         yield Finding(subject="access", level=Level.OK, found="has all permissions that the agent needs")
 
 
-async def _judge_clock(client: KubeClient) -> Finding:
-    """Compare with the time at which the API server would have created an Event."""
+async def _judge_clock(client: KubeClient, settings: Settings) -> Finding:
+    """Compare with the time at which the API server would have created an Event of the agent's."""
     subject = Subject(api_version=NODES.api_version, kind=NODES.kind, name="pydra-doctor")
     request = EventRequest(subject=subject, reason="Examined", note="", action="Examine", warning=False)
-    events = EventDeduplicator(controller="pydra-doctor", instance="pydra-doctor")
+    events = EventDeduplicator(controller=EVENT_CONTROLLER, instance=settings.event_instance)
     stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     event = events.decide(request, now=0.0, stamp=stamp, suffix="0")
     try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import helm_python
 import pytest
 
@@ -86,6 +89,19 @@ async def test_an_agent_can_write_slices_of_its_node_and_driver_only(tmp_path: P
                 await cluster.client.delete(RESOURCE_SLICES, name)
             with pytest.raises(KubeError, match="forbidden"):
                 await agent.list(PODS)
+
+
+async def test_the_doctor_examines_all_with_the_rights_of_an_agent(tmp_path: Path) -> None:
+    async with open_place() as (cluster, release):
+        await release.install()
+        agent = (await release.agent())["metadata"]["uid"]
+        async with release.as_agent(tmp_path):
+            credentials = ["--kubeconfig", str(tmp_path / "agent.kubeconfig"), "--pod-uid", agent]
+            doctor = [sys.executable, "-m", "pydra.cli.tool", "doctor", "-o", "json", "--node-name", cluster.node]
+            report = json.loads((await anyio.run_process([*doctor, *credentials], check=False)).stdout)
+        found = {one["subject"]: one["level"] for one in report["findings"] if one["level"] != "note"}
+        subjects = ("API server", "node", "access", "clock", "gate")
+        assert [found.get(one) for one in subjects] == ["ok"] * len(subjects), report
 
 
 async def test_what_is_not_the_releases_own_is_neither_taken_nor_removed() -> None:
