@@ -7,7 +7,7 @@ import logging
 import random
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
@@ -100,7 +100,9 @@ class Plugin:
 
         Where nothing listens at the start, this does not wait. Raises RuntimeUnavailable.
         """
-        await self._settled.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._pauses.patience):
+                await self._settled.wait()
         self.require_synchronized()
 
     async def wait_synchronized(self) -> None:
@@ -122,7 +124,6 @@ class Plugin:
         """Connect, again and again. What keeps it from that is logged when it changes."""
         clock = asyncio.get_running_loop().time
         attempts, is_known, logged = Attempts(), False, ""
-        self._expect()
         while True:
             began = clock()
             reached = await self._attempt()
@@ -131,7 +132,7 @@ class Plugin:
             if was_synchronized:
                 is_known = True
                 self._synchronized.clear()
-                self._expect()
+                self._await_restart()
             elif not reached and not is_known:
                 self._settled.set()
             if was_synchronized or self._problem != logged:
@@ -142,8 +143,8 @@ class Plugin:
             pause = self._pauses.choose(attempts.failures, reached=reached)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
 
-    def _expect(self) -> None:
-        """Let claims wait for the runtime from now on, until they have waited long enough."""
+    def _await_restart(self) -> None:
+        """Let claims wait for the runtime from now on, until it has been away for too long."""
         self._settled.clear()
         if self._patience is not None:
             self._patience.cancel()
