@@ -113,7 +113,8 @@ class CpuBackend:
 
     async def _check_node(self) -> None:
         """Raise ClaimError if containers cannot be restricted to CPUs here, now or at all."""
-        if manager := find_static_manager(self._tree, self._settings.kubelet_root):
+        # In a thread: a disk that does not answer must not keep the container runtime waiting, too.
+        if manager := await asyncio.to_thread(find_static_manager, self._tree, self._settings.kubelet_root):
             text = f"the kubelet of this node has the {manager}"
             if self._settings.kubelet_managers is KubeletManagers.REFUSE:
                 raise ClaimError(text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -284,6 +286,21 @@ async def test_devices_are_unhealthy_and_claims_fail_while_a_manager_of_the_kube
     async with serve(tmp_path, **policies, kubelet_managers=KubeletManagers.IGNORE) as node:
         assert (await node.backend.discover()).devices[0].health == Health()
         assert await node.create("fast", await node.prepare("claim", 1)) == "0"
+
+
+async def test_the_runtime_is_answered_while_the_kubelets_checkpoints_cannot_be_read(tmp_path: Path) -> None:
+    """As on a disk that does not answer; without an answer, the runtime creates containers on CPUs of claims."""
+    async with serve(tmp_path) as node:
+        prepared = await node.prepare("claim", 3)
+        checkpoint = tmp_path / "var/lib/kubelet/cpu_manager_state"
+        checkpoint.unlink()
+        os.mkfifo(checkpoint)
+        reading = asyncio.ensure_future(node.backend.discover())
+        writer = await asyncio.to_thread(checkpoint.open, "w")  # once it is being read
+        with writer:
+            assert await node.create("fast", prepared) == "0-2"
+            assert not reading.done()
+        await reading
 
 
 async def test_a_device_is_unhealthy_while_a_cpu_of_a_claim_is_off_line(tmp_path: Path) -> None:
