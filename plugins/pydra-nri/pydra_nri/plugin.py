@@ -180,6 +180,11 @@ def _explain(socket: str, error: OSError) -> str:
         )
     if isinstance(error, ConnectionRefusedError):
         return f"nothing listens at {socket}: the container runtime is not running, or is just starting"
+    if isinstance(error, PermissionError):
+        return (
+            f"cannot connect to {socket}: {error.strerror}; only root may: leave out runAsUser of the backend's"
+            " process, and let the node's security modules, such as SELinux, allow it"
+        )
     return f"cannot connect to {socket}: {error.strerror}"
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -367,6 +369,19 @@ async def test_a_name_or_index_that_the_runtime_would_refuse_is_an_error(name: s
 async def test_the_problem_is_named_while_no_runtime_listens(socket: str) -> None:
     async with connect("pinning", index=50, handlers=Pinning().handlers, socket=socket, pauses=FAST) as plugin:
         await wait_for_problem(plugin, "NRI is disabled in its configuration")
+
+
+async def test_a_user_who_may_not_connect_is_told_to_be_root(short_path: Path, socket: str) -> None:
+    """As a backend's process with `runAsUser`, since a runtime makes the directory for root alone."""
+    os.chmod(short_path, 0)
+    user = os.geteuid()
+    os.seteuid(user or 65534)
+    try:
+        async with connect("pinning", index=50, handlers=Pinning().handlers, socket=socket, pauses=FAST) as plugin:
+            await wait_for_problem(plugin, "Permission denied; only root may: leave out runAsUser")
+    finally:
+        os.seteuid(user)
+        os.chmod(short_path, 0o700)
 
 
 async def test_the_problem_is_named_while_a_runtime_listens_and_does_not_answer(socket: str) -> None:
