@@ -15,7 +15,7 @@ from pydra.message_text import list_names
 
 _TAINTS = {
     "unhealthy": "the backend reports the device as unhealthy: the Event DeviceUnhealthy of the node says why",
-    "stale": "the backend cannot discover its devices: the Event DevicesStale of the node, or the agent's log, says why",
+    "stale": "the backend cannot discover its devices: the Event DevicesStale of the node or the agent's log says why",
     "quarantined": "a claim with the device ended the backend's process again and again: the Event BackendDied of the "
     "node says where; delete that claim's pod, or upgrade the backend",
 }

@@ -107,7 +107,7 @@ class Metrics(ProcessMetrics):
         )
         self.devices_withheld = gauge(
             "devices_withheld",
-            "Devices that the API server refuses, or that are not published because it drops fields that make them safe.",
+            "Devices that the API server refuses, or not published because it drops fields that make them safe.",
             "driver",
         )
         self.cluster_unsupported = gauge(
