@@ -119,7 +119,7 @@ class ContainerHandlers:
         return self._list_online() if unrestricted else container.cpus
 
     def _find_pins(self, *created: Container) -> Mapping[str, Pin | PinRefused]:
-        return find_pins((*self.containers.values(), *created), self.held(), self.list_offered())
+        return find_pins(self.containers.values(), self.held(), self.list_offered(), *created)
 
     def _list_online(self) -> frozenset[int]:
         return frozenset(cpu.id for cpu in self.topology.cpus)

@@ -75,21 +75,31 @@ def build_variable(claim: Claim, shares: Shares, request: str) -> tuple[str, str
 
 
 def find_pins(
-    containers: Iterable[Container], held: Sequence[HeldClaim], offered: frozenset[int]
+    containers: Iterable[Container], held: Sequence[HeldClaim], offered: frozenset[int], *created: Container
 ) -> dict[str, Pin | PinRefused]:
-    """Return, by id, what containers may use, or why a container cannot be created.
+    """Return, by id, what containers may use, or why a container cannot be created; `created` do not run yet.
 
     A claim without a container leaves its CPUs in the pool. So the pool grows when the last container of a claim
-    ends, which is an event of the runtime; the end of a claim is none.
+    ends, which is an event of the runtime; the end of a claim is none. If only such CPUs are left, containers that run
+    have them: no other is created, nor one that would take the last of these.
     """
-    containers = tuple(containers)
-    pins, pool = _pin_claimed(containers, held, offered)
-    left = pool - list_taken(held)
-    for container in containers:
+    running = tuple(containers)
+    pins, pool = _pin_claimed((*running, *created), held, offered)
+    others = [one for one in running if not one.variables]
+    pins |= {one.id: Pin(cpus=pool) if pool else _refuse(one) for one in others}
+    for container in created:
         if not container.variables:
-            refused = PinRefused(f"{container} has no CPU to run on: claims have all CPUs of the node")
-            pins[container.id] = Pin(cpus=pool) if left else refused
+            pins[container.id] = Pin(cpus=pool) if pool - list_taken(held) else _refuse(container)
+        elif others and not pool and find_pool(running, held, offered):
+            pins[container.id] = PinRefused(
+                f"{container} would leave no CPU to containers without a claim (now {len(others)}, such as "
+                f"{others[0]}); delete their pods, or those of another claim"
+            )
     return pins
+
+
+def _refuse(container: Container) -> PinRefused:
+    return PinRefused(f"{container} has no CPU to run on: claims have all CPUs of the node")
 
 
 def find_pool(containers: Iterable[Container], held: Sequence[HeldClaim], offered: frozenset[int]) -> frozenset[int]:

@@ -30,9 +30,11 @@ def run(*env: str, cpus: str = "", name: str = "main", namespace: str = "team") 
     return Container(id=name, namespace=namespace, pod="pod", name=name, env=env, cpus=parse_cpu_list(cpus))
 
 
-def pin(*containers: Container, held: Sequence[HeldClaim], online: str = "0-7") -> dict[str, tuple[str, str] | str]:
+def pin(
+    *containers: Container, held: Sequence[HeldClaim], online: str = "0-7", created: Sequence[Container] = ()
+) -> dict[str, tuple[str, str] | str]:
     """Of each container, the CPUs and the memory, or why it is refused."""
-    found = find_pins(containers, held, parse_cpu_list(online))
+    found = find_pins(containers, held, parse_cpu_list(online), *created)
     return {
         name: (format_cpu_list(one.cpus), format_cpu_list(one.memory)) if isinstance(one, Pin) else str(one)
         for name, one in found.items()
@@ -106,8 +108,22 @@ def test_the_variable_of_another_namespace_is_refused() -> None:
 
 
 def test_a_container_without_a_claim_is_refused_when_claims_have_all_cpus_also_those_that_do_not_run_yet() -> None:
-    found = pin(run(), held=[hold(UID, "0-3"), hold(OTHER, "4-7")])
+    found = pin(created=[run()], held=[hold(UID, "0-3"), hold(OTHER, "4-7")])
     assert found == {"main": "container main of pod team/pod has no CPU to run on: claims have all CPUs of the node"}
+
+
+def test_one_that_runs_already_has_the_cpus_of_claims_without_a_container_and_keeps_the_last_of_them() -> None:
+    """It was created while the agent did not run, or CPUs have gone off-line since."""
+    one, idle = hold(UID, "0-3"), hold(OTHER, "4-7")
+    fast, late = run(variable(one), name="fast"), run(variable(idle), name="late")
+    assert pin(run(), fast, held=[one, idle])["main"] == ("4-7", "")
+    found = pin(run(), fast, created=[late], held=[one, idle])
+    assert found["late"] == (
+        "container late of pod team/pod would leave no CPU to containers without a claim (now 1, such as container "
+        "main of pod team/pod); delete their pods, or those of another claim"
+    )
+    again = run(variable(one), name="again")
+    assert pin(run(), fast, late, created=[again], held=[one, idle])["again"] == ("0-3", "0")
 
 
 def test_a_running_container_whose_claim_is_not_known_keeps_its_cpus_for_itself() -> None:
