@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from pydra import Claim, HeldClaim, Inventory, PreparedDevice, Sample
+from pydra import Claim, HeldClaim, Inventory, PreparedDevice, Sample, held_claims
 from pydra_pci import Tree
 from pydra_tpu.cdi.edits import prepare_claim
 from pydra_tpu.claim_config import TpuConfig
@@ -32,7 +32,7 @@ RUNTIME_DEADLINE = 2.0
 
 
 class TpuBackend:
-    """It remembers the last reading, by which claims are decided without a look at the machine, and what is held.
+    """It remembers the last reading, by which claims are decided without a look at the machine.
 
     That a device node is still there is checked by the agent, for each claim.
     """
@@ -43,11 +43,9 @@ class TpuBackend:
         self._metadata = metadata
         self._monitor = monitor
         self._seen: Host | None = None
-        self._held: dict[str, Claim] = {}
 
     async def restore(self, held: Sequence[HeldClaim], /) -> None:
-        """Remember who holds what: the processes of these claims may have their chips open."""
-        self._held = {one.claim.uid: one.claim for one in held}
+        """Nothing was done. A backend that has this is told what the node holds: see `held_claims`."""
 
     async def discover(self) -> Inventory:
         """The whole host and its sub-slices, with their health."""
@@ -62,13 +60,10 @@ class TpuBackend:
     async def prepare(self, claim: Claim, /) -> list[PreparedDevice]:
         """The nodes and the environment for the claim's containers."""
         host = self._seen or await self._read()
-        prepared = prepare_claim(claim, host, list_offered(host, self._settings.offer), self._settings)
-        self._held[claim.uid] = claim
-        return prepared
+        return prepare_claim(claim, host, list_offered(host, self._settings.offer), self._settings)
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
-        """Nothing was done. From now on, a process that has a chip open is not one of the claim's containers."""
-        self._held.pop(claim.uid, None)
+        """Nothing was done."""
 
     async def measure(self) -> list[Sample]:
         """Memory and use of chips, while a workload's runtime serves them; links and throttling as last told."""
@@ -78,19 +73,24 @@ class TpuBackend:
             return []
         held = [
             HeldChips(chips=tuple(sorted(_find_chips(host, [claim]))), ports=_list_ports(claim))
-            for claim in self._held.values()
+            for claim in _list_held()
         ]
         return [*build_samples(answers, host, held), *build_sdk_samples(host.chips, self._monitor.metrics)]
 
     async def _read(self) -> Host:
         before = self._seen or Host()
-        held = dict(self._held)
+        held = _list_held()
         host = await asyncio.to_thread(read_host, self._tree, self._settings, self._metadata.answers, before)
         users = await asyncio.to_thread(read_chip_users, self._tree, host.chips)
         # What was held when the look began, or is now: a claim may come or go meanwhile.
-        claimed = _find_chips(host, (held | self._held).values())
+        claimed = _find_chips(host, (*held, *_list_held()))
         chips = add_links(host.chips, self._monitor.metrics)
         return replace(host, chips=find_unclaimed_users(chips, users, claimed, before))
+
+
+def _list_held() -> list[Claim]:
+    """The claims of the node: processes of their containers may have their chips open."""
+    return [one.claim for one in held_claims()]
 
 
 def _find_chips(host: Host, claims: Iterable[Claim]) -> set[int]:

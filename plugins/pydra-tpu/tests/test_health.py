@@ -16,7 +16,7 @@ from pydra import HealthStatus, TaintEffect
 from pydra_tpu import Settings
 from pydra_tpu.health import diagnose
 from pydra_tpu.settings import Offer
-from tpu_values import chip_of, claim_of, held_claim
+from tpu_values import add_process, chip_of, claim_of, holding
 
 if TYPE_CHECKING:
     from pydra_tpu.backend import TpuBackend
@@ -41,16 +41,6 @@ async def find_ill(backend: TpuBackend) -> Mapping[str, str]:
 
 def function(root: Path, chip: int) -> Path:
     return root / "tree" / "sys" / "bus" / "pci" / "devices" / f"0000:00:{4 + chip:02x}.0"
-
-
-def add_process(root: Path, pid: int, node: str, started: int = 7) -> Path:
-    """A process of the node that has a file open."""
-    process = root / "tree" / "proc" / str(pid)
-    (process / "fd").mkdir(parents=True)
-    (process / "fd" / "0").symlink_to("/dev/null")
-    (process / "fd" / "5").symlink_to(node)
-    (process / "stat").write_text(f"{pid} (python) 3) S 1 {'0 ' * 17}{started} 0 0\n")
-    return process
 
 
 async def test_a_chip_without_its_driver_is_ill_until_it_is_bound_again(backend: TpuBackend, tmp_path: Path) -> None:
@@ -136,20 +126,14 @@ async def test_a_chip_in_use_by_a_process_without_a_claim_is_not_given_out(backe
     assert await find_ill(backend) == {}
 
 
-async def test_processes_of_a_claim_are_expected_as_long_as_it_is_held(backend: TpuBackend, tmp_path: Path) -> None:
+async def test_processes_of_a_claim_are_expected_as_long_as_the_node_holds_it(
+    backend: TpuBackend, tmp_path: Path
+) -> None:
     await backend.discover()
-    claim = claim_of("2x2-0")
-    prepared = await backend.prepare(claim)
-    add_process(tmp_path, 4711, "/dev/vfio/3")
-    assert await find_ill(backend) == {}
-    await backend.unprepare(claim, prepared)
+    with holding(claim_of("2x2-0")):  # prepared by another instance of the agent, as in an upgrade
+        add_process(tmp_path, 4711, "/dev/vfio/3")
+        assert await find_ill(backend) == {}
     assert await find_ill(backend) == dict.fromkeys(LEFT, "InUse")
-
-
-async def test_a_new_process_of_the_backend_is_told_what_is_held(backend: TpuBackend, tmp_path: Path) -> None:
-    await backend.restore([held_claim(claim_of("chip-3"))])
-    add_process(tmp_path, 4711, "/dev/vfio/3")
-    assert await find_ill(backend) == {}
 
 
 async def test_a_claim_of_a_device_that_the_settings_no_longer_offer_still_explains_its_processes(
@@ -157,19 +141,19 @@ async def test_a_claim_of_a_device_that_the_settings_no_longer_offer_still_expla
 ) -> None:
     settings = Settings(scenario="v5e-8", state=str(tmp_path), offer=Offer.CHIPS)
     async with pydra_tpu.connect(settings) as backend:
-        await backend.restore([held_claim(claim_of("2x2-0"))])
-        add_process(tmp_path, 4711, "/dev/vfio/3")
-        assert [one.name for one in (await backend.discover()).devices if one.health.reason] == []
+        with holding(claim_of("2x2-0")):
+            add_process(tmp_path, 4711, "/dev/vfio/3")
+            assert [one.name for one in (await backend.discover()).devices if one.health.reason] == []
 
 
 async def test_who_had_a_chip_before_its_claim_is_not_the_claims(backend: TpuBackend, tmp_path: Path) -> None:
     process = add_process(tmp_path, 4711, "/dev/vfio/3")
     await backend.discover()
-    await backend.prepare(claim_of("chip-3"))
-    assert await find_ill(backend) == dict.fromkeys(LEFT, "InUse")
-    shutil.rmtree(process)
-    add_process(tmp_path, 4711, "/dev/vfio/3", started=8)  # another one, with the same id
-    assert await find_ill(backend) == {}
+    with holding(claim_of("chip-3")):
+        assert await find_ill(backend) == dict.fromkeys(LEFT, "InUse")
+        shutil.rmtree(process)
+        add_process(tmp_path, 4711, "/dev/vfio/3", started=8)  # another one, with the same id
+        assert await find_ill(backend) == {}
 
 
 async def test_processes_that_cannot_be_read_are_nobodys(backend: TpuBackend, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pydra_tpu.runtime_metrics.client import DUTY_CYCLE
 from pydra_tpu.runtime_metrics.find_runtimes import ask_runtimes
 from pydra_tpu.runtime_metrics.samples import HeldChips, RuntimeAnswer, build_samples
 from pydra_tpu.simulation.runtime import GIB, SimulatedRuntime, describe_workload, run_runtime
-from tpu_values import allocated_device, chip_of, claim_of, host_of
+from tpu_values import allocated_device, chip_of, claim_of, holding, host_of
 
 
 def by_chip(samples: list[Sample], name: str) -> Mapping[tuple[str, str], float]:
@@ -44,10 +44,10 @@ async def test_a_workload_on_a_sub_slice_is_measured_on_the_chips_of_its_claim(t
         settings = Settings(scenario="v5e-8", state=str(tmp_path), runtime_metrics_ports=(runtime.port,))
         async with pydra_tpu.connect(settings) as backend:
             await backend.discover()
-            await backend.prepare(claim_of("2x2-4"))
-            mine = by_chip(list(await backend.measure()), "duty_cycle_ratio")
-            await backend.prepare(claim_of("2x2-0", uid="uid-2"))
-            unknown = by_chip(list(await backend.measure()), "duty_cycle_ratio")
+            with holding(claim_of("2x2-4")):
+                mine = by_chip(list(await backend.measure()), "duty_cycle_ratio")
+            with holding(claim_of("2x2-4"), claim_of("2x2-0", uid="uid-2")):
+                unknown = by_chip(list(await backend.measure()), "duty_cycle_ratio")
     assert [*mine] == [("chip-4", "0"), ("chip-5", "1"), ("chip-6", "2"), ("chip-7", "3")]
     assert [*unknown] == [("", "0"), ("", "1"), ("", "2"), ("", "3")]
 
@@ -63,8 +63,8 @@ async def test_a_runtime_numbers_its_chips_by_the_text_of_their_nodes_names(
         settings = Settings(scenario="v5e-8+groups-from-8", state=str(tmp_path), runtime_metrics_ports=(runtime.port,))
         async with pydra_tpu.connect(settings) as backend:
             devices = {one.name: one.attributes for one in (await backend.discover()).devices}
-            await backend.prepare(claim_of(device))
-            samples = by_chip(list(await backend.measure()), "duty_cycle_ratio")
+            with holding(claim_of(device)):
+                samples = by_chip(list(await backend.measure()), "duty_cycle_ratio")
     assert [*samples] == [(f"chip-{chip}", str(number)) for number, chip in enumerate(chips)]
     assert [devices[f"chip-{chip}"]["index"] for chip in (0, 1, 2, 7)] == [6, 7, 0, 5]
     assert devices["2x2-4"]["index"] == 2
@@ -76,12 +76,14 @@ async def test_two_workloads_are_measured_on_the_chips_of_the_claims_that_name_t
         settings = Settings(scenario="v5e-8", state=str(tmp_path), runtime_metrics_ports=(one.port, other.port))
         async with pydra_tpu.connect(settings) as backend:
             await backend.discover()
-            for uid, device, port in (("a", "2x2-4", one.port), ("b", "2x2-0", other.port)):
-                configs = (TpuConfig(metrics_ports=(port,)),)
-                await backend.prepare(claim_of(allocated_device(device, configs=configs), uid=uid))
-            samples = [one for one in await backend.measure() if one.name == "duty_cycle_ratio"]
-            await backend.prepare(claim_of("1x2-0", uid="c"))  # its runtime could be at either port
-            unknown = by_chip(list(await backend.measure()), "duty_cycle_ratio")
+            claims = [
+                claim_of(allocated_device(device, configs=(TpuConfig(metrics_ports=(port,)),)), uid=uid)
+                for uid, device, port in (("a", "2x2-4", one.port), ("b", "2x2-0", other.port))
+            ]
+            with holding(*claims):
+                samples = [one for one in await backend.measure() if one.name == "duty_cycle_ratio"]
+            with holding(*claims, claim_of("1x2-0", uid="c")):  # its runtime could be at either port
+                unknown = by_chip(list(await backend.measure()), "duty_cycle_ratio")
     assert {(sample.labels["port"], sample.device) for sample in samples} == {
         *((str(one.port), f"chip-{n}") for n in range(4, 8)),
         *((str(other.port), f"chip-{n}") for n in range(4)),

@@ -1,10 +1,14 @@
-"""Machines, claims and allocated devices for the tests."""
+"""Machines, their processes, claims and allocated devices for the tests."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pydra import AllocatedDevice, Claim, HeldClaim
+from pydra.backends.contract import held_copy
 from pydra_tpu.generations import BY_NAME
 from pydra_tpu.geometry import Bounds
 from pydra_tpu.hardware_types import Chip, ChipFunction, Host, SliceFacts
@@ -33,6 +37,16 @@ def chip_of(generation: str, index: int, **fields: Any) -> Chip:
     return Chip(index=index, functions=(ChipFunction(**{**function, **given}),), **fields)
 
 
+def add_process(root: Path, pid: int, node: str, started: int = 7) -> Path:
+    """A process of the node that has a file open."""
+    process = root / "tree" / "proc" / str(pid)
+    (process / "fd").mkdir(parents=True)
+    (process / "fd" / "0").symlink_to("/dev/null")
+    (process / "fd" / "5").symlink_to(node)
+    (process / "stat").write_text(f"{pid} (python) 3) S 1 {'0 ' * 17}{started} 0 0\n")
+    return process
+
+
 def claim_of(*devices: str | AllocatedDevice, uid: str = "uid-1", plan: Any = None) -> Claim:
     allocated = tuple(allocated_device(one) if isinstance(one, str) else one for one in devices)
     return Claim(uid=uid, namespace="default", name="mine", devices=allocated, plan=plan)
@@ -42,5 +56,12 @@ def allocated_device(name: str, **fields: Any) -> AllocatedDevice:
     return AllocatedDevice(request="tpus", pool="node", device=name, **fields)
 
 
-def held_claim(claim: Claim) -> HeldClaim:
-    return HeldClaim(claim=claim, prepared=(), completed=True)
+@contextmanager
+def holding(*claims: Claim) -> Iterator[None]:
+    """The node holds these claims, whichever instance of the agent prepared them."""
+    before = held_copy.read
+    held_copy.read = lambda: tuple(HeldClaim(claim=one, prepared=(), completed=True) for one in claims)
+    try:
+        yield
+    finally:
+        held_copy.read = before
