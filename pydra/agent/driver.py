@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -317,6 +317,13 @@ class DriverService:
         finally:
             self._lock.end_restore()
 
+    async def _read_held(self) -> None:
+        """Pass to the backend what other instances have changed, unless the disk keeps it."""
+        if self._facts.reads_held:
+            with suppress(CheckpointError):
+                async with self._store:
+                    pass
+
     # Claims: a pod starts or ends
 
     def _build_claims(self) -> ClaimPreparer:
@@ -461,6 +468,7 @@ class DriverService:
             ),
             additions=self._additions,
             rescan_period=settings.rescan_period,
+            read_held=self._read_held,
             quarantined=lambda: {one.device: "CrashesBackend" for one in supervisor.quarantined()},
             publish=publish,
             report=self._report,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
 import anyio
 import msgspec
@@ -48,17 +48,22 @@ class InventoryLoop:
         policy: HealthPolicy,
         additions: Additions,
         rescan_period: float,
+        read_held: Callable[[], Awaitable[None]],
         quarantined: Callable[[], Mapping[str, str]],
         publish: Callable[[Published], None],
         report: Callable[[DevicesStale], None],
     ) -> None:
-        """`quarantined` returns the devices of quarantined claims, each with the reason in one word."""
+        """`read_held` is awaited before each `discover`, which may read what the node holds.
+
+        `quarantined` returns the devices of quarantined claims, each with the reason in one word.
+        """
         self._backend = backend
         self._driver = driver
         self._pool = pool
         self._policy = policy
         self._additions = additions
         self._rescan_period = rescan_period
+        self._read_held = read_held
         self._quarantined = quarantined
         self._publish = publish
         self._report = report
@@ -112,6 +117,7 @@ class InventoryLoop:
 
     async def _discover(self) -> None:
         began = time.monotonic()
+        await self._read_held()
         try:
             inventory = add_to_inventory(await self._backend.discover(), self._additions)
         except PydraError as error:

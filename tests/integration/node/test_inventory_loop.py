@@ -83,6 +83,7 @@ async def looking(
         policy=policy,
         additions=Additions(),
         rescan_period=60,
+        read_held=anyio.lowlevel.checkpoint,
         quarantined=lambda: quarantined,
         publish=notes.publish,
         report=notes.events.append,
