@@ -106,15 +106,16 @@ def identify(gpu: Gpu, partition: Partition) -> DeviceStatus:
 def list_functions(reading: Reading) -> Mapping[str, OfferedFunction]:
     """The functions that can be passed through, by device name: amdgpu has them, vfio-pci or a variant, or nothing.
 
-    Those of other drivers are numbered too, and virtual ones behind all others: which of the GPUs a name means depends
-    neither on the driver that has it nor on how many virtual functions there are.
+    Those of other drivers are numbered too, and those that are gone, and virtual ones behind all others: which of the
+    GPUs a name means depends neither on the driver that has it nor on how many virtual functions there are.
     """
     gpus = {gpu.address: gpu for gpu in reading.known}
     found: dict[str, OfferedFunction] = {}
-    for index, one in enumerate(sorted(reading.functions, key=lambda one: one.is_virtual)):
+    numbered = sorted((*reading.functions, *reading.gone), key=lambda one: (one.is_virtual, one.address))
+    for index, one in enumerate(numbered):
         gpu = gpus.get(one.address)
         is_free = one.driver == "" or is_vfio(one.driver) or (one.driver == AMDGPU and gpu is not None)
-        if is_free and one.group and not one.has_virtual:
+        if is_free and one.group and not one.has_virtual and one not in reading.gone:
             found[name_function(index)] = OfferedFunction(name=name_function(index), function=one, gpu=gpu)
     return found
 

@@ -93,9 +93,10 @@ class HardwareReader:
     def _add_functions(self, reading: Reading) -> Reading:
         if self._bus is None:
             return reading
-        choose = self._vfio_drivers.choose
-        functions = (replace(one, vfio_driver=choose(one.modalias)) for one in self._bus.functions().values())
-        return replace(reading, functions=tuple(functions), vfio=read_vfio_host(self._tree))
+        choose, present = self._vfio_drivers.choose, self._bus.functions()
+        functions = (replace(one, vfio_driver=choose(one.modalias)) for one in present.values())
+        gone = (one for one in (*self._last.functions, *self._last.gone) if one.address not in present)
+        return replace(reading, functions=tuple(functions), gone=tuple(gone), vfio=read_vfio_host(self._tree))
 
 
 def read_machine(tree: Tree) -> Reading:

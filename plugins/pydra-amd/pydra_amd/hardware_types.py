@@ -121,7 +121,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     others that the driver has are not usable, by address.
     `driver_version` and `source_version` are empty for a driver of the kernel itself, which has none. `missing` has the
     paths of device nodes that should be there. `functions` are AMD's GPUs whatever driver has them, and `vfio` what the
-    node can do for their passthrough; nothing where that is switched off.
+    node can do for their passthrough; nothing where that is switched off. `gone` are functions of a reading before that
+    are not on the bus any more.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -130,6 +131,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     source_version: str = ""
     missing: tuple[str, ...] = ()
     functions: tuple[PciFunction, ...] = ()
+    gone: tuple[PciFunction, ...] = ()
     vfio: VfioHost = VfioHost()
     problems: Mapping[str, str] = {}
 

@@ -130,6 +130,25 @@ async def test_a_guest_and_a_container_never_have_one_gpu(tmp_path: Path) -> Non
             await node.plan("gpu-vfio-1", OTHER, uid="uid-2")
 
 
+async def test_a_gpu_that_leaves_the_bus_takes_no_name_from_another(tmp_path: Path) -> None:
+    async with machine(tmp_path, scenario="mi300x-8") as node:
+        before = await node.devices()
+        await node.prepare("gpu-vfio-3")
+        entry = node.root / "sys/bus/pci/devices" / str(before["gpu-vfio-1"].attributes["pciAddr"])
+        bound = node.root / "sys/bus/pci/drivers/amdgpu" / entry.name
+        places = {path: path.readlink() for path in (entry, bound)}
+        for path in places:
+            path.unlink()
+        for _ in range(2):
+            after = {name: one.attributes for name, one in (await node.devices()).items() if "vfio" in name}
+            assert after == {name: before[name].attributes for name in after}
+            assert len(after) == 7
+        await node.prepare("gpu-vfio-2", uid="uid-2")
+        for path, place in places.items():
+            path.symlink_to(place)
+        assert (await node.devices())["gpu-vfio-1"] == before["gpu-vfio-1"]
+
+
 async def test_functions_of_one_iommu_group_are_never_given_to_two_claims(tmp_path: Path) -> None:
     functions = tmp_path / "tree/sys/bus/pci/devices"
     async with machine(tmp_path) as node:
