@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from grpclib.const import Cardinality, Handler
+from grpclib.server import Stream
 from msgspec.structs import replace
 
 import pydra_tpu
@@ -18,6 +20,7 @@ from pydra_tpu.claim_config import TpuConfig
 from pydra_tpu.hardware_types import Process
 from pydra_tpu.runtime_metrics.client import DUTY_CYCLE
 from pydra_tpu.runtime_metrics.find_runtimes import ask_runtimes
+from pydra_tpu.runtime_metrics.pb import Metric, MetricRequest, MetricResponse, TpuMetric
 from pydra_tpu.runtime_metrics.samples import HeldChips, RuntimeAnswer, build_samples
 from pydra_tpu.simulation.runtime import GIB, SimulatedRuntime, describe_workload, run_runtime
 from tpu_values import allocated_device, chip_of, claim_of, holding, host_of
@@ -113,6 +116,43 @@ async def test_what_is_no_metrics_service_is_not_answered() -> None:
     async with server:
         assert await ask_runtimes((port,), 5) == (RuntimeAnswer(port=port),)
     assert await ask_runtimes((port,), 5) == ()
+
+
+class ForeignAnswer(SimulatedRuntime):
+    """Another service, or another version of this one: it answers with bytes that are none of its messages."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__({})
+        self.bytes = answer
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 - as grpclib calls it
+        return self.bytes
+
+    async def send(self, stream: Stream[MetricRequest, ForeignAnswer]) -> None:
+        await stream.recv_message()
+        await stream.send_message(self)
+
+    def __mapping__(self) -> Mapping[str, Handler]:
+        (path,) = super().__mapping__()
+        return {path: Handler(self.send, Cardinality.UNARY_UNARY, MetricRequest, ForeignAnswer)}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\x08\x01",  # the metric as a number
+        bytes(MetricResponse(metric=TpuMetric(name="m", metrics=[Metric()]))).replace(b"\x1a\x00", b"\x18\x00"),
+        b"\x0a\x08\x1a\x06\x0a\x02\x10\x01\x18\x01",  # an attribute's value and a gauge as numbers
+    ],
+)
+async def test_a_service_that_answers_with_something_else_hides_no_runtime(answer: bytes) -> None:
+    async with (
+        run_runtime(ForeignAnswer(answer)) as foreign,
+        run_runtime(SimulatedRuntime(describe_workload(4, 1, 16))) as runtime,
+    ):
+        first, second = await ask_runtimes((foreign.port, runtime.port), 5)
+    assert first == RuntimeAnswer(port=foreign.port)
+    assert len(second.duty_percent) == 4
 
 
 async def test_a_metric_that_a_runtime_does_not_have_is_left_out() -> None:
