@@ -60,7 +60,7 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True):
 
     What the TPU runtime says while a workload runs: `links`, ICI links by name, with 0 for a healthy one, 1 to 5 for
     transient, 6 to 9 for persistent trouble, 10 for one that cannot be used; `throttle`, by how many tenths the chip is
-    slowed down.
+    slowed down, None where it does not say.
     """
 
     index: int
@@ -68,7 +68,7 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True):
     missing_functions: int = 0
     unclaimed_users: tuple[Process, ...] = ()
     links: Mapping[str, int] = {}
-    throttle: int = 0
+    throttle: int | None = None
 
     @property
     def generation(self) -> Generation:

@@ -38,7 +38,7 @@ def add_links(chips: Sequence[Chip], metrics: SdkMetrics) -> tuple[Chip, ...]:
         replace(
             chip,
             links=links[place] if len(links) == len(chips) else {},
-            throttle=throttle[place] if len(throttle) == len(chips) else 0,
+            throttle=throttle[place] if len(throttle) == len(chips) else None,
         )
         if chip.present
         else chip
@@ -53,7 +53,7 @@ def build_sdk_samples(chips: Sequence[Chip], metrics: SdkMetrics) -> Iterator[Sa
         for link, state in sorted(chip.links.items()):
             text = "State of an ICI link: 0 healthy, 1 to 5 transient, 6 to 9 persistent trouble, 10 unusable."
             yield Sample(name="ici_link_state", value=state, help=text, device=device, labels={"link": link})
-        if metrics.tpu_throttle_score:
+        if chip.throttle is not None:
             text = "Share by which a chip is slowed down."
             yield Sample(name="throttle_ratio", value=chip.throttle / 10, help=text, device=device)
     uses = [value for text in metrics.tensorcore_util if (value := _read_percent(text)) is not None]
