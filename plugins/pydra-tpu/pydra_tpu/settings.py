@@ -85,3 +85,6 @@ class Settings(RootSettings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if wrong := [name for name in self.worker_hostnames if not HOSTNAME.fullmatch(name)]:
             raise ValueError(f"workerHostnames: {wrong[0]!r} is not a host name or an address")
+        port = self.metadata_server.partition(":")[2]
+        if port and not 1 <= int(port) <= 65535:
+            raise ValueError(f"metadataServer: {port} is not a port; it must be 1 to 65535")

@@ -171,3 +171,9 @@ async def test_a_server_that_hangs_costs_its_deadline_and_is_told_once(caplog: p
 
 async def test_without_an_address_nothing_is_asked() -> None:
     await asyncio.wait_for(MetadataServer("").run(), 30)
+
+
+@pytest.mark.parametrize("port", [0, 65536])
+def test_an_address_with_a_port_that_does_not_exist_is_refused(port: int) -> None:
+    with pytest.raises(ValueError, match=f"metadataServer: {port} is not a port; it must be 1 to 65535"):
+        Settings(metadata_server=f"169.254.169.254:{port}")
