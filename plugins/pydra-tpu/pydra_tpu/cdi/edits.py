@@ -10,7 +10,7 @@ from pydra_tpu.cdi.mesh_processes import find_processes
 from pydra_tpu.claim_chips import find_chips, identify
 from pydra_tpu.claim_config import TpuConfig
 from pydra_tpu.geometry import SubSlice
-from pydra_tpu.hardware_types import VFIO_CONTROL, Host, host_node
+from pydra_tpu.hardware_types import VFIO_CONTROL, Chip, Host, host_node
 from pydra_tpu.settings import Settings
 
 LOGS = "/tmp/tpu_logs"  # noqa: S108 - where libtpu writes
@@ -30,7 +30,7 @@ def prepare_claim(
     Raises:
         UnknownDevice: a device is not offered any more.
         NotAMesh: the chips of all its devices do not form a sub-slice.
-        ChipUnusable: a chip has no device node.
+        ChipUnusable: a chip is gone, or lacks a function or a device node.
         NotProcesses: each request is to be a process, and they have no equal parts of the mesh.
     """
     return [_prepare_device(claim, one, host, offered, settings) for one in claim.devices]
@@ -43,12 +43,8 @@ def _prepare_device(
     mesh = host.find_mesh(chips)
     assert mesh is not None  # it has at least this device
     own = [host.chips[index] for index in offered[device.device].chips]
-    if useless := [(chip, function) for chip in own for function in chip.functions if not function.node]:
-        chip, function = useless[0]
-        raise ChipUnusable(
-            f"chip {chip.index} ({function.address}) is bound to {function.driver or 'no driver'}, and has "
-            "no device node; the node's admin must bind it to the driver for TPUs"
-        )
+    if problem := next((text for chip in own if (text := _find_problem(chip))), ""):
+        raise ChipUnusable(problem)
     control = [VFIO_CONTROL] if any(chip.uses_vfio for chip in own) else []
     nodes = [*dict.fromkeys(node for chip in own for node in chip.nodes), *control]
     config = device.config(TpuConfig) or TpuConfig()
@@ -66,6 +62,25 @@ def _prepare_device(
         own_container=process is not None,
         status=identify(own),
     )
+
+
+def _find_problem(chip: Chip) -> str:
+    """Why containers cannot use the chip, and what to do; empty if they can."""
+    gone = [function.address for function in chip.functions if not function.present]
+    unbound = [function for function in chip.functions if not function.node]
+    if gone:
+        text = f"there is no PCI function {gone[0]} any more"
+    elif unbound:
+        driver, address = unbound[0].driver or "no driver", unbound[0].address
+        return (
+            f"chip {chip.index} ({address}) is bound to {driver}, and has no device node; the node's admin must bind it"
+            " to the driver for TPUs"
+        )
+    elif chip.missing_functions:
+        text = f"it has {len(chip.functions)} PCI functions, and other chips of this machine have more"
+    else:
+        return ""
+    return f"chip {chip.index} ({chip.address}) cannot be used: {text}; delete the pod to have another"
 
 
 def _mount_logs(directory: str) -> Mount:

@@ -221,9 +221,17 @@ def test_what_is_not_a_mesh_is_refused(devices: tuple[str, ...], error: type[Cla
         find_chips(claim_of(*devices).devices, OFFERED, 8, admin=False)
 
 
-def test_a_chip_without_a_device_node_is_refused_with_its_driver() -> None:
-    host = Host(chips=(chip_of("v6e", 0, node="", driver="", node_exists=False),))
-    with pytest.raises(ChipUnusable, match="bound to no driver"):
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"node": "", "driver": ""}, r"0000:00:04.0\) is bound to no driver, .* must bind it to the driver for TPUs"),
+        ({"node": "", "driver": "", "present": False}, "no PCI function 0000:00:04.0 any more; delete the pod to have"),
+        ({"missing_functions": 1}, "it has 1 PCI functions, and other chips of this machine have more; delete the pod"),
+    ],
+)
+def test_a_chip_that_containers_cannot_use_is_refused_with_what_to_do(fields: dict[str, object], words: str) -> None:
+    host = Host(chips=(chip_of("v6e", 0, **fields),))
+    with pytest.raises(ChipUnusable, match=words):
         prepare_claim(claim_of("chip-0"), host, list_offered(host, Offer.SUB_SLICES), Settings())
 
 
