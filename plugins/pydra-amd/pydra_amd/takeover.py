@@ -3,8 +3,8 @@
     {"checksum": n, "v1": {"preparedClaims": {UID: [{request_names, pool_name, device_name, ...}]}}}
 
 Its plugin must have ended: two plugins of one driver name would prepare behind each other's back. A claim becomes one
-that holds what its devices' names mean now; no hardware is touched. One whose devices
-cannot be found is prepared again.
+that holds what its devices' names mean now; no hardware is touched. One whose devices cannot be found is prepared
+again; where no GPU can be used at all, that waits until one can.
 The checksum is over what that driver's Go structures print, which differs by version, and is not looked at.
 Source: ROCm/k8s-gpu-dra-driver, cmd/gpu-kubeletplugin/checkpoint.go and state.go, and the kubelet's API for the device.
 """
@@ -18,7 +18,7 @@ from typing import Annotated
 
 import msgspec
 
-from pydra import AllocatedDevice, Claim, Inheritance, InheritedClaim
+from pydra import AllocatedDevice, Claim, ClaimError, Inheritance, InheritedClaim
 from pydra_amd.cdi.edits import build_edits
 from pydra_amd.claim_records import Hold, build_data
 from pydra_amd.devices import Offered, identify, list_offered
@@ -45,8 +45,14 @@ class _Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     v1: _V1
 
 
+class GpusUnusable(ClaimError):
+    """This process can use none of the GPUs that claims have."""
+
+    reason = "GpusUnusable"
+
+
 async def inherit_claims(directory: str, reading: Reading, tree: Tree) -> Inheritance:
-    """What the plugin directory holds of that driver's. Raises VendorRuns."""
+    """What the plugin directory holds of that driver's. Raises VendorRuns, GpusUnusable."""
     path = os.path.join(directory, FILE)
     text = await read_left_checkpoint(path, "AMD")
     if text is None:
@@ -56,6 +62,12 @@ async def inherit_claims(directory: str, reading: Reading, tree: Tree) -> Inheri
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         _log.warning("%s cannot be read, its claims are prepared again: %s", path, error)
         return Inheritance(files=(path,))
+    if checkpoint.v1.prepared_claims and reading.problems and not reading.gpus:
+        address, why = min(reading.problems.items())
+        raise GpusUnusable(
+            f"the claims that AMD's driver prepared ({path}) are taken over when their GPUs can be used: GPU {address}:"
+            f" {why}; to do without these claims, remove the file and delete their pods"
+        )
     return Inheritance(claims=tuple(_convert(checkpoint.v1, reading, tree)), files=(path,))
 
 

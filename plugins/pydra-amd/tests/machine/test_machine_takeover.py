@@ -122,3 +122,17 @@ async def test_nothing_is_taken_while_that_driver_serves(plugin: Path, tmp_path:
             with pytest.raises(ClaimError, match="AMD's own DRA driver still serves"):
                 await backend.inherit(str(plugin))
         assert len((await backend.inherit(str(plugin))).claims) == 1
+
+
+async def test_claims_wait_for_an_agent_that_may_see_the_gpus(plugin: Path, tmp_path: Path) -> None:
+    leave(plugin, first=["gpu-1-128"])
+    async with pydra_amd.connect(settings(tmp_path)) as backend:
+        nodes = [*(tmp_path / "tree/sys/class/kfd/kfd/topology/nodes").glob("*/properties")]
+        shown = {path: path.read_text() for path in nodes}
+        for path in nodes:
+            path.write_text("")  # as the kernel has it for a container that may not open the GPUs
+        with pytest.raises(ClaimError, match=r"KFD shows no node for it, .* backends.amd.privileged.* remove the file"):
+            await backend.inherit(str(plugin))
+        for path, text in shown.items():
+            path.write_text(text)
+        assert [one.claim.uid for one in (await backend.inherit(str(plugin))).claims] == ["first"]
