@@ -7,10 +7,13 @@ counts the devices of a process.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 from typing import NamedTuple, TypeAlias
 
 import msgspec
+
+_TOPOLOGY = re.compile(r"[1-9][0-9]{0,2}(x[1-9][0-9]{0,2}){1,2}")
 
 Coordinates: TypeAlias = tuple[int, int, int]
 
@@ -82,10 +85,9 @@ def divide_bounds(whole: Bounds, part: Bounds) -> Bounds | None:
 
 def parse_topology(text: str) -> Bounds:
     """The shape in `2x4` or `2x2x1`. Raises ValueError for what is not a shape."""
-    lengths = text.split("x")
-    if len(lengths) not in (2, 3) or not all(one.isascii() and one.isdecimal() and int(one) for one in lengths):
-        raise ValueError(f"{text!r} is not a topology; it must be two or three numbers, such as 2x4 or 2x2x1")
-    return Bounds(*map(int, lengths))
+    if not _TOPOLOGY.fullmatch(text):
+        raise ValueError(f"{text[:64]!r} is not a topology; it must be two or three numbers, such as 2x4 or 2x2x1")
+    return Bounds(*map(int, text.split("x")))
 
 
 def format_topology(bounds: Bounds, dimensions: int) -> str:
