@@ -25,11 +25,11 @@ def build_attributes(offered: Offered, reading: Reading) -> dict[str, AttributeV
         "type": "amdgpu" if offered.is_whole else "amdgpu-partition",
         "pciAddr": gpu.address,
         "deviceID": gpu.device or None,
-        "productName": re.sub(r"[()]", "", gpu.product).replace(" ", "_")[:64] or None,
+        "productName": _cut(re.sub(r"[()]", "", gpu.product).replace(" ", "_")),
         "family": _FAMILIES.get(gpu.gfx // 10000),
         "driverVersion": parse_version(reading.driver_version),
-        "driverVersionFull": reading.driver_version[:64] or None,
-        "driverSrcVersion": reading.source_version[:64] or None,
+        "driverVersionFull": _cut(reading.driver_version),
+        "driverSrcVersion": _cut(reading.source_version),
         "gpuIndex": gpu.index,
         "gfxVersion": f"gfx{name_version(gpu.gfx)}" if gpu.gfx else None,
         "uniqueID": unique_id,
@@ -80,3 +80,8 @@ def parse_version(text: str) -> Version | None:
 def name_version(gfx: int) -> str:
     """`942` for 90402: the minor version and the stepping are a hexadecimal digit each."""
     return f"{gfx // 10000}{gfx // 100 % 100:x}{gfx % 100:x}"
+
+
+def _cut(text: str) -> str | None:
+    """As much as the API takes of a text, which it counts in bytes; None if there is none."""
+    return text.encode()[:64].decode(errors="ignore") or None

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from amd_values import gpu_of, reading_of
 from pydra import Version
+from pydra.inventory.api_rules import validate_inventory
 from pydra_amd.inventory.attributes import parse_version
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.models import name_product
@@ -48,6 +49,12 @@ def test_a_whole_gpu_has_amds_name_attributes_and_capacities() -> None:
         "computeUnits": 304,
         "simdUnits": 1216,
     }
+
+
+def test_bytes_that_are_no_text_do_not_keep_a_gpu_from_being_published() -> None:
+    unwritten = (b"\xff" * 40).decode(errors="replace")  # a board's memory that nobody has written, for example
+    reading = reading_of(gpu_of(product=unwritten), driver_version=unwritten, source_version=unwritten)
+    assert validate_inventory(build_inventory(reading, EXISTING)).dropped == ()
 
 
 def test_partitions_that_the_admin_made_are_devices_by_their_own_nodes() -> None:
