@@ -81,7 +81,11 @@ needs_runc = pytest.mark.skipif(shutil.which("runc") is None or os.geteuid() != 
 @pytest.mark.parametrize(
     ("command", "code", "told"),
     [
-        ("test -c /dev/mine && cat /etc/mine > /dev/mine && echo found $MINE", 0, "of pod default/real: found 1"),
+        (
+            "sleep 4; test -c /dev/mine && cat /etc/mine > /dev/mine && echo found $MINE",
+            0,
+            "of pod default/real: found 1",
+        ),
         ("exit 3", 1, "FAILED: container main of pod default/real ended with status 3"),
     ],
 )
@@ -100,7 +104,8 @@ async def test_a_container_is_stopped_before_its_claim_is_unprepared(tmp_path: P
     """The backend looks for the container's process, which it knows by its argument."""
     backend, pod = tmp_path / "mine.py", tmp_path / "pod.yaml"
     backend.write_text(BACKEND)
-    pod.write_text(POD.replace("COMMAND", f'"echo started; sleep 1000; echo {tmp_path}"'))
+    endless = POD.replace("restartPolicy: Never", "restartPolicy: Always")
+    pod.write_text(endless.replace("COMMAND", f'"echo started; sleep 1000; echo {tmp_path}"'))
     said: list[str] = []
     options = Options(backend=str(backend), manifests=(str(pod),), once=True, run="runc")
     assert await run_until_signal(DevCommand(options, write=said.append)) == 0, "\n".join(said)

@@ -139,16 +139,16 @@ class Containers:
         self._tasks = tasks
         self._tell = tell
         self._ids: dict[str, set[str]] = {}
-        self._running = 0
+        self._running: dict[str, bool] = {}
         self._ended = anyio.Event()
         self.failed = ""
         """The last that did not end with status 0, although it was not stopped."""
 
-    def start(self, step: ContainerCreated) -> None:
-        """Start a container that the kubelet has created."""
+    def start(self, step: ContainerCreated, *, ends: bool) -> None:
+        """Start a container that the kubelet has created; `ends`: it runs until its work is done."""
         name = f"{step.pod.replace('/', '-')}-{step.container}"
         self._ids.setdefault(step.pod, set()).add(name)
-        self._running += 1
+        self._running[f"{step.container} of pod {step.pod}"] = ends
         self._tasks.start_soon(self._run, step, name, name=f"container {name}")
 
     async def stop(self, pod: str) -> None:
@@ -163,11 +163,17 @@ class Containers:
         for pod in tuple(self._ids):
             await self.stop(pod)
 
-    async def wait_ended(self, seconds: float) -> None:
-        """Wait until all have ended, at most so long."""
-        with anyio.move_on_after(seconds):
-            while self._running:
-                await self._ended.wait()
+    async def wait_ended(self, *, seconds: float, endless_seconds: float) -> None:
+        """Wait until all have ended, at most so long; report those that have work to do and still run."""
+        for limit, waits in ((endless_seconds, self._running.__len__), (seconds, self._list_at_work)):
+            with anyio.move_on_after(limit):
+                while waits():
+                    await self._ended.wait()
+        for title in self._list_at_work():
+            self._tell(title, f"still runs after {seconds:g} s, and is stopped; --timeout gives it more")
+
+    def _list_at_work(self) -> list[str]:
+        return [title for title, ends in self._running.items() if ends]
 
     def _command(self) -> list[str]:
         return [self._runtime, "--root", f"{self._root}/state"]
@@ -183,7 +189,7 @@ class Containers:
                         readers.start_soon(self._read, title, stream)
                 status = await process.wait()
         finally:
-            self._running -= 1
+            self._running.pop(title, None)
             self._ended.set()
             self._ended = anyio.Event()
         if name in self._ids.get(step.pod, ()):

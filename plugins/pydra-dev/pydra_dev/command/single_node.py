@@ -47,8 +47,9 @@ SETTLED = 1.0
 POD_ATTEMPTS = 3
 """After so many failures of one of its pods the run gives up."""
 QUICK_DEATH = 5.0
-CONTAINER_SECONDS = 3.0
-"""How long real containers may run with `once`."""
+ENDLESS_SECONDS = 3.0
+"""How long real containers that do not end by themselves run with `once`."""
+ENDLESS = ("sleep", "infinity")
 FoundT = TypeVar("FoundT")
 
 
@@ -210,7 +211,7 @@ class SingleNodeRun:
 
     async def _show_end(self) -> None:
         if self._containers is not None:
-            await self._containers.wait_ended(CONTAINER_SECONDS)
+            await self._containers.wait_ended(seconds=self._options.deadline, endless_seconds=ENDLESS_SECONDS)
             self._refuse_hopeless()
         if self._report.is_bare:
             with anyio.move_on_after(SETTLED):
@@ -259,7 +260,7 @@ class SingleNodeRun:
             shown.follow(step)
             self._page.changed.notify()
         if isinstance(step, ContainerCreated) and self._containers is not None:
-            self._containers.start(step)
+            self._containers.start(step, ends=self._is_finite(step))
         if isinstance(step, Called):
             self._pod_deletion.follow(step)
         self._report.follow(step)
@@ -282,6 +283,11 @@ class SingleNodeRun:
         """Whether all pods run; a node that stays up does not wait for those that cannot be scheduled."""
         waived = () if self._options.once else self._find_unschedulable()
         return self._report.ran.issuperset(pod for pod in self._pods if pod not in waived)
+
+    def _is_finite(self, container: ContainerCreated) -> bool:
+        """Whether it ends by itself, as far as its pod says."""
+        policy = (self._find_pod(container.pod) or {}).get("spec", {}).get("restartPolicy", "Always")
+        return policy != "Always" and container.after.args not in ((), ENDLESS)
 
     def _find_pod(self, pod: str) -> JsonObject | None:
         namespace, _, name = pod.partition("/")
