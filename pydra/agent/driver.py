@@ -68,6 +68,8 @@ _OPEN_RETRY_SECONDS = 5.0
 _RESTORE_FILES_SECONDS = 5.0
 """How long missing CDI files may delay the registration; garbage collection restores the rest."""
 _RESTORE_SECONDS = 60.0
+_RESTORE_PATIENCE_SECONDS = 5.0
+"""A slow `restore` holds up the registration for no longer: the kubelet would try claims again after a minute only."""
 _BOOT_ID_BYTES = 256
 
 _TAINTS = {
@@ -99,6 +101,7 @@ class Driver:
         self._missing = f"backend {self.backend}: is starting"
         self._starting = anyio.CancelScope()
         self._supervisor = spawned.supervisor
+        self._is_open = False  # whether what earlier instances left has been read
         self._answered = False  # whether the first process of the backend has said what it is, or was refused
         self._reports = Reports(context.metrics, context.record, node=context.settings.node_name)
         context.metrics.announce_backend(self.backend)
@@ -106,7 +109,10 @@ class Driver:
 
     def missing(self) -> str:
         """Return why the driver cannot serve claims, as text; empty if it can."""
-        return self._missing if self._answered else self._supervisor.missing() or self._missing
+        if not self._answered:
+            return self._supervisor.missing() or self._missing
+        # A backend fails here by what an earlier version left, which goes on serving; hardware is no reason.
+        return (self._supervisor.missing_restore() if self._is_open else "") or self._missing
 
     async def run(self, stop: anyio.Event) -> None:
         """Serve until `stop`."""
@@ -148,6 +154,7 @@ class Driver:
             return None
         self._context.metrics.announce_driver(driver)
         await service.open()
+        self._is_open = True
         return service
 
     def _set_missing(self, text: str) -> None:
@@ -240,9 +247,7 @@ class DriverService:
             if self._statuses is not None:
                 parts.start_soon(self._statuses.run, name=f"statuses of the devices of {self._driver}")
             async with anyio.create_task_group() as front:
-                # Slices are written until `stop` only: what an instance that takes over publishes is not undone.
-                self._start_publishing(claims, parts, front)
-                front.start_soon(self._build_plugin(claims).run, name=f"kubelet plugin {self._driver}")
+                front.start_soon(self._take_over, claims, parts, front, name=f"start of {self._driver}")
                 await stop.wait()
                 deadline = anyio.current_time() + self._settings.drain_grace
                 front.cancel_scope.cancel()
@@ -252,6 +257,13 @@ class DriverService:
             parts.cancel_scope.cancel()
         await claims.stop()
         # The lock file stays open until the process ends, after the backend: that may still prepare, or restore.
+
+    async def _take_over(self, claims: ClaimPreparer, parts: TaskGroup, front: TaskGroup) -> None:
+        """Publish devices, and let the kubelet call this instance: from now on it counts, not the one before it."""
+        await self._supervisor.wait_restored(_RESTORE_PATIENCE_SECONDS)
+        # Slices are written until `stop` only: what an instance that takes over publishes is not undone.
+        self._start_publishing(claims, parts, front)
+        front.start_soon(self._build_plugin(claims).run, name=f"kubelet plugin {self._driver}")
 
     async def open(self) -> None:
         """Read what earlier instances left. If the disk cannot be used, report that and retry."""

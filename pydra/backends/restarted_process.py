@@ -68,6 +68,8 @@ class RestartedProcess:
         self._cause = ""  # of the last end or failed start; empty while a process is ready
         self._unkillable: list[BackendProcess] = []
         self._changed = anyio.Event()
+        self.has_restored = False  # a process, the present one or one before it
+        self.has_failed_to_restore = False
         self.facts: BackendFacts | None = None
         self.state = BackendState.STARTING
         self.starts = 0
@@ -102,11 +104,12 @@ class RestartedProcess:
 
     def note_restored(self, process: BackendProcess) -> None:
         """Note that the process knows what the node holds."""
-        process.restored = True
+        process.restored = self.has_restored = True
         self._move(self.state, "")
 
     def note_not_restored(self, why: str) -> None:
         """Note why calls have to wait until the process knows what the node holds."""
+        self.has_failed_to_restore = True
         self._move(self.state, f"cannot be called until restore has succeeded: {why}")
 
     def find_end(self) -> PydraError | None:
@@ -199,6 +202,7 @@ class RestartedProcess:
         self.facts = facts
         self._on_ready(facts)
         process.restored = Method.RESTORE not in hello.methods
+        self.has_restored = self.has_restored or process.restored
         self._cause = ""
         self._move(BackendState.READY, "" if process.restored else "does not know yet what this node holds")
         again = " again" if self.starts > 1 else ""

@@ -204,6 +204,19 @@ class BackendSupervisor:
         """Return why no process serves calls, as text with the backend's name; empty if one does."""
         return "" if self._process.state is BackendState.READY else str(self._process.unavailable())
 
+    async def wait_restored(self, patience: float) -> None:
+        """Wait until a process knows what the node holds; more than `patience` seconds only if `restore` fails."""
+        process = self._process
+        with anyio.move_on_after(patience):
+            while not process.has_restored:
+                await process.wait_change()
+        while process.has_failed_to_restore and not process.has_restored:
+            await process.wait_change()
+
+    def missing_restore(self) -> str:
+        """Return why no process knows yet what the node holds, as text; empty if one did since the agent started."""
+        return "" if self._process.has_restored else str(self._process.unavailable())
+
     def quarantined(self) -> tuple[Quarantined, ...]:
         """Return the devices of quarantined claims."""
         return self._attribution.quarantined()

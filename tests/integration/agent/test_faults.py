@@ -80,6 +80,26 @@ async def test_faults_that_leave_the_process_alive_cost_one_claim_each_and_no_re
         assert await scene.metric('pydra_backend_restarts_total{backend="sim"}') == 0
 
 
+async def test_an_agent_whose_backend_cannot_restore_leaves_the_node_to_the_one_before_it() -> None:
+    async with staged(flags=("--pod-uid", "old")) as scene:
+        scenario = Path(scene.node.root, "of-the-new.yaml")
+        scenario.write_bytes(msgspec.yaml.encode({"faults": [{"call": "restore", "do": "raise", "count": 1000}]}))
+        environ = {"PYDRA_SIM_SCENARIO": str(scenario)}
+        flags = ("--backend", "sim", "--pod-uid", "new", "--discover-deadline", "1", "--stale-after", "1")
+        async with run_agent(scene.node, *flags, name="new", environ=environ) as agent:
+            await agent.wait_log(lambda text: text.count("restore failed") == 3)
+            status, text = await agent.get("/readyz")
+            assert status == 503
+            assert "cannot be called until restore has succeeded: restore failed: RuntimeError: a simulated" in text
+            assert len(await scene.devices()) == 8
+            await scene.start(OTHER)
+            await scene.wait_running(OTHER)
+            assert scene.errors(OTHER) == []
+            scenario.write_bytes(msgspec.yaml.encode({"faults": []}))
+            await agent.wait_ready()
+            assert await agent.stop() == 0
+
+
 async def test_hints_that_kill_the_process_are_not_held_against_a_claim() -> None:
     async with staged({"do": "segfault", "call": "wait_changed", "count": 6}) as scene:
         await scene.start(OTHER)
