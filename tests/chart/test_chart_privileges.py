@@ -17,6 +17,7 @@ from tests.chart.rendering import (
     AMD,
     BOTH,
     CHART,
+    COMPUTE_DOMAIN,
     CPU,
     NET,
     NVIDIA,
@@ -66,6 +67,15 @@ def guide_object(kind: str) -> Any:
     blocks = re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.DOTALL)
     (found,) = [one for block in blocks for one in yaml.safe_load_all(block) if one.get("kind") == kind]
     return found
+
+
+def test_pods_can_be_where_a_quota_wants_limits() -> None:
+    limited = {"limits": {"cpu": "1", "memory": "256Mi"}}
+    values = [at(f"{part}resources", limited) for part in ("", "packages.", "webhook.", "computeDomainController.")]
+    objects = render(ALL_ON, COMPUTE_DOMAIN, at("computeDomainController.enabled", True), *values)
+    for name, pod in pods(objects):
+        for container in containers(pod):
+            assert {"cpu", "memory"} <= container["resources"]["limits"].keys(), (name, container["name"])
 
 
 def as_rules(rules: list[Object]) -> set[tuple[str, str, str]]:
