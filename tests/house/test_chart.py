@@ -40,6 +40,6 @@ def test_templates_name_no_backend() -> None:
     files = [path for path in (CHART / "templates").rglob("*") if path.is_file()]
     assert files
     for path in files:
-        text = path.read_text().replace("requests: {cpu:", "requests: {")  # the resource, not the backend
+        text = re.sub(r"\b(requests|limits): {cpu:", r"\1: {", path.read_text())  # the resource, not the backend
         named = [name for name in backends if re.search(rf"\b{name}\b", text, re.IGNORECASE)]
         assert not named, f"{path.name} names {named}: what is special about a backend belongs in values.yaml"
