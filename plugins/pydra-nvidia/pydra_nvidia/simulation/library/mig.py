@@ -11,7 +11,8 @@ from pydra_nvidia.simulation.library.function_registry import Call, function, re
 from pydra_nvidia.simulation.machine_transitions import switch_mode
 
 PROFILE_INFO_V2 = 0x02000098
-PROFILE_COUNT = 0x12
+PROFILE_COUNT = 0x11
+"""Kinds of GPU instances that driver 580 knows, as an H100 with it answers."""
 
 
 @function("gpu", "nvmlDeviceGetMigMode")
