@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydra.cli.options import NODE_TOOL, Parser, add_options
@@ -19,7 +19,8 @@ from pydra.message_text import list_names
 if TYPE_CHECKING:
     from pydra.diagnosis.checkpoint_records import ClaimRecord
     from pydra.diagnosis.cluster_reader import EventLine
-    from pydra.diagnosis.explain_claim import Judgements, Review
+    from pydra.diagnosis.explain_claim import ClaimReport, Judgements, Review
+    from pydra.diagnosis.explain_pod import PodReport
 
 EXIT_CODES = """\
 exit codes:
@@ -103,29 +104,57 @@ def _add_explain(commands: Commands) -> None:
     below = below.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     text = "whether a claim is allocated and prepared, by which slices and files, and what went wrong last"
     claim = _add(below, "claim", text, _explain_claim)
-    claim.add_argument("claim", metavar="CLAIM", help="NAMESPACE/NAME, or NAME")
-    claim.add_argument("-n", "--namespace", default="default", metavar="NAMESPACE", help="that of NAME [default]")
+    pod = _add(below, "pod", "how each claim of a pod is, and which of them are missing", _explain_pod)
+    for parser, kind in ((claim, "claim"), (pod, "pod")):
+        parser.add_argument("object", metavar=kind.upper(), help="NAMESPACE/NAME, or NAME")
+        parser.add_argument("-n", "--namespace", default="default", metavar="NAMESPACE", help="that of NAME [default]")
 
 
 def _explain_claim(parsed: argparse.Namespace) -> int:
-    from pydra.claim import find_name_problem  # noqa: PLC0415
-    from pydra.diagnosis.cluster_reader import open_cluster  # noqa: PLC0415
-    from pydra.diagnosis.explain_claim import ClaimReport, explain_claim  # noqa: PLC0415 - loads the agent
+    from pydra.diagnosis.explain_claim import explain_claim  # noqa: PLC0415 - loads the agent
 
-    settings = read_node_settings(parsed, os.environ)
-    namespace, _, name = parsed.claim.rpartition("/")
-    namespace = namespace or parsed.namespace
-    if problem := find_name_problem("uid", namespace, name):
-        raise SettingsError([f"{parsed.claim!r} names a claim {problem}"])
-
-    async def run() -> ClaimReport:
-        async with open_cluster(settings) as client:
-            return await explain_claim(settings, client, namespace=namespace, name=name, review=_load_review())
-
-    report = asyncio.run(run())
+    report: ClaimReport = _explain(parsed, "claim", explain_claim)
     if parsed.output == "json":
         print_json(report)
-        return 1 if has_problems(report.findings) else 0
+    else:
+        _print_claim(report)
+    return 1 if has_problems(report.findings) else 0
+
+
+def _explain_pod(parsed: argparse.Namespace) -> int:
+    from pydra.diagnosis.explain_pod import explain_pod  # noqa: PLC0415 - loads the agent
+
+    report: PodReport = _explain(parsed, "pod", explain_pod)
+    if parsed.output == "json":
+        print_json(report)
+    else:
+        print(f"pod {report.pod}, claims: {len(report.claims)}\n")
+        print_findings(report.findings)
+        for number, one in enumerate(report.claims):
+            print("\n" if number or report.findings else "", end="")
+            _print_claim(one)
+    return 1 if has_problems([*report.findings, *(finding for one in report.claims for finding in one.findings)]) else 0
+
+
+def _explain(parsed: argparse.Namespace, kind: str, explain: Callable[..., Awaitable[Any]]) -> Any:
+    """Return what `explain` reports of the object that the arguments name."""
+    from pydra.claim import find_name_problem  # noqa: PLC0415
+    from pydra.diagnosis.cluster_reader import open_cluster  # noqa: PLC0415
+
+    settings = read_node_settings(parsed, os.environ)
+    namespace, _, name = parsed.object.rpartition("/")
+    namespace = namespace or parsed.namespace
+    if problem := find_name_problem("uid", namespace, name):
+        raise SettingsError([f"{parsed.object!r} names a {kind} {problem}"])
+
+    async def run() -> Any:
+        async with open_cluster(settings) as client:
+            return await explain(settings, client, namespace=namespace, name=name, review=_load_review())
+
+    return asyncio.run(run())
+
+
+def _print_claim(report: ClaimReport) -> None:
     print(f"claim {report.claim}{f' (uid {report.uid})' if report.uid else ''}\n")
     print_findings(report.findings)
     devices = [
@@ -139,7 +168,6 @@ def _explain_claim(parsed: argparse.Namespace) -> int:
         Table(("request", "node", "devices", "why not"), reviews, "what a scheduler would find now:"),
         _build_events(report.events),
     )
-    return 1 if has_problems(report.findings) else 0
 
 
 def _load_review() -> Review | None:

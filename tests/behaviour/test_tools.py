@@ -230,6 +230,49 @@ def test_a_config_for_a_driver_that_ignores_it_is_reported_of_a_claim_that_is_pr
     quiet.kubelet.release(claim)
 
 
+def test_a_pod_is_explained_by_its_claims_and_by_those_that_it_lacks(quiet: Node, tool: Tool) -> None:
+    claim, path = quiet.api.create_claim(quiet.board.device()), "/api/v1/namespaces/default/pods"
+    templates = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"
+    quiet.api.request("POST", templates, {"metadata": {"name": "one-board"}, "spec": {"spec": {}}})
+    spec = {
+        "containers": [{"name": "main", "image": "none"}],
+        "resourceClaims": [
+            {"name": "own", "resourceClaimName": claim.name},
+            {"name": "soon", "resourceClaimTemplateName": "one-board"},
+            {"name": "never", "resourceClaimTemplateName": "on-board"},
+        ],
+    }
+    quiet.api.request("POST", path, {"metadata": {"name": "three"}, "spec": spec})
+    try:
+        report = tool.json("explain", "pod", "three")
+        code, printed = tool.run("explain", "pod", "default/three")
+        missed = tool.run("explain", "pod", "thre")
+    finally:
+        quiet.api.request("DELETE", f"{path}/three")
+        quiet.api.request("DELETE", f"{templates}/one-board")
+    assert [one["claim"] for one in report["claims"]] == [f"default/{claim.name}"]
+    assert [one["found"] for one in report["findings"]] == [
+        "claim soon has not been made yet from template one-board",
+        'claim never: there is no ResourceClaimTemplate on-board in namespace default (did you mean "one-board"?)',
+    ]
+    assert code == 1
+    assert "pod default/three, claims: 1" in printed
+    assert f"claim default/{claim.name} (uid {claim.uid})" in printed
+    assert missed[0] == 1
+    assert 'there is no pod thre in namespace default (did you mean "three"?)' in missed[1]
+
+
+def test_a_pod_without_claims_is_told_how_to_have_one(quiet: Node, tool: Tool) -> None:
+    path = "/api/v1/namespaces/default/pods"
+    spec = {"containers": [{"name": "main", "image": "none"}]}
+    quiet.api.request("POST", path, {"metadata": {"name": "bare"}, "spec": spec})
+    code, printed = tool.run("explain", "pod", "bare")
+    quiet.api.request("DELETE", f"{path}/bare")
+    assert code == 0
+    assert "none, so it gets no device" in printed
+    assert "name claims in spec.resourceClaims and in resources.claims of containers" in printed
+
+
 def test_the_events_of_a_pod_with_extended_resources_are_those_of_its_claim(quiet: Node, tool: Tool) -> None:
     claim, path = quiet.api.create_claim(quiet.board.device()), "/api/v1/namespaces/default/pods"
     pod = {"metadata": {"name": "extended"}, "spec": {"containers": [{"name": "main", "image": "none"}]}}
