@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pydra_nvidia.host.driver_programs import find_program
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root, find_library
 from pydra_nvidia.host.linker_cache import find_cached
 from pydra_nvidia.host.rooted_paths import resolve
@@ -172,17 +173,19 @@ def test_a_library_that_only_the_linkers_cache_knows_is_found(tmp_path: Path) ->
     assert find_driver_root(node(tmp_path), Settings()).library_dir == "/opt/strange/lib"
 
 
-def test_a_root_of_its_own_that_the_hosts_linker_knows_is_the_root(tmp_path: Path) -> None:
+def test_programs_are_found_beside_libraries_that_the_hosts_linker_knows(tmp_path: Path) -> None:
     install(tmp_path, "/usr/local/nvidia", "/lib64")
-    (tmp_path / "usr/local/nvidia/dev").mkdir()  # as installers leave it, with the devices in the host's
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev/nvidiactl").touch()
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/ld.so.cache").write_bytes(
         cache(("libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1", 0x0303))
     )
-    found = find_driver_root(node(tmp_path), Settings())
-    assert (found.host_path, found.library_dir, found.dev_root) == ("/usr/local/nvidia", "/lib64", "/")
+    beside, packages = "/usr/local/nvidia/bin/nvidia-smi", "/usr/bin/nvidia-imex-ctl"
+    for path in (beside, "/usr/bin/nvidia-smi", packages):
+        place = tmp_path / path.strip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch(0o755)
+    root = find_driver_root(node(tmp_path), Settings())
+    assert [find_program(root, name).inside for name in ("nvidia-smi", "nvidia-imex-ctl")] == [beside, packages]
 
 
 @pytest.mark.parametrize("front", [b"", b"ld.so-1.7.0\0" + struct.pack("<I", 0)], ids=["new", "behind the old format"])

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra_nvidia.cdi.libraries import DriverIncomplete, Library, describe_libraries, find_libraries
 from pydra_nvidia.host.driver_root import PROGRAM_DIRS, DriverMissing, DriverRoot, find_driver_root
@@ -192,8 +193,10 @@ def _xorg_modules(search: FileSearch, libraries: Iterable[Library], version: str
 
 
 def _programs(search: FileSearch) -> Iterator[DriverFile]:
+    """In /usr/bin, if the host has them in a folder that images do not have in PATH."""
     for name in PROGRAMS:
-        yield from _first(search, search.find_program, (f"{folder}/{name}" for folder in PROGRAM_DIRS))
+        for one in _first(search, search.find_program, (f"{folder}/{name}" for folder in search.root.program_dirs)):
+            yield one if posixpath.dirname(one.path) in PROGRAM_DIRS else replace(one, path=f"/usr/bin/{name}")
 
 
 def _firmware(search: FileSearch, version: str, own: str, kernel: str) -> Iterator[DriverFile]:

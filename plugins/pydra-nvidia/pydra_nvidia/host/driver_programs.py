@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from pydra import ClaimError
-from pydra_nvidia.host.driver_root import PROGRAM_DIRS, DriverRoot
+from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.host.file_search import is_program
 
 SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -61,13 +61,13 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_program(root: DriverRoot, name: str, package: str = "nvidia-utils or nvidia-compute-utils") -> Program:
     """The program in the driver's root. Raises ProgramMissing, saying where it was looked for, and its `package`."""
-    for directory in PROGRAM_DIRS:
+    for directory in root.program_dirs:
         inside = root.resolve(f"{directory}/{name}")
         if inside is not None and is_program(root.path_here(inside)):
             return Program(name=name, inside=inside, here=root.path_here(inside))
     raise ProgramMissing(
-        f"the driver's installation at {root.host_path} has no program {name}, looked for in {', '.join(PROGRAM_DIRS)};"
-        f" install it (packages call it {package})"
+        f"the driver's installation at {root.host_path} has no program {name}, looked for in"
+        f" {', '.join(root.program_dirs)}; install it (packages call it {package})"
     )
 
 

@@ -66,6 +66,14 @@ class DriverRoot(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     dev_root: str = "/"
 
+    @property
+    def program_dirs(self) -> tuple[str, ...]:
+        """Where its programs are looked for, inside the root: first beside libraries that are at no usual place."""
+        if self.library_dir in LIBRARY_DIRS:
+            return PROGRAM_DIRS
+        beside = posixpath.join(posixpath.dirname(self.library_dir), "bin")
+        return tuple(dict.fromkeys((beside, *PROGRAM_DIRS)))
+
     def resolve(self, path: str) -> str | None:
         """A path inside the root with all links followed inside it; None when nothing is there."""
         return resolve(self.here, path)
@@ -82,8 +90,6 @@ class DriverRoot(msgspec.Struct, frozen=True, kw_only=True):
 def find_driver_root(tree: Tree, settings: Settings) -> DriverRoot:
     """The installation that the setting names, or that fits the loaded module, or the first that there is.
 
-    A root of its own comes before the host's whose linker finds the same libraries: the programs are there, too.
-
     Raises:
         DriverMissing: none has NVML.
     """
@@ -92,8 +98,7 @@ def find_driver_root(tree: Tree, settings: Settings) -> DriverRoot:
     if not found:
         raise DriverMissing(_missing(tree, settings, roots))
     loaded = read_module_version(tree)
-    first = next((one for one in found if loaded and one.version == loaded), found[0])
-    return next(one for one in reversed(found) if one.nvml_library == first.nvml_library)
+    return next((one for one in found if loaded and one.version == loaded), found[0])
 
 
 def find_library(root: str, name: str) -> str | None:

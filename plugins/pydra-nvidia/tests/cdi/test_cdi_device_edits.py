@@ -63,6 +63,33 @@ async def test_two_gpus_and_a_partition_of_one_claim_make_one_spec(machine: Any)
     assert build_spec("gpu.nvidia.com", "uid", again[::-1]).content == content
 
 
+async def test_a_driver_beside_the_hosts_own_packages_is_given_whole(machine: Any) -> None:
+    """As nvidia-installer leaves it with --utility-prefix and a line in ld.so.conf; other packages are where they are.
+
+    Source: Azure/aks-gpu, install.sh before May 2025.
+    """
+    prefix = "/usr/local/nvidia"
+    for stem in ("libcuda", "libnvidia-ml"):
+        for name in (f"{stem}.so.{V}", f"{stem}.so.1"):
+            machine.at(f"{LIB}/{name}").unlink()
+    machine.driver_libraries(f"{prefix}/lib64")
+    machine.ld_cache(*(f"{prefix}/lib64/{stem}.so.1" for stem in ("libcuda", "libnvidia-ml")))
+    machine.put(f"{prefix}/bin/nvidia-smi", b"#!", 0o755)
+    machine.put("/usr/bin/nvidia-smi", b"#!/bin/sh\nexec /usr/local/nvidia/bin/nvidia-smi", 0o755)
+    host = (f"/lib/firmware/nvidia/{V}/gsp_ga10x.bin", "/etc/OpenCL/vendors/nvidia.icd", "/usr/bin/nvidia-imex-ctl")
+    for path in host:
+        machine.put(path, b"#!", 0o755)
+    machine.socket("/run/nvidia-persistenced/socket")
+    machine.at(HOOK).unlink()
+    seen = reading()
+    edits = edits_of(DeviceEdits(machine.tree, Settings()), target("gpu-0", seen), seen)
+    assert edits.env["LD_LIBRARY_PATH"] == f"{prefix}/lib64:{prefix}/lib"
+    assert {one.container_path: one.host_path for one in edits.mounts if "/lib64/" not in one.container_path} == {
+        "/usr/bin/nvidia-smi": f"{prefix}/bin/nvidia-smi",
+        **{path: path for path in (*host, "/run/nvidia-persistenced/socket")},
+    }
+
+
 async def test_a_partition_opens_its_own_capabilities_only(machine: Any) -> None:
     seen = reading()
     edits = edits_of(DeviceEdits(machine.tree, Settings()), target(MIG, seen), seen)
