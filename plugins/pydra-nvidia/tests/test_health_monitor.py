@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pydra import HealthStatus
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Placement
@@ -94,6 +96,20 @@ async def test_an_xid_concerns_its_gpu_until_it_has_been_quiet_for_long(tmp_path
     assert await ward.look() == Diagnosis()
     (sample,) = ward.monitor.samples(ward.hardware.last)
     assert (sample.name, sample.value, sample.device, sample.labels) == ("xids_total", 2, "gpu-1", {"xid": "48"})
+    ward.close()
+
+
+async def test_an_xid_is_logged_with_its_meaning_and_its_repetitions_are_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ward = Ward(tmp_path)
+    await ward.look()
+    for _ in range(3):
+        await ward.xid(1, 31)
+        ward.now += 2  # else the repetition is not written, for which `xid` waits
+    assert [one.getMessage() for one in caplog.records] == [
+        f"gpu-1 ({ward.uuids[1]}) reports XID 31: GPU memory page fault"
+    ]
     ward.close()
 
 

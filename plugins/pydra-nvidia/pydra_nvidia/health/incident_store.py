@@ -67,11 +67,11 @@ class IncidentStore:
         """XIDs since this process began, by GPU UUID and code."""
         return self._counts
 
-    def note(self, gpu: str, xid: int, place: Placement | None, now: float) -> None:
-        """An XID was seen."""
+    def note(self, gpu: str, xid: int, place: Placement | None, now: float) -> bool:
+        """An XID was seen; whether it is new."""
         self._counts[gpu, xid] += 1
         with self._alone():
-            self._note(gpu, xid, place, now)
+            return self._note(gpu, xid, place, now)
 
     def forget(self, over: Callable[[Incident], bool]) -> None:
         """Drop those that no longer count."""
@@ -82,16 +82,17 @@ class IncidentStore:
             self._incidents = {key: one for key, one in self._incidents.items() if not over(one)}
             self._write()
 
-    def _note(self, gpu: str, xid: int, place: Placement | None, now: float) -> None:
+    def _note(self, gpu: str, xid: int, place: Placement | None, now: float) -> bool:
         self._refresh()
         known = self._incidents.get((gpu, xid, place))
         if known is None:
             known = Incident(gpu=gpu, xid=xid, place=place, first=now, last=now, count=0)
-        fresh = known.count == 0 or now - self._written >= _FLOOD_SECONDS
+        is_new = known.count == 0
         self._incidents[gpu, xid, place] = replace(known, last=now, count=known.count + 1)
-        if fresh:  # of a flood, each repetition need not outlive the process
+        if is_new or now - self._written >= _FLOOD_SECONDS:  # of a flood, each repetition need not outlive the process
             self._written = now
             self._write()
+        return is_new
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

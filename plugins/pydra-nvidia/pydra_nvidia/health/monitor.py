@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -15,12 +16,14 @@ from pydra_nvidia.device_names import gpu_name
 from pydra_nvidia.hardware_types import Gpu, GpuInstance, Placement, Reading
 from pydra_nvidia.health.diagnosis import Diagnosis, diagnose, is_settled, suspend
 from pydra_nvidia.health.incident_store import IncidentStore
+from pydra_nvidia.health.xid_catalogue import explain
 from pydra_nvidia.nvml.events import Event, EventWatcher, Heard
 from pydra_nvidia.nvml.hung_queries import EVENTS, SuspendedQueries
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.threads_and_locks import in_thread, turn
 
+_log = logging.getLogger(__name__)
 _PERIOD = 1.0
 """Seconds between two questions for events."""
 
@@ -152,7 +155,11 @@ class HealthMonitor:
         # NVML may not say whose event it is, as when a GPU is lost: then every GPU that answered is suspected.
         for uuid in [event.gpu] if event.gpu else [gpu.uuid for gpu in self._reading.gpus]:
             gpu = known.get(uuid)
-            self._memory.note(uuid, xid, _place(gpu, event.instance) if gpu is not None else None, self._clock())
+            place = _place(gpu, event.instance) if gpu is not None else None
+            if self._memory.note(uuid, xid, place, self._clock()):
+                _log.warning(
+                    "%s reports %s", f"{gpu_name(gpu.minor)} ({uuid})" if gpu is not None else uuid, explain(xid)
+                )
 
     def _mark_unmonitored(self, gpu: Gpu) -> Gpu:
         if self._watcher is None or gpu.uuid not in self._watcher.unmonitored:
