@@ -89,7 +89,7 @@ def _find(device: AllocatedDevice, reading: Reading) -> Target:
             return _partition(device, name, _gpu(device, name.minor, reading))
         case VfioName(index):
             functions = passthrough_candidates(reading)
-            if index < len(functions):
+            if index in functions:
                 return Passthrough(allocated=device, function=functions[index])
             raise UnknownDevice(f"this node has no device {device.device}: it has {len(functions)} NVIDIA functions")
     raise UnknownDevice(f"{device.device} is not the name of an NVIDIA device, such as gpu-0 or gpu-0-mig-1g10gb-19-0")

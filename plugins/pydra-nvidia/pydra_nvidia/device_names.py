@@ -83,11 +83,13 @@ def parse_name(device: str) -> GpuName | MigName | VfioName | None:
     return None
 
 
-def passthrough_candidates(reading: Reading) -> tuple[PciFunction, ...]:
-    """The functions that can be passed through, in the order of their names' indices: by PCI address.
+def passthrough_candidates(reading: Reading) -> dict[int, PciFunction]:
+    """The functions that can be passed through, by the indices in their names, which are in the order of PCI addresses.
 
-    The index counts all of the node's NVIDIA functions but virtual ones, so that a name keeps its meaning when another
-    GPU is bound or gets virtual functions. Source: NVIDIA's driver counts the same.
+    The index counts all of the node's NVIDIA functions but virtual ones, also those that are gone, so that a name keeps
+    its meaning when another GPU is bound, gets virtual functions or leaves the bus. Source: NVIDIA's driver counts the
+    same, once, when it starts.
     """
-    addresses = sorted(reading.functions, key=lambda address: (len(address), address))  # domains may have more digits
-    return tuple(reading.functions[address] for address in addresses if not reading.functions[address].is_virtual)
+    present = {address: one for address, one in reading.functions.items() if not one.is_virtual}
+    addresses = sorted({*present, *reading.gone}, key=lambda address: (len(address), address))  # long domains are last
+    return {index: present[address] for index, address in enumerate(addresses) if address in present}

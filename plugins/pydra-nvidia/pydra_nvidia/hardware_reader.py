@@ -181,6 +181,8 @@ class HardwareReader:
 
     def _read(self) -> Reading:
         reading = self._read_hardware()
+        known = {*self.last.gone, *(one.address for one in self.last.functions.values() if not one.is_virtual)}
+        reading = replace(reading, gone=frozenset(known - reading.functions.keys()))
         if self._baseboard is not None and (self._settings.vfio or self._settings.fabric_partitions):
             reading = replace(reading, modules=self._baseboard.update(reading.gpus))
         return replace(reading, fabric=self._read_fabric(reading))
@@ -449,7 +451,7 @@ class HardwareReader:
     def _reread_gpus(self, nvml: Nvml, last: Reading, wanted: frozenset[int | str]) -> Reading:
         if self._generation != self._session.generation:
             reading = self._read_gpus(nvml, last.functions)
-            return replace(reading, vfio=last.vfio, modules=last.modules, fabric=last.fabric)
+            return replace(reading, vfio=last.vfio, modules=last.modules, fabric=last.fabric, gone=last.gone)
         gpus: list[Gpu] = []
         lost = list(last.lost)
         for gpu in last.gpus:

@@ -208,13 +208,15 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
     A GPU that is bound to vfio-pci is in `functions` only. `driver` is None where no NVIDIA driver is needed: the node
     has no NVIDIA hardware, or all of it is passed through. `modules` are positions on the baseboard by PCI address,
-    also of GPUs that NVML reported earlier. `fabric` is None where GPUs need no partition of Fabric Manager.
+    also of GPUs that NVML reported earlier. `fabric` is None where GPUs need no partition of Fabric Manager. `gone` are
+    PCI addresses of functions, other than virtual ones, that earlier readings had and that are not on the bus any more.
     """
 
     driver: Driver | None = None
     gpus: tuple[Gpu, ...] = ()
     lost: tuple[LostGpu, ...] = ()
     functions: Mapping[str, PciFunction] = {}
+    gone: frozenset[str] = frozenset()
     modules: Mapping[str, int] = {}
     vfio: VfioHost = VfioHost()
     fabric: SharedFabric | None = None

@@ -9,12 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from pydra import TaintEffect, TerminalError
+from pydra import AllocatedDevice, Claim, DeviceStatus, Inventory, TaintEffect, TerminalError, UnknownDevice
 from pydra_nvidia import examine
 from pydra_nvidia.composition import open_backend
 from pydra_nvidia.machine_access import find_machine
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.simulation.simulation import open_simulation
+from small_agent import SmallAgent
+
+ADDRESS = "resource.kubernetes.io/pciBusID"
+
+
+def claim_of(uid: str, device: str) -> Claim:
+    allocated = AllocatedDevice(request="gpu", pool="node", device=device)
+    return Claim(uid=uid, namespace="default", name=uid, devices=(allocated,))
 
 
 def wait_locked(lock: threading.Lock) -> None:
@@ -51,6 +59,31 @@ async def test_a_gpu_that_leaves_while_the_machine_is_read_is_not_called_lost(tm
         simulation.inject.plug(3)
         await asyncio.wait_for(backend.wait_changed(), 20)
         assert await backend.discover() == before
+
+
+async def test_a_gpu_that_leaves_the_bus_gives_its_name_for_guests_to_no_other(tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text("settings: {vfio: true}\ngpus: [{model: t4, count: 4}]\n")
+    simulation = open_simulation(str(scenario), str(tmp_path))
+    variables = {"PYDRA_NVIDIA_SCENARIO": str(scenario), "PYDRA_NVIDIA_STATE": str(tmp_path)}
+
+    def for_guests(found: Inventory) -> dict[str, object]:
+        return {one.name: one.attributes[ADDRESS] for one in found.devices if "vfio" in one.name}
+
+    async with open_backend(find_machine(variables)) as backend:
+        before = for_guests(await backend.discover())
+        agent = SmallAgent(backend)
+        await agent.prepare(claim_of("guest", "gpu-vfio-2"))
+        simulation.inject.unplug(1)
+        remaining = {name: address for name, address in before.items() if name != "gpu-vfio-1"}
+        for _ in range(2):
+            assert for_guests(await backend.discover()) == remaining
+        with pytest.raises(UnknownDevice, match="gpu-vfio-1"):
+            await agent.prepare(claim_of("gone", "gpu-vfio-1"))
+        (other,) = await agent.prepare(claim_of("other", "gpu-vfio-3"))
+        assert other.status == DeviceStatus(data={"pciBusID": before["gpu-vfio-3"]})
+        simulation.inject.plug(1)
+        assert for_guests(await backend.discover()) == before
 
 
 async def test_it_is_told_that_the_module_which_cuda_needs_is_not_loaded(

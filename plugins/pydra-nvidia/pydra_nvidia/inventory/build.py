@@ -118,7 +118,7 @@ def build_functions(
     known to nobody but sysfs, and draws from nothing. One that the nvidia driver has without showing it as a GPU is
     left alone.
     """
-    for index, function in enumerate(passthrough_candidates(reading)):
+    for index, function in passthrough_candidates(reading).items():
         name = vfio_name(index)
         gpu, offering = offerings.get(function.address, (None, None))
         if not _can_bind(function) or (function.driver == "nvidia" and (offering is None or not offering.whole)):
