@@ -8,9 +8,9 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from pydra import Claim, LeftBehind, UndoLater, set_status, time_left
+from pydra import Claim, ClaimError, LeftBehind, UndoLater, set_status, time_left
 from pydra_amd.host.driver_reload import DriverModule
-from pydra_amd.modes.compute_partition import GpuBusy, GpuGone, set_compute_partition
+from pydra_amd.modes.compute_partition import GpuBusy, GpuGone, ModeRefused, ModeUncertain, set_compute_partition
 from pydra_amd.modes.memory_partition import set_memory_partitions
 from pydra_amd.steps import BindVfio, SetMemoryPartition, Step
 from pydra_amd.vfio.apply_passthrough import Passthrough
@@ -64,11 +64,11 @@ class StepAppliers:
             if step.compute:
                 await self._reset_compute(step.address, step.compute)
         elif isinstance(step, SetMemoryPartition):
-            # Of GPUs that are gone nothing is kept: no claim could have another memory mode until they are back.
-            with _let_go():
+            # No GPU is waited for that is gone or refuses: no claim could have another memory mode until then.
+            with _let_go(GpuGone):
                 await self._set_memory({address: mode.memory for address, mode in step.before.items()})
             for address, mode in step.before.items():
-                with _let_go():
+                with _let_go(GpuGone, ModeRefused, ModeUncertain):
                     await self._set_compute(address, mode.compute)
         elif step.before is not None:
             await self._reset_compute(step.gpu, step.before)
@@ -88,11 +88,11 @@ class StepAppliers:
 
 
 @contextmanager
-def _let_go() -> Iterator[None]:
-    """A GPU that is gone comes back as the driver makes it."""
+def _let_go(*errors: type[ClaimError]) -> Iterator[None]:
+    """After these errors the GPU has the mode that the driver gives it."""
     try:
         yield
-    except GpuGone as error:
+    except errors as error:
         _log.warning("a mode is not set back: %s", error)
 
 

@@ -184,6 +184,17 @@ async def test_a_machine_without_driver_gets_it_back_when_the_claim_ends_that_to
         assert node.modes() == ["SPX_NPS1", "SPX_NPS1"]
 
 
+@pytest.mark.parametrize("fault", ["EIO", "keep", "fall"])
+async def test_a_gpu_that_does_not_take_its_mode_again_keeps_no_other_from_claims(fault: str, tmp_path: Path) -> None:
+    async with machine(tmp_path) as node:
+        await node.prepare("gpu-1-128-cpx-nps1-0", "gpu-9-136-cpx-nps1-0")
+        node.held.clear()  # the modes are the admin's
+        await node.prepare(CPX4)
+        node.fault("0000:05:00.0", "-", fault)
+        await node.end()
+        assert (node.held, node.modes()) == ({}, ["SPX_NPS1", "CPX_NPS1"])
+
+
 async def test_a_driver_that_still_loads_when_the_call_is_over_is_waited_for_to_undo_the_claim(tmp_path: Path) -> None:
     async with machine(tmp_path) as node:
         claim = await node.plan(CPX4)
