@@ -80,6 +80,8 @@ ILL_TYPED = [
     (at("backends.any.settings.A-b", "x"), "at '/backends/any/settings'", UNKNOWN.format("A-b")),
     wrong("image.pullPolicy", "Sometimes", "value must be one of 'Always', 'IfNotPresent', 'Never'"),
     wrong("image.digest", "0123", "does not match pattern"),
+    wrong("image.registry", "https://r.io", "does not match pattern"),
+    wrong("backends.sim.image.registry", "http://r.io:5000", "does not match pattern"),
     wrong("image.tag", 2, "got number, want string"),
     wrong("settings.healthTaint", "NoRun", "value must be one of"),
     wrong("settings.prepareDeadline", 45, "exclusiveMaximum: got 45, want 45"),
