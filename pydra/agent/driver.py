@@ -303,6 +303,7 @@ class DriverService:
         taken_over = await take_over_claims(
             self._supervisor.inherit,
             self._store,
+            self._files,
             find_names=self._find_claim_names,
             driver=self._driver,
             directory=self._plugin_directory,

@@ -1,8 +1,8 @@
 """Takes over claims that another driver of the same name had prepared.
 
-The claims are recorded first, then the other driver's files are renamed. If the agent is killed in between, the next
-start asks the backend again, and claims that already have a record are left as they are. Their CDI files are written
-by the first garbage collection, from the records; those of the other driver stay for the running containers.
+The claims get CDI files and records first, then the other driver's files are renamed. If the agent is killed in
+between, the next start asks the backend again, and claims that already have a record are left as they are. The CDI
+files of the other driver stay for the running containers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pydra.backends.contract import Inheritance
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore
 from pydra.claim import Claim
-from pydra.errors import CheckpointError
+from pydra.claims.claim_files import ClaimFiles
+from pydra.errors import CheckpointError, PydraError
 
 SUFFIX = ".inherited"
 
@@ -33,6 +34,7 @@ _log = logging.getLogger(__name__)
 async def take_over_claims(
     inherit: Callable[[str], Awaitable[Inheritance]],
     store: RecordStore,
+    files: ClaimFiles,
     *,
     find_names: Callable[[], Awaitable[Names]],
     driver: str,
@@ -55,6 +57,10 @@ async def take_over_claims(
             prepared=inherited.prepared,
             created=time.time(),
         )
+        try:
+            record, _ = await files.write(record)
+        except PydraError as error:  # the claim holds its devices all the same
+            _log.warning("claim %s is taken over, but has no CDI file yet: %s", record.claim.uid, error)
         async with store:
             await store.write(record)
     _rename_old_files(directory, inheritance.files)

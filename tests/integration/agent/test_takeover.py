@@ -11,10 +11,13 @@ import pytest
 
 from pydra.agent.takeover import Names, take_over_claims
 from pydra.backends.contract import Inheritance, InheritedClaim
+from pydra.cdi.device_metadata_files import MetadataPaths, MetadataStore
+from pydra.cdi.store import CdiStore
 from pydra.checkpoint.locks_between_instances import InstanceLocks
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore
 from pydra.claim import AllocatedDevice, Claim
+from pydra.claims.claim_files import ClaimFiles
 from pydra.errors import CheckpointError, ClaimError
 from pydra.kube.api_resources import EVENTS
 from pydra_dev.node import EmbeddedNode, run_node
@@ -40,6 +43,8 @@ async def test_claims_of_the_driver_before_are_kept_and_given_back_when_nobody_h
             assert "took over claims that another driver had prepared: 1" in agent.messages()
             assert directory.joinpath("old.json.inherited").exists()
             assert not directory.joinpath("old.json").exists()
+            assert [path.name for path in Path(node.cdi_directory).iterdir()] == ["heir.example.com-claim_uid-1.json"]
+            assert "was restored" not in agent.messages(), "nobody had removed it"
             await agent.wait_metric(r'^pydra_checkpoint_records\{driver="heir.example.com",stage="completed"\} 1.0$')
             assert await agent.stop() == 0
         async with run_agent(node, "--backend", "heir:", name="second") as agent:
@@ -95,6 +100,14 @@ def inherited(uid: str, namespace: str = "ns", name: str = "c") -> InheritedClai
     return InheritedClaim(claim=claim, prepared=(DEVICE.prepared(state="theirs"),))
 
 
+def open_files(root: Path) -> ClaimFiles:
+    cdi = CdiStore(str(root / "cdi"), "d.example.com")
+    paths = MetadataPaths(driver="d.example.com", plugin_directory=str(root), cdi_directory=str(root / "cdi"))
+    files = ClaimFiles("d.example.com", cdi=cdi, metadata=MetadataStore(paths))
+    files.open()
+    return files
+
+
 async def take(store: RecordStore, directory: Path, *files: str, claims: tuple[InheritedClaim, ...] = ()) -> int:
     async def inherit(directory: str) -> Inheritance:
         return Inheritance(claims=claims, files=files)
@@ -104,7 +117,13 @@ async def take(store: RecordStore, directory: Path, *files: str, claims: tuple[I
         return {"u1": ("shop", "gpus"), "u3": ("bank", "gpus")}
 
     return await take_over_claims(
-        inherit, store, find_names=find_names, driver="d.example.com", directory=str(directory), boot_id="b"
+        inherit,
+        store,
+        open_files(directory),
+        find_names=find_names,
+        driver="d.example.com",
+        directory=str(directory),
+        boot_id="b",
     )
 
 
@@ -143,4 +162,12 @@ async def test_what_the_backend_says_is_passed_on(store: RecordStore, tmp_path: 
         return {}
 
     with pytest.raises(ClaimError, match="not yet"):
-        await take_over_claims(inherit, store, find_names=find_names, driver="d", directory=str(tmp_path), boot_id="b")
+        await take_over_claims(
+            inherit,
+            store,
+            open_files(tmp_path),
+            find_names=find_names,
+            driver="d",
+            directory=str(tmp_path),
+            boot_id="b",
+        )
