@@ -21,7 +21,7 @@ from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore
 from pydra.claim import Claim
 from pydra.claims.claim_files import ClaimFiles
-from pydra.errors import CheckpointError, PydraError
+from pydra.errors import CheckpointError, KubeError, PydraError
 
 SUFFIX = ".inherited"
 
@@ -47,7 +47,7 @@ async def take_over_claims(
     """
     inheritance = await inherit(directory)
     new = [one for one in inheritance.claims if store.records.get(one.claim.uid) is None]
-    names = await find_names() if any(not one.claim.name for one in new) else {}
+    names = await _find_names(find_names) if any(not one.claim.name for one in new) else {}
     for inherited in new:
         record = Record(
             claim=_name(inherited.claim, names),
@@ -65,6 +65,18 @@ async def take_over_claims(
             await store.write(record)
     _rename_old_files(directory, inheritance.files)
     return len(new)
+
+
+async def _find_names(find_names: Callable[[], Awaitable[Names]]) -> Names:
+    try:
+        return await find_names()
+    except KubeError as error:
+        advice = "; allow it for the time of the migration, in the chart with rbac.listClaims=true"
+        raise KubeError(
+            "the files of the other driver lack the names of its claims, so all claims must be listed: "
+            f"{error}{advice if error.status == 403 else ''}",
+            status=error.status,
+        ) from error
 
 
 def _name(claim: Claim, names: Names) -> Claim:

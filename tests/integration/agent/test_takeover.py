@@ -20,6 +20,7 @@ from pydra.claim import AllocatedDevice, Claim
 from pydra.claims.claim_files import ClaimFiles
 from pydra.errors import CheckpointError, ClaimError
 from pydra.kube.api_resources import EVENTS
+from pydra_dev.apiserver.faults import Fault
 from pydra_dev.node import EmbeddedNode, run_node
 from tests.integration.agent.process import DEADLINE, run_agent
 
@@ -31,7 +32,7 @@ def ignore(step: object) -> None:
 def leave(node: EmbeddedNode, uid: str, name: str = "old") -> Path:
     directory = Path(node.settings.root, "plugins", "heir.example.com")
     directory.mkdir(parents=True, exist_ok=True)
-    directory.joinpath("old.json").write_text(json.dumps({"uid": uid, "namespace": "default", "name": name}))
+    directory.joinpath("old.json").write_text(json.dumps({"uid": uid, "namespace": name and "default", "name": name}))
     return directory
 
 
@@ -68,6 +69,19 @@ async def test_while_its_claims_cannot_be_taken_over_nothing_is_served_and_an_ev
             directory.joinpath("alive").unlink()
             await agent.wait_log(lambda text: "a claim whose name is 'team/train'; it must be a DNS subdomain" in text)
             leave(node, "uid-1")
+            await agent.wait_ready()
+            assert await agent.stop() == 0
+
+
+async def test_an_agent_that_may_not_list_claims_says_why_it_lists_them_and_what_allows_it() -> None:
+    async with run_node(ignore) as node:
+        leave(node, "uid-1", name="")
+        node.server.faults.add(Fault(verb="list", resource="resourceclaims", status=403, times=None))
+        async with run_agent(node, "--backend", "heir:") as agent:
+            said = await agent.wait_log(lambda text: "cannot be served yet" in text)
+            assert "the files of the other driver lack the names of its claims" in said
+            assert "allow it for the time of the migration, in the chart with rbac.listClaims=true" in said
+            node.server.faults.clear()
             await agent.wait_ready()
             assert await agent.stop() == 0
 
