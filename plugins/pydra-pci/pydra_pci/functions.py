@@ -69,18 +69,21 @@ class PciBus:
         self._known: dict[Entry, PciFunction | None] = {}
 
     def functions(self) -> dict[str, PciFunction]:
-        """All of them by address, in its order."""
+        """All of them by address, in its order; none on a machine without PCI. Raises OSError."""
         return {one.address: self._refresh(one) for _, one in self._ours()}
 
     def drivers(self) -> tuple[tuple[str, int, str], ...]:
-        """Address, inode and bound driver of each: what changes when a function comes, goes or is bound again."""
+        """Address, inode and bound driver of each: what changes when a function comes, goes or is bound again.
+
+        Raises OSError.
+        """
         return tuple((one.address, inode, read_driver(self._tree, one.address)) for inode, one in self._ours())
 
     def _ours(self) -> list[tuple[int, PciFunction]]:
         try:
             with os.scandir(self._tree.sys("bus/pci/devices")) as entries:
                 present = sorted((entry.name, entry.inode()) for entry in entries)
-        except OSError:  # a machine without PCI
+        except FileNotFoundError:  # a machine without PCI
             present = []
         before = self._known
         self._known = {entry: before[entry] if entry in before else self._read(entry[0]) for entry in present}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,19 @@ def bind(tmp_path: Path, address: str, driver: str) -> None:
     link.unlink(missing_ok=True)
     if driver:
         link.symlink_to(f"../../../../bus/pci/drivers/{driver}")
+
+
+def test_a_bus_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    add(tmp_path, "0000:53:00.0")
+    bus, limits = bus_of(tmp_path), resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = bus.functions()
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))  # no descriptor is left
+        with pytest.raises(OSError, match="Too many open files"):
+            bus.functions()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert bus.functions() == before
 
 
 def test_a_function_is_read_with_all_that_sysfs_tells(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ chips in the same way."""
 
 from __future__ import annotations
 
-import os
 import posixpath
 from collections.abc import Iterator, Mapping
 
@@ -16,9 +15,12 @@ OTHER_DEVICES = frozenset(("0x001f", "0x0042", "0xabcd"))
 
 
 def read_functions(tree: Tree) -> tuple[tuple[ChipFunction, ...], tuple[str, ...]]:
-    """The functions of TPUs in the order of their addresses, and a text for each of Google's that is not known."""
+    """The functions of TPUs in the order of their addresses, and a text for each of Google's that is not known.
+
+    Raises OSError.
+    """
     found: list[ChipFunction] = []
-    unknown = _find_unreadable(tree)
+    unknown = _find_missing(tree)
     nodes = dict(_read_accel_nodes(tree))
     for address, function in PciBus(tree, VENDOR).functions().items():
         subsystem = read_attribute(tree, address, "subsystem_device")
@@ -32,16 +34,13 @@ def read_functions(tree: Tree) -> tuple[tuple[ChipFunction, ...], tuple[str, ...
     return tuple(found), tuple(unknown)
 
 
-def _find_unreadable(tree: Tree) -> list[str]:
-    """Why no function can be read; empty if they can, or if the machine has no PCI bus."""
+def _find_missing(tree: Tree) -> list[str]:
+    """Why there are no functions, if /sys is somewhere else; empty if the machine has none, or no PCI bus."""
     path = tree.sys("bus/pci/devices")
-    try:
-        os.listdir(path)
-    except OSError as error:
-        if not isinstance(error, FileNotFoundError) or not tree.names(tree.sys("bus")):
-            text = f"the PCI functions of this machine cannot be read: {path}: {error.strerror}"
-            return [f"{text}; PYDRA_TPU_SYS_ROOT must be where the host's /sys is mounted"]
-    return []
+    if tree.exists(path) or tree.names(tree.sys("bus")):
+        return []
+    text = f"the PCI functions of this machine cannot be read: {path}: No such file or directory"
+    return [f"{text}; PYDRA_TPU_SYS_ROOT must be where the host's /sys is mounted"]
 
 
 def _read_accel_nodes(tree: Tree) -> Iterator[tuple[str, str]]:
