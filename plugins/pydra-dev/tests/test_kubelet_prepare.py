@@ -28,6 +28,19 @@ async def test_a_pod_runs_with_its_device_and_ends_with_it_undone() -> None:
         assert plugin.asked == [("prepare", (uid,)), ("unprepare", (uid,))]
 
 
+async def test_init_containers_get_their_devices_before_the_others() -> None:
+    async with open_world() as world, running_plugin(world), world.kubelet():
+        uid = await world.make_claim("c")
+        first = {"name": "first", "image": "i", "resources": {"claims": [{"name": "c"}]}}
+        await world.make_pod("p", "c", initContainers=[first], containers=[{"name": "main", "image": "i"}])
+        await world.wait_phase("p", "Running")
+        created = [step for step in world.steps if isinstance(step, ContainerCreated)]
+        assert [(one.container, one.is_init, one.cdi_ids) for one in created] == [
+            ("first", True, (f"gpu.example.com/claim={uid}",)),
+            ("main", False, ()),
+        ]
+
+
 async def test_a_pod_that_ends_by_itself_is_unprepared_before_it_has_succeeded() -> None:
     async with open_world() as world, running_plugin(world) as plugin, world.kubelet():
         await world.make_claim("c")

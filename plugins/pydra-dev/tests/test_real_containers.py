@@ -100,6 +100,20 @@ async def test_a_container_runs_with_its_devices(command: str, code: int, told: 
 
 
 @needs_runc
+async def test_containers_run_after_the_init_containers_of_their_pod(tmp_path: Path) -> None:
+    backend, pod = tmp_path / "mine.py", tmp_path / "pod.yaml"
+    backend.write_text(BACKEND)
+    first = "{name: first, image: i, command: [sh, -c, 'sleep 0.5; echo $MINE'], resources: {claims: [{name: c}]}}"
+    with_init = POD.replace("  containers:", f"  initContainers: [{first}]\n  containers:")
+    pod.write_text(with_init.replace("COMMAND", '"echo last"'))
+    said: list[str] = []
+    options = Options(backend=str(backend), manifests=(str(pod),), once=True, run="runc")
+    assert await run_until_signal(DevCommand(options, write=said.append)) == 0, "\n".join(said)
+    text = "\n".join(said)
+    assert text.index("first of pod default/real: 1") < text.index("main of pod default/real: last")
+
+
+@needs_runc
 async def test_a_container_is_stopped_before_its_claim_is_unprepared(tmp_path: Path) -> None:
     """The backend looks for the container's process, which it knows by its argument."""
     backend, pod = tmp_path / "mine.py", tmp_path / "pod.yaml"

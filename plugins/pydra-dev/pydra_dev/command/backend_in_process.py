@@ -52,7 +52,7 @@ from pydra_dev.command.wait_for_step import RunError, describe_failure
 from pydra_dev.container_runtime.cdi_injection import InjectionError
 from pydra_dev.control_plane import serve_control_plane
 from pydra_dev.kubelet.kubelet import build_node
-from pydra_dev.kubelet.pod_claims import container_requests
+from pydra_dev.kubelet.pod_claims import container_requests, list_containers
 from pydra_dev.kubelet.pod_workers import create_container
 from pydra_dev.kubelet.settings import KubeletSettings
 from pydra_dev.manifests import choose_manifests, create_object, read_sample
@@ -309,7 +309,7 @@ class Session:
                 for one, its_ids in zip(prepared, spec.ids, strict=True)
                 for cdi_id in its_ids
             ]
-        for container in found["spec"]["containers"]:
+        for container in list_containers(found):
             wanted = [
                 cdi_id
                 for entry, request in container_requests(container)

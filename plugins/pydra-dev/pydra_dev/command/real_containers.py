@@ -140,6 +140,8 @@ class Containers:
         self._tell = tell
         self._ids: dict[str, set[str]] = {}
         self._running: dict[str, bool] = {}
+        self._inits: dict[str, anyio.Event] = {}
+        """By pod, that its latest init container has ended."""
         self._ended = anyio.Event()
         self.failed = ""
         """The last that did not end with status 0, although it was not stopped."""
@@ -149,7 +151,10 @@ class Containers:
         name = f"{step.pod.replace('/', '-')}-{step.container}"
         self._ids.setdefault(step.pod, set()).add(name)
         self._running[f"{step.container} of pod {step.pod}"] = ends
-        self._tasks.start_soon(self._run, step, name, name=f"container {name}")
+        before, ended = self._inits.get(step.pod), anyio.Event()
+        if step.is_init:
+            self._inits[step.pod] = ended
+        self._tasks.start_soon(self._run_in_turn, step, name, before, ended, name=f"container {name}")
 
     async def stop(self, pod: str) -> None:
         """Kill a pod's containers and remove what is left of them."""
@@ -178,23 +183,34 @@ class Containers:
     def _command(self) -> list[str]:
         return [self._runtime, "--root", f"{self._root}/state"]
 
-    async def _run(self, step: ContainerCreated, name: str) -> None:
-        title, bundle = f"{step.container} of pod {step.pod}", f"{self._root}/{name}"
-        write_bundle(bundle, build_config(step.after, step.pod.rpartition("/")[2], bundle))
-        command = [*self._command(), "run", "--bundle", bundle, name]
+    async def _run_in_turn(
+        self, step: ContainerCreated, name: str, before: anyio.Event | None, ended: anyio.Event
+    ) -> None:
+        title = f"{step.container} of pod {step.pod}"
         try:
-            async with await anyio.open_process(command, stdin=None, start_new_session=True) as process:
-                async with anyio.create_task_group() as readers:
-                    for stream in filter(None, (process.stdout, process.stderr)):
-                        readers.start_soon(self._read, title, stream)
-                status = await process.wait()
+            if before is not None:
+                await before.wait()
+            if name not in self._ids.get(step.pod, ()):  # the pod was stopped meanwhile
+                return
+            status = await self._run(step, name)
         finally:
             self._running.pop(title, None)
+            ended.set()
             self._ended.set()
             self._ended = anyio.Event()
         if name in self._ids.get(step.pod, ()):
             self._tell(title, f"ended with status {status}")
             self.failed = f"{title} ended with status {status}" if status else self.failed
+
+    async def _run(self, step: ContainerCreated, name: str) -> int:
+        title, bundle = f"{step.container} of pod {step.pod}", f"{self._root}/{name}"
+        write_bundle(bundle, build_config(step.after, step.pod.rpartition("/")[2], bundle))
+        command = [*self._command(), "run", "--bundle", bundle, name]
+        async with await anyio.open_process(command, stdin=None, start_new_session=True) as process:
+            async with anyio.create_task_group() as readers:
+                for stream in filter(None, (process.stdout, process.stderr)):
+                    readers.start_soon(self._read, title, stream)
+            return await process.wait()
 
     async def _read(self, title: str, stream: ByteReceiveStream) -> None:
         async for line in read_lines(stream):

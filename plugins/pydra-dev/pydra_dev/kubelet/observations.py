@@ -63,13 +63,14 @@ class PodFailed(msgspec.Struct, frozen=True, kw_only=True):
 class ContainerCreated(msgspec.Struct, frozen=True, kw_only=True):
     """The runtime made a container: its OCI configuration before and after the CDI devices.
 
-    `without` says of which claims it has no device, and why.
+    `without` says of which claims it has no device, and why. `is_init`: those after it start when it has ended.
     """
 
     pod: str
     container: str
     cdi_ids: tuple[str, ...]
     without: tuple[str, ...] = ()
+    is_init: bool = False
     before: OciSpec
     after: OciSpec
 

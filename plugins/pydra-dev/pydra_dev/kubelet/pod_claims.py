@@ -93,6 +93,11 @@ def group_by_driver(claims: Iterable[tuple[ClaimKey, Sequence[str]]]) -> Mapping
     return {driver: tuple(sorted(calls[driver])) for driver in sorted(calls)}
 
 
+def list_containers(pod: JsonObject) -> tuple[JsonObject, ...]:
+    """The pod's containers, in the order in which they are created: init containers first."""
+    return (*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"])
+
+
 def container_requests(container: JsonObject) -> tuple[tuple[str, str], ...]:
     """The pod claims that a container uses, each with the request's name or "" for all of them."""
     used = container.get("resources", {}).get("claims") or ()
@@ -104,8 +109,7 @@ def explain_missing(
 ) -> tuple[str, ...]:
     """Why a container has no device of claims of its pod; `devices` are those that it has, by what it names."""
     absent = [label for label, found in devices if "/" in label and not found]
-    everybody = (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
-    named = {entry for one in everybody for entry, _ in container_requests(one)}
+    named = {entry for one in list_containers(pod) for entry, _ in container_requests(one)}
     unnamed = [one.entry for one in find_pod_claims(pod) if one.entry not in named]
     return (
         *(f"no device of {label}: the claim has no such request" for label in absent),

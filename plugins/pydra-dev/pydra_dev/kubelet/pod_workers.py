@@ -26,7 +26,7 @@ from pydra_dev.container_runtime.cdi_injection import InjectionError, OciSpec, i
 from pydra_dev.container_runtime.cdi_specs import read_registry
 from pydra_dev.kubelet.device_health import HealthCache
 from pydra_dev.kubelet.observations import ContainerCreated, PodEnded, PodFailed, PodRunning, Report
-from pydra_dev.kubelet.pod_claims import JsonObject, explain_missing
+from pydra_dev.kubelet.pod_claims import JsonObject, explain_missing, list_containers
 from pydra_dev.kubelet.preparer import CLAIM_ERRORS, ClaimPreparer
 from pydra_dev.kubelet.probes import find_probe, is_ready, read_period
 from pydra_dev.kubelet.settings import KubeletSettings
@@ -333,7 +333,7 @@ class PodWorkers:
         worker.address = worker.address or self._choose_address()
         try:
             await self._preparer.prepare(pod)
-            for container in pod["spec"]["containers"]:
+            for container in list_containers(pod):
                 self._create(worker, container)
         except CLAIM_ERRORS as error:
             message = f"Failed to prepare dynamic resources: prepare dynamic resources: {error}"
@@ -377,9 +377,17 @@ class PodWorkers:
         directories = self._settings.cdi_directories
         before, after = create_container(worker.last, container, ids, directories, worker.address)
         without = explain_missing(worker.last, container, self._preparer.find_devices(worker.last, container))
-        name = container["name"]
+        is_init = container not in worker.last["spec"]["containers"] and container.get("restartPolicy") != "Always"
         self._report(
-            ContainerCreated(pod=worker.name, container=name, cdi_ids=ids, without=without, before=before, after=after)
+            ContainerCreated(
+                pod=worker.name,
+                container=container["name"],
+                cdi_ids=ids,
+                without=without,
+                is_init=is_init,
+                before=before,
+                after=after,
+            )
         )
 
     async def _clean(self, worker: _Worker) -> float | None:
