@@ -12,12 +12,15 @@ Source: kubernetes-sigs/dra-driver-nvidia-gpu, cmd/compute-domain-daemon; IMEX g
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Collection
 
 from pydra import ClaimError, TerminalError, UndoLater
 from pydra_nvidia.atomic_files import replace_file
 from pydra_nvidia.container_written_files import read_clients_file, remove_clients_directory
+
+_log = logging.getLogger(__name__)
 
 TEMPLATE = """\
 # Go's text/template, filled in by the pod of the IMEX daemon. What is not here has the value that nvidia-imex gives it.
@@ -97,10 +100,13 @@ class ImexDirectories:
             os.unlink(path)
 
     def remove_all_but(self, domains: Collection[str]) -> None:
-        """Those of other ComputeDomains go. Raises UndoLater."""
+        """Those of other ComputeDomains go; what cannot be removed is logged, and stays until the next start."""
         for domain in self._list():
             if domain not in domains:
-                self.remove(domain)
+                try:
+                    self.remove(domain)
+                except UndoLater as error:
+                    _log.warning("%s", error)
 
     def check_configured(self, domain: str) -> str:
         """The configuration that the daemon of a ComputeDomain was started with. Raises DomainNotReady."""

@@ -224,7 +224,9 @@ async def test_what_no_held_claim_explains_is_removed_at_the_start(tmp_path: Pat
         lost = Claim(uid="lost", namespace="default", name="lost", devices=(damaged,))
         await node.backend.restore([HeldClaim(claim=lost, completed=True)])
         assert sorted(path.name for path in node.domains.iterdir()) == [ID, "other"]
+        (node.domains / "notes").write_text("an admin's file keeps nobody from serving")
         await node.backend.restore([HeldClaim(claim=claim("daemon"), completed=False)])
+        (node.domains / "notes").unlink()
         assert [path.name for path in node.domains.iterdir()] == [ID]
         for _ in range(2):
             await node.backend.undo(MakeDomainDirectory(domain=ID), None, claim("daemon"))
