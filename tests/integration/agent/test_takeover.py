@@ -12,6 +12,7 @@ import pytest
 from pydra.agent.takeover import Names, take_over_claims
 from pydra.backends.contract import Inheritance, InheritedClaim
 from pydra.cdi.device_metadata_files import MetadataPaths, MetadataStore
+from pydra.cdi.edits import ContainerEdits
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.locks_between_instances import InstanceLocks
 from pydra.checkpoint.record import Record, Stage
@@ -148,6 +149,18 @@ async def test_a_claim_that_has_a_record_already_keeps_it(store: RecordStore, tm
     assert await take(store, tmp_path, claims=(inherited("u1"), inherited("u2"))) == 1
     assert store.records["u1"] is mine
     assert store.records["u2"].stage is Stage.COMPLETED
+
+
+@pytest.mark.parametrize("optional", [True, False])
+async def test_a_claim_holds_its_device_although_the_host_lacks_a_path_of_it(
+    optional: bool, store: RecordStore, tmp_path: Path
+) -> None:
+    edits = ContainerEdits().with_mount("/nonexistent", "/x", optional=optional)
+    claim = Claim(uid="u1", namespace="ns", name="c", devices=(DEVICE,))
+    one = InheritedClaim(claim=claim, prepared=(DEVICE.prepared(edits.with_env("A", "1")),))
+    assert await take(store, tmp_path, claims=(one,)) == 1
+    specs = [path.read_text() for path in tmp_path.glob("cdi/*claim_u1.json")]
+    assert [("A=1" in text, "/nonexistent" in text) for text in specs] == ([(True, False)] if optional else [])
 
 
 @pytest.mark.parametrize("name", ["../passwd", "a\0b"])
