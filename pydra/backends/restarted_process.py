@@ -109,7 +109,6 @@ class RestartedProcess:
 
     def note_not_restored(self, why: str) -> None:
         """Note why calls have to wait until the process knows what the node holds."""
-        self.has_failed_to_restore = True
         self._move(self.state, f"cannot be called until restore has succeeded: {why}")
 
     def find_end(self) -> PydraError | None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pydra.backends.contract_validation import MAX_STATE
 from pydra.backends.discovery import BackendSource
-from pydra.backends.supervisor_events import BackendEvent, Trouble
+from pydra.backends.supervisor_events import BackendEnded, BackendEvent, Trouble
 from pydra.backends.timeouts import ProcessTimeouts
 from pydra.claim import HeldClaim, OpaqueConfig
 from pydra.errors import BackendUnavailable, ClaimQuarantined, ContractError, InvalidConfig, PydraError
@@ -126,6 +126,17 @@ async def test_a_restore_that_fails_is_reported_and_retried_and_calls_say_why_th
         (tmp_path / "broken").unlink()
         await backend.discover()
     assert "prepare" not in " ".join(journal(tmp_path))
+
+
+async def test_a_restore_that_ends_the_process_is_waited_for_like_one_that_raises(tmp_path: Path) -> None:
+    events: list[BackendEvent] = []
+    (tmp_path / "fatal").touch()
+    async with supervised(source=SOURCE, environ=environ(tmp_path), events=events) as backend:
+        backend.restore_from(holding())
+        await until(lambda: sum(isinstance(event, BackendEnded) for event in events) >= 2)
+        (tmp_path / "fatal").unlink()
+        await backend.wait_restored(patience=0.0)
+        assert backend.missing_restore() == ""
 
 
 async def test_errors_say_whether_the_backends_code_was_reached(tmp_path: Path) -> None:

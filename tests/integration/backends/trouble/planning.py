@@ -51,6 +51,8 @@ async def restore(held: Sequence[pydra.HeldClaim]) -> None:
     _note("restore", [[one.claim.uid, one.completed, len(one.prepared), one.plan] for one in held])
     if (_DIRECTORY / "broken").exists():
         raise RuntimeError("a register is stuck")
+    if (_DIRECTORY / "fatal").exists():
+        os.abort()
 
 
 async def prepare(claim: pydra.Claim) -> list[pydra.PreparedDevice]:
