@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pydra import Claim, ClaimError, ContainerEdits, HeldClaim, Inventory, PreparedDevice, Sample
 from pydra_cpu.busy_time import parse_cpu_times
 from pydra_cpu.claim_plan import Shares, list_taken, plan_claim, read_shares
-from pydra_cpu.cpu_list import parse_cpu_list
+from pydra_cpu.cpu_list import format_cpu_list, parse_cpu_list
 from pydra_cpu.device_status import build_status, build_statuses
 from pydra_cpu.devices import list_devices
 from pydra_cpu.hardware_faults import FaultMonitor, Faults
@@ -40,11 +40,17 @@ class CpuBackend:
         self._monitor = FaultMonitor(tree)
         self._times = CpuTimes()
         self._inventory = Inventory()
-        self._told = ""
+        self._told: set[str] = set()
 
     async def discover(self) -> Inventory:
         """All CPUs that are online and not reserved."""
         self.handlers.topology, self._inventory = await self._read()
+        online = {cpu.id for cpu in self.handlers.topology.cpus}
+        if online <= self._settings.reserved:  # as the admin may want it on small nodes: not unreadable hardware
+            self._warn_once(
+                f"no CPU is offered: reservedCpus {self._settings.reserved_cpus} has all that are online "
+                f"({format_cpu_list(online)}), and containers run on all of them"
+            )
         return self._inventory
 
     async def wait_changed(self) -> None:
@@ -118,7 +124,10 @@ class CpuBackend:
             text = f"the kubelet of this node has the {manager}"
             if self._settings.kubelet_managers is KubeletManagers.REFUSE:
                 raise ClaimError(text)
-            if text != self._told:
-                _log.warning("%s; claims get CPUs all the same, as the setting kubeletManagers has it", text)
-                self._told = text
+            self._warn_once(f"{text}; claims get CPUs all the same, as the setting kubeletManagers has it")
         await self.runtime.check_synchronized()
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            _log.warning("%s", text)

@@ -46,14 +46,8 @@ def build_inventory(
 
 
 def _explain_left_out(topology: Topology, settings: Settings, listed: Collection[int]) -> Iterator[str]:
-    """Yield why CPUs that are online are in no device, other than that the admin has reserved some."""
-    online = {cpu.id for cpu in topology.cpus}
-    if online <= settings.reserved:
-        yield (
-            f"no CPU is offered: reservedCpus {settings.reserved_cpus} has all that are online "
-            f"({format_cpu_list(online)}), and containers run on all of them; reserve fewer"
-        )
-    if lost := online - settings.reserved - set(listed):
+    """Yield why CPUs that are online are in no device, other than that the admin has reserved them."""
+    if lost := {cpu.id for cpu in topology.cpus} - settings.reserved - set(listed):
         yield (
             f"CPU {format_cpu_list(lost)} is not offered: the kernel does not say which {settings.group_by.value} "
             "(groupBy) it is of; another groupBy, such as numaNode, offers it"

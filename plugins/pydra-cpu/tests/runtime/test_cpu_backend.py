@@ -201,12 +201,17 @@ async def test_the_claim_that_would_leave_no_cpu_to_others_is_refused_while_ther
             await node.create("late")
 
 
-async def test_containers_run_on_all_cpus_where_the_admin_has_reserved_all(tmp_path: Path) -> None:
-    """As on the smallest nodes of a cluster, whose settings are those of the others."""
+async def test_containers_run_on_all_cpus_where_the_admin_has_reserved_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on the smallest nodes of a cluster, whose settings are those of the others: no alert must tell of them."""
     async with serve(tmp_path, reserved_cpus="0-15") as node:
-        inventory = await node.backend.discover()
-        assert inventory.unreadable[0].startswith("no CPU is offered: reservedCpus 0-15 has all that are online (0-7)")
+        for _ in range(2):
+            inventory = await node.backend.discover()
+            assert (inventory.devices, inventory.unreadable) == ((), ())
         assert await node.create("neighbour") == ""
+    text = "no CPU is offered: reservedCpus 0-15 has all that are online (0-7), and containers run on all of them"
+    assert [one.getMessage() for one in caplog.records if one.name == "pydra_cpu.backend"] == [text]
 
 
 async def test_while_the_list_of_cpus_cannot_be_read_nothing_changes(tmp_path: Path) -> None:
