@@ -264,7 +264,13 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
     ("packages.env", PACKAGES, [VARIABLE], installer("env", "1"), VARIABLE),
     ("packages.resources", PACKAGES, RESOURCES, installer("resources"), RESOURCES),
     ("settings", SIM, {"healthTaint": "NoExecute"}, settings, has({"healthTaint": "NoExecute"})),
-    ("kubelet.root", SIM, "/data/kubelet", settings, has({"kubeletRoot": "/data/kubelet"})),
+    (
+        "kubelet.root",
+        SIM,
+        "/data/kubelet",
+        lambda objects: by_name(objects.agent()["env"])["PYDRA_KUBELET_ROOT"]["value"],
+        "/data/kubelet",
+    ),
     (
         "kubelet.root",
         SIM,

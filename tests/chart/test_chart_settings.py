@@ -283,7 +283,8 @@ def test_the_agents_settings_in_the_schema_are_all_but_those_that_follow_from_ot
     written = set(yaml.safe_load(settings_file(render(SIM))))
     left = {one.encode_name for one in msgspec.structs.fields(Settings)} - set(schema["properties"])
     assert left == written - {"logFormat"} | {
-        *("backends", "drivers", "nodeName", "podUid", "kubeconfig", "hostRoot"),  # arguments and variables of the pod
+        # arguments and variables of the pod
+        *("backends", "drivers", "nodeName", "podUid", "kubeconfig", "hostRoot", "kubeletRoot"),
         *("registryDir", "pluginsDir", "bootIdFile", "logFile"),  # have their places in a pod
         *(
             "backendSettings",
