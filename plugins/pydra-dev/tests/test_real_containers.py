@@ -11,9 +11,10 @@ import pytest
 from pydra.errors import SettingsError
 from pydra_dev.command.dev_command import DevCommand, run_until_signal
 from pydra_dev.command.options import Options
-from pydra_dev.command.real_containers import build_config, find_runtime
+from pydra_dev.command.real_containers import build_config, find_runtime, run_containers
 from pydra_dev.container_runtime.cdi_injection import OciDevice, OciSpec
 from pydra_dev.container_runtime.cdi_specs import Hook, Mount
+from pydra_dev.kubelet.observations import ContainerCreated
 
 BACKEND = """
 from pathlib import Path
@@ -111,6 +112,18 @@ async def test_containers_run_after_the_init_containers_of_their_pod(tmp_path: P
     assert await run_until_signal(DevCommand(options, write=said.append)) == 0, "\n".join(said)
     text = "\n".join(said)
     assert text.index("first of pod default/real: 1") < text.index("main of pod default/real: last")
+
+
+@needs_runc
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_container_with_work_to_do_has_failed_when_its_time_is_over(ends: bool, tmp_path: Path) -> None:
+    spec = OciSpec(args=("/bin/sleep", "1000"))
+    step = ContainerCreated(pod="default/real", container="main", cdi_ids=(), before=spec, after=spec)
+    async with run_containers("runc", str(tmp_path), lambda *_: None) as containers:
+        containers.start(step, ends=ends)
+        await containers.wait_ended(seconds=0.2, endless_seconds=0.1)
+        told = "main of pod default/real still runs after 0.2 s; --timeout gives it more"
+        assert containers.failed == (told if ends else "")
 
 
 @needs_runc

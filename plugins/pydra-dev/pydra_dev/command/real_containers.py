@@ -169,13 +169,14 @@ class Containers:
             await self.stop(pod)
 
     async def wait_ended(self, *, seconds: float, endless_seconds: float) -> None:
-        """Wait until all have ended, at most so long; report those that have work to do and still run."""
+        """Wait until all have ended, at most so long; one that has work to do and still runs then has failed."""
+        now = anyio.current_time()
         for limit, waits in ((endless_seconds, self._running.__len__), (seconds, self._list_at_work)):
-            with anyio.move_on_after(limit):
+            with anyio.CancelScope(deadline=now + limit):
                 while waits():
                     await self._ended.wait()
         for title in self._list_at_work():
-            self._tell(title, f"still runs after {seconds:g} s, and is stopped; --timeout gives it more")
+            self.failed = self.failed or f"{title} still runs after {seconds:g} s; --timeout gives it more"
 
     def _list_at_work(self) -> list[str]:
         return [title for title, ends in self._running.items() if ends]
