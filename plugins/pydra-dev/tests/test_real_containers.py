@@ -101,12 +101,17 @@ async def test_a_container_runs_with_its_devices(command: str, code: int, told: 
 
 
 @needs_runc
-async def test_containers_run_after_the_init_containers_of_their_pod(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("policy", "command"), [("Never", "echo last"), ("Always", "echo last; sleep 1000")])
+async def test_containers_run_after_the_init_containers_of_their_pod(
+    policy: str, command: str, tmp_path: Path
+) -> None:
+    """And beside those that never end, which nobody waits for."""
     backend, pod = tmp_path / "mine.py", tmp_path / "pod.yaml"
     backend.write_text(BACKEND)
-    first = "{name: first, image: i, command: [sh, -c, 'sleep 0.5; echo $MINE'], resources: {claims: [{name: c}]}}"
-    with_init = POD.replace("  containers:", f"  initContainers: [{first}]\n  containers:")
-    pod.write_text(with_init.replace("COMMAND", '"echo last"'))
+    first = "{name: first, image: i, command: [sh, -c, 'sleep 4; echo $MINE'], resources: {claims: [{name: c}]}}"
+    beside = "{name: beside, image: i, command: [sleep, '1000'], restartPolicy: Always}"
+    with_init = POD.replace("  containers:", f"  initContainers: [{first}, {beside}]\n  containers:")
+    pod.write_text(with_init.replace("COMMAND", f'"{command}"').replace("Policy: Never", f"Policy: {policy}"))
     said: list[str] = []
     options = Options(backend=str(backend), manifests=(str(pod),), once=True, run="runc")
     assert await run_until_signal(DevCommand(options, write=said.append)) == 0, "\n".join(said)

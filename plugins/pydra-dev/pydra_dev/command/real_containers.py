@@ -169,17 +169,18 @@ class Containers:
             await self.stop(pod)
 
     async def wait_ended(self, *, seconds: float, endless_seconds: float) -> None:
-        """Wait until all have ended, at most so long; one that has work to do and still runs then has failed."""
-        now = anyio.current_time()
-        for limit, waits in ((endless_seconds, self._running.__len__), (seconds, self._list_at_work)):
-            with anyio.CancelScope(deadline=now + limit):
-                while waits():
-                    await self._ended.wait()
-        for title in self._list_at_work():
-            self.failed = self.failed or f"{title} still runs after {seconds:g} s; --timeout gives it more"
+        """Wait until those with work to do have ended, then for the others, at most so long.
 
-    def _list_at_work(self) -> list[str]:
-        return [title for title, ends in self._running.items() if ends]
+        One that has work to do, and still runs then, has failed.
+        """
+        with anyio.move_on_after(seconds):
+            while any(self._running.values()):
+                await self._ended.wait()
+        for title in (title for title, ends in self._running.items() if ends):
+            self.failed = self.failed or f"{title} still runs after {seconds:g} s; --timeout gives it more"
+        with anyio.move_on_after(0 if self.failed else endless_seconds):
+            while self._running:
+                await self._ended.wait()
 
     def _command(self) -> list[str]:
         return [self._runtime, "--root", f"{self._root}/state"]

@@ -28,6 +28,7 @@ from pydra_dev.command.real_containers import Containers, find_runtime, run_cont
 from pydra_dev.command.wait_for_step import RunError, describe_failure, wait_until
 from pydra_dev.command.watch_source_files import find_sources, wait_for_change
 from pydra_dev.kubelet.observations import Called, ContainerCreated, Step
+from pydra_dev.kubelet.pod_claims import list_containers
 from pydra_dev.manifests import Manifest, choose_manifests, create_object, read_sample
 from pydra_dev.node import AgentProcess, EmbeddedNode, run_agent, run_node, scenario_environment
 from pydra_dev.output.descriptions import (
@@ -286,7 +287,11 @@ class SingleNodeRun:
 
     def _is_finite(self, container: ContainerCreated) -> bool:
         """Whether it ends by itself, as far as its pod says."""
-        policy = (self._find_pod(container.pod) or {}).get("spec", {}).get("restartPolicy", "Always")
+        pod = self._find_pod(container.pod)
+        if pod is None or container.is_init:
+            return container.is_init
+        own = next((one for one in list_containers(pod) if one["name"] == container.container), {})
+        policy = own.get("restartPolicy", pod["spec"].get("restartPolicy", "Always"))
         return policy != "Always" and container.after.args not in ((), ENDLESS)
 
     def _find_pod(self, pod: str) -> JsonObject | None:
