@@ -102,9 +102,7 @@ async def test_a_container_runs_with_its_devices(command: str, code: int, told: 
 
 @needs_runc
 @pytest.mark.parametrize(("policy", "command"), [("Never", "echo last"), ("Always", "echo last; sleep 1000")])
-async def test_containers_run_after_the_init_containers_of_their_pod(
-    policy: str, command: str, tmp_path: Path
-) -> None:
+async def test_containers_run_after_the_init_containers_of_their_pod(policy: str, command: str, tmp_path: Path) -> None:
     """And beside those that never end, which nobody waits for."""
     backend, pod = tmp_path / "mine.py", tmp_path / "pod.yaml"
     backend.write_text(BACKEND)
