@@ -118,6 +118,22 @@ async def test_containers_run_after_the_init_containers_of_their_pod(policy: str
 
 
 @needs_runc
+async def test_no_container_starts_after_an_init_container_that_failed(tmp_path: Path) -> None:
+    backend, pod = tmp_path / "mine.py", tmp_path / "pod.yaml"
+    backend.write_text(BACKEND)
+    with_init = POD.replace(
+        "  containers:", "  initContainers: [{name: first, image: i, command: [sh, -c, exit 3]}]\n  containers:"
+    )
+    pod.write_text(with_init.replace("COMMAND", '"echo last"'))
+    said: list[str] = []
+    options = Options(backend=str(backend), manifests=(str(pod),), once=True, run="runc")
+    assert await run_until_signal(DevCommand(options, write=said.append)) == 1
+    text = "\n".join(said)
+    assert "FAILED: container first of pod default/real ended with status 3" in text
+    assert "last" not in text
+
+
+@needs_runc
 @pytest.mark.parametrize("ends", [True, False])
 async def test_a_container_with_work_to_do_has_failed_when_its_time_is_over(ends: bool, tmp_path: Path) -> None:
     spec = OciSpec(args=("/bin/sleep", "1000"))

@@ -140,8 +140,8 @@ class Containers:
         self._tell = tell
         self._ids: dict[str, set[str]] = {}
         self._running: dict[str, bool] = {}
-        self._inits: dict[str, anyio.Event] = {}
-        """By pod, that its latest init container has ended."""
+        self._inits: dict[str, list[anyio.Event]] = {}
+        """By pod, that its init containers have done their work, or that it is stopped."""
         self._ended = anyio.Event()
         self.failed = ""
         """The last that did not end with status 0, although it was not stopped."""
@@ -151,14 +151,18 @@ class Containers:
         name = f"{step.pod.replace('/', '-')}-{step.container}"
         self._ids.setdefault(step.pod, set()).add(name)
         self._running[f"{step.container} of pod {step.pod}"] = ends
-        before, ended = self._inits.get(step.pod), anyio.Event()
+        inits, done = self._inits.setdefault(step.pod, []), anyio.Event()
+        before = inits[-1] if inits else None
         if step.is_init:
-            self._inits[step.pod] = ended
-        self._tasks.start_soon(self._run_in_turn, step, name, before, ended, name=f"container {name}")
+            inits.append(done)
+        self._tasks.start_soon(self._run_in_turn, step, name, before, done, name=f"container {name}")
 
     async def stop(self, pod: str) -> None:
         """Kill a pod's containers and remove what is left of them."""
-        for name in self._ids.pop(pod, ()):
+        names = self._ids.pop(pod, ())
+        for done in self._inits.pop(pod, ()):
+            done.set()
+        for name in names:
             command = [*self._command(), "delete", "--force", name]
             with anyio.CancelScope(shield=True):
                 await anyio.run_process(command, check=False, stdout=None, stderr=None)
@@ -174,7 +178,7 @@ class Containers:
         One that has work to do, and still runs then, has failed.
         """
         with anyio.move_on_after(seconds):
-            while any(self._running.values()):
+            while any(self._running.values()) and not self.failed:
                 await self._ended.wait()
         for title in (title for title, ends in self._running.items() if ends):
             self.failed = self.failed or f"{title} still runs after {seconds:g} s; --timeout gives it more"
@@ -186,7 +190,7 @@ class Containers:
         return [self._runtime, "--root", f"{self._root}/state"]
 
     async def _run_in_turn(
-        self, step: ContainerCreated, name: str, before: anyio.Event | None, ended: anyio.Event
+        self, step: ContainerCreated, name: str, before: anyio.Event | None, done: anyio.Event
     ) -> None:
         title = f"{step.container} of pod {step.pod}"
         try:
@@ -197,12 +201,13 @@ class Containers:
             status = await self._run(step, name)
         finally:
             self._running.pop(title, None)
-            ended.set()
             self._ended.set()
             self._ended = anyio.Event()
         if name in self._ids.get(step.pod, ()):
             self._tell(title, f"ended with status {status}")
             self.failed = f"{title} ended with status {status}" if status else self.failed
+            if not status:
+                done.set()
 
     async def _run(self, step: ContainerCreated, name: str) -> int:
         title, bundle = f"{step.container} of pod {step.pod}", f"{self._root}/{name}"
