@@ -498,6 +498,7 @@ class DriverService:
         """Measure periodically. A failed measurement removes the old samples."""
         samples = self._context.metrics.samples
         while True:
+            await self._read_held()
             try:
                 samples.replace(self._facts.name, await self._supervisor.measure())
             except PydraError as error:

@@ -100,6 +100,21 @@ async def test_an_agent_whose_backend_cannot_restore_leaves_the_node_to_the_one_
             assert await agent.stop() == 0
 
 
+async def test_what_is_measured_counts_the_claims_that_another_instance_has_prepared() -> None:
+    steps: list[Step] = []
+    flags = ("--backend", "counting:", "--measure-period", "0.1", "--rescan-period", "3600", "--sweep-period", "3600")
+    async with run_node(steps.append) as node, run_agent(node, *flags, "--pod-uid", "old", name="old") as old:
+        await old.wait_ready()
+        async with run_agent(node, *flags, "--pod-uid", "new", name="new") as new:
+            await new.wait_ready()
+            user = NodeUser(node, steps)
+            await user.create_classes({"counted": {}})
+            await user.create_both("claim", {"name": "it", "exactly": {"deviceClassName": "counted"}})
+            await user.wait_running("claim")
+            for agent in (old, new):
+                await agent.wait_metric(r"^pydra_counting_held 1.0$")
+
+
 async def test_hints_that_kill_the_process_are_not_held_against_a_claim() -> None:
     async with staged({"do": "segfault", "call": "wait_changed", "count": 6}) as scene:
         await scene.start(OTHER)
