@@ -1,11 +1,13 @@
 """Event handlers that record metrics and Kubernetes Events.
 
-One handler for each kind of event that a component reports. Components write their own log lines; here is only what a
-dashboard counts, what `kubectl describe` shows, and the spans of claims, if tracing is configured.
+One handler for each kind of event that a component reports. Components write their own log lines, except for warnings
+of claims; here is only what a dashboard counts, what `kubectl describe` shows, and the spans of claims, if tracing is
+configured.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -39,6 +41,7 @@ from pydra.slices.foreign_slices import ForeignSlices
 from pydra.slices.reconciler import FieldsKept, PoolPublished, PublishFailed, SliceWritten
 from pydra.slices.server_limitations import FieldsDropped
 
+_log = logging.getLogger(__name__)
 Record = Callable[[EventRequest], None]
 OWN_REASONS = 32
 """Number of a backend's own reasons that are used as labels; beyond that, pydra's reason is."""
@@ -251,9 +254,10 @@ class Reports:
         self._record_health(published.health)
 
     def warned(self, warnings: Sequence[DeviceWarning]) -> None:
-        """Record an Event on the claim for each warning that was not there the last time."""
+        """Log each warning that was not there the last time, and record an Event on its claim."""
         for one in warnings:
             if one not in self._warnings:
+                _log.warning("claim %s: %s", one.ref, one.message)
                 note = f"driver {self._driver}: {one.message}"
                 self._record_event(claim_subject(one.ref), "DeviceWarning", note, "Discover")
         self._warnings = warnings

@@ -85,13 +85,17 @@ def test_an_event_of_nobody_is_a_bug_that_is_not_passed_over(desk: Desk) -> None
         desk.report("surprise")
 
 
-def test_a_warning_is_reported_on_its_claim_once_as_long_as_it_stays(desk: Desk) -> None:
+def test_a_warning_is_reported_on_its_claim_and_logged_once_as_long_as_it_stays(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
     one, other = (DeviceWarning(ref=REF, message=text) for text in ("slow", "slower"))
     for warnings in ((one,), (one, other), (), (one,)):
         desk.report.warned(warnings)
+    told = ("slow", "slower", "slow")
     assert [(said.subject.name, said.reason, said.note.rpartition(": ")[2]) for said in desk.requests] == [
-        ("gpu", "DeviceWarning", text) for text in ("slow", "slower", "slow")
+        ("gpu", "DeviceWarning", text) for text in told
     ]
+    assert [one.getMessage() for one in caplog.records] == [f"claim {REF}: {text}" for text in told]
 
 
 def test_a_prepare_is_counted_with_its_result(desk: Desk) -> None:
