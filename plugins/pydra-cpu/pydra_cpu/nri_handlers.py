@@ -60,7 +60,7 @@ class ContainerHandlers:
         sandboxes = {pod.id: pod for pod in pods}
         # A runtime leaves out sandboxes whose state it does not know. Their containers run all the same.
         self.containers = {
-            one.id: _read_container(sandboxes.get(one.pod_sandbox_id, nri.PodSandbox()), one) for one in containers
+            one.id: _read_container(sandboxes.get(one.pod_sandbox_id) or _read_labels(one), one) for one in containers
         }
         return _build_updates(self._correct(self._find_pins()))
 
@@ -123,6 +123,12 @@ class ContainerHandlers:
 
     def _list_online(self) -> frozenset[int]:
         return frozenset(cpu.id for cpu in self.topology.cpus)
+
+
+def _read_labels(container: nri.Container) -> nri.PodSandbox:
+    """The container's pod, as the kubelet names it in its labels (pkg/kubelet/kuberuntime/labels.go)."""
+    name, namespace = (container.labels.get(f"io.kubernetes.pod.{key}", "") for key in ("name", "namespace"))
+    return nri.PodSandbox(name=name, namespace=namespace)
 
 
 def _read_container(pod: nri.PodSandbox, container: nri.Container) -> Container:

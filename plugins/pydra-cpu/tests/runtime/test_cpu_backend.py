@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cpu_agent import Agent
 from pydra import ClaimError, Health, PreparedDevice, Taint, TaintEffect
@@ -230,10 +231,17 @@ async def test_containers_of_a_sandbox_that_the_runtime_does_not_report_are_kept
 ) -> None:
     """As containerd does with a sandbox whose state it could not restore."""
     node = Node(FakeRuntime(request_timeout=100.0))
-    node.runtime.containers["neighbour"] = Container(id="neighbour", name="neighbour", pod_sandbox_id="not-reported")
+    labels = {"io.kubernetes.pod.name": "lost", "io.kubernetes.pod.namespace": POD.namespace}
+    lost = Container(id="neighbour", name="neighbour", pod_sandbox_id="not-reported", labels=labels)
+    node.runtime.containers["neighbour"] = lost
     async with serve(tmp_path, node=node):
-        await node.create("fast", await node.prepare("claim", 3))
+        prepared = await node.prepare("claim", 3)
+        await node.create("fast", prepared)
         assert node.cpus("neighbour") == "3-7"
+        env = node.runtime.containers["fast"].env
+    node.runtime.containers["fast"] = replace(lost, id="fast", name="fast", env=env)
+    async with serve(tmp_path, node=node):
+        assert (node.cpus("fast"), node.cpus("neighbour")) == ("0-2", "3-7")
 
 
 async def test_a_container_with_a_forged_variable_is_not_created(tmp_path: Path) -> None:
