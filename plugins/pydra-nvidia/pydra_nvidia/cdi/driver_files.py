@@ -68,7 +68,7 @@ VULKAN_CONFIGS = (
     "vulkan/icd.d/nvidia_icd.x86_64.json",
     "vulkan/icd.d/nvidia_icd.aarch64.json",
 )
-"""Seen in the container below /etc; GKE keeps them right below the driver root."""
+"""Seen in the container below /etc; GKE keeps them right below the directory with the driver."""
 
 
 class DriverFile(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -220,7 +220,7 @@ def _configs(search: FileSearch) -> Iterator[DriverFile]:
         sources = (f"{folder}/{name}" for folder in CONFIG_FOLDERS)
         yield from _first(search, search.find_file, sources, f"{target}/{name}")
     for name in VULKAN_CONFIGS:
-        sources = (f"{folder}/{name}" for folder in (*CONFIG_FOLDERS, ""))
+        sources = (f"{folder}/{name}" for folder in (*CONFIG_FOLDERS, search.root.prefix))
         yield from _first(search, search.find_file, sources, f"/etc/{name}")
 
 

@@ -67,12 +67,14 @@ class DriverRoot(msgspec.Struct, frozen=True, kw_only=True):
     dev_root: str = "/"
 
     @property
+    def prefix(self) -> str:
+        """The directory, inside the root, with all that its installer left beside libraries at no usual place."""
+        return "" if self.library_dir in LIBRARY_DIRS else posixpath.dirname(self.library_dir)
+
+    @property
     def program_dirs(self) -> tuple[str, ...]:
-        """Where its programs are looked for, inside the root: first beside libraries that are at no usual place."""
-        if self.library_dir in LIBRARY_DIRS:
-            return PROGRAM_DIRS
-        beside = posixpath.join(posixpath.dirname(self.library_dir), "bin")
-        return tuple(dict.fromkeys((beside, *PROGRAM_DIRS)))
+        """Where its programs are looked for, inside the root."""
+        return tuple(dict.fromkeys((f"{self.prefix}/bin", *PROGRAM_DIRS))) if self.prefix else PROGRAM_DIRS
 
     def resolve(self, path: str) -> str | None:
         """A path inside the root with all links followed inside it; None when nothing is there."""

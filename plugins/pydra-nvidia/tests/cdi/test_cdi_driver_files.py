@@ -78,6 +78,14 @@ def gke(node: Any) -> None:
     node.put(f"{GKE}/vulkan/icd.d/nvidia_icd.json", b"{}")
 
 
+def gke_cached(node: Any) -> None:
+    """Its installers add the libraries to the linker's cache of the host."""
+    node.driver_libraries(f"{GKE}/lib64")
+    node.put(f"{GKE}/bin/nvidia-smi", b"#!", 0o755)
+    node.put(f"{GKE}/vulkan/icd.d/nvidia_icd.json", b"{}")
+    node.ld_cache(f"{GKE}/lib64/libnvidia-ml.so.1", f"{GKE}/lib64/libcuda.so.1")
+
+
 def only_cached(node: Any) -> None:
     """Arch keeps 64-bit libraries in /usr/lib; others in folders that only the linker's cache knows."""
     node.driver_libraries("/opt/nvidia/lib")
@@ -130,6 +138,15 @@ LAYOUTS = [
             "/etc/vulkan/icd.d/nvidia_icd.json": f"{GKE}/vulkan/icd.d/nvidia_icd.json",
         },
         id="gke",
+    ),
+    pytest.param(
+        gke_cached,
+        {
+            **same(f"{GKE}/lib64/libcuda.so.{V}", f"{GKE}/lib64/libnvidia-ml.so.{V}"),
+            "/usr/bin/nvidia-smi": f"{GKE}/bin/nvidia-smi",
+            "/etc/vulkan/icd.d/nvidia_icd.json": f"{GKE}/vulkan/icd.d/nvidia_icd.json",
+        },
+        id="gke, in the linker's cache",
     ),
     pytest.param(
         only_cached,
