@@ -141,7 +141,8 @@ class ClaimChecks:
     def _explain_absence(self) -> str:
         unused = " that no claim uses" if self._free != self._reading.inventory else ""
         named = f" is called {self._device}" if self._device else ""
-        unhealthy = [one for one in self._free.devices if one.health.status is HealthStatus.UNHEALTHY]
+        meant = [one for one in self._free.devices if self._device in ("", one.name)]
+        unhealthy = [one for one in meant if one.health.status is HealthStatus.UNHEALTHY]
         why = f"; {unhealthy[0].name}: {unhealthy[0].health.message}" if unhealthy else ""
         return f"no healthy device{unused}{named}{why}"
 

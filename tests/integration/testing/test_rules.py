@@ -408,12 +408,15 @@ async def prepare(claim):
 async def test_a_backend_of_which_nothing_could_be_prepared_is_not_said_to_keep_the_contract(tmp_path: Path) -> None:
     code = """
 async def discover():
-    return Inventory(devices=(Device(name="a", health=Health(status=HealthStatus.UNHEALTHY, message="broken")),))
+    health = [Health(status=HealthStatus.UNHEALTHY, message=text) for text in ("broken", "hot")]
+    return Inventory(devices=tuple(Device(name=name, health=one) for name, one in zip("ab", health)))
 """
     report = await check(Proof(code), tmp_path)
     assert report.ok
     wanted = "keeps the contract as far as it was checked: nothing was prepared (no healthy device; a: broken)"
     assert report.verdict == f"backend proof {wanted}"
+    named = await check(Proof(code), tmp_path, device="b")
+    assert "(no healthy device is called b; b: hot)" in named.text
 
 
 async def test_a_process_that_does_not_run_for_a_while_does_not_block_its_event_loop(tmp_path: Path) -> None:
