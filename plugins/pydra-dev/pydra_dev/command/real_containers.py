@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import msgspec
 from anyio.abc import ByteReceiveStream, TaskGroup
+from msgspec.structs import replace
 
 from pydra.errors import SettingsError
 from pydra_dev.container_runtime.cdi_injection import OciDevice, OciSpec
@@ -211,7 +212,10 @@ class Containers:
 
     async def _run(self, step: ContainerCreated, name: str) -> int:
         title, bundle = f"{step.container} of pod {step.pod}", f"{self._root}/{name}"
-        write_bundle(bundle, build_config(step.after, step.pod.rpartition("/")[2], bundle))
+        spec = step.after
+        if step.is_init and not spec.args:  # the command of its image, which is not here, would end
+            spec = replace(spec, args=("true",))
+        write_bundle(bundle, build_config(spec, step.pod.rpartition("/")[2], bundle))
         command = [*self._command(), "run", "--bundle", bundle, name]
         async with await anyio.open_process(command, stdin=None, start_new_session=True) as process:
             async with anyio.create_task_group() as readers:
