@@ -10,10 +10,13 @@ from pydra.diagnosis.cluster_reader import Reader
 from pydra.diagnosis.explain_claim import ClaimReport, Review, explain_claim, find_claim_names
 from pydra.diagnosis.findings import Finding, Level
 from pydra.errors import KubeError, NotFound
-from pydra.kube.api_resources import PODS, RESOURCE_CLAIM_TEMPLATES, JsonObject
+from pydra.kube.api_resources import PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, JsonObject
 from pydra.kube.client import KubeClient
 from pydra.message_text import suggest
 from pydra.settings import Settings
+
+_ENDED = ("Succeeded", "Failed")
+"""Phases in which kube-controller-manager has deleted, or will not make, the claims of a pod from templates."""
 
 
 class PodReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,15 +37,22 @@ async def explain_pod(
     except KubeError as error:
         findings = [await _miss(reader, namespace, name, error), *reader.findings]
         return PodReport(pod=f"{namespace}/{name}", findings=tuple(findings))
-    names = sorted(find_claim_names(pod))
-    findings = await _judge_templates(reader, pod, namespace)
+    names, phase = find_claim_names(pod), (pod.get("status") or {}).get("phase") or ""
+    if phase in _ENDED:
+        names &= {one["metadata"]["name"] for one in await reader.list(RESOURCE_CLAIMS, namespace=namespace)}
+        found = f"has ended ({phase}), and needs no claims any more: those made from templates are deleted"
+        findings = [Finding(subject="pod", level=Level.NOTE, found=found)]
+    else:
+        findings = await _judge_templates(reader, pod, namespace)
     if not names and not findings:
         advice = (
             "name claims in spec.resourceClaims and in resources.claims of containers; that of an extended resource "
             "is made when the pod is scheduled"
         )
         findings.append(Finding(subject="claims", level=Level.NOTE, found="none, so it gets no device", advice=advice))
-    claims = [await explain_claim(settings, client, namespace=namespace, name=one, review=review) for one in names]
+    claims = [
+        await explain_claim(settings, client, namespace=namespace, name=one, review=review) for one in sorted(names)
+    ]
     return PodReport(pod=f"{namespace}/{name}", findings=(*findings, *reader.findings), claims=tuple(claims))
 
 

@@ -262,6 +262,26 @@ def test_a_pod_is_explained_by_its_claims_and_by_those_that_it_lacks(quiet: Node
     assert 'there is no pod thre in namespace default (did you mean "three"?)' in missed[1]
 
 
+def test_a_pod_that_has_ended_does_not_lack_the_claims_that_were_deleted_then(quiet: Node, tool: Tool) -> None:
+    claim, path = quiet.api.create_claim(quiet.board.device()), "/api/v1/namespaces/default/pods"
+    entries = [
+        {"name": "own", "resourceClaimName": claim.name},
+        {"name": "made", "resourceClaimTemplateName": "one-board"},
+        {"name": "unmade", "resourceClaimTemplateName": "one-board"},
+    ]
+    spec = {"containers": [{"name": "main", "image": "none"}], "resourceClaims": entries}
+    pod = quiet.api.request("POST", path, {"metadata": {"name": "ended"}, "spec": spec})
+    made = [{"name": "made", "resourceClaimName": "ended-made-x2b7q"}]
+    status = {"phase": "Failed", "resourceClaimStatuses": made}
+    quiet.api.request("PUT", f"{path}/ended/status", {**pod, "status": status})
+    report = tool.json("explain", "pod", "ended")
+    quiet.api.request("DELETE", f"{path}/ended")
+    assert [(one["level"], one["found"]) for one in report["findings"]] == [
+        ("note", "has ended (Failed), and needs no claims any more: those made from templates are deleted")
+    ]
+    assert [one["claim"] for one in report["claims"]] == [f"default/{claim.name}"]
+
+
 def test_a_pod_without_claims_is_told_how_to_have_one(quiet: Node, tool: Tool) -> None:
     path = "/api/v1/namespaces/default/pods"
     spec = {"containers": [{"name": "main", "image": "none"}]}
