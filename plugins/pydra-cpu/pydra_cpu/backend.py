@@ -45,7 +45,7 @@ class CpuBackend:
     async def discover(self) -> Inventory:
         """All CPUs that are online and not reserved."""
         self.handlers.topology, self._inventory = await self._read()
-        online = {cpu.id for cpu in self.handlers.topology.cpus}
+        online = self.handlers.topology.online
         if online <= self._settings.reserved:  # as the admin may want it on small nodes: not unreadable hardware
             self._warn_once(
                 f"no CPU is offered: reservedCpus {self._settings.reserved_cpus} has all that are online "
@@ -110,12 +110,12 @@ class CpuBackend:
         topology, faults = await asyncio.to_thread(self._read_hardware)
         held = self.handlers.held()
         inventory = build_inventory(topology, self._settings, held, problem, faults)
-        statuses = build_statuses(held, self.handlers.containers.values(), frozenset(cpu.id for cpu in topology.cpus))
+        statuses = build_statuses(held, self.handlers.containers.values(), topology.online)
         return topology, replace(inventory, claim_statuses=tuple(statuses))
 
     def _read_hardware(self) -> tuple[Topology, Faults]:
         topology = read_topology(self._tree)
-        return topology, self._monitor.read(cpu.id for cpu in topology.cpus)
+        return topology, self._monitor.read(topology.online)
 
     async def _check_node(self) -> None:
         """Raise ClaimError if containers cannot be restricted to CPUs here, now or at all."""

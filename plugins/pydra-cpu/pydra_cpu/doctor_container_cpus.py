@@ -21,7 +21,7 @@ def compare_containers(settings: Settings, held: Sequence[HeldClaim]) -> Iterato
         return  # a simulated runtime has no containers
     tree = Tree(Roots(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root))
     running = read_containers(tree)
-    online = frozenset(cpu.id for cpu in read_topology(tree).cpus)
+    online = read_topology(tree).online
     manager = find_static_manager(tree, settings.kubelet_root)
     offered = find_offered(online, settings.reserved)
     yield from find_differences(running, held, offered=offered, online=online, manager=manager)

@@ -51,6 +51,11 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     unreadable: tuple[str, ...] = ()
     """A text for each CPU that cannot be offered since its place is not known."""
 
+    @property
+    def online(self) -> frozenset[int]:
+        """The ids of the CPUs."""
+        return frozenset(cpu.id for cpu in self.cpus)
+
     def find_memory_nodes(self, cpus: Iterable[Cpu]) -> tuple[int, ...]:
         """Return the NUMA nodes with memory that are the nearest to these CPUs."""
         near: set[int] = set()

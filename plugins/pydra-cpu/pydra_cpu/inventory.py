@@ -35,7 +35,7 @@ def build_inventory(
     faults: Faults = _NO_FAULTS,
 ) -> Inventory:
     """Return the devices of the node. With a problem, no container can be restricted to CPUs now."""
-    state = State(held=held, online=frozenset(cpu.id for cpu in topology.cpus), faults=faults, problem=problem)
+    state = State(held=held, online=topology.online, faults=faults, problem=problem)
     devices: list[Device] = []
     listed = list_devices(topology, settings)
     for name, cpus in listed.items():
@@ -47,7 +47,7 @@ def build_inventory(
 
 def _explain_left_out(topology: Topology, settings: Settings, listed: Collection[int]) -> Iterator[str]:
     """Yield why CPUs that are online are in no device, other than that the admin has reserved them."""
-    if lost := {cpu.id for cpu in topology.cpus} - settings.reserved - set(listed):
+    if lost := topology.online - settings.reserved - set(listed):
         yield (
             f"CPU {format_cpu_list(lost)} is not offered: the kernel does not say which {settings.group_by.value} "
             "(groupBy) it is of; another groupBy, such as numaNode, offers it"

@@ -49,7 +49,7 @@ class ContainerHandlers:
 
     def list_offered(self) -> frozenset[int]:
         """The CPUs that claims and other containers can have."""
-        return find_offered(self._list_online(), self._reserved)
+        return find_offered(self.topology.online, self._reserved)
 
     async def synchronize(
         self, pods: Sequence[nri.PodSandbox], containers: Sequence[nri.Container]
@@ -116,13 +116,10 @@ class ContainerHandlers:
     def _list_cpus(self, container: Container) -> frozenset[int]:
         """The container's CPUs. One without a claim that has all CPUs need not be restricted to them."""
         unrestricted = not container.cpus and not container.variables
-        return self._list_online() if unrestricted else container.cpus
+        return self.topology.online if unrestricted else container.cpus
 
     def _find_pins(self, *created: Container) -> Mapping[str, Pin | PinRefused]:
         return find_pins(self.containers.values(), self.held(), self.list_offered(), *created)
-
-    def _list_online(self) -> frozenset[int]:
-        return frozenset(cpu.id for cpu in self.topology.cpus)
 
 
 def _read_labels(container: nri.Container) -> nri.PodSandbox:
