@@ -34,6 +34,15 @@ CAPABILITIES = (
 """Those that containers have by default."""
 
 
+ENDLESS = ("sleep", "infinity")
+"""What a container without a command runs."""
+
+
+def ends_by_itself(step: ContainerCreated) -> bool:
+    """Whether the container ends when its work is done, as far as its pod says."""
+    return step.is_init or (step.policy != "Always" and step.after.args not in ((), ENDLESS))
+
+
 def find_runtime(name: str) -> str:
     """The path of a container runtime; `name` empty: of the first that is installed. Raises SettingsError."""
     if name and os.path.basename(name) not in RUNTIMES:
@@ -80,7 +89,7 @@ def build_config(spec: OciSpec, hostname: str, bundle: str) -> dict[str, Any]:
         "process": {
             "terminal": False,
             "user": {"uid": spec.uid, "gid": spec.gid, "additionalGids": list(spec.additional_gids)},
-            "args": list(spec.args) or ["sleep", "infinity"],
+            "args": list(spec.args or ENDLESS),
             "env": environment,
             "cwd": "/",
             "noNewPrivileges": True,

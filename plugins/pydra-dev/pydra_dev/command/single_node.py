@@ -24,11 +24,10 @@ from pydra_dev.command.backend_declarations import read_declarations
 from pydra_dev.command.delete_pods import PodDeletion
 from pydra_dev.command.options import Options
 from pydra_dev.command.print_run import RunReport
-from pydra_dev.command.real_containers import Containers, find_runtime, run_containers
+from pydra_dev.command.real_containers import Containers, ends_by_itself, find_runtime, run_containers
 from pydra_dev.command.wait_for_step import RunError, describe_failure, wait_until
 from pydra_dev.command.watch_source_files import find_sources, wait_for_change
 from pydra_dev.kubelet.observations import Called, ContainerCreated, Step
-from pydra_dev.kubelet.pod_claims import list_containers
 from pydra_dev.manifests import Manifest, choose_manifests, create_object, read_sample
 from pydra_dev.node import AgentProcess, EmbeddedNode, run_agent, run_node, scenario_environment
 from pydra_dev.output.descriptions import (
@@ -50,7 +49,6 @@ POD_ATTEMPTS = 3
 QUICK_DEATH = 5.0
 ENDLESS_SECONDS = 3.0
 """How long real containers that do not end by themselves run with `once`."""
-ENDLESS = ("sleep", "infinity")
 FoundT = TypeVar("FoundT")
 
 
@@ -261,7 +259,7 @@ class SingleNodeRun:
             shown.follow(step)
             self._page.changed.notify()
         if isinstance(step, ContainerCreated) and self._containers is not None:
-            self._containers.start(step, ends=self._is_finite(step))
+            self._containers.start(step, ends=ends_by_itself(step))
         if isinstance(step, Called):
             self._pod_deletion.follow(step)
         self._report.follow(step)
@@ -284,15 +282,6 @@ class SingleNodeRun:
         """Whether all pods run; a node that stays up does not wait for those that cannot be scheduled."""
         waived = () if self._options.once else self._find_unschedulable()
         return self._report.ran.issuperset(pod for pod in self._pods if pod not in waived)
-
-    def _is_finite(self, container: ContainerCreated) -> bool:
-        """Whether it ends by itself, as far as its pod says."""
-        pod = self._find_pod(container.pod)
-        if pod is None or container.is_init:
-            return container.is_init
-        own = next((one for one in list_containers(pod) if one["name"] == container.container), {})
-        policy = own.get("restartPolicy", pod["spec"].get("restartPolicy", "Always"))
-        return policy != "Always" and container.after.args not in ((), ENDLESS)
 
     def _find_pod(self, pod: str) -> JsonObject | None:
         namespace, _, name = pod.partition("/")

@@ -64,6 +64,7 @@ class ContainerCreated(msgspec.Struct, frozen=True, kw_only=True):
     """The runtime made a container: its OCI configuration before and after the CDI devices.
 
     `without` says of which claims it has no device, and why. `is_init`: those after it start when it has ended.
+    `policy` is the restart policy that it has, its own or the pod's.
     """
 
     pod: str
@@ -71,6 +72,7 @@ class ContainerCreated(msgspec.Struct, frozen=True, kw_only=True):
     cdi_ids: tuple[str, ...]
     without: tuple[str, ...] = ()
     is_init: bool = False
+    policy: str = "Always"
     before: OciSpec
     after: OciSpec
 

@@ -385,6 +385,7 @@ class PodWorkers:
                 cdi_ids=ids,
                 without=without,
                 is_init=is_init,
+                policy=container.get("restartPolicy", worker.last["spec"].get("restartPolicy", "Always")),
                 before=before,
                 after=after,
             )
