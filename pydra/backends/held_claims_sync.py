@@ -96,7 +96,7 @@ class HeldClaimsSync:
                 async with source() as claims:
                     await self._restore(process, claims)
             except PydraError as error:
-                self._process.has_failed_to_restore = True  # also if it ended the process, which is reported as that
+                self._process.note_restore_failed()  # also if it ended the process, which is reported as that
                 if process is self._process.open:
                     failures += 1
                     delay = min(2.0 ** (failures - 1), _RETRY_CAP_SECONDS)

@@ -107,6 +107,10 @@ class RestartedProcess:
         process.restored = self.has_restored = True
         self._move(self.state, "")
 
+    def note_restore_failed(self) -> None:
+        """Note that a process, which may have ended, does not know what the node holds."""
+        self.has_failed_to_restore = True
+
     def note_not_restored(self, why: str) -> None:
         """Note why calls have to wait until the process knows what the node holds."""
         self._move(self.state, f"cannot be called until restore has succeeded: {why}")
