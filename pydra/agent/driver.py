@@ -111,7 +111,7 @@ class Driver:
         """Return why the driver cannot serve claims, as text; empty if it can."""
         if not self._answered:
             return self._supervisor.missing() or self._missing
-        # A backend fails here by what an earlier version left, which goes on serving; hardware is no reason.
+        # Not a fault of hardware: `restore` fails at what an earlier version left, and that version keeps serving.
         return (self._supervisor.missing_restore() if self._is_open else "") or self._missing
 
     async def run(self, stop: anyio.Event) -> None:

@@ -45,7 +45,7 @@ class TpuBackend:
         self._seen: Host | None = None
 
     async def restore(self, held: Sequence[HeldClaim], /) -> None:
-        """Nothing was done. A backend that has this is told what the node holds: see `held_claims`."""
+        """Do nothing. Only a backend with this method gets what the node holds, see `held_claims`."""
 
     async def discover(self) -> Inventory:
         """The whole host and its sub-slices, with their health."""

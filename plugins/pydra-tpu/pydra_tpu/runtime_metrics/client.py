@@ -29,7 +29,7 @@ async def ask_runtime(host: str, port: int, deadline: float) -> RuntimeAnswer:
             total = await _ask(stub, MEMORY_TOTAL)
             used = await _ask(stub, MEMORY_USED)
             duty = await _ask(stub, DUTY_CYCLE)
-    except Exception:  # noqa: BLE001 - whoever has the port may hang or send anything, and any bytes are decoded
+    except Exception:  # noqa: BLE001 - the port may be of another service, and any bytes that it sends are decoded
         return RuntimeAnswer(port=port)
     finally:
         channel.close()
