@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from pydra.diagnosis.cluster_reader import Reader
@@ -67,17 +65,12 @@ async def _miss(reader: Reader, namespace: str, name: str, error: KubeError) -> 
 async def _judge_templates(reader: Reader, pod: JsonObject, namespace: str) -> list[Finding]:
     """Find claims that have not been made from their templates."""
     made = {one["name"] for one in (pod.get("status") or {}).get("resourceClaimStatuses") or ()}
-    missing: Sequence[JsonObject] = [
-        one
-        for one in pod["spec"].get("resourceClaims") or ()
-        if one.get("resourceClaimTemplateName") and one["name"] not in made
-    ]
-    known = (
-        [one["metadata"]["name"] for one in await reader.list(RESOURCE_CLAIM_TEMPLATES, namespace=namespace)]
-        if missing
-        else ()
-    )
+    entries = pod["spec"].get("resourceClaims") or ()
+    missing = [one for one in entries if one.get("resourceClaimTemplateName") and one["name"] not in made]
     findings: list[Finding] = []
+    if not missing:
+        return findings
+    known = [one["metadata"]["name"] for one in await reader.list(RESOURCE_CLAIM_TEMPLATES, namespace=namespace)]
     for one in missing:
         template = one["resourceClaimTemplateName"]
         if template in known or not reader.may_list(RESOURCE_CLAIM_TEMPLATES):
