@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -83,7 +84,9 @@ class ForkedProgram:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self.returncode is None:
-            os.kill(self.pid, number)
+            # It may have ended although its exit status, which the fork server reports, has not come yet.
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """SIGTERM."""

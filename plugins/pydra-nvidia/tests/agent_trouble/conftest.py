@@ -135,7 +135,8 @@ class Scene(NodeUser):
         """kill -9 of the agent and of its backend, at once."""
         backend = self.backend_pids(agent)
         for pid in (agent.process.pid, *backend):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         await agent.process.wait()
         await self.until(lambda: not any(map(_is_there, backend)), "its processes are gone")
 
