@@ -1,4 +1,4 @@
-"""Writes docs/api.md, the reference of `pydra` and `pydra.testing`, from docstrings and texts below fields."""
+"""What docs/api.md, the reference of `pydra` and `pydra.testing`, has from docstrings and texts below fields."""
 
 from __future__ import annotations
 
@@ -17,45 +17,19 @@ import pydra
 import pydra.devices
 import pydra.testing
 
-SECTIONS = {
-    "Coroutines": (
-        "The coroutines of a backend; nothing here is subclassed. `Backend` is required, the others are optional. The "
-        "[contract](backend.md) says when each is called."
-    ),
-    "Devices": "What `discover` returns.",
-    "Claims": "What `prepare` and the other coroutines get, and what they return.",
-    "Container edits": (
-        "What containers get with a device, as in the Container Device Interface (CDI) 1.1.0. All devices of a claim "
-        "may be in one container: two that set the same thing differently fail the claim, and the message names both."
-    ),
-    "Measurements": "What `measure` returns.",
-    "Errors": (
-        "Backends raise `ClaimError` and what is below it: the message is for the author of the claim, and becomes an "
-        "Event on it. A `reason` of a subclass of your own appears in that Event and in metrics."
-    ),
-    "Functions": "",
-    "Testing": "In `pydra.testing`; no test framework is needed.",
-}
+SECTIONS = ("Coroutines", "Devices", "Claims", "Container edits", "Measurements", "Errors", "Functions", "Testing")
+"""Those of docs/api.md, in its order."""
 
 
-def api_page() -> str:
-    """The page's text."""
-    sections = dict.fromkeys(SECTIONS, "")
+def api_parts() -> list[list[str]]:
+    """The lines of each section."""
+    sections: dict[str, list[str]] = {title: [] for title in SECTIONS}
     for name in pydra.__all__:
         value = getattr(pydra, name)
-        sections[section_of(name, value)] += "\n".join(describe(name, value)) + "\n\n"
-    sections["Testing"] += "\n\n".join(
-        "\n".join(describe(name, getattr(pydra.testing, name))) for name in pydra.testing.__all__
-    )
-    lines = [
-        "# API",
-        "",
-        "Everything that `pydra` offers to backends. Other modules below `pydra` are private, except `pydra.testing`.",
-        "All classes of values are frozen `msgspec.Struct`s; `msgspec.structs.replace` makes a changed copy.",
-    ]
-    for title, text in sections.items():
-        lines += ["", f"## {title}", "", *([SECTIONS[title], ""] if SECTIONS[title] else []), text.strip()]
-    return "\n".join(lines) + "\n"
+        sections[section_of(name, value)] += ("", *describe(name, value))
+    for name in pydra.testing.__all__:
+        sections["Testing"] += ("", *describe(name, getattr(pydra.testing, name)))
+    return list(sections.values())
 
 
 def section_of(name: str, value: Any) -> str:

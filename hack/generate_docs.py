@@ -1,16 +1,19 @@
-"""Writes the reference pages that follow from the code, those of backends' settings among them."""
+"""Writes what follows from the code into the reference pages, and those of backends' settings.
+
+In a page it is between `<!-- make docs -->` and `<!-- end -->`; what is around them is written by hand.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from api_page import api_page, texts_below
+from api_page import api_parts, texts_below
 
 from pydra.admission.webhook import AdmissionMetrics
 from pydra.backends.json_validation import describe
@@ -31,6 +34,7 @@ from pydra_tpu import settings as tpu
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+MADE = re.compile(r"(?<=<!-- make docs -->\n).*?(?=<!-- end -->\n)", re.DOTALL)
 
 
 def pages() -> dict[Path, str]:
@@ -44,52 +48,33 @@ def pages() -> dict[Path, str]:
         (net, "exclude: docker*", "", (), "."),
         (tpu, "offer: chips", "offer", (), "."),
     )
-    return {
-        DOCS / "api.md": api_page(),
-        DOCS / "commands.md": commands_page(),
-        DOCS / "conformance.md": conformance_page(),
-        DOCS / "settings.md": settings_page(),
-        DOCS / "metrics.md": metrics_page(),
-        **dict(backend_settings_page(*one) for one in own),
+    filled: dict[str, Sequence[Iterable[str]]] = {
+        "api.md": api_parts(),
+        "commands.md": [command_tables("pydra", build_parser())],
+        "conformance.md": [conformance_rules()],
+        "settings.md": [option_tables(AGENT), option_tables(WEBHOOK)],
+        "metrics.md": [series_table(Metrics()), series_table(AdmissionMetrics())],
     }
+    made = {DOCS / name: fill((DOCS / name).read_text(), parts) for name, parts in filled.items()}
+    return made | dict(backend_settings_page(*one) for one in own)
 
 
-def conformance_page() -> str:
-    lines = [
-        "# Conformance rules",
-        "",
-        "What the conformance suite holds a backend to. It runs the backend in a process of its own, as the agent",
-        "does, and reports everything that is wrong at once. There are three ways to run it:",
-        "",
-        "- `pydra check NAME` prints each check as it is made; `-o json` prints the report as one document.",
-        "- `pytest --pydra-backend NAME` runs each rule as a test (pip installs the plugin with pydra).",
-        "- `pydra.testing.check_backend(NAME)` returns a `Report`, for a test of your own.",
-        "",
-        "| rule | what holds | why |",
-        "|---|---|---|",
-        *(f"| `{rule.value}` | {rule.sentence.format('each configuration type')} | {rule.reason} |" for rule in Rule),
+def fill(page: str, parts: Sequence[Iterable[str]]) -> str:
+    """The page with these lines between its markers: as many parts as it has places for them."""
+    before = MADE.split(page)
+    lines = ["".join(f"{line}\n" for line in part) for part in parts]
+    return before[0] + "".join(made + text for made, text in zip(lines, before[1:], strict=True))
+
+
+def conformance_rules() -> Iterator[str]:
+    yield from ("| rule | what holds | why |", "|---|---|---|")
+    for rule in Rule:
+        yield f"| `{rule.value}` | {rule.sentence.format('each configuration type')} | {rule.reason} |"
+    yield from (
         "",
         f"`prepare`, `unprepare` and `restore` are interrupted wherever they wait (at most at {POINTS} places) and",
         "when they have ended. What `plan` changes is seen where Python makes it, not in a native library.",
-        "",
-        "The suite prepares the first healthy device that no claim holds, or the one that `--device` names; it lists",
-        "devices of other kinds, such as partitions. Where an agent has prepared claims with the same backend, one",
-        "that implements `restore` is only loaded, one with `plan` is only read, and with others no device is prepared",
-        "that those claims have, or that shares counters with theirs.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def commands_page() -> str:
-    lines = [
-        "# Commands",
-        "",
-        "`pydra-agent` runs on nodes; its flags are its [settings](settings.md). `pydra` is for people; its commands",
-        "are below. Defaults are in brackets. `pydra --debug` shows the traceback of an internal error. Exit codes:",
-        "0 if nothing is wrong, 1 if something is wrong, and 2 for invalid arguments.",
-        *command_tables("pydra", build_parser()),
-    ]
-    return "\n".join(lines) + "\n"
+    )
 
 
 def command_tables(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -124,55 +109,6 @@ def sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:].removesuffix('.')}."
 
 
-def settings_page() -> str:
-    lines = [
-        "# Settings",
-        "",
-        "Settings of `pydra-agent`. Each can be a flag, an environment variable, or a key in the YAML file of",
-        "`--config` (`PYDRA_CONFIG`); flags take precedence over variables, and variables over the file. If one is",
-        "invalid, the agent reports all errors and does not start. `SIGHUP` reloads them: the log settings take effect",
-        "at once, and the log says which others need a restart.",
-        "",
-        "A backend has its own settings, from variables named `PYDRA_<BACKEND>_...` and from the key",
-        "`backendSettings`; `pydra check BACKEND` lists them. The key `backendProcesses` gives its process",
-        "[a user, a seccomp profile and limits](security.md#the-backends-process).",
-        *option_tables(AGENT),
-        "",
-        "## NUMA nodes",
-        "",
-        "With `numaNodeLists`, the attribute `resource.kubernetes.io/numaNode` of every device is a list: its own NUMA",
-        "node, then the nearest ones of the same socket, as drivers in Go publish it for the feature gate",
-        "DRAListTypeAttributes. `matchAttribute` then also accepts devices of neighbouring nodes. This needs the",
-        "scheduler of Kubernetes 1.37: that of 1.36 compares no lists, and `matchAttribute` for `numaNode` finds no",
-        "device. With the gate on, selectors say `numaNode.includes(1)`, which also accepts a number; `numaNode == 1`",
-        "fails for a list. With the gate off in the API server, the number is published.",
-        "",
-        "## Overheads",
-        "",
-        "The key `backendOverheads` says what a pod with a device needs of the node's own resources besides, such as",
-        "memory that is pinned for it.",
-        "",
-        "```yaml",
-        "backendOverheads:",
-        "  tpu:",
-        "    memory: {perPod: 256Mi, perContainer: 64Mi}",
-        "    cpu: {perPod: 500m}",
-        "```",
-        "",
-        "The scheduler counts it for each device of a pod's claims, and the kubelet adds it to the limits of the pod's",
-        "cgroups. Both need Kubernetes 1.37 and the feature gate DRANodeAllocatableResources (KEP-5517); without them,",
-        "it is left out, and an Event says so. It applies to all devices of the backend, in the chart as",
-        "`backends.NAME.overheads`.",
-        "",
-        "# Settings of the webhook",
-        "",
-        "`pydra webhook` has its own flags, variables and file (`--config`, `PYDRA_WEBHOOK_CONFIG`), with the same",
-        "rules. [Admission](admission.md) explains what it does.",
-        *option_tables(WEBHOOK),
-    ]
-    return "\n".join(lines) + "\n"
-
-
 def option_tables(table: OptionTable) -> Iterator[str]:
     fields = {field.name: field for field in msgspec.structs.fields(table.settings)}
     group = ""
@@ -184,24 +120,6 @@ def option_tables(table: OptionTable) -> Iterator[str]:
         default = default_text(fields[option.field]) or "–"
         names = f"`{flag_of(option)}` | `{variable_of(option, table)}` | `{key_of(option, table)}`"
         yield f"| {names} | {default} | {option.help} |"
-
-
-def metrics_page() -> str:
-    lines = [
-        "# Metrics",
-        "",
-        "Served at `/metrics`. The series of a driver exist from its start, at zero. Backends add measurements of",
-        "their hardware, named `pydra_<backend>_<name>`.",
-        "",
-        *series_table(Metrics()),
-        "",
-        "# Metrics of the webhook",
-        "",
-        "Served by `pydra webhook` at `/metrics`, on its own port and at `--http-address`.",
-        "",
-        *series_table(AdmissionMetrics()),
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def series_table(metrics: object) -> Iterator[str]:
