@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 from pydra.cli.options import NODE_TOOL, Parser, add_options
 from pydra.cli.output import Table, print_findings, print_json, print_tables
 from pydra.cli.settings_sources import read_node_settings
-from pydra.diagnosis.findings import Finding, has_problems
+from pydra.diagnosis import Finding, has_problems
 from pydra.errors import ClaimError, SettingsError
 from pydra.message_text import list_names
 
 if TYPE_CHECKING:
-    from pydra.diagnosis.checkpoint_records import ClaimRecord
     from pydra.diagnosis.cluster_reader import EventLine
-    from pydra.diagnosis.explain_claim import ClaimReport, Judgements, Review
-    from pydra.diagnosis.explain_pod import PodReport
+    from pydra.diagnosis.doctor import Examination
+    from pydra.diagnosis.explain import ClaimReport, Judgements, PodReport, Review
+    from pydra.diagnosis.held_claims import ClaimRecord
+    from pydra.diagnosis.slice_report import SliceReport
 
 EXIT_CODES = """\
 exit codes:
@@ -72,11 +73,9 @@ def _add(
     return parser
 
 
-def _print_findings(findings: Sequence[Finding], parsed: argparse.Namespace) -> int:
-    if parsed.output == "json":
-        print_json(findings)
-    else:
-        print_findings(findings)
+def _print(parsed: argparse.Namespace, value: Any, show: Callable[[Any], None], findings: Sequence[Finding]) -> int:
+    """Print the value, as JSON or with `show`; return the exit code that follows from the findings in it."""
+    (print_json if parsed.output == "json" else show)(value)
     return 1 if has_problems(findings) else 0
 
 
@@ -87,12 +86,12 @@ def _examine(parsed: argparse.Namespace) -> int:
     from pydra.diagnosis.doctor import examine_node  # noqa: PLC0415 - loads the agent
 
     found = asyncio.run(examine_node(read_node_settings(parsed, os.environ)))
-    if parsed.output == "json":
-        print_json(found)
-    else:
-        print(f"node {found.node}\n")
-        print_findings(found.findings)
-    return 1 if has_problems(found.findings) else 0
+    return _print(parsed, found, _print_examination, found.findings)
+
+
+def _print_examination(found: Examination) -> None:
+    print(f"node {found.node}\n")
+    print_findings(found.findings)
 
 
 # What is in the cluster
@@ -111,29 +110,26 @@ def _add_explain(commands: Commands) -> None:
 
 
 def _explain_claim(parsed: argparse.Namespace) -> int:
-    from pydra.diagnosis.explain_claim import explain_claim  # noqa: PLC0415 - loads the agent
+    from pydra.diagnosis.explain import explain_claim  # noqa: PLC0415 - loads the agent
 
     report: ClaimReport = _explain(parsed, "claim", explain_claim)
-    if parsed.output == "json":
-        print_json(report)
-    else:
-        _print_claim(report)
-    return 1 if has_problems(report.findings) else 0
+    return _print(parsed, report, _print_claim, report.findings)
 
 
 def _explain_pod(parsed: argparse.Namespace) -> int:
-    from pydra.diagnosis.explain_pod import explain_pod  # noqa: PLC0415 - loads the agent
+    from pydra.diagnosis.explain import explain_pod  # noqa: PLC0415 - loads the agent
 
     report: PodReport = _explain(parsed, "pod", explain_pod)
-    if parsed.output == "json":
-        print_json(report)
-    else:
-        print(f"pod {report.pod}, claims: {len(report.claims)}\n")
-        print_findings(report.findings)
-        for number, one in enumerate(report.claims):
-            print("\n" if number or report.findings else "", end="")
-            _print_claim(one)
-    return 1 if has_problems([*report.findings, *(finding for one in report.claims for finding in one.findings)]) else 0
+    findings = [*report.findings, *(finding for one in report.claims for finding in one.findings)]
+    return _print(parsed, report, _print_pod, findings)
+
+
+def _print_pod(report: PodReport) -> None:
+    print(f"pod {report.pod}, claims: {len(report.claims)}\n")
+    print_findings(report.findings)
+    for number, one in enumerate(report.claims):
+        print("\n" if number or report.findings else "", end="")
+        _print_claim(one)
 
 
 def _explain(parsed: argparse.Namespace, kind: str, explain: Callable[..., Awaitable[Any]]) -> Any:
@@ -195,7 +191,7 @@ def _add_slices(commands: Commands) -> None:
 
 def _report_slices(parsed: argparse.Namespace) -> int:
     from pydra.diagnosis.cluster_reader import open_cluster  # noqa: PLC0415 - loads the client
-    from pydra.diagnosis.slice_report import SliceReport, report_slices  # noqa: PLC0415
+    from pydra.diagnosis.slice_report import report_slices  # noqa: PLC0415
 
     settings = read_node_settings(parsed, os.environ)
 
@@ -204,17 +200,17 @@ def _report_slices(parsed: argparse.Namespace) -> int:
             return await report_slices(client, "" if parsed.all_nodes else settings.node_name)
 
     report = asyncio.run(run())
-    if parsed.output == "json":
-        print_json(report)
-    else:
-        print_findings(report.findings)
-        rows = [
-            (one.driver, one.pool, one.device, one.slice, ",".join(one.taints), ",".join(one.claims))
-            for one in report.devices
-        ]
-        columns = ("driver", "pool", "device", "slice", "taints", "claims")
-        print_tables(Table(columns, rows, "devices:"), _build_events(report.events))
-    return 1 if has_problems(report.findings) else 0
+    return _print(parsed, report, _print_slices, report.findings)
+
+
+def _print_slices(report: SliceReport) -> None:
+    print_findings(report.findings)
+    rows = [
+        (one.driver, one.pool, one.device, one.slice, ",".join(one.taints), ",".join(one.claims))
+        for one in report.devices
+    ]
+    columns = ("driver", "pool", "device", "slice", "taints", "claims")
+    print_tables(Table(columns, rows, "devices:"), _build_events(report.events))
 
 
 def _build_events(events: Sequence[EventLine]) -> Table:
@@ -240,7 +236,7 @@ def _add_checkpoint(commands: Commands) -> None:
 
 
 def _list_records(parsed: argparse.Namespace) -> int:
-    from pydra.diagnosis.checkpoint_records import read_records  # noqa: PLC0415 - loads the agent
+    from pydra.diagnosis.held_claims import read_records  # noqa: PLC0415 - loads the agent
 
     records = read_records(read_node_settings(parsed, os.environ), driver=parsed.only)
     if parsed.output == "json":
@@ -280,7 +276,7 @@ def _print_unreadable(records: Sequence[ClaimRecord], parsed: argparse.Namespace
 
 
 def _show_record(parsed: argparse.Namespace) -> int:
-    from pydra.diagnosis.checkpoint_records import choose_records, read_records  # noqa: PLC0415 - loads the agent
+    from pydra.diagnosis.held_claims import choose_records, read_records  # noqa: PLC0415 - loads the agent
 
     records = choose_records(read_records(read_node_settings(parsed, os.environ), driver=parsed.only), parsed.claim)
     # A record is a document: there is no better table of it than its JSON, below its path.
@@ -294,14 +290,14 @@ def _show_record(parsed: argparse.Namespace) -> int:
 
 
 def _repair(parsed: argparse.Namespace) -> int:
-    from pydra.diagnosis.checkpoint_records import repair_records  # noqa: PLC0415 - loads the agent
+    from pydra.diagnosis.held_claims import repair_records  # noqa: PLC0415 - loads the agent
 
     settings = read_node_settings(parsed, os.environ)
     findings = asyncio.run(repair_records(settings, driver=parsed.only, discard=parsed.discard))
     if not findings and parsed.output == "table":
         print("this node holds no claims")
         return 0
-    return _print_findings(findings, parsed)
+    return _print(parsed, findings, print_findings, findings)
 
 
 def _format_age(created: float) -> str:
@@ -328,4 +324,5 @@ def _add_cdi(commands: Commands) -> None:
 def _validate_spec(parsed: argparse.Namespace) -> int:
     from pydra.diagnosis.cdi_validation import check_spec_file  # noqa: PLC0415 - loads the rules of CDI
 
-    return _print_findings([finding for file in parsed.files for finding in check_spec_file(file)], parsed)
+    findings = [finding for file in parsed.files for finding in check_spec_file(file)]
+    return _print(parsed, findings, print_findings, findings)

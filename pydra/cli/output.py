@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pydra.diagnosis.findings import Finding, Level
+from pydra.diagnosis import Finding, Level
 from pydra.foreign_text import escape
 
 _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.PROBLEM: "bold red", Level.UNKNOWN: "yellow"}

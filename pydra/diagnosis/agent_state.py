@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from http.client import HTTPConnection, HTTPException
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from pydra.devices import HealthStatus
-from pydra.diagnosis.findings import Finding, Level
+from pydra.diagnosis import Finding, Level
 from pydra.settings import Settings
 
 _DEADLINE = 5.0
@@ -53,14 +54,6 @@ _COUNTED = (
 """A gauge that should be zero, what it means, and where to look."""
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """A series of `/metrics`."""
-
-    name: str
-    labels: Mapping[str, str]
-    value: float
-
-
 class AgentState(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent says: why it is not ready, and its metrics. `problem` says why it cannot be asked."""
 
@@ -84,11 +77,7 @@ def read_agent(settings: Settings) -> AgentState:
         _, metrics = _get(_ANY_ADDRESS.get(host, host), port, "/metrics")
         return AgentState(
             missing=() if status == 200 else tuple(ready.splitlines()),
-            samples=tuple(
-                Sample(name=one.name, labels=one.labels, value=one.value)
-                for family in text_string_to_metric_families(metrics)
-                for one in family.samples
-            ),
+            samples=tuple(one for family in text_string_to_metric_families(metrics) for one in family.samples),
         )
     except (OSError, HTTPException, ValueError, LookupError) as error:  # LookupError: the page has no metrics
         why = (getattr(error, "strerror", "") or str(error)).lower()
@@ -99,22 +88,21 @@ def judge_agent(state: AgentState) -> Iterator[Finding]:
     """Yield what the agent says of itself, its backends and devices."""
     if state.problem:
         advice = "is it running (kubectl -n pydra get pods -o wide)? In its pod, --http-address is as the agent has it"
-        yield Finding(subject="agent", level=Level.PROBLEM, found=state.problem, advice=advice)
+        yield Finding("agent", Level.PROBLEM, state.problem, advice)
         return
     for line in state.missing:
-        yield Finding(subject="agent", level=Level.PROBLEM, found=line, advice="docs/troubleshoot.md has the messages")
+        yield Finding("agent", Level.PROBLEM, line, "docs/troubleshoot.md has the messages")
     if not state.missing:
         served = ", ".join(sorted(state.drivers))
-        yield Finding(subject="agent", level=Level.OK, found=f"ready, and serves {served}")
+        yield Finding("agent", Level.OK, f"ready, and serves {served}")
     for name, bad, meaning, where in _JUDGED:
         for labels in (one.labels for one in _select(state, name) if one.value == bad):
-            advice = f"see {where}"
-            yield Finding(subject="agent", level=Level.PROBLEM, found=meaning.format_map(labels), advice=advice)
+            yield Finding("agent", Level.PROBLEM, meaning.format_map(labels), f"see {where}")
     for name, meaning, where in _COUNTED:
         for one in _select(state, name):
             if one.value:
                 found = meaning.format(**one.labels, count=f"{one.value:.0f}")
-                yield Finding(subject="devices", level=Level.PROBLEM, found=found, advice=f"see {where}")
+                yield Finding("devices", Level.PROBLEM, found, f"see {where}")
     yield from _judge_health(state)
 
 
@@ -130,8 +118,7 @@ def _judge_health(state: AgentState) -> Iterator[Finding]:
             ", ".join(f"{count} {name.lower()}" for name, count in counts.items() if count) or "none"
         )
         level = Level.PROBLEM if unhealthy else Level.OK
-        advice = "pydra slices names them" if unhealthy else ""
-        yield Finding(subject="devices", level=level, found=found, advice=advice)
+        yield Finding("devices", level, found, "pydra slices names them" if unhealthy else "")
     crashes: dict[str, int] = {}
     for one in _select(state, "pydra_backend_crashes_total"):
         crashes[one.labels["backend"]] = crashes.get(one.labels["backend"], 0) + int(one.value)
@@ -139,7 +126,7 @@ def _judge_health(state: AgentState) -> Iterator[Finding]:
         if count:
             found = f"unexpected ends of the backend {backend} since the agent's start: {count}"
             advice = "see the Event BackendDied of the node, and details in the agent's log"
-            yield Finding(subject="agent", level=Level.NOTE, found=found, advice=advice)
+            yield Finding("agent", Level.NOTE, found, advice)
 
 
 def _select(state: AgentState, name: str) -> Iterable[Sample]:

@@ -15,7 +15,7 @@ from pydra.cdi.edit_rules import find_edit_problems
 from pydra.cdi.edits import ContainerEdits
 from pydra.cdi.spec import EditsDocument, SpecDocument, find_lowest_version
 from pydra.cdi.store import MAX_BYTES
-from pydra.diagnosis.findings import Finding, Level
+from pydra.diagnosis import Finding, Level
 
 SUFFIXES = (".json", ".yaml")
 """Of the files that runtimes read."""
@@ -30,13 +30,12 @@ _DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 def check_spec_file(path: str) -> Iterator[Finding]:
     """Yield what is wrong with a file, or that a runtime takes it."""
     if not path.endswith(SUFFIXES):
-        found = f"the name must end in {' or '.join(SUFFIXES)}; runtimes read no other file"
-        yield Finding(subject=path, level=Level.PROBLEM, found=found)
+        yield Finding(path, Level.PROBLEM, f"the name must end in {' or '.join(SUFFIXES)}; runtimes read no other file")
     problems = _find_problems(path)
     if not problems:
-        yield Finding(subject=path, level=Level.OK, found="a valid CDI spec")
+        yield Finding(path, Level.OK, "a valid CDI spec")
     for problem in problems:
-        yield Finding(subject=path, level=Level.PROBLEM, found=problem)
+        yield Finding(path, Level.PROBLEM, problem)
 
 
 def _find_problems(path: str) -> tuple[str, ...]:

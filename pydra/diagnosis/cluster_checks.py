@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pydra.agent.assembly import REQUESTS
 from pydra.devices import CounterConsumption, CounterSet, Device, NodeAllocatable, Pool, Taint, TaintEffect
-from pydra.diagnosis.findings import Finding, Level
+from pydra.diagnosis import Finding, Level
 from pydra.errors import Invalid, KubeError, NotFound, Unsupported
 from pydra.kube.api_resources import (
     ACCESS_REVIEWS,
@@ -95,19 +95,19 @@ async def judge_cluster(client: KubeClient, settings: Settings, *, driver: str) 
     Feature gates are found out by slices of this driver (dryRun): the slice policy lets an agent ask about no others.
     """
     version = await check_server(client)
-    findings = [Finding(subject="API server", level=Level.OK, found=f"Kubernetes {version}")]
+    findings = [Finding("API server", Level.OK, f"Kubernetes {version}")]
     runtime: str | None = None
     try:
         node = await client.get(NODES, settings.node_name)
         info = (node.get("status") or {}).get("nodeInfo") or {}
         runtime = info.get("containerRuntimeVersion") or ""
-        findings.append(Finding(subject="node", level=Level.OK, found=settings.node_name))
+        findings.append(Finding("node", Level.OK, settings.node_name))
         findings += await _judge_kubelet(client, str(info.get("kubeletVersion") or ""), version)
     except NotFound as error:
         advice = "--node-name is the name that kubectl get nodes has; in a pod it comes from spec.nodeName"
-        findings.append(Finding(subject="node", level=Level.PROBLEM, found=str(error), advice=advice))
+        findings.append(Finding("node", Level.PROBLEM, str(error), advice))
     except KubeError as error:
-        findings.append(Finding(subject="node", level=Level.UNKNOWN, found=str(error)))
+        findings.append(Finding("node", Level.UNKNOWN, str(error)))
     asked = [(verb, resource, "") for resource, verbs in REQUESTS.items() for verb in verbs]
     if settings.device_status:
         asked.append(("patch", RESOURCE_CLAIMS, "status"))
@@ -134,7 +134,7 @@ async def _judge_kubelet(client: KubeClient, kubelet: str, server: ServerVersion
         f"kubelet {own} starts pods with extended resources without their devices, unless its DRAExtendedResource is on"
     )
     advice = f"upgrade the kubelet to 1.36, or remove extendedResourceName from DeviceClass {', '.join(named)}"
-    return (Finding(subject="extended resources", level=Level.PROBLEM, found=found, advice=advice),)
+    return (Finding("extended resources", Level.PROBLEM, found, advice),)
 
 
 async def judge_pool(client: KubeClient, settings: Settings, driver: str) -> Finding:
@@ -142,10 +142,10 @@ async def judge_pool(client: KubeClient, settings: Settings, driver: str) -> Fin
     try:
         foreign = await find_foreign(client, driver=driver, node=settings.node_name)
     except KubeError as error:
-        return Finding(subject="pool", level=Level.UNKNOWN, found=str(error))
+        return Finding("pool", Level.UNKNOWN, str(error))
     if foreign.slices:
-        return Finding(subject="pool", level=Level.PROBLEM, found=f"driver {driver}: {foreign}")
-    return Finding(subject="pool", level=Level.OK, found=f"{driver}: only slices of this node")
+        return Finding("pool", Level.PROBLEM, f"driver {driver}: {foreign}")
+    return Finding("pool", Level.OK, f"{driver}: only slices of this node")
 
 
 async def _review(client: KubeClient, verb: str, resource: Resource, subresource: str) -> tuple[str, bool | None, str]:
@@ -162,12 +162,12 @@ def _judge_access(answers: Sequence[tuple[str, bool | None, str]]) -> Iterator[F
     for request, allowed, _ in answers:
         if allowed is False:
             advice = "compare the ClusterRole and its binding with the chart's; are these the agent's credentials?"
-            yield Finding(subject="access", level=Level.PROBLEM, found=f"may not {request}", advice=advice)
+            yield Finding("access", Level.PROBLEM, f"may not {request}", advice)
     unknown = [problem for _, allowed, problem in answers if allowed is None]
     if unknown:
-        yield Finding(subject="access", level=Level.UNKNOWN, found=unknown[0])
+        yield Finding("access", Level.UNKNOWN, unknown[0])
     elif all(allowed for _, allowed, _ in answers):
-        yield Finding(subject="access", level=Level.OK, found="has all permissions that the agent needs")
+        yield Finding("access", Level.OK, "has all permissions that the agent needs")
 
 
 async def _judge_clock(client: KubeClient, settings: Settings) -> Finding:
@@ -182,12 +182,12 @@ async def _judge_clock(client: KubeClient, settings: Settings) -> Finding:
         answer = await client.create(EVENTS, event.body, namespace=event.namespace, dry_run=True)
         created = datetime.fromisoformat(answer["metadata"]["creationTimestamp"]).timestamp()
     except (KubeError, KeyError, ValueError, TypeError) as error:
-        return Finding(subject="clock", level=Level.UNKNOWN, found=f"the API server's time is not known: {error}")
+        return Finding("clock", Level.UNKNOWN, f"the API server's time is not known: {error}")
     skew = time.time() - created - 0.5  # whole seconds, cut
     if abs(skew) > _SKEW_SECONDS:
         found = f"is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the API server's"
-        return Finding(subject="clock", level=Level.PROBLEM, found=found, advice="synchronise the clocks (chrony, NTP)")
-    return Finding(subject="clock", level=Level.OK, found="agrees with the API server's")
+        return Finding("clock", Level.PROBLEM, found, "synchronise the clocks (chrony, NTP)")
+    return Finding("clock", Level.OK, "agrees with the API server's")
 
 
 async def _probe_gate(client: KubeClient, node: str, driver: str, probe: tuple[str, str, Device]) -> Finding:
@@ -207,10 +207,9 @@ async def _probe_gate(client: KubeClient, node: str, driver: str, probe: tuple[s
             off |= new
     except KubeError as error:
         if not isinstance(error, Invalid) or gate not in name_refused(str(error), body["spec"]):
-            return Finding(subject="gate", level=Level.UNKNOWN, found=f"{gate}: {error}")
+            return Finding("gate", Level.UNKNOWN, f"{gate}: {error}")
         state = "off" if gate == LISTS else "not usable in this Kubernetes release"
-        found = f"{gate} is {state}: no {what}"
-        return Finding(subject="gate", level=Level.NOTE, found=found, advice=_GATE_ADVICE)
+        return Finding("gate", Level.NOTE, f"{gate} is {state}: no {what}", _GATE_ADVICE)
     if gate in off:
-        return Finding(subject="gate", level=Level.NOTE, found=f"{gate} is off: no {what}", advice=_GATE_ADVICE)
-    return Finding(subject="gate", level=Level.OK, found=f"{gate} is on: {what}")
+        return Finding("gate", Level.NOTE, f"{gate} is off: no {what}", _GATE_ADVICE)
+    return Finding("gate", Level.OK, f"{gate} is on: {what}")

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from pydra import __version__
-from pydra.diagnosis.findings import Finding, Level
+from pydra.diagnosis import Finding, Level
 from pydra.errors import KubeError, NotFound
 from pydra.kube.api_resources import DEVICE_TAINT_RULES, EVENTS, JsonObject, Resource
 from pydra.kube.client import KubeClient
@@ -52,22 +52,27 @@ async def open_cluster(settings: Settings) -> AsyncIterator[KubeClient]:
 
 
 class Reader:
-    """Lists objects. What cannot be listed is added to `findings` as unknown."""
+    """Lists objects, each list once. What cannot be listed is added to `findings` as unknown."""
 
     def __init__(self, client: KubeClient) -> None:
         self.client = client
         self.findings: list[Finding] = []
+        self._listed: dict[tuple[Resource, str, str], Sequence[JsonObject]] = {}
 
     async def list(self, resource: Resource, *, namespace: str = "", field_selector: str = "") -> Sequence[JsonObject]:
         """Return the objects; none if they cannot be listed."""
+        wanted = (resource, namespace, field_selector)
+        if wanted not in self._listed:
+            self._listed[wanted] = await self._list(resource, namespace, field_selector)
+        return self._listed[wanted]
+
+    async def _list(self, resource: Resource, namespace: str, field_selector: str) -> Sequence[JsonObject]:
         try:
             return (await self.client.list(resource, namespace=namespace, field_selector=field_selector)).items
         except KubeError as error:
             advice = "run it with a kubeconfig that may" if error.status == 403 else ""
             if self.may_list(resource):
-                self.findings.append(
-                    Finding(subject=resource.plural, level=Level.UNKNOWN, found=str(error), advice=advice)
-                )
+                self.findings.append(Finding(resource.plural, Level.UNKNOWN, str(error), advice))
             return ()
 
     async def list_taint_rules(self) -> Sequence[JsonObject]:
@@ -91,7 +96,7 @@ class Reader:
                 continue
             except KubeError as error:
                 found = f"{error}; taints that they give are not considered"
-                self.findings.append(Finding(subject=resource.plural, level=Level.UNKNOWN, found=found))
+                self.findings.append(Finding(resource.plural, Level.UNKNOWN, found))
                 break
         return ()
 

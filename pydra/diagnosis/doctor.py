@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from typing import Any
 
@@ -21,12 +21,11 @@ from pydra.backends.discovery import (
     load_object,
     variable_prefix,
 )
+from pydra.diagnosis import Finding, Level
 from pydra.diagnosis.agent_state import judge_agent, read_agent
-from pydra.diagnosis.checkpoint_records import ClaimRecord, find_drivers, judge_left_over
-from pydra.diagnosis.claim_on_node import judge_files, read_held
 from pydra.diagnosis.cluster_checks import judge_cluster, judge_pool
 from pydra.diagnosis.cluster_reader import open_cluster
-from pydra.diagnosis.findings import Finding, Level
+from pydra.diagnosis.held_claims import ClaimRecord, find_drivers, judge_files, judge_left_over, read_held
 from pydra.diagnosis.node_checks import judge_directories_and_sockets, judge_runtime
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import Settings
@@ -58,7 +57,7 @@ async def examine_node(settings: Settings) -> Examination:
             findings += found
             findings += [await judge_pool(client, settings, driver) for driver in sorted(agent.drivers)]
     except PydraError as error:
-        findings.append(Finding(subject="API server", level=Level.PROBLEM, found=str(error)))
+        findings.append(Finding("API server", Level.PROBLEM, str(error)))
     if runtime is not None:
         findings.append(await asyncio.to_thread(judge_runtime, settings, runtime))
     return Examination(node=settings.node_name, findings=tuple(findings))
@@ -86,32 +85,28 @@ def _judge(
             sys.path.append(os.getcwd())
         backend = load_object(source.target)
     except (SettingsError, LoadError) as error:
-        yield Finding(subject=_SUBJECT, level=Level.PROBLEM, found=str(error))
+        yield Finding(_SUBJECT, Level.PROBLEM, str(error))
         return
     examine = getattr(backend, "examine", None)
     if examine is None:
         return
     driver = settings.drivers.get(name, "") or str(getattr(backend, "DRIVER", ""))
     if why := unread.get("") or unread.get(driver):
-        yield Finding(subject=_SUBJECT, level=Level.UNKNOWN, found=f"{name}: {why.found}")
+        yield Finding(_SUBJECT, Level.UNKNOWN, f"{name}: {why.found}")
         return
     try:
         own = _read_own_settings(backend, source, settings)
-        problems = _collect(examine(own, tuple(one.held for one in held if one.driver == driver)))
+        problems = [str(one) for one in examine(own, tuple(one.held for one in held if one.driver == driver))]
     except PydraError as error:
-        yield Finding(subject=_SUBJECT, level=Level.UNKNOWN, found=f"{name}: {error}")
+        yield Finding(_SUBJECT, Level.UNKNOWN, f"{name}: {error}")
     except Exception as error:  # noqa: BLE001 - the backend's own code may fail in any way
         found = f"{name} cannot examine the node: {type(error).__name__}: {error}"
-        yield Finding(subject=_SUBJECT, level=Level.UNKNOWN, found=found, advice="report it to the backend's author")
+        yield Finding(_SUBJECT, Level.UNKNOWN, found, "report it to the backend's author")
     else:
         for problem in problems:
-            yield Finding(subject=_SUBJECT, level=Level.PROBLEM, found=f"{name}: {problem}")
+            yield Finding(_SUBJECT, Level.PROBLEM, f"{name}: {problem}")
         if not problems:
-            yield Finding(subject=_SUBJECT, level=Level.OK, found=f"{name} finds nothing wrong on the node")
-
-
-def _collect(problems: Iterable[Any]) -> list[str]:
-    return [str(problem) for problem in problems]
+            yield Finding(_SUBJECT, Level.OK, f"{name} finds nothing wrong on the node")
 
 
 def _read_own_settings(backend: Any, source: BackendSource, settings: Settings) -> Any:

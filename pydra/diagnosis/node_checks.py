@@ -17,8 +17,8 @@ from pydra import atomic_files
 from pydra.agent.driver import read_boot_id
 from pydra.checkpoint.record_files import list_stored
 from pydra.claims.gc import read_kubelet_claims
+from pydra.diagnosis import Finding, Level
 from pydra.diagnosis.cdi_validation import SUFFIXES, check_spec_file
-from pydra.diagnosis.findings import Finding, Level
 from pydra.errors import PydraError
 from pydra.kubelet.sockets import find_stale_sockets, is_listened_at, plan_socket_paths
 from pydra.settings import Settings
@@ -55,30 +55,28 @@ def _judge_directory(subject: str, path: str, *, absent: str, denied: str) -> Fi
     """Judge a directory that the agent writes to; without `absent` it makes the directory itself."""
     if not os.path.isdir(path):
         if absent:
-            return Finding(subject=subject, level=Level.PROBLEM, found=f"{path} is not there", advice=absent)
-        return Finding(subject=subject, level=Level.NOTE, found=f"{path} is not there yet; the agent makes it")
+            return Finding(subject, Level.PROBLEM, f"{path} is not there", absent)
+        return Finding(subject, Level.NOTE, f"{path} is not there yet; the agent makes it")
     if not os.access(path, os.W_OK | os.X_OK):
-        return Finding(subject=subject, level=Level.PROBLEM, found=f"{path}: this user may not write", advice=denied)
+        return Finding(subject, Level.PROBLEM, f"{path}: this user may not write", denied)
     status = os.statvfs(path)
     if status.f_flag & os.ST_RDONLY:
-        found = f"{path} is on a file system that is mounted read-only"
-        return Finding(subject=subject, level=Level.PROBLEM, found=found, advice=denied)
+        return Finding(subject, Level.PROBLEM, f"{path} is on a file system that is mounted read-only", denied)
     if status.f_bavail * status.f_frsize < _LEAST_FREE or (status.f_files and not status.f_favail):
-        found = f"{path}: the disk is full"
-        return Finding(subject=subject, level=Level.PROBLEM, found=found, advice="free space, or inodes, on it")
-    return Finding(subject=subject, level=Level.OK, found=path)
+        return Finding(subject, Level.PROBLEM, f"{path}: the disk is full", "free space, or inodes, on it")
+    return Finding(subject, Level.OK, path)
 
 
 def _judge_call(subject: str, path: str, read: Callable[[], object]) -> Finding:
     try:
         read()
     except PydraError as error:
-        return Finding(subject=subject, level=Level.PROBLEM, found=str(error))
+        return Finding(subject, Level.PROBLEM, str(error))
     except OSError as error:
         found = atomic_files.explain(error, f"reading {path}")
         advice = "garbage collection needs it; hostRoot is where the host's / is mounted"
-        return Finding(subject=subject, level=Level.PROBLEM, found=found, advice=advice)
-    return Finding(subject=subject, level=Level.OK, found=path)
+        return Finding(subject, Level.PROBLEM, found, advice)
+    return Finding(subject, Level.OK, path)
 
 
 def _judge_kubelet(path: str) -> Finding:
@@ -99,9 +97,9 @@ def _judge_files(directory: str) -> Iterator[Finding]:
     found = [finding for name in names for finding in check_spec_file(f"{directory}/{name}")]
     problems = [finding for finding in found if finding.level is not Level.OK]
     if not problems:
-        yield Finding(subject="CDI", level=Level.OK, found=f"files in {directory}: {len(names)}, all valid")
+        yield Finding("CDI", Level.OK, f"files in {directory}: {len(names)}, all valid")
     for finding in problems:
-        yield Finding(subject="CDI", level=Level.PROBLEM, found=f"{finding.subject}: {finding.found}")
+        yield Finding("CDI", Level.PROBLEM, f"{finding.subject}: {finding.found}")
 
 
 def _judge_sockets(settings: Settings, driver: str) -> Iterator[Finding]:
@@ -119,25 +117,22 @@ def _judge_sockets(settings: Settings, driver: str) -> Iterator[Finding]:
             is_served = is_listened_at(path)
             advice = "" if is_served else "no agent serves the driver, or one of another pod does (podUid): see its log"
             level = Level.OK if is_served else Level.PROBLEM
-            found = path if is_served else f"nobody listens at {path}"
-            yield Finding(subject="socket", level=level, found=found, advice=advice)
+            yield Finding("socket", level, path if is_served else f"nobody listens at {path}", advice)
         for path in find_stale_sockets(driver, paths):
             found = f"{path} is left of an agent that was killed"
-            yield Finding(subject="socket", level=Level.NOTE, found=found, advice="the agent removes it at its start")
+            yield Finding("socket", Level.NOTE, found, "the agent removes it at its start")
     except (PydraError, OSError) as error:
         found = f"the sockets of {driver}: {error}"
-        yield Finding(subject="socket", level=Level.UNKNOWN, found=found, advice="run it as root, in the agent's pod")
+        yield Finding("socket", Level.UNKNOWN, found, "run it as root, in the agent's pod")
 
 
 def _judge_unserved(settings: Settings, driver: str) -> Finding:
     """Judge a driver that has records here, and no socket: it may have been uninstalled, too early or in order."""
     held = sum(len(list_stored(path)) for path in settings.claim_directories(driver))
     if not held:
-        found = f"driver {driver} was served here before, and holds no claims"
-        return Finding(subject="socket", level=Level.NOTE, found=found)
+        return Finding("socket", Level.NOTE, f"driver {driver} was served here before, and holds no claims")
     advice = "start its agent again until the claims' pods have ended: pydra checkpoint list names them"
-    found = f"driver {driver} is not served, and holds claims: {held}"
-    return Finding(subject="socket", level=Level.PROBLEM, found=found, advice=advice)
+    return Finding("socket", Level.PROBLEM, f"driver {driver} is not served, and holds claims: {held}", advice)
 
 
 _CONTAINERD = ("/etc/containerd/config.toml", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml")
@@ -163,20 +158,17 @@ def judge_runtime(settings: Settings, runtime: str) -> Finding:
             enabled, directories, file = _read_crio(host)
         else:
             found = f"it is not known where {runtime or 'the runtime'} reads CDI files"
-            return Finding(subject="runtime", level=Level.UNKNOWN, found=found)
+            return Finding("runtime", Level.UNKNOWN, found)
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        found = f"the configuration of {runtime} cannot be read: {error}"
-        return Finding(subject="runtime", level=Level.UNKNOWN, found=found)
+        return Finding("runtime", Level.UNKNOWN, f"the configuration of {runtime} cannot be read: {error}")
     if not enabled:
-        found = f"{runtime} has CDI switched off ({file})"
-        return Finding(subject="runtime", level=Level.PROBLEM, found=found, advice=advice)
+        return Finding("runtime", Level.PROBLEM, f"{runtime} has CDI switched off ({file})", advice)
     if _real(host, settings.cdi_dir) not in {_real(host, one) for one in directories}:
         found = (
             f"{runtime} reads CDI files in {', '.join(directories)}, and the agent writes {settings.cdi_dir} ({file})"
         )
-        advice = f"set cdiDir to one of them, or {advice}"
-        return Finding(subject="runtime", level=Level.PROBLEM, found=found, advice=advice)
-    return Finding(subject="runtime", level=Level.OK, found=f"{runtime} reads {settings.cdi_dir} ({file})")
+        return Finding("runtime", Level.PROBLEM, found, f"set cdiDir to one of them, or {advice}")
+    return Finding("runtime", Level.OK, f"{runtime} reads {settings.cdi_dir} ({file})")
 
 
 def _read_containerd(host: str, version: str) -> tuple[bool, Sequence[str], str]:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from pydra.devices import TaintEffect
+from pydra.diagnosis import Finding, Level
 from pydra.diagnosis.cluster_reader import EventLine, Reader
-from pydra.diagnosis.findings import Finding, Level
 from pydra.kube.api_resources import NODES, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
 from pydra.kube.client import KubeClient
 from pydra.message_text import list_names
@@ -170,7 +170,7 @@ def judge_taints(devices: Iterable[PublishedDevice]) -> Iterator[Finding]:
     for (driver, taint, rule), names in sorted(tainted.items()):
         found = f"{list_names(names, 8)}: tainted {taint}"
         level = Level.NOTE if taint.endswith(f":{TaintEffect.NONE.value}") else Level.PROBLEM  # for information only
-        yield Finding(subject="taints", level=level, found=found, advice=_advise(driver, taint, rule))
+        yield Finding("taints", level, found, _advise(driver, taint, rule))
 
 
 def _advise(driver: str, taint: str, rule: str) -> str:
@@ -184,8 +184,7 @@ def _advise(driver: str, taint: str, rule: str) -> str:
 def _judge_silent(nodes: Sequence[str]) -> Iterator[Finding]:
     advice = "is the name right (kubectl get nodes), and is an agent ready there? On the node: pydra doctor"
     for node in nodes:
-        found = f"node {node} publishes nothing"
-        yield Finding(subject="slices", level=Level.PROBLEM, found=found, advice=advice)
+        yield Finding("slices", Level.PROBLEM, f"node {node} publishes nothing", advice)
 
 
 def _judge(pools: Sequence[PublishedPool], devices: Sequence[PublishedDevice]) -> Iterator[Finding]:
@@ -194,10 +193,10 @@ def _judge(pools: Sequence[PublishedPool], devices: Sequence[PublishedDevice]) -
         if pool.slices != pool.expected:
             found = f"driver {pool.driver} has published {pool.slices} of {pool.expected} slices; the scheduler waits"
             advice = "it is being published; if it stays so, the Event PublishFailed of the node says why"
-            yield Finding(subject=subject, level=Level.PROBLEM, found=found, advice=advice)
+            yield Finding(subject, Level.PROBLEM, found, advice)
         else:
             found = f"{pool.driver}: devices {pool.devices}, slices {pool.slices}, generation {pool.generation}"
-            yield Finding(subject=subject, level=Level.OK, found=found)
+            yield Finding(subject, Level.OK, found)
     yield from judge_taints(devices)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pydra.diagnosis.explain_claim import Judgement
+from pydra.diagnosis.explain import Judgement
 from pydra_dev.container_runtime.cdi_injection import OciDevice, OciSpec
 from pydra_dev.container_runtime.cdi_specs import Hook, IntelRdt, Mount, NetDevice
 from pydra_dev.kubelet.observations import (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import anyio
 
-from pydra.diagnosis.checkpoint_records import judge_left_over, read_records
+from pydra.diagnosis.held_claims import judge_left_over, read_records
 from pydra_dev.api.kinds import PODS, RESOURCE_CLAIMS
 from pydra_dev.command.wait_for_step import LOOK_INTERVAL
 from pydra_dev.kubelet.claim_info_cache import ClaimCache, ClaimInfo

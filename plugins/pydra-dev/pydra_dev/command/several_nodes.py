@@ -24,7 +24,7 @@ import msgspec
 import yaml
 from anyio.abc import Process, TaskGroup, TaskStatus
 
-from pydra.diagnosis.checkpoint_records import judge_left_over, read_records
+from pydra.diagnosis.held_claims import judge_left_over, read_records
 from pydra.errors import PydraError
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import (

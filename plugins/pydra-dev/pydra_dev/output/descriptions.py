@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pydra.diagnosis.explain_claim import Judgement, add_values
+from pydra.diagnosis.explain import Judgement, add_values
 from pydra.message_text import list_names, suggest
 from pydra_dev.container_runtime.cdi_injection import OciSpec
 from pydra_dev.container_runtime.cdi_specs import Hook, Mount

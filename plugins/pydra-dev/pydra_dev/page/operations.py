@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from pydra.diagnosis.explain_claim import Judgements
+from pydra.diagnosis.explain import Judgements
 from pydra.errors import SettingsError
 from pydra_dev.api.errors import StatusError
 from pydra_dev.api.kinds import DEVICE_TAINT_RULES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from pydra.diagnosis.explain_claim import Judgements
+from pydra.diagnosis.explain import Judgements
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.pod_fields import claim_names
 from pydra_dev.api.quantity import format_like

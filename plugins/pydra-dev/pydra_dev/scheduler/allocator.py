@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 
-from pydra.diagnosis.explain_claim import Judgement, Judgements
+from pydra.diagnosis.explain import Judgement, Judgements
 from pydra_dev.api import schema
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.quantity import parse_quantity

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from pydra.diagnosis.explain_claim import Judgements
+from pydra.diagnosis.explain import Judgements
 from pydra_dev.api import schema
 from pydra_dev.api.errors import JsonObject, attempt
 from pydra_dev.api.feature_gates import ALLOCATABLE, GROUPS, LISTS

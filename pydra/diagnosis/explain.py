@@ -1,22 +1,33 @@
-"""Explains one claim: from its allocation through the record on the node to its CDI file; `pydra explain claim`."""
+"""Explains one claim, from its allocation through the record on the node to its CDI file, or those of a pod.
+
+For `pydra explain claim` and `pydra explain pod`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra.checkpoint.record import Stage
 from pydra.claim import ClaimRef
 from pydra.claims.allocation import parse_allocation
-from pydra.diagnosis.checkpoint_records import ClaimRecord
-from pydra.diagnosis.claim_on_node import judge_record, list_prepared, read_held
+from pydra.diagnosis import Finding, Level
 from pydra.diagnosis.cluster_reader import EventLine, Reader
-from pydra.diagnosis.findings import Finding, Level
+from pydra.diagnosis.held_claims import ClaimRecord, judge_record, list_prepared, read_held
 from pydra.diagnosis.slice_report import PublishedDevice, find_results, judge_taints, parse_slices
 from pydra.errors import ClaimError, KubeError, NotFound, PydraError
-from pydra.kube.api_resources import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
+from pydra.kube.api_resources import (
+    DEVICE_CLASSES,
+    NODES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    JsonObject,
+)
 from pydra.kube.client import KubeClient
 from pydra.message_text import suggest
 from pydra.settings import Settings
@@ -77,21 +88,11 @@ class Judgements(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-class Review(Protocol):
-    """A scheduler's judgement of every device that a node reaches; pydra-dev has one."""
+Review: TypeAlias = Callable[..., Judgements]
+"""A scheduler's judgement of every device that a node reaches, for a claim; pydra-dev has one, `review_objects`.
 
-    def __call__(
-        self,
-        claim: JsonObject,
-        *,
-        node: JsonObject,
-        claims: Sequence[JsonObject],
-        slices: Sequence[JsonObject],
-        classes: Sequence[JsonObject],
-        rules: Sequence[JsonObject],
-    ) -> Judgements:
-        """Raises ClaimError for a mistake in the claim or its class."""
-        ...
+Raises ClaimError for a mistake in the claim or its class.
+"""
 
 
 class ClaimReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,8 +137,13 @@ async def explain_claim(
     `review` says of a claim that is not allocated why not. Without the API server, what the node has is explained.
     """
     reader = Reader(client)
+    report = await _explain(settings, reader, await _read_claim(client, namespace, name), review)
+    return replace(report, findings=(*report.findings, *reader.findings))
+
+
+async def _explain(settings: Settings, reader: Reader, claim: _Claim, review: Review | None) -> ClaimReport:
+    """Return the report without what the reader could not list."""
     held, unknown = await read_held(settings)
-    claim = await _read_claim(client, namespace, name)
     mine = [one for one in held if claim.has(one)]
     pods = await _read_pods(reader, claim)
     findings = await _judge_claim(reader, claim, pods, is_held=bool(mine))
@@ -151,7 +157,7 @@ async def explain_claim(
             reviews = await _review_devices(reader, claim.body, pods, review)
         except ClaimError as error:
             advice = next((text for part, text in _SELECTOR_ADVICE.items() if part in str(error)), "")
-            findings.append(Finding(subject="request", level=Level.PROBLEM, found=str(error), advice=advice))
+            findings.append(Finding("request", Level.PROBLEM, str(error), advice))
     for record in mine:
         findings += await judge_record(settings, record, is_wanted=bool(claim.results or claim.refusal))
     findings += unknown.values()
@@ -163,9 +169,9 @@ async def explain_claim(
         findings.append(_judge_error(last))
     prepared = {named: ids for one in mine for named, ids in list_prepared(one)}
     return ClaimReport(
-        claim=f"{namespace}/{name}",
+        claim=f"{claim.namespace}/{claim.name}",
         uid=claim.uid,
-        findings=(*findings, *reader.findings),
+        findings=tuple(findings),
         devices=tuple(_build_device(result, published, prepared) for result in claim.results),
         reviews=tuple(reviews),
         events=tuple(events),
@@ -222,7 +228,7 @@ def _find_last_error(events: Sequence[EventLine]) -> EventLine | None:
 
 def _judge_error(error: EventLine) -> Finding:
     advice = f"docs/events.md explains the reason; seen {error.count}x, last at {error.time}"
-    return Finding(subject="last error", level=Level.PROBLEM, found=f"{error.reason}: {error.note}", advice=advice)
+    return Finding("last error", Level.PROBLEM, f"{error.reason}: {error.note}", advice)
 
 
 def _is_about_claim(event: EventLine) -> bool:
@@ -236,12 +242,12 @@ def _is_about_claim(event: EventLine) -> bool:
 
 async def _judge_claim(reader: Reader, claim: _Claim, pods: Sequence[JsonObject], *, is_held: bool) -> list[Finding]:
     if claim.refusal:
-        return [Finding(subject="claim", level=Level.UNKNOWN, found=claim.refusal)]
+        return [Finding("claim", Level.UNKNOWN, claim.refusal)]
     if claim.body is None:
         return [await _miss(reader, claim, is_held=is_held)]
     if not claim.results and (claim.body.get("status") or {}).get("allocation"):
         advice = "name a DeviceClass in spec.devices.requests"
-        return [Finding(subject="allocated", level=Level.NOTE, found="no device: it has no requests", advice=advice)]
+        return [Finding("allocated", Level.NOTE, "no device: it has no requests", advice)]
     if not claim.results:
         return [
             *_judge_pending(pods),
@@ -254,26 +260,24 @@ async def _judge_claim(reader: Reader, claim: _Claim, pods: Sequence[JsonObject]
 async def _miss(reader: Reader, claim: _Claim, *, is_held: bool) -> Finding:
     if is_held:
         advice = "garbage collection unprepares it two minutes after the kubelet has forgotten it, too"
-        found = "the API server has no such claim, and this node holds it"
-        return Finding(subject="claim", level=Level.PROBLEM, found=found, advice=advice)
+        return Finding("claim", Level.PROBLEM, "the API server has no such claim, and this node holds it", advice)
     known = [one["metadata"]["name"] for one in await reader.list(RESOURCE_CLAIMS, namespace=claim.namespace)]
     found = f"there is no claim {claim.name} in namespace {claim.namespace}{suggest(claim.name, known)}"
     advice = "kubectl get resourceclaims; a claim made from a template has the pod's name in its own"
-    return Finding(subject="claim", level=Level.PROBLEM, found=found, advice=advice)
+    return Finding("claim", Level.PROBLEM, found, advice)
 
 
 def _judge_allocation(body: JsonObject) -> list[Finding]:
     node = _find_node(body)
     names = ", ".join(f"{one['device']} of {one['driver']}" for one in find_results(body))
-    found = f"{names}{f', on node {node}' if node else ''}"
-    findings = [Finding(subject="allocated", level=Level.OK, found=found)]
+    findings = [Finding("allocated", Level.OK, f"{names}{f', on node {node}' if node else ''}")]
     users = [one["name"] for one in body["status"].get("reservedFor") or ()]
     found = f"for {', '.join(users)}" if users else "for no pod: the devices are given back when the claim is deleted"
-    findings.append(Finding(subject="reserved", level=Level.OK if users else Level.NOTE, found=found))
+    findings.append(Finding("reserved", Level.OK if users else Level.NOTE, found))
     if body["metadata"].get("deletionTimestamp"):
         found = "since " + body["metadata"]["deletionTimestamp"]
         advice = "it ends when its pods have, and the agent of its node has unprepared it"
-        findings.append(Finding(subject="being deleted", level=Level.NOTE, found=found, advice=advice))
+        findings.append(Finding("being deleted", Level.NOTE, found, advice))
     return [*findings, *_judge_statuses(body)]
 
 
@@ -289,13 +293,12 @@ def _judge_statuses(body: JsonObject) -> Iterator[Finding]:
         said = [f"{each['type']} is {each['status']}: {each.get('message') or each['reason']}" for each in conditions]
         wrong = [text for text, each in zip(said, conditions, strict=True) if each["status"] != "True"]
         level = Level.NOTE if wrong else Level.OK
-        yield Finding(subject="device status", level=level, found="; ".join((found, *wrong)))
+        yield Finding("device status", level, "; ".join((found, *wrong)))
 
 
 def _judge_pending(pods: Sequence[JsonObject]) -> Iterator[Finding]:
     if not pods:
-        found = "not yet, since no pod uses the claim"
-        yield Finding(subject="allocated", level=Level.NOTE, found=found, advice="create a pod that names it")
+        yield Finding("allocated", Level.NOTE, "not yet, since no pod uses the claim", "create a pod that names it")
     for pod in pods:
         status, name = pod.get("status") or {}, pod["metadata"]["name"]
         scheduled = [one for one in status.get("conditions") or () if one["type"] == "PodScheduled"]
@@ -305,7 +308,7 @@ def _judge_pending(pods: Sequence[JsonObject]) -> Iterator[Finding]:
         if pod["spec"].get("nodeName"):
             found = f"no, but pod {name} is on node {pod['spec']['nodeName']}: the scheduler did not place it"
             advice = "do not set spec.nodeName on a pod with claims"
-        yield Finding(subject="allocated", level=Level.PROBLEM, found=found, advice=advice)
+        yield Finding("allocated", Level.PROBLEM, found, advice)
 
 
 async def _judge_classes(reader: Reader, body: JsonObject) -> list[Finding]:
@@ -317,10 +320,10 @@ async def _judge_classes(reader: Reader, body: JsonObject) -> list[Finding]:
         return []
     return [
         Finding(
-            subject=_CLASS,
-            level=Level.PROBLEM,
-            found=f"there is no DeviceClass {name}{suggest(name, known)}",
-            advice="kubectl get deviceclasses; the chart's value backends.NAME.deviceClasses makes them",
+            _CLASS,
+            Level.PROBLEM,
+            f"there is no DeviceClass {name}{suggest(name, known)}",
+            "kubectl get deviceclasses; the chart's value backends.NAME.deviceClasses makes them",
         )
         for name in names
         if name not in known
@@ -336,15 +339,15 @@ async def _judge_drivers(reader: Reader, body: JsonObject, level: Level) -> list
     named = ((place, str((one.get("opaque") or {}).get("driver") or "")) for place, one in enumerate(configs))
     return [
         Finding(
-            subject="config",
-            level=level,
-            found=f"config[{place}] is for driver {driver}, "
+            "config",
+            level,
+            f"config[{place}] is for driver {driver}, "
             + (
                 "of which the claim has no device"
                 if driver in known
                 else f"which publishes no device{suggest(driver, known)}"
             ),
-            advice="a driver ignores what is for another one; kubectl get resourceslices lists the drivers",
+            "a driver ignores what is for another one; kubectl get resourceslices lists the drivers",
         )
         for place, driver in named
         if known and driver and driver not in known & has
@@ -412,10 +415,8 @@ def _find_node(body: JsonObject) -> str:
 async def _find_published(
     reader: Reader, results: Sequence[JsonObject]
 ) -> Mapping[tuple[str, str, str], PublishedDevice]:
-    drivers = sorted({result["driver"] for result in results})
-    slices = [
-        one for driver in drivers for one in await reader.list(RESOURCE_SLICES, field_selector=f"spec.driver={driver}")
-    ]
+    drivers = {result["driver"] for result in results}
+    slices = [one for one in await reader.list(RESOURCE_SLICES) if one["spec"]["driver"] in drivers] if drivers else ()
     rules = await reader.list_taint_rules() if slices else ()
     return {device.key: device for device in parse_slices(slices, {}, rules)[1]}
 
@@ -426,13 +427,13 @@ def _judge_devices(claim: _Claim, published: Mapping[tuple[str, str, str], Publi
         if published and (driver, pool, device) not in published:
             found = f"{device} is not in pool {pool} of {driver} any more"
             advice = f"pydra slices --node-name {pool} says what is there; the claim keeps the device until it ends"
-            yield Finding(subject="device", level=Level.PROBLEM, found=found, advice=advice)
+            yield Finding("device", Level.PROBLEM, found, advice)
     ref = ClaimRef(uid=claim.uid, namespace=claim.namespace, name=claim.name)
     for driver in sorted({driver for driver, _, _ in keys}):
         try:
             parse_allocation(claim.body or {}, ref, driver)
         except PydraError as error:  # what the agent says, too, when the kubelet asks it
-            yield Finding(subject="device", level=Level.PROBLEM, found=str(error))
+            yield Finding("device", Level.PROBLEM, str(error))
     yield from judge_taints(published[key] for key in keys if key in published)
 
 
@@ -465,13 +466,13 @@ def _judge_containers(claim: _Claim, pods: Sequence[JsonObject]) -> Iterator[Fin
         if entries and not named:
             found = f"no container of pod {name} names {entries[0]} in resources.claims, so none gets the devices"
             advice = "add it to those that use them, unless the devices are the pod's, such as a network interface"
-            yield Finding(subject="containers", level=Level.NOTE, found=found, advice=advice)
+            yield Finding("containers", Level.NOTE, found, advice)
         for container, one in named:
             if (request := one.get("request")) and request not in known:
                 found = f"container {container} of pod {name} gets no device of request {request}, which is none of "
                 found += f"the claim's{suggest(request, known)}"
                 advice = f"the claim has {', '.join(known)}; without a request a container gets the devices of all"
-                yield Finding(subject="containers", level=Level.PROBLEM, found=found, advice=advice)
+                yield Finding("containers", Level.PROBLEM, found, advice)
 
 
 def _list_named(pod: JsonObject) -> Iterator[tuple[str, JsonObject]]:
@@ -499,10 +500,84 @@ async def _judge_absence(reader: Reader, settings: Settings, body: JsonObject, *
         if await _is_gone(reader, node):
             found = f"there is no node {node} any more, which has its devices"
             advice = "delete the pods that use the claim, and the claim; one of a template is made again with its pod"
-            return Finding(subject="node", level=Level.PROBLEM, found=found, advice=advice)
+            return Finding("node", Level.PROBLEM, found, advice)
         found = f"is on node {node}, and this is {settings.node_name}"
         advice = "run the command in the agent's pod there: kubectl -n pydra exec POD -- pydra explain claim ..."
-        return Finding(subject="record", level=Level.UNKNOWN, found=found, advice=advice)
+        return Finding("record", Level.UNKNOWN, found, advice)
     level = Level.NOTE if is_known else Level.UNKNOWN
     advice = "the kubelet has not prepared it yet, or that failed: see the Events, and pydra doctor"
-    return Finding(subject="prepared", level=level, found="no: this node has no record of the claim", advice=advice)
+    return Finding("prepared", level, "no: this node has no record of the claim", advice)
+
+
+# Those of a pod
+
+
+_ENDED = ("Succeeded", "Failed")
+"""Phases in which kube-controller-manager has deleted, or will not make, the claims of a pod from templates."""
+
+
+class PodReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wrong with the pod's claims as a whole, and how each of them is."""
+
+    pod: str
+    findings: tuple[Finding, ...]
+    claims: tuple[ClaimReport, ...] = ()
+
+
+async def explain_pod(
+    settings: Settings, client: KubeClient, *, namespace: str, name: str, review: Review | None = None
+) -> PodReport:
+    """Find out how the claims of a pod are, and why one is not there; `review` as of `explain_claim`."""
+    reader = Reader(client)
+    try:
+        pod = await client.get(PODS, name, namespace=namespace)
+    except KubeError as error:
+        findings = [await _miss_pod(reader, namespace, name, error), *reader.findings]
+        return PodReport(pod=f"{namespace}/{name}", findings=tuple(findings))
+    names, phase = find_claim_names(pod), (pod.get("status") or {}).get("phase") or ""
+    if phase in _ENDED:
+        names &= {one["metadata"]["name"] for one in await reader.list(RESOURCE_CLAIMS, namespace=namespace)}
+        found = f"has ended ({phase}), and needs no claims any more: those made from templates are deleted"
+        findings = [Finding("pod", Level.NOTE, found)]
+    else:
+        findings = await _judge_templates(reader, pod, namespace)
+    if not names and not findings:
+        advice = (
+            "name claims in spec.resourceClaims and in resources.claims of containers; that of an extended resource "
+            "is made when the pod is scheduled"
+        )
+        findings.append(Finding("claims", Level.NOTE, "none, so it gets no device", advice))
+    claims = [
+        await _explain(settings, reader, await _read_claim(client, namespace, one), review) for one in sorted(names)
+    ]
+    return PodReport(pod=f"{namespace}/{name}", findings=(*findings, *reader.findings), claims=tuple(claims))
+
+
+async def _miss_pod(reader: Reader, namespace: str, name: str, error: KubeError) -> Finding:
+    if not isinstance(error, NotFound) or not error.is_of_object:
+        return Finding("pod", Level.UNKNOWN, str(error))
+    known = [one["metadata"]["name"] for one in await reader.list(PODS, namespace=namespace)]
+    found = f"there is no pod {name} in namespace {namespace}{suggest(name, known)}"
+    return Finding("pod", Level.PROBLEM, found, f"kubectl -n {namespace} get pods")
+
+
+async def _judge_templates(reader: Reader, pod: JsonObject, namespace: str) -> list[Finding]:
+    """Find claims that have not been made from their templates."""
+    made = {one["name"] for one in (pod.get("status") or {}).get("resourceClaimStatuses") or ()}
+    entries = pod["spec"].get("resourceClaims") or ()
+    missing = [one for one in entries if one.get("resourceClaimTemplateName") and one["name"] not in made]
+    findings: list[Finding] = []
+    if not missing:
+        return findings
+    known = [one["metadata"]["name"] for one in await reader.list(RESOURCE_CLAIM_TEMPLATES, namespace=namespace)]
+    for one in missing:
+        template = one["resourceClaimTemplateName"]
+        if template in known or not reader.may_list(RESOURCE_CLAIM_TEMPLATES):
+            found = f"claim {one['name']} has not been made yet from template {template}"
+            advice = "kube-controller-manager makes it within seconds: see the Events of the pod"
+        else:
+            missed = f"{template} in namespace {namespace}{suggest(template, known)}"
+            found = f"claim {one['name']}: there is no ResourceClaimTemplate {missed}"
+            advice = "create it, or correct resourceClaimTemplateName and create the pod again"
+        findings.append(Finding("claims", Level.PROBLEM, found, advice))
+    return findings

@@ -1,25 +1,30 @@
-"""Lists the checkpoint records of a node, and has the store repair or discard them; `pydra checkpoint`.
+"""What this node holds for claims: their records and CDI files. Judges them, and has the store repair records.
 
-Which of its two directories a driver uses follows from its backend, which is not asked: both are read.
+Which of its two directories for records a driver uses follows from its backend, which is not asked: both are read.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra import atomic_files
+from pydra.cdi.spec import build_spec
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.locks_between_instances import InstanceLocks
+from pydra.checkpoint.record import Stage
 from pydra.checkpoint.record_files import StoredRecord, list_stored
 from pydra.checkpoint.store import RecordStore
 from pydra.claim import Claim, HeldClaim
 from pydra.claims.gc import read_kubelet_claims
-from pydra.diagnosis.findings import Finding, Level
-from pydra.errors import CheckpointError, SettingsError
+from pydra.diagnosis import Finding, Level
+from pydra.errors import CheckpointError, PydraError, SettingsError
 from pydra.message_text import suggest
 from pydra.settings import Settings
 
@@ -89,11 +94,11 @@ def judge_left_over(held: Iterable[ClaimRecord]) -> Iterator[Finding]:
         if record is not None and record.left_over:
             devices = ", ".join(device.device for device in record.claim.devices) or "no device"
             yield Finding(
-                subject="left over",
-                level=Level.PROBLEM,
-                found=f"{record.claim.namespace}/{record.claim.name} of driver {one.driver} has ended and still holds "
+                "left over",
+                Level.PROBLEM,
+                f"{record.claim.namespace}/{record.claim.name} of driver {one.driver} has ended and still holds "
                 f"{devices}: {record.left_over}",
-                advice="the agent tries again; repair or reset the hardware, or reboot the node",
+                "the agent tries again; repair or reset the hardware, or reboot the node",
             )
 
 
@@ -117,6 +122,91 @@ def find_directories(settings: Settings, driver: str) -> Iterator[tuple[str, str
         for path, durable in zip(settings.claim_directories(name), (False, True), strict=True):
             if os.path.isdir(path):
                 yield name, path, durable
+
+
+async def read_held(settings: Settings) -> tuple[Sequence[ClaimRecord], Mapping[str, Finding]]:
+    """Return the records of this node, and by driver why it may have others; under "" if no driver is known."""
+    return await asyncio.to_thread(_read_held, settings)
+
+
+def _read_held(settings: Settings) -> tuple[Sequence[ClaimRecord], Mapping[str, Finding]]:
+    held: list[ClaimRecord] = []
+    unread: dict[str, Finding] = {}
+    try:
+        drivers = find_drivers(settings)
+    except PydraError as error:
+        return (), {"": _build_unread(error)}
+    for driver in drivers:
+        try:
+            held += read_records(settings, driver=driver)
+        except PydraError as error:
+            unread[driver] = _build_unread(error)
+    return held, unread
+
+
+def _build_unread(error: PydraError) -> Finding:
+    return Finding("record", Level.UNKNOWN, str(error), "run it as root on the node, or in the agent's pod")
+
+
+def list_prepared(one: ClaimRecord) -> Iterator[tuple[tuple[str, str, str], tuple[str, ...]]]:
+    """Yield driver, pool and name of each prepared device, with its CDI ids; none where the record cannot be read."""
+    if one.stored.record is None:
+        return
+    with suppress(PydraError):  # of the file: it is reported with the file
+        prepared = one.stored.record.prepared
+        for device, ids in zip(prepared, build_spec(one.driver, one.claim.uid, prepared).ids, strict=True):
+            yield (one.driver, device.pool, device.device), ids
+
+
+async def judge_record(settings: Settings, record: ClaimRecord, *, is_wanted: bool) -> list[Finding]:
+    """Judge a record and its CDI file; `is_wanted`: the claim is allocated, as far as that is known."""
+    kept, where = record.stored.record, record.stored.path
+    if kept is None:
+        found = f"the record of {record.driver} cannot be read: {record.stored.problem} ({where})"
+        return [Finding("prepared", Level.PROBLEM, found, "see: pydra checkpoint repair")]
+    if kept.stage is Stage.STARTED:
+        found = f"{record.driver} has begun, and not ended, to prepare or to unprepare it ({where})"
+        advice = "the agent undoes or repeats it at the kubelet's next call; the last error is in the Events"
+        return [Finding("prepared", Level.PROBLEM, found, advice)]
+    findings = [Finding("prepared", Level.OK, f"by {record.driver} ({where})")]
+    if not is_wanted:
+        found = "but the claim is not allocated any more"
+        advice = "the kubelet unprepares it when its pods have ended; garbage collection does if the kubelet forgot it"
+        findings.append(Finding("prepared", Level.PROBLEM, found, advice))
+    return [*findings, await judge_file(settings, record)]
+
+
+async def judge_files(settings: Settings, held: Sequence[ClaimRecord]) -> list[Finding]:
+    """Return which claims that are prepared have no CDI file, or another than their record says."""
+    findings = [
+        (one, await judge_file(settings, one)) for one in held if one.stage == Stage.COMPLETED.value and one.claim.name
+    ]
+    return [
+        replace(finding, found=f"{finding.found}: claim {one.claim.namespace}/{one.claim.name}")
+        for one, finding in findings
+        if finding.level is not Level.OK
+    ]
+
+
+async def judge_file(settings: Settings, record: ClaimRecord) -> Finding:
+    """Judge whether the CDI file of a completed record is there, and is what the record says."""
+    uid, kept = record.claim.uid, record.stored.record
+    store = CdiStore(settings.cdi_dir, record.driver)
+    path = f"{store.base}{uid}.json"
+    try:
+        content = (await store.read()).get(uid)
+        expected = build_spec(record.driver, uid, kept.prepared).content if kept is not None else None
+    except PydraError as error:
+        return Finding("CDI file", Level.UNKNOWN, str(error))
+    if content == expected:
+        found = path if expected is not None else "none: the devices change nothing in a container"
+        return Finding("CDI file", Level.OK, found)
+    found = f"{path} {'is missing' if content is None else 'is not what the record says'}"
+    advice = "the agent writes it again at its start, and at each garbage collection (sweepPeriod)"
+    return Finding("CDI file", Level.PROBLEM, found, advice)
+
+
+# Repairing
 
 
 async def repair_records(settings: Settings, *, driver: str = "", discard: str = "") -> tuple[Finding, ...]:
@@ -144,20 +234,17 @@ async def repair_records(settings: Settings, *, driver: str = "", discard: str =
         try:
             async with store:
                 used = await store.put_back()
-                findings += [
-                    Finding(subject=name, level=Level.OK, found=f"{one} can be read, and is used again") for one in used
-                ]
+                findings += [Finding(name, Level.OK, f"{one} can be read, and is used again") for one in used]
                 if discard in store.unreadable:
                     _check_discarded(settings, discard)
                     cdi.remove(discard)  # else the claim would hold the devices that it names
                     await store.remove(discard)
                     discarded = True
                     found = f"the record of claim {discard} is removed, and its devices are free"
-                    findings.append(Finding(subject=name, level=Level.OK, found=found))
-                findings += _describe_unreadable(name, {uid: one.path for uid, one in store.unreadable.items()}, store)
+                    findings.append(Finding(name, Level.OK, found))
+                findings += _describe_unreadable(name, store)
                 if not store.unreadable:
-                    found = f"records in {path}: {len(store.records)}, all readable"
-                    findings.append(Finding(subject=name, level=Level.OK, found=found))
+                    findings.append(Finding(name, Level.OK, f"records in {path}: {len(store.records)}, all readable"))
         finally:
             lock.close()
     if discard and not discarded:
@@ -165,17 +252,15 @@ async def repair_records(settings: Settings, *, driver: str = "", discard: str =
     return tuple(findings)
 
 
-def _describe_unreadable(driver: str, paths: Mapping[str, str], store: RecordStore) -> Iterator[Finding]:
-    for uid, path in sorted(paths.items()):
-        one = store.unreadable[uid]
+def _describe_unreadable(driver: str, store: RecordStore) -> Iterator[Finding]:
+    for uid, one in sorted(store.unreadable.items()):
         devices = ", ".join(sorted({device.device for device in one.claim.devices})) or "devices that are not known"
         advice = (
             f"it is freed when the claim's pods have ended; if they never ran, pydra checkpoint repair --discard {uid}"
         )
         if one.is_newer:
             advice = "start the newer version of pydra again; only it can unprepare the claim"
-        found = f"{path} ({one.why}) holds {devices}"
-        yield Finding(subject=driver, level=Level.PROBLEM, found=found, advice=advice)
+        yield Finding(driver, Level.PROBLEM, f"{one.path} ({one.why}) holds {devices}", advice)
 
 
 def _check_discarded(settings: Settings, uid: str) -> None:
