@@ -11,9 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from pydra import __version__
-from pydra.cli.options import Parser, add_options
+from pydra.cli.options import Parser, add_options, read_values
 from pydra.cli.output import print_errors
-from pydra.cli.settings_sources import read_values
 from pydra.cli.startup import check_package_conflict, exit_on_sigterm
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import Settings, parse_settings

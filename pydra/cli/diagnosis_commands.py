@@ -9,9 +9,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydra.cli.options import NODE_TOOL, Parser, add_options
+from pydra.cli.options import NODE_TOOL, Parser, add_options, read_node_settings
 from pydra.cli.output import Table, print_findings, print_json, print_tables
-from pydra.cli.settings_sources import read_node_settings
 from pydra.diagnosis import Finding, has_problems
 from pydra.errors import ClaimError, SettingsError
 from pydra.message_text import list_names

@@ -1,17 +1,23 @@
-"""Defines command-line flags, environment variables and YAML keys.
+"""Command-line flags, environment variables and YAML keys: which there are, and reading them.
 
-`settings_sources` reads them. Imports nothing heavy, so `--help` is quick.
+A flag beats a variable, a variable beats the file. Imports nothing heavy, so `--help` is quick.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from pydra.backends.backend_settings import service_prefixes
+from pydra.backends.discovery import UNNAMED, variable_prefix
+from pydra.errors import SettingsError
 from pydra.message_text import suggest
-from pydra.settings import Settings, WebhookSettings
+from pydra.settings import Settings, WebhookSettings, find_value_problems, parse_settings
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,11 +43,10 @@ class Option(NamedTuple):
     group: str
     metavar: str
     help: str
-    flag: str = ""
 
     @property
     def repeated(self) -> bool:
-        """Whether the flag may be given several times, and the variable holds a list with commas."""
+        """Whether the flag, which is in the singular, may be repeated; the variable holds a list with commas."""
         return self.field in ("backends", "drivers")
 
 
@@ -49,16 +54,8 @@ BACKENDS, KUBERNETES, PLACES = "what to serve", "Kubernetes", "directories and f
 TIMES, HEALTH, OBSERVE = "periods and deadlines, in seconds", "health", "logs and metrics"
 
 OPTIONS: tuple[Option, ...] = (
-    Option(
-        "backends",
-        BACKENDS,
-        "NAME",
-        "a backend to serve; repeat it for several (`pydra backends` lists them)",
-        "--backend",
-    ),
-    Option(
-        "drivers", BACKENDS, "NAME=DRIVER", "serve backend NAME under this driver name instead of its own", "--driver"
-    ),
+    Option("backends", BACKENDS, "NAME", "a backend to serve; repeat it for several (`pydra backends` lists them)"),
+    Option("drivers", BACKENDS, "NAME=DRIVER", "serve backend NAME under this driver name instead of its own"),
     Option("node_name", KUBERNETES, "NAME", "the name of this node in Kubernetes (spec.nodeName in a DaemonSet)"),
     Option("kubeconfig", KUBERNETES, "FILE", "kubeconfig file for the API server; default: the pod's service account"),
     Option("verify_x509_strict", KUBERNETES, "BOOL", "refuse API server certificates that violate RFC 5280 (some do)"),
@@ -90,12 +87,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("records_dir", PLACES, "DIR", "records of prepared claims are in DIR/DRIVER; should be on a tmpfs"),
     Option("cdi_dir", PLACES, "DIR", "the directory where the container runtime reads CDI specs"),
-    Option(
-        "host_root",
-        PLACES,
-        "DIR",
-        "where the host's / is mounted, to check device nodes and mounts",
-    ),
+    Option("host_root", PLACES, "DIR", "where the host's / is mounted, to check device nodes and mounts"),
     Option("boot_id_file", PLACES, "FILE", "a file whose content changes with each boot"),
     Option("prepare_deadline", TIMES, "S", "how long a backend may take to prepare a claim (the kubelet waits 45 s)"),
     Option("unprepare_deadline", TIMES, "S", "how long a backend may take to unprepare a claim"),
@@ -156,10 +148,8 @@ SERVING = "where to listen"
 
 WEBHOOK = OptionTable(
     (
-        Option(
-            "backends", BACKENDS, "NAME", "a backend whose configuration to check; repeat it for several", "--backend"
-        ),
-        Option("drivers", BACKENDS, "NAME=DRIVER", "the driver name of backend NAME, if it is not its own", "--driver"),
+        Option("backends", BACKENDS, "NAME", "a backend whose configuration to check; repeat it for several"),
+        Option("drivers", BACKENDS, "NAME=DRIVER", "the driver name of backend NAME, if it is not its own"),
         Option("address", SERVING, "HOST:PORT", "address for reviews from the API server, with TLS"),
         Option("tls_cert", SERVING, "FILE", "the certificate and its chain, PEM; without it, plain HTTP is served"),
         Option("tls_key", SERVING, "FILE", "the certificate's private key, PEM, without a passphrase"),
@@ -169,8 +159,7 @@ WEBHOOK = OptionTable(
         Option("tls_period", TIMES, "S", "how often to check whether the certificate has changed"),
         Option("read_deadline", TIMES, "S", "how long a client may take for the handshake, and to send a review"),
         Option("drain_grace", TIMES, "S", "how long to continue after SIGTERM, until API servers use another instance"),
-        Option("log_format", OBSERVE, "FORMAT", "text, json, or auto (text on a terminal, json otherwise)"),
-        Option("log_level", OBSERVE, "LEVEL", "debug, info, warning or error; reloaded on SIGHUP"),
+        *(option for option in OPTIONS if option.field in ("log_format", "log_level")),
     ),
     WebhookSettings,
     "PYDRA_WEBHOOK_",
@@ -197,8 +186,8 @@ def add_options(parser: argparse.ArgumentParser, table: OptionTable = AGENT) -> 
 
 
 def flag_of(option: Option) -> str:
-    """`--node-name` for node_name, unless the option has a flag of its own."""
-    return option.flag or "--" + option.field.replace("_", "-")
+    """`--node-name` for node_name, `--backend` for backends."""
+    return "--" + (option.field.removesuffix("s") if option.repeated else option.field.replace("_", "-"))
 
 
 def variable_of(option: Option, table: OptionTable = AGENT) -> str:
@@ -219,3 +208,105 @@ def default_text(field: msgspec.structs.FieldInfo) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value in (None, msgspec.NODEFAULT) else str(value)
+
+
+# Reading
+
+
+def read_values(
+    arguments: argparse.Namespace, environ: Mapping[str, str], table: OptionTable = AGENT
+) -> dict[str, Any]:
+    """Merge raw settings by YAML key, the strongest source first.
+
+    Raises:
+        SettingsError: the file cannot be read or is not a YAML mapping, or a variable is unknown or malformed.
+    """
+    path = arguments.config or environ.get(f"{table.prefix}CONFIG")
+    values = _read_file(path) if path else {}
+    for option in table.options:
+        variable = environ.get(variable_of(option, table))
+        if variable is not None:
+            values[key_of(option, table)] = _parse_text(option, variable.split(",") if option.repeated else variable)
+        given = getattr(arguments, option.field, None)  # a tool of the node has flags for some settings only
+        if given is not None:
+            values[key_of(option, table)] = _parse_text(option, given)
+    backends = values.get("backends", ())
+    if isinstance(backends, list | tuple):  # anything else is refused by the settings
+        unknown = _unknown_variables(environ, table, backends)
+        if unknown:
+            known = [variable_of(option, table) for option in table.options]
+            meant = {name: suggest(name, known, prefix=table.prefix) for name in unknown}
+            raise SettingsError(
+                [f"{name}: no such variable{similar}; see {table.program} --help" for name, similar in meant.items()]
+            )
+    return values
+
+
+def read_node_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
+    """Read the agent's settings for a tool, which needs neither backends nor, where the host has its name, a node.
+
+    Variables that the agent would refuse are left alone: they may be those of backends, which are not named here.
+
+    Raises:
+        SettingsError: as for the agent.
+    """
+    known = {f"{AGENT.prefix}CONFIG", *(variable_of(option) for option in AGENT.options)}
+    values = read_values(arguments, {name: text for name, text in environ.items() if name in known})
+    if not values.get("backends"):
+        values = {
+            **values,
+            "backends": (UNNAMED,),
+            "backendSettings": {},
+            "backendProcesses": {},
+            "backendOverheads": {},
+        }
+    return parse_settings({"nodeName": os.uname().nodename.lower(), **values})
+
+
+def read_config(path: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Read the agent's settings file, from `path` or PYDRA_CONFIG; empty without one.
+
+    Raises:
+        SettingsError: the file cannot be read, or has a key or a value that the agent would refuse.
+    """
+    path = path or environ.get(f"{AGENT.prefix}CONFIG")
+    values = _read_file(path) if path else {}
+    # `--backend` may name the backends instead of the file.
+    if problems := tuple(find_value_problems({"backends": ["any"], **values}, Settings, program=AGENT.program)):
+        raise SettingsError([f"{path}: {problem}" for problem in problems])
+    return values
+
+
+def _unknown_variables(environ: Mapping[str, str], table: OptionTable, backends: Sequence[object]) -> list[str]:
+    # PYDRA_SIM_SCENARIO and the like belong to the backend named in them, and are passed to its process.
+    known = {variable_of(option, table) for option in table.options} | {f"{table.prefix}CONFIG"}
+    theirs = (*(f"{variable_prefix(str(name))}_" for name in backends), *service_prefixes(environ))
+    return sorted(
+        name for name in environ if name.startswith(table.prefix) and name not in known and not name.startswith(theirs)
+    )
+
+
+def _parse_text(option: Option, given: Any) -> Any:
+    if option.field != "drivers":
+        return given
+    pairs = [str(text).partition("=") for text in given if text]
+    if wrong := [name + equals + driver for name, equals, driver in pairs if not (name and equals and driver)]:
+        raise SettingsError([f"{flag_of(option)}: {text!r} is not NAME=DRIVER" for text in wrong])
+    return {name: driver for name, _, driver in pairs}
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    import yaml  # noqa: PLC0415 - costs memory, and only a node configured by file needs it
+
+    try:
+        document = yaml.safe_load(Path(path).read_bytes())
+    except OSError as error:
+        raise SettingsError([f"{path}: cannot be read: {error.strerror}"]) from error
+    except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        # PyYAML raises the last four for values such as 2026-13-45, `!!bool x` and ten thousand brackets.
+        raise SettingsError([f"{path}: is not valid YAML: {' '.join(str(error).split())}"]) from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
+        raise SettingsError([f"{path}: must be a mapping of settings"])
+    return dict(document)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from pydra import __version__
 from pydra.cli.diagnosis_commands import EXIT_CODES, add_diagnosis, add_output
-from pydra.cli.options import WEBHOOK, Parser, add_options
+from pydra.cli.options import WEBHOOK, Parser, add_options, read_config, read_values
 from pydra.cli.output import Table, hide_tracebacks, print_errors, print_json, print_marked, print_tables
-from pydra.cli.settings_sources import read_config, read_values
 from pydra.cli.startup import check_package_conflict, exit_on_sigterm
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import WebhookSettings, parse_webhook_settings

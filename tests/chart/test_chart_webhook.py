@@ -14,7 +14,7 @@ from cryptography.x509.verification import PolicyBuilder, Store
 
 from pydra.admission.review import build_rules
 from pydra.cli import options
-from pydra.cli.settings_sources import read_values
+from pydra.cli.options import read_values
 from pydra.cli.tool import build_parser
 from pydra.settings import parse_webhook_settings
 from tests.chart.rendering import BOTH, CHART, SIM, Object, Objects, at, overlay, render

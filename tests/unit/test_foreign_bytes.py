@@ -22,8 +22,7 @@ from pydra.checkpoint.record import Record, Stage, build_record, parse_record, r
 from pydra.claim import AllocatedDevice
 from pydra.claim import Claim as AllocatedClaim
 from pydra.claims.gc import read_kubelet_claims
-from pydra.cli.options import add_options
-from pydra.cli.settings_sources import read_values
+from pydra.cli.options import add_options, read_values
 from pydra.diagnosis.cdi_validation import check_spec_file
 from pydra.errors import CheckpointError, SettingsError
 from pydra.kube.credentials import load_credentials

@@ -11,8 +11,7 @@ import yaml
 
 from pydra.admission.review import build_rules
 from pydra.admission.webhook import PATH
-from pydra.cli.options import WEBHOOK
-from pydra.cli.settings_sources import read_values
+from pydra.cli.options import WEBHOOK, read_values
 from pydra.cli.tool import build_parser
 from pydra.settings import parse_webhook_settings
 

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pydra.cli.options import WEBHOOK, add_options, flag_of, variable_of
-from pydra.cli.settings_sources import read_values
+from pydra.cli.options import WEBHOOK, add_options, flag_of, read_values, variable_of
 from pydra.errors import SettingsError
 from pydra.settings import WebhookSettings, parse_webhook_settings
 

@@ -13,8 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra.cli.options import OPTIONS, add_options, flag_of, key_of, variable_of
-from pydra.cli.settings_sources import read_values
+from pydra.cli.options import OPTIONS, add_options, flag_of, key_of, read_values, variable_of
 from pydra.errors import SettingsError
 from pydra.settings import Settings, parse_settings
 
