@@ -9,11 +9,12 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from pydra_nvidia.nvml.errors import STALE, Code, NvmlError
+from pydra_nvidia.nvml.gpus import XID_EVENT
 from pydra_nvidia.nvml.hung_queries import EVENTS, SuspendedQueries
 from pydra_nvidia.nvml.maintenance_gate import InMaintenance
 from pydra_nvidia.nvml.pynvml_library import Nvml, address_of
@@ -23,8 +24,7 @@ from pydra_nvidia.threads_and_locks import Busy
 WHOLE = 0xFFFFFFFF
 """An event's instance ids when it concerns the whole GPU."""
 
-_XID = 0x8
-_WANTED = _XID | 0x2 | 0x4000 | 0x8000
+_WANTED = XID_EVENT | 0x2 | 0x4000 | 0x8000
 """XIDs, double-bit ECC errors, and on new drivers: GPU unavailable, recovery action changed. Single-bit errors, which
 the hardware corrects and which may come in floods, are only measured."""
 
@@ -38,16 +38,27 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventSet:
-    """An open registration for the events of `gpus`, which are UUIDs with their epochs. Made by `open_events`."""
+    """A registration for what `gpus` report, which are UUIDs with their epochs. Raises NvmlError when it is made.
 
-    def __init__(
-        self, nvml: Nvml, handle: Any, gpus: Mapping[str, int], devices: Mapping[int, str], unmonitored: frozenset[str]
-    ) -> None:
+    One that reports nothing, or is lost, is `unmonitored`.
+    """
+
+    def __init__(self, nvml: Nvml, gpus: Mapping[str, int]) -> None:
         self.gpus = gpus
-        self.unmonitored = unmonitored
         self._nvml = nvml
-        self._handle = handle
-        self._devices = devices
+        self._handle = nvml.call("nvmlEventSetCreate")
+        self._devices: dict[int, str] = {}
+        for uuid in sorted(gpus):
+            with contextlib.suppress(NvmlError):
+                self._register(uuid)
+        self.unmonitored = frozenset(gpus) - set(self._devices.values())
+
+    def _register(self, uuid: str) -> None:
+        device = self._nvml.find(uuid)
+        supported = int(self._nvml.call("nvmlDeviceGetSupportedEventTypes", device, subject=uuid))
+        if supported & XID_EVENT:
+            self._nvml.call("nvmlDeviceRegisterEvents", device, supported & _WANTED, self._handle, subject=uuid)
+            self._devices[address_of(device)] = uuid
 
     def take(self) -> Event | None:
         """The next event; None when none has come. Raises NvmlError."""
@@ -61,7 +72,7 @@ class EventSet:
         instance = int(data.gpuInstanceId)
         return Event(
             gpu=self._devices.get(address_of(data.device), ""),
-            xid=int(data.eventData) if data.eventType == _XID else None,
+            xid=int(data.eventData) if data.eventType == XID_EVENT else None,
             instance=None if instance == WHOLE else instance,
         )
 
@@ -69,25 +80,6 @@ class EventSet:
         """Release it; what NVML refuses here went with the driver."""
         with contextlib.suppress(NvmlError):
             self._nvml.call("nvmlEventSetFree", self._handle)
-
-
-def open_events(nvml: Nvml, gpus: Mapping[str, int]) -> EventSet:
-    """Register for what these GPUs report. One that reports nothing, or is lost, is unmonitored. Raises NvmlError."""
-    handle = nvml.call("nvmlEventSetCreate")
-    devices: dict[int, str] = {}
-    unmonitored: set[str] = set()
-    for uuid in sorted(gpus):
-        try:
-            device = nvml.find(uuid)
-            supported = int(nvml.call("nvmlDeviceGetSupportedEventTypes", device, subject=uuid))
-            if not supported & _XID:
-                unmonitored.add(uuid)
-                continue
-            nvml.call("nvmlDeviceRegisterEvents", device, supported & _WANTED, handle, subject=uuid)
-            devices[address_of(device)] = uuid
-        except NvmlError:
-            unmonitored.add(uuid)
-    return EventSet(nvml, handle, gpus, devices, frozenset(unmonitored))
 
 
 _PATIENCE = 1.0
@@ -167,9 +159,9 @@ class EventWatcher:
             self._take_all()
             wanted = {uuid: nvml.epochs[uuid] for uuid in self._wanted}
             if self._set is not None and self._set.gpus != wanted:
-                self._replace(open_events(nvml, wanted) if wanted else None)
+                self._replace(EventSet(nvml, wanted) if wanted else None)
             elif self._set is None and self._clock() >= self._retry_at:
-                self._set = open_events(nvml, wanted)
+                self._set = EventSet(nvml, wanted)
                 self._take_all()
         except NvmlError as error:
             if error.code in STALE:  # a driver that is away has refused nothing
