@@ -24,6 +24,17 @@ def read_compute_mode(nvml: Nvml, uuid: str) -> int | None:
     return None if mode is None else int(mode)
 
 
+async def has_gpu(session: NvmlSession, uuid: str) -> bool:
+    """Whether the GPU answers. Raises NvmlError for anything but that it is gone."""
+    try:
+        await session.run(partial(read_compute_mode, uuid=uuid))
+    except NvmlError as error:
+        if error.code in FORGOTTEN:
+            return False
+        raise
+    return True
+
+
 async def set_compute_mode(session: NvmlSession, uuid: str, mode: int) -> None:
     """Set the compute mode where it is another; nothing where the GPU has none. Raises NvmlError."""
 

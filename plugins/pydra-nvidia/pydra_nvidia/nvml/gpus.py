@@ -6,10 +6,8 @@ import ctypes
 from typing import Any
 
 from pydra_nvidia.hardware_types import Architecture, Condition, Driver, Gpu
-from pydra_nvidia.nvml.compute_mode import FORGOTTEN
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.pynvml_library import Nvml, read_fields
-from pydra_nvidia.nvml.session import NvmlSession
 
 RECOVERY_FIELD = 230
 XID_EVENT = 0x8
@@ -91,20 +89,4 @@ def find_handle(nvml: Nvml, address: str) -> Any:
     except NvmlError as error:
         if error.code in _UNSEEN:
             return None
-        raise
-
-
-async def has_gpu(session: NvmlSession, uuid: str) -> bool:
-    """Whether the GPU answers. Raises NvmlError for anything but that it is gone."""
-
-    def ask(nvml: Nvml) -> bool:
-        handle = nvml.find(uuid)
-        nvml.ask("nvmlDeviceGetComputeMode", handle, subject=uuid)
-        return True
-
-    try:
-        return await session.run(ask)
-    except NvmlError as error:
-        if error.code in FORGOTTEN:
-            return False
         raise

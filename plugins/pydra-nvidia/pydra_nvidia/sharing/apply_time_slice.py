@@ -10,8 +10,7 @@ from pydra import Claim, LeftBehind, PydraError, TerminalError
 from pydra_nvidia.deadlines import left
 from pydra_nvidia.host.driver_programs import ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.host.driver_root import DriverRoot
-from pydra_nvidia.nvml.compute_mode import DEFAULT, set_compute_mode
-from pydra_nvidia.nvml.gpus import has_gpu
+from pydra_nvidia.nvml.compute_mode import DEFAULT, has_gpu, set_compute_mode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.steps import SetTimeSlice
 
@@ -83,9 +82,7 @@ class _Smi:
         self._environment = {**environment, "LD_PRELOAD": root.nvml_library}
 
     async def set_interval(self, gpu: str, interval: int) -> None:
-        await self._run("compute-policy", "-i", gpu, "--set-timeslice", str(interval))
-
-    async def _run(self, *arguments: str) -> None:
+        arguments = ("compute-policy", "-i", gpu, "--set-timeslice", str(interval))
         command = " ".join([self._program.name, *arguments])
         deadline = min(self._deadline, max(_LEAST, left(self._deadline)))
         await run_program(command, [self._program.here, *arguments], environment=self._environment, deadline=deadline)
