@@ -74,13 +74,6 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, profiles=profiles, unreported=self.unreported or why)
 
 
-class Places(msgspec.Struct, frozen=True, kw_only=True):
-    """Where instances of a profile can be, taken or not; none, and why, where that is not known."""
-
-    known: tuple[Placement, ...] = ()
-    unreported: NvmlError | None = None
-
-
 def read_mode(nvml: Nvml, handle: Any, *, subject: str) -> Mode | None:
     """The MIG mode; None for a GPU that has none."""
     mode = nvml.ask("nvmlDeviceGetMigMode", handle, subject=subject)
@@ -108,7 +101,7 @@ def read_offer(nvml: Nvml, handle: Any, memory: int | None, *, subject: str) -> 
     """
     kinds: dict[int, Kind] = {}
     profiles: list[Profile] = []
-    withheld: list[NvmlError] = []
+    withheld: dict[int, NvmlError] = {}
     unseen: NvmlError | None = None
     for number, info in read_gpu_profiles(nvml, handle, subject=subject):
         if isinstance(info, NvmlError):
@@ -117,10 +110,14 @@ def read_offer(nvml: Nvml, handle: Any, memory: int | None, *, subject: str) -> 
         if info.id in kinds:
             continue
         kinds[info.id] = Kind(info.id, info.sliceCount, info.instanceCount)
-        places = read_places(nvml, handle, info.id, subject=subject)
-        if places.unreported is not None:
-            withheld.append(places.unreported)
-        if places.known or places.unreported:
+        places: tuple[Placement, ...] = ()
+        try:
+            places = _read_placements(nvml, handle, info.id, subject=subject)
+        except NvmlError as error:
+            if error.code in LOST | STALE:
+                raise
+            withheld[info.id] = error
+        if places or info.id in withheld:
             profiles.append(
                 Profile(
                     id=info.id,
@@ -134,14 +131,14 @@ def read_offer(nvml: Nvml, handle: Any, memory: int | None, *, subject: str) -> 
                     encoders=info.encoderCount,
                     jpeg_engines=info.jpegCount,
                     ofa_engines=info.ofaCount,
-                    placements=places.known,
+                    placements=places,
                 )
             )
     return Offer(
         profiles=tuple(profiles),
         kinds=tuple(kinds.values()),
-        unreported=str(withheld[0]) if withheld else "",
-        failure=unseen or next((error for error in withheld if error.code not in _UNREPORTED), None),
+        unreported=str(next(iter(withheld.values()), "")),
+        failure=unseen or next((error for error in withheld.values() if error.code not in _UNREPORTED), None),
         unseen=unseen,
     )
 
@@ -223,17 +220,8 @@ def _compute_kinds(nvml: Nvml, instance: Any, *, subject: str) -> tuple[Kind, ..
     return tuple(kinds.values())
 
 
-def read_places(nvml: Nvml, handle: Any, profile: int, *, subject: str) -> Places:
-    """Where instances of the profile can be on the GPU. Raises NvmlError for a lost GPU or session."""
-    try:
-        return Places(known=_read_placements(nvml, handle, profile, subject=subject))
-    except NvmlError as error:
-        if error.code in LOST | STALE:
-            raise
-        return Places(unreported=error)
-
-
 def _read_placements(nvml: Nvml, handle: Any, profile: int, *, subject: str) -> tuple[Placement, ...]:
+    """Where instances of the profile can be on the GPU, taken or not. Raises NvmlError."""
     count = ctypes.c_uint()
     name = "nvmlDeviceGetGpuInstancePossiblePlacements"
     nvml.call(name, handle, profile, None, ctypes.byref(count), subject=subject)
