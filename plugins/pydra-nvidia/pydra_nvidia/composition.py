@@ -15,11 +15,9 @@ from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
 from pydra_nvidia.claim_records import read_entries
 from pydra_nvidia.fabric.apply_fabric import ActivateFabricApplier
 from pydra_nvidia.fabric.keep_partitions_active import ActivePartitions
-from pydra_nvidia.hardware_reader import HardwareReader
+from pydra_nvidia.hardware_reader import BASEBOARD_FILE, HardwareReader
 from pydra_nvidia.health.incident_store import FILE, IncidentStore
 from pydra_nvidia.health.monitor import HealthMonitor
-from pydra_nvidia.host.baseboard_positions import FILE as BASEBOARD_FILE
-from pydra_nvidia.host.baseboard_positions import Baseboard
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
 from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.machine_access import MachineAccess
@@ -55,7 +53,7 @@ async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
         session,
         tree,
         settings=settings,
-        baseboard=Baseboard(os.path.join(settings.state, BASEBOARD_FILE)),
+        baseboard=os.path.join(settings.state, BASEBOARD_FILE),
         partitions=partitions if settings.fabric_partitions else None,
     )
     queries = SuspendedQueries(os.path.join(settings.state, QUERIES_FILE))

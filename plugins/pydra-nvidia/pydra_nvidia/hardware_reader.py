@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from pydra_nvidia.atomic_files import StateFile
 from pydra_nvidia.device_names import gpu_name
 from pydra_nvidia.fabric.keep_partitions_active import ActivePartitions, RecordsUnread
 from pydra_nvidia.fabric.plan_fabric import match_members
 from pydra_nvidia.hardware_types import Driver, Gpu, LostGpu, Mig, Reading, SharedFabric
 from pydra_nvidia.health.lost_gpus import find_lost
-from pydra_nvidia.host.baseboard_positions import Baseboard
 from pydra_nvidia.host.device_nodes import lacks_uvm
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
 from pydra_nvidia.host.kernel_driver import is_excluded, list_instances, read_module_version
@@ -52,6 +52,9 @@ GONE = LOST | {Code.GPU_NOT_FOUND}
 _FATAL = GONE | STALE
 """Errors that leave nothing to be asked of the GPU."""
 
+BASEBOARD_FILE = "baseboard.json"
+"""In the state directory: the positions of GPUs on the baseboard, by PCI address. A reboot empties the directory."""
+
 
 class _Known(msgspec.Struct, kw_only=True):
     """What need not be read again of a GPU while one session with NVML lasts and its MIG mode stays."""
@@ -76,8 +79,8 @@ _READINGS = 10
 class HardwareReader:
     """The node's NVIDIA hardware; `session` is used by nobody else while a reading is made.
 
-    What the driver withholds that is wanted is logged once. `baseboard` keeps what NVML reported of functions for
-    passthrough; without `partitions` those of Fabric Manager are not read.
+    What the driver withholds that is wanted is logged once. The file `baseboard` keeps positions on the baseboard;
+    without `partitions` those of Fabric Manager are not read.
     """
 
     def __init__(
@@ -86,13 +89,14 @@ class HardwareReader:
         tree: Tree,
         *,
         settings: Settings,
-        baseboard: Baseboard | None = None,
+        baseboard: str = "",
         partitions: ActivePartitions | None = None,
     ) -> None:
         self._session = session
         self._tree = tree
         self._settings = settings
-        self._baseboard = baseboard
+        what = "the positions of GPUs on the baseboard"
+        self._baseboard = StateFile(baseboard, dict[str, int], what, _log.warning) if baseboard else None
         self._partitions = partitions
         self._switches: tuple[object, bool] | None = None
         self._said: list[str] = []
@@ -184,8 +188,20 @@ class HardwareReader:
         known = {*self.last.gone, *(one.address for one in self.last.functions.values() if not one.is_virtual)}
         reading = replace(reading, gone=frozenset(known - reading.functions.keys()))
         if self._baseboard is not None and (self._settings.vfio or self._settings.fabric_partitions):
-            reading = replace(reading, modules=self._baseboard.update(reading.gpus))
+            reading = replace(reading, modules=self._add_positions(self._baseboard, reading.gpus))
         return replace(reading, fabric=self._read_fabric(reading))
+
+    def _add_positions(self, file: StateFile[dict[str, int]], gpus: Collection[Gpu]) -> Mapping[str, int]:
+        """All that are known, with those of these GPUs.
+
+        NVML reports them only while its driver has the GPUs, and what is published of a function must not depend on its
+        driver. They belong to the addresses, so those of functions that are bound for a guest are kept.
+        """
+        before = self._last.modules if self._last is not None else file.read() or {}
+        modules = {**before, **{gpu.pci: gpu.module for gpu in gpus if gpu.module}}
+        if modules != before:
+            file.write(modules)
+        return modules
 
     def _read_fabric(self, reading: Reading) -> SharedFabric | None:
         """Fabric Manager's partitions; as they were while it does not answer, so that devices stay published alike."""

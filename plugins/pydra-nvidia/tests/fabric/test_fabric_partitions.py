@@ -21,7 +21,6 @@ from pydra_nvidia.fabric.keep_partitions_active import ActivePartitions, Records
 from pydra_nvidia.fabric.plan_fabric import explain_disconnected, match_members, plan_fabric
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import FabricPartition, Gpu, Reading, SharedFabric
-from pydra_nvidia.host.baseboard_positions import Baseboard
 from pydra_nvidia.host.driver_root import find_driver_root
 from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.inventory.attributes import describe_fabric
@@ -404,7 +403,7 @@ async def test_an_id_that_names_other_gpus_by_now_is_neither_listed_nor_deactiva
 
 async def test_devices_keep_their_partitions_while_fabric_manager_is_away(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
-    baseboard = Baseboard(str(tmp_path / "baseboard.json"))
+    baseboard = str(tmp_path / "baseboard.json")
     reader = HardwareReader(
         machine.session,
         machine.tree,

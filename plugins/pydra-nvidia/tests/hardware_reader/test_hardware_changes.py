@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Driver, Placement, Reading
-from pydra_nvidia.host.baseboard_positions import Baseboard
 from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.nvml.errors import Code, NvmlError
 
@@ -91,7 +90,7 @@ async def test_the_position_of_a_gpu_that_is_bound_for_a_guest_is_known_after_a_
     machine = node(f"settings: {{vfio: true}}\n{TWO}")
 
     async def read() -> Reading:
-        baseboard = Baseboard(str(tmp_path / "baseboard.json"))
+        baseboard = str(tmp_path / "baseboard.json")
         reader = HardwareReader(
             machine.session, machine.simulation.tree, settings=machine.settings, baseboard=baseboard
         )
