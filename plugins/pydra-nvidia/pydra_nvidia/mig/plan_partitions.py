@@ -44,9 +44,9 @@ def plan_partitions(
     steps: list[Step] = []
     for target in wanted:
         if isinstance(target, WholeGpu):
-            steps += _for_whole(target, _current(target.gpu, reading), owned, settings)
+            steps += _for_whole(target, owned, settings)
         elif isinstance(target, Partition):
-            steps += _for_partition(target, _current(target.gpu, reading), partitions, owned, settings)
+            steps += _for_partition(target, partitions, owned, settings)
         else:
             steps += _for_passthrough(target, reading, settings)
     return tuple(dict.fromkeys(steps))
@@ -74,14 +74,8 @@ def leaves_mode(gpu: Gpu, settings: Settings) -> bool:
     return settings.dynamic_mig and can_change_mode(gpu)
 
 
-def _current(gpu: Gpu, reading: Reading) -> Gpu:
-    return reading.gpu(gpu.uuid) or gpu
-
-
-def _for_whole(
-    target: WholeGpu, gpu: Gpu, owned: Collection[tuple[str, Placement]], settings: Settings
-) -> Iterator[Step]:
-    mig, device = gpu.mig, target.allocated.device
+def _for_whole(target: WholeGpu, owned: Collection[tuple[str, Placement]], settings: Settings) -> Iterator[Step]:
+    gpu, mig, device = target.gpu, target.gpu.mig, target.allocated.device
     if mig is None:
         return
     if mig.enabled and mig.instances:
@@ -101,17 +95,16 @@ def _for_whole(
 
 def _for_partition(
     target: Partition,
-    gpu: Gpu,
     partitions: Sequence[Partition],
     owned: Collection[tuple[str, Placement]],
     settings: Settings,
 ) -> Iterator[Step]:
-    is_owned = (gpu.uuid, target.placement) in owned
-    if target.instance is not None and not is_owned:
-        _check_usable(target, target.instance, gpu)
-        return
+    gpu = target.gpu
     if target.instance is None:
-        _check_creatable(target, gpu, partitions, owned, settings)
+        _check_creatable(target, partitions, owned, settings)
+    elif (gpu.uuid, target.placement) not in owned:
+        _check_usable(target, target.instance)
+        return
     if can_change_mode(gpu):
         yield MigModeOn(gpu=gpu.uuid)
     yield CreateMig(
@@ -129,7 +122,7 @@ def _for_passthrough(target: Passthrough, reading: Reading, settings: Settings) 
             yield MigModeOff(gpu=gpu.uuid)
 
 
-def _check_usable(target: Partition, instance: GpuInstance, gpu: Gpu) -> None:
+def _check_usable(target: Partition, instance: GpuInstance) -> None:
     """Somebody else's partition serves when it is one MIG device, all of it."""
     compute = instance.compute
     if len(compute) == 1 and (target.profile is None or compute[0].slices == target.profile.slices):
@@ -138,18 +131,17 @@ def _check_usable(target: Partition, instance: GpuInstance, gpu: Gpu) -> None:
     raise ClaimError(
         f"device {target.allocated.device} was made outside of this driver and is not one MIG device: a single compute"
         f" instance should fill it, it has {found}; who made it can put that right"
-        f" (nvidia-smi mig -i {gpu.uuid} -gi {instance.id} -dci, -cci)"
+        f" (nvidia-smi mig -i {target.gpu.uuid} -gi {instance.id} -dci, -cci)"
     )
 
 
 def _check_creatable(
     target: Partition,
-    gpu: Gpu,
     partitions: Sequence[Partition],
     owned: Collection[tuple[str, Placement]],
     settings: Settings,
 ) -> None:
-    device, place, mig = target.allocated.device, target.placement, gpu.mig
+    device, place, gpu, mig = target.allocated.device, target.placement, target.gpu, target.gpu.mig
     assert mig is not None  # a target is only found where there is
     if gpu.virtualization == VGPU_GUEST:
         raise ClaimError(
