@@ -21,7 +21,7 @@ from pydra_pci import PciFunction
 DRIVER = "gpu.nvidia.com"
 
 _GPU = re.compile(r"gpu-(0|[1-9]\d{0,5})")
-_MIG = re.compile(r"gpu-(0|[1-9]\d{0,5})-mig-([0-9a-z-]+)-(\d{1,5})-(\d{1,3})")
+_MIG = re.compile(r"gpu-(0|[1-9]\d{0,5})-mig-[0-9a-z-]+-(\d{1,5})-(\d{1,3})")
 _VFIO = re.compile(r"gpu-vfio-(0|[1-9]\d{0,5})")
 
 
@@ -32,10 +32,9 @@ class GpuName(msgspec.Struct, frozen=True):
 
 
 class MigName(msgspec.Struct, frozen=True):
-    """A partition of the GPU `minor`; `spelling` is the profile as the name spells it: `1g10gb-me`."""
+    """A partition of the GPU `minor`; `profile` is the hardware's id of its profile."""
 
     minor: int
-    spelling: str
     profile: int
     start: int
 
@@ -77,7 +76,7 @@ def parse_name(device: str) -> GpuName | MigName | VfioName | None:
     if match := _GPU.fullmatch(device):
         return GpuName(int(match[1]))
     if match := _MIG.fullmatch(device):
-        return MigName(int(match[1]), match[2], int(match[3]), int(match[4]))
+        return MigName(int(match[1]), int(match[2]), int(match[3]))
     if match := _VFIO.fullmatch(device):
         return VfioName(int(match[1]))
     return None

@@ -44,10 +44,11 @@ def plan_sharing(uid: str, targets: Sequence[Target], *, settings: Settings) -> 
     slices: dict[str, SetTimeSlice] = {}
     daemons: list[StartMps] = []
     for group in groups:
-        problems += _find_problems(group, settings)
         if group.sharing.strategy == "TimeSlicing":
+            problems += _check_time_slices(group)
             slices |= {step.gpu: step for step in _set_time_slices(group)}
             continue
+        problems += _check_mps(group, settings)
         limits, wrong = _resolve_limits(group, settings)
         problems += wrong
         daemons += _start_daemons(uid, group, limits, settings)
@@ -113,14 +114,6 @@ def _order(target: _Shared, settings: Settings) -> str:
     if not _is_created(target, settings):
         return target.uuid
     return f"{target.gpu.uuid}/{target.placement.start:03}+{target.placement.size}"
-
-
-def _find_problems(group: _Group, settings: Settings) -> Iterator[str]:
-    """Everything that is wrong, each with its path and what is allowed."""
-    if group.sharing.strategy == "TimeSlicing":
-        yield from _check_time_slices(group)
-    else:
-        yield from _check_mps(group, settings)
 
 
 def _resolve_limits(group: _Group, settings: Settings) -> tuple[Mapping[str, int], tuple[str, ...]]:
