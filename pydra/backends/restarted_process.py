@@ -17,7 +17,6 @@ from pydra.backends.crash_diagnosis import CallInFlight, Diagnosis, Ending, diag
 from pydra.backends.discovery import BackendSource
 from pydra.backends.error_codec import FaultKind, limit_fault, parse_fault
 from pydra.backends.process import BackendProcess, ProcessOptions
-from pydra.backends.restart_policy import RestartPolicy
 from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,
@@ -30,6 +29,7 @@ from pydra.backends.supervisor_events import (
     Trouble,
     build_trouble,
 )
+from pydra.backends.timeouts import RestartPolicy
 from pydra.backends.wire import Call, Hello, Method, Refusal
 from pydra.errors import BackendUnavailable, ClaimQuarantined, ContractError, PydraError, SettingsError
 

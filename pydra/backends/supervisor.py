@@ -20,10 +20,9 @@ from pydra.backends.error_codec import parse_fault
 from pydra.backends.held_claims_sync import HeldClaims, HeldClaimsSync
 from pydra.backends.process import BackendProcess, ProcessOptions, Spawn, spawn_program
 from pydra.backends.process_command import CHILD
-from pydra.backends.restart_policy import RestartPolicy
 from pydra.backends.restarted_process import RestartedProcess
 from pydra.backends.supervisor_events import BackendEvent, BackendFacts, BackendState, BackendStatistics
-from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts
+from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
 from pydra.backends.wait_changed import Hints
 from pydra.backends.wire import Call, Failure, Method, Reply
 from pydra.claim import Claim, HeldClaim, PreparedDevice

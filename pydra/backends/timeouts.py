@@ -1,4 +1,4 @@
-"""How long the agent waits for a backend: for its calls and for its process."""
+"""How long the agent waits for a backend: for its calls, for its process, and before it starts the next process."""
 
 from __future__ import annotations
 
@@ -32,3 +32,22 @@ class ProcessTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     stack_dump_timeout: float = 1.0
     kill_timeout: float = 2.0
     exit_timeout: float = 5.0
+
+
+class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """When a process that ended is replaced: `first`, doubled each time up to `cap`, `first` again after `healthy`.
+
+    `crashes` is how often a claim may crash its backend's process before it is quarantined. No process is started while
+    `unkillable` of them cannot be killed; every `unkillable_look` seconds the supervisor looks whether one has ended.
+    """
+
+    first: float = 0.2
+    cap: float = 30.0
+    healthy: float = 60.0
+    crashes: int = 2
+    unkillable: int = 3
+    unkillable_look: float = 5.0
+
+    def delay(self, failures: int) -> float:
+        """Return the seconds before the start that follows `failures` ends in a row (at least 1)."""
+        return min(self.cap, self.first * 2.0 ** min(failures - 1, 30))

@@ -18,9 +18,8 @@ import anyio
 
 from pydra.backends.child.conformance_main import VARIABLE
 from pydra.backends.discovery import BackendSource, choose_backend, extend_module_path, find_backend, variable_prefix
-from pydra.backends.restart_policy import RestartPolicy
 from pydra.backends.supervisor import BackendSupervisor
-from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts
+from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
 from pydra.claim import OpaqueConfig
 from pydra.errors import SettingsError
 from pydra.settings import CLAIM_DEADLINE, CONNECT_DEADLINE, DISCOVER_DEADLINE

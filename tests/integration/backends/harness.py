@@ -13,10 +13,9 @@ import anyio
 import pytest
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.restart_policy import RestartPolicy
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendEvent, BackendTrouble, Trouble
-from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts
+from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
 from pydra.settings import ProcessRights
 

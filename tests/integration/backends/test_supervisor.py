@@ -14,7 +14,6 @@ import pytest
 from msgspec.structs import replace
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.restart_policy import RestartPolicy
 from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,
@@ -23,7 +22,7 @@ from pydra.backends.supervisor_events import (
     BackendState,
     Trouble,
 )
-from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts
+from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
 from pydra.backends.wire import Method
 from pydra.claim import OpaqueConfig
 from pydra.devices import Capacity, Device, Inventory
