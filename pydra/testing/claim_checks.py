@@ -25,14 +25,18 @@ from pydra.errors import (
 )
 from pydra.plan import ClaimStep
 from pydra.testing.check_recorder import NotChecked, Probe, Recorder
-from pydra.testing.compare_answers import find_differences, find_plan_changes
+from pydra.testing.compare_answers import (
+    find_differences,
+    find_not_restored,
+    find_plan_changes,
+    find_undone_by_nothing,
+)
 from pydra.testing.interruptions import cancel_everywhere, crash_in_prepare, crash_in_restore, crash_in_unprepare
 from pydra.testing.leaks import Leaks
 from pydra.testing.process_failures import BackendEvents
 from pydra.testing.reading_checks import ReadingChecks
 from pydra.testing.rules import Rule
 from pydra.testing.session import ABSENT, Session
-from pydra.testing.undone_steps import find_not_restored, find_undone_by_nothing
 from pydra.testing.usable_devices import find_pair, list_kinds, list_usable
 
 _DRIVER = "conformance.example.com"

@@ -1,4 +1,4 @@
-"""How two answers of a backend's `discover`, `plan` or `prepare` differ. Pure."""
+"""How two answers of a backend's `discover`, `plan` or `prepare` differ, and whether steps were undone by that. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 import msgspec
 
+from pydra.backends.child.conformance_main import Observation
+from pydra.backends.wire import Method
 from pydra.claim import Claim
 from pydra.devices import Device, Inventory
+from pydra.plan import ClaimStep
 
 
 def find_changes(before: Inventory, after: Inventory) -> list[str]:
@@ -64,3 +67,27 @@ def find_differences(first: Any, again: Any, path: str = "$") -> Iterator[str]:
             yield from find_differences(one, other, f"{path}[{place}]")
     elif first != again:
         yield f"{path} was {first!r}, then {again!r}"
+
+
+def find_not_restored(before: Sequence[ClaimStep], again: Sequence[ClaimStep]) -> list[str]:
+    """Return which steps of a claim find another state than before, when it is planned again after it was undone.
+
+    A step that is not planned again says nothing: its change may be one that stays.
+    """
+    known = {one.key: one.step for one in before}
+    return [
+        f"undo has not restored what step {one.label} found: {difference}, when the claim was planned again"
+        for one in again
+        for difference in find_differences(known.get(one.key, one.step), one.step)
+    ]
+
+
+def find_undone_by_nothing(steps: Sequence[ClaimStep], observed: Sequence[Observation]) -> list[str]:
+    """Return which steps, carried out and undone last, were changes, and undone without any that Python shows."""
+    applied, undone = ([one for one in observed if one.method is what] for what in (Method.APPLY, Method.UNDO))
+    pairs = zip(reversed(steps), reversed(applied), undone[len(undone) - len(steps) :], strict=False)
+    return [
+        f"undo of step {step.label} changes nothing that Python shows; apply did: {', '.join(did.changes)}"
+        for step, did, undid in pairs
+        if did.changes and not undid.changes
+    ]
