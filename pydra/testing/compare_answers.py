@@ -1,4 +1,4 @@
-"""How two answers of a backend's `discover`, `plan` or `prepare` differ, and whether steps were undone by that. Pure."""
+"""How two answers of a backend's `discover`, `plan` or `prepare` differ, and so whether steps were undone. Pure."""
 
 from __future__ import annotations
 

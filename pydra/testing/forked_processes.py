@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from signal import SIGKILL
 
+from pydra.backends.child.conformance_main import PROGRAM
 from pydra.backends.process import ChildProcess, Descriptors, spawn_program
 
 _ANSWER_BYTES = 100
@@ -49,8 +50,7 @@ class ForkedProcesses:
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
-            module = "pydra.backends.child.conformance_template"
-            arguments = (sys.executable, "-u", "-P", "-m", module, str(theirs.fileno()), str(os.getpid()))
+            arguments = (sys.executable, "-u", "-P", "-m", PROGRAM, str(theirs.fileno()), str(os.getpid()))
             self._template = await spawn_program(arguments, (theirs.fileno(), 1, 2), environ)
         return ours
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 
-from pydra.backends.child.conformance_main import VARIABLE
+from pydra.backends.child.conformance_main import PROGRAM, VARIABLE
 from pydra.backends.discovery import BackendSource, choose_backend, extend_module_path, find_backend, variable_prefix
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
@@ -93,7 +93,7 @@ async def run_checks(
             restarts=RestartPolicy(first=0.0, cap=0.0),
             environ={**variables, VARIABLE: directory},
             settings=config.get("backendSettings", {}).get(source.configured_name, {}),
-            program="pydra.backends.child.conformance_main",
+            program=PROGRAM,
             spawn=processes.spawn,
             report=events.hear,
         )

@@ -1,10 +1,15 @@
 """Main program of a backend's process under conformance checks: as in an agent, but observed, and interrupted on order.
 
-    python -m pydra.backends.child.conformance_main FD PARENT MODULE:[ATTRIBUTE]
+    python -m pydra.backends.child.conformance_main FD PARENT [MODULE:[ATTRIBUTE]]
 
 The directory that the variable PYDRA_OBSERVED names connects it with the checks: `order.json` says what to do with the
 next call of a coroutine, and `observed` gets a line for each call that has ended. The backend's own code is not
 patched.
+
+Without a backend it imports none, and forks a process that serves one for each request on FD, a connected socket of
+`pydra.testing.forked_processes`. A request has the target, and the descriptors of the process's connection, output and
+errors; it is answered with the process's pid, and once more with how it has ended. One process runs at a time. Python's
+imports are most of what a process costs, and each simulated crash takes one.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import os
 import re
 import selectors
 import signal
+import socket
 import sys
 import threading
 import time
@@ -31,10 +37,11 @@ from msgspec.structs import replace
 
 from pydra.backends.child.calls import FORKED, CallServer
 from pydra.backends.child.claim_values import BackendTypes
-from pydra.backends.child.main import main
+from pydra.backends.child.main import main, set_parent_death_signal
 from pydra.backends.claim_config import ConfigCheck, build_header, find_config_problems
 from pydra.backends.wire import Call, Method, ToAgent, ToBackend
 
+PROGRAM = "pydra.backends.child.conformance_main"
 VARIABLE = "PYDRA_OBSERVED"
 BLOCKED_SECONDS = 1.0
 """For how long one callback may keep the event loop before that is reported."""
@@ -66,6 +73,8 @@ _ATTEMPTS = {"fcntl.ioctl", "os.posix_spawn", "os.system", "socket.connect", "so
 
 _BEGIN_SECONDS = 0.1
 """A thread that waits for a free one for longer is left out of account."""
+
+_REQUEST_BYTES = 4096
 
 _changes: ContextVar[tuple[list[str], set[str]] | None] = ContextVar("pydra_observed_changes", default=None)
 """What the running call has changed, and by which events of the hook that is noticed beside `open`."""
@@ -411,5 +420,33 @@ def serve_observed(arguments: list[str]) -> None:
     main(arguments, ObservedCalls)
 
 
+def fork_for_requests(fd: str, parent: str) -> None:
+    """Fork for each request until the checks close the connection."""
+    set_parent_death_signal(int(parent))
+    requests = socket.socket(fileno=int(fd))
+    template = os.getpid()
+    while True:
+        target, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 3)
+        if not target:
+            return
+        pid = os.fork()
+        if not pid:
+            os.setsid()
+            requests.send(str(os.getpid()).encode())  # once a signal to its group reaches it
+            requests.close()
+            connection, *output = descriptors
+            for stream, descriptor in zip((1, 2), output, strict=True):
+                os.dup2(descriptor, stream)
+                os.close(descriptor)
+            serve_observed([str(connection), str(template), target.decode()])
+        for descriptor in descriptors:
+            os.close(descriptor)
+        _, status = os.waitpid(pid, 0)
+        requests.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
 if __name__ == "__main__":
-    serve_observed(sys.argv[1:])
+    if len(sys.argv) == 3:
+        fork_for_requests(*sys.argv[1:])
+    else:
+        serve_observed(sys.argv[1:])
