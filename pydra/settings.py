@@ -17,9 +17,8 @@ from msgspec import Meta
 
 from pydra.api_name_formats import DRIVER_RULE, SUBDOMAIN, is_driver_name
 from pydra.errors import SettingsError
-from pydra.foreign_text import cut
 from pydra.json_encodable import find_json_problems
-from pydra.message_text import suggest
+from pydra.message_text import cut, suggest
 
 KUBELET_ROOT = "/var/lib/kubelet"
 RECORDS_DIRECTORY = "/run/pydra"

@@ -28,7 +28,7 @@ from pydra.backends.wire import (
     WireError,
 )
 from pydra.errors import BackendError, BackendTimeout, PydraError, of_call
-from pydra.foreign_text import cut
+from pydra.message_text import cut
 
 Outcome: TypeAlias = Reply | Failure | Involvement | PydraError
 """Of a call: the backend's answer; or, if its process ended, the error, or an Involvement that says to call again."""

@@ -35,7 +35,7 @@ from pydra.errors import (
     UnknownDevice,
     of_call,
 )
-from pydra.foreign_text import cut, encodable
+from pydra.message_text import cut, encodable
 
 INTERNAL_PATHS = (f"{os.path.dirname(__file__)}{os.sep}", importlib.__file__, contextlib.__file__, "<frozen importlib")
 """Files whose frames are left out of tracebacks: they load and call the backend."""

@@ -28,7 +28,7 @@ from pydra.cdi.edit_rules import find_edit_problems
 from pydra.cdi.edits import ContainerEdits, DeviceNode, Mount, NetDevice
 from pydra.claim import PreparedDevice
 from pydra.errors import ContractError, EditConflict
-from pydra.foreign_text import cut
+from pydra.message_text import cut
 
 CLASS = "claim"
 

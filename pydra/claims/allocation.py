@@ -13,8 +13,8 @@ import msgspec
 
 from pydra.claim import AllocatedDevice, Claim, ClaimRef, OpaqueConfig, PodRef, find_device_name_problem
 from pydra.errors import ClaimError, ClaimShared, NotAllocated, Replaced
-from pydra.foreign_text import cut
 from pydra.json_encodable import find_json_problems
+from pydra.message_text import cut
 
 _NOT_STORABLE = (OverflowError, UnicodeEncodeError, RecursionError)
 

@@ -23,9 +23,9 @@ from pydra.claim import ClaimRef, PreparedDevice
 from pydra.device_status import ClaimDeviceStatus, Condition, DeviceStatus, NetworkData
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import KubeError, NotFound
-from pydra.foreign_text import cut
 from pydra.inventory.status_rules import CONDITIONS
 from pydra.kube.api_resources import RESOURCE_CLAIMS, JsonObject
+from pydra.message_text import cut
 
 if TYPE_CHECKING:
     from pydra.checkpoint.store import RecordStore

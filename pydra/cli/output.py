@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pydra.diagnosis import Finding, Level
-from pydra.foreign_text import escape
+from pydra.message_text import escape
 
 _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.PROBLEM: "bold red", Level.UNKNOWN: "yellow"}
 _MARKS = {"ok": "green", "note": "cyan", "FAIL": "bold red", "skip": "yellow"}

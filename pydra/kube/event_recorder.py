@@ -19,9 +19,9 @@ import anyio
 import msgspec
 
 from pydra.errors import KubeError, NotFound
-from pydra.foreign_text import escape
 from pydra.kube.api_resources import EVENTS
 from pydra.kube.client import KubeClient
+from pydra.message_text import escape
 
 _log = logging.getLogger(__name__)
 _WAITING = 256

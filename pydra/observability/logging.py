@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from pydra.foreign_text import cut, escape, escape_json
+from pydra.message_text import cut, escape, escape_json
 from pydra.settings import LogFormat, LogLevel
 
 _log = logging.getLogger(__name__)

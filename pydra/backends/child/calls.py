@@ -47,7 +47,7 @@ from pydra.backends.wire import (
 )
 from pydra.claim import Claim
 from pydra.errors import ClaimError, InvalidConfig, UndoLater
-from pydra.foreign_text import encodable
+from pydra.message_text import encodable
 from pydra.plan import ClaimStep
 
 P = ParamSpec("P")

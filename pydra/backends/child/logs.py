@@ -14,7 +14,7 @@ from typing import Any
 
 from pydra.backends.wire import MAX_EXCEPTION, MAX_MESSAGE, MAX_NAME, Call, Channel, LogLine
 from pydra.claim import Claim
-from pydra.foreign_text import cut, encodable
+from pydra.message_text import cut, encodable
 
 running_call: ContextVar[Call | None] = ContextVar("pydra_running_call", default=None)
 """The call that the current task, or the thread that it started, works for."""

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra.foreign_text import escape
 from pydra.kube.event_recorder import (
     DIFFERENT,
     REMEMBERED,
@@ -17,6 +16,7 @@ from pydra.kube.event_recorder import (
     Subject,
     shorten,
 )
+from pydra.message_text import escape
 
 CLAIM = Subject(api_version="resource.k8s.io/v1", kind="ResourceClaim", name="gpu", namespace="team", uid="u-1")
 
