@@ -21,7 +21,17 @@ from pydra.backends.contract import (
     time_left,
 )
 from pydra.cdi.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
-from pydra.claim import AllocatedDevice, Claim, HeldClaim, PodRef, PreparedDevice
+from pydra.claim import (
+    AllocatedDevice,
+    Claim,
+    ClaimStep,
+    HeldClaim,
+    Plan,
+    PodRef,
+    PreparedDevice,
+    StepStage,
+    describe_step,
+)
 from pydra.device_status import ClaimDeviceStatus, Condition, DeviceStatus, NetworkData
 from pydra.devices import (
     AttributeValue,
@@ -51,7 +61,6 @@ from pydra.errors import (
     UndoLater,
     UnknownDevice,
 )
-from pydra.plan import ClaimStep, Plan, StepStage, describe_step
 from pydra.quantity import canonical_quantity, is_quantity, parse_quantity
 from pydra.samples import Sample
 

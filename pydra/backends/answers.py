@@ -20,10 +20,9 @@ from pydra.backends.contract_validation import (
 )
 from pydra.backends.supervisor_events import AnswerRejected
 from pydra.backends.wire import MAX_CONTAINERS, Method, Reply, count_containers
-from pydra.claim import Claim, PreparedDevice, answers_exactly
+from pydra.claim import Claim, ClaimStep, PreparedDevice, answers_exactly
 from pydra.devices import Inventory
 from pydra.errors import ContractError
-from pydra.plan import ClaimStep
 from pydra.samples import Sample
 
 T = TypeVar("T")

@@ -24,9 +24,8 @@ from pydra.checkpoint.locks_between_instances import STEPS, find_offset
 from pydra.checkpoint.record import Record
 from pydra.checkpoint.record_files import find_claim_uid
 from pydra.checkpoint.store import RecordStore
-from pydra.claim import AllocatedDevice, Claim
+from pydra.claim import AllocatedDevice, Claim, ClaimStep, StepStage
 from pydra.errors import CheckpointError, ClaimError, ClaimQuarantined, LeftBehind, PydraError, Unavailable, UndoLater
-from pydra.plan import ClaimStep, StepStage
 
 if TYPE_CHECKING:
     from pydra.backends.supervisor import BackendSupervisor

@@ -12,7 +12,7 @@ from pydra.backends.supervisor_events import BackendFacts, Trouble
 from pydra.backends.wire import Method
 from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec
-from pydra.claim import Claim, PreparedDevice
+from pydra.claim import Claim, ClaimStep, PreparedDevice
 from pydra.devices import Device, HealthStatus, Inventory
 from pydra.errors import (
     ClaimError,
@@ -23,7 +23,6 @@ from pydra.errors import (
     InvalidConfig,
     PydraError,
 )
-from pydra.plan import ClaimStep
 from pydra.testing.check_recorder import NotChecked, Probe, Recorder
 from pydra.testing.compare_answers import (
     find_differences,

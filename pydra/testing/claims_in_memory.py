@@ -9,10 +9,9 @@ from typing import Any, Protocol, cast
 from msgspec.structs import replace
 
 from pydra.checkpoint.record import Record, Stage
-from pydra.claim import Claim, HeldClaim, PreparedDevice
+from pydra.claim import Claim, HeldClaim, PreparedDevice, StepStage
 from pydra.claims.steps import StepIndex, StepRunner
 from pydra.errors import UndoLater
-from pydra.plan import StepStage
 
 _SECONDS = 3600.0
 

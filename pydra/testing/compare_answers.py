@@ -9,9 +9,8 @@ import msgspec
 
 from pydra.backends.child.conformance_main import Observation
 from pydra.backends.wire import Method
-from pydra.claim import Claim
+from pydra.claim import Claim, ClaimStep
 from pydra.devices import Device, Inventory
-from pydra.plan import ClaimStep
 
 
 def find_changes(before: Inventory, after: Inventory) -> list[str]:

@@ -45,10 +45,9 @@ from pydra.backends.wire import (
     build_result,
     find_unencodable,
 )
-from pydra.claim import Claim
+from pydra.claim import Claim, ClaimStep
 from pydra.errors import ClaimError, InvalidConfig, UndoLater
 from pydra.message_text import encodable
-from pydra.plan import ClaimStep
 
 P = ParamSpec("P")
 R = TypeVar("R")

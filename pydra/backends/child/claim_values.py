@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from pydra.backends.claim_config import ConfigTypes, decode_what_fits
 from pydra.backends.contract_validation import name_class
 from pydra.backends.wire import Held, find_unencodable, parse_held
-from pydra.claim import Claim, HeldClaim
+from pydra.claim import Claim, ClaimStep, HeldClaim, Plan, describe_step
 from pydra.errors import UndoLater
-from pydra.plan import ClaimStep, Plan, describe_step
 
 
 class BackendTypes:

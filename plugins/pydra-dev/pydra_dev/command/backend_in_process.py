@@ -32,13 +32,12 @@ from pydra.backends.contract_validation import (
 from pydra.backends.discovery import LoadError, find_backend, is_target, load_object, locate_file, variable_prefix
 from pydra.backends.wire import Method
 from pydra.cdi.spec import ClaimSpec, build_spec
-from pydra.claim import Claim, ClaimRef, HeldClaim, PreparedDevice
+from pydra.claim import Claim, ClaimRef, HeldClaim, Plan, PreparedDevice
 from pydra.claims.allocation import base_request, parse_allocation
 from pydra.devices import Inventory
 from pydra.errors import BackendError, ContractError, PydraError, SettingsError
 from pydra.inventory.build_pool import build_pool
 from pydra.inventory.health_debounce import HealthPolicy, Snapshot, observe
-from pydra.plan import Plan
 from pydra.slices.build import build_wanted
 from pydra.testing.claims_in_memory import CallsInProcess, ClaimsInMemory
 from pydra_dev.api.errors import JsonObject
