@@ -36,12 +36,12 @@ def section_of(name: str, value: Any) -> str:
     if inspect.isclass(value) and issubclass(value, pydra.PydraError):
         return "Errors"
     if name in vars(pydra.devices):
-        return "Devices"
+        return "Measurements" if name == "Sample" else "Devices"
     if not inspect.isclass(value):
         return "Functions"
     if issubclass(value, Protocol):
         return "Coroutines"
-    return {"pydra.cdi.edits": "Container edits", "pydra.samples": "Measurements"}.get(value.__module__, "Claims")
+    return "Container edits" if value.__module__ == "pydra.cdi.edits" else "Claims"
 
 
 def describe(name: str, value: Any) -> Iterator[str]:

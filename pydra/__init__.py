@@ -46,6 +46,7 @@ from pydra.devices import (
     NodeAllocatable,
     Quantity,
     RequestPolicy,
+    Sample,
     Taint,
     TaintEffect,
     Version,
@@ -62,7 +63,6 @@ from pydra.errors import (
     UnknownDevice,
 )
 from pydra.quantity import canonical_quantity, is_quantity, parse_quantity
-from pydra.samples import Sample
 
 __version__ = "0.1.0"
 

@@ -21,9 +21,8 @@ from pydra.backends.contract_validation import (
 from pydra.backends.supervisor_events import AnswerRejected
 from pydra.backends.wire import MAX_CONTAINERS, Method, Reply, count_containers
 from pydra.claim import Claim, ClaimStep, PreparedDevice, answers_exactly
-from pydra.devices import Inventory
+from pydra.devices import Inventory, Sample
 from pydra.errors import ContractError
-from pydra.samples import Sample
 
 T = TypeVar("T")
 

@@ -47,8 +47,7 @@ from typing import Any, Protocol
 import msgspec
 
 from pydra.claim import Claim, HeldClaim, PreparedDevice
-from pydra.devices import Inventory
-from pydra.samples import Sample
+from pydra.devices import Inventory, Sample
 
 
 class Backend(Protocol):

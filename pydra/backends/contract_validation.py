@@ -26,12 +26,11 @@ from pydra.backends.wire import Method
 from pydra.cdi.edits import ContainerEdits
 from pydra.claim import Claim, PreparedDevice, find_device_name_problem, find_name_problem
 from pydra.device_status import ClaimDeviceStatus
-from pydra.devices import CounterSet, Device, Inventory
+from pydra.devices import CounterSet, Device, Inventory, Sample
 from pydra.inventory.api_rules import check_attributes
 from pydra.inventory.status_rules import check_device_status
 from pydra.json_encodable import find_json_problems
 from pydra.message_text import find_similar
-from pydra.samples import Sample
 
 REQUIRED = {Method.DISCOVER: (), Method.PREPARE: ("claim",), Method.UNPREPARE: ("claim", "prepared")}
 OPTIONAL: dict[Method, tuple[str, ...]] = {

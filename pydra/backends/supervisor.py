@@ -26,9 +26,8 @@ from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolic
 from pydra.backends.wait_changed import Hints
 from pydra.backends.wire import Call, Failure, Method, Reply
 from pydra.claim import Claim, HeldClaim, PreparedDevice
-from pydra.devices import Inventory
+from pydra.devices import Inventory, Sample
 from pydra.errors import BackendTimeout, ClaimQuarantined, ContractError, PydraError, of_call
-from pydra.samples import Sample
 from pydra.settings import ProcessRights
 
 

@@ -10,10 +10,9 @@ from pydra.backends.error_codec import MAX_REASON, is_reason
 from pydra.backends.supervisor_events import BackendFacts
 from pydra.backends.wire import Method
 from pydra.claim import OpaqueConfig
-from pydra.devices import Device, Inventory
+from pydra.devices import Device, Inventory, find_left_out
 from pydra.errors import InvalidConfig
 from pydra.inventory.api_rules import validate_inventory
-from pydra.samples import find_left_out
 from pydra.testing.check_recorder import Recorder
 from pydra.testing.compare_answers import find_changes
 from pydra.testing.leaks import Leaks

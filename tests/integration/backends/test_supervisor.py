@@ -25,7 +25,7 @@ from pydra.backends.supervisor_events import (
 from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
 from pydra.backends.wire import Method
 from pydra.claim import OpaqueConfig
-from pydra.devices import Capacity, Device, Inventory
+from pydra.devices import Capacity, Device, Inventory, Sample
 from pydra.errors import (
     BackendDied,
     BackendError,
@@ -37,7 +37,6 @@ from pydra.errors import (
     InvalidConfig,
     TerminalError,
 )
-from pydra.samples import Sample
 from tests.integration.backends.harness import ENVIRON, SOURCE, claim, find_troubles, supervised, until
 
 LONG_TIMEOUTS = ProcessTimeouts(

@@ -31,8 +31,7 @@ from pydra.backends.contract_validation import (
 )
 from pydra.backends.wire import Method, build_result
 from pydra.claim import AllocatedDevice, Claim, PreparedDevice
-from pydra.devices import Inventory
-from pydra.samples import Sample
+from pydra.devices import Inventory, Sample
 
 
 def allocated(device: str, **fields: Any) -> AllocatedDevice:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pydra.devices import Sample
 from pydra.observability.metrics import Metrics
-from pydra.samples import Sample
 
 
 def lines(metrics: Metrics) -> list[str]:
