@@ -6,21 +6,16 @@ import logging
 from collections.abc import Callable, Sequence
 
 from pydra import ClaimError, LeftBehind, UndoLater
-from pydra_net.find_interface import find, is_in, locating
+from pydra_net.find_interface import find, locating
 from pydra_net.interface_diff import plan_changes, plan_rest
 from pydra_net.interface_state import find_state_before
 from pydra_net.kernel import Kernel, KernelRefused, Namespace
 from pydra_net.network_change_types import DetachPrograms, Mark, SetLink
 from pydra_net.network_types import Link, Programs, Reading
+from pydra_net.step_appliers import AttachFailed, StepApplier
 from pydra_net.steps import GiveInterface, InterfaceStep
 
 _log = logging.getLogger(__name__)
-
-
-class AttachFailed(ClaimError):
-    """A pod could not get an interface."""
-
-    reason = "InterfaceNotAttached"
 
 
 def configure(kernel: Kernel, step: InterfaceStep, pod: Namespace, link: Link, reading: Reading) -> None:
@@ -35,12 +30,11 @@ def configure(kernel: Kernel, step: InterfaceStep, pod: Namespace, link: Link, r
         raise AttachFailed(f"{step.name} ({step.device}) cannot be configured in the pod: {'; '.join(refused)}")
 
 
-class Mover:
+class Mover(StepApplier[GiveInterface]):
     """Moves the interfaces of one node. `has_device` says whether what a link belongs to can have an interface now."""
 
     def __init__(self, kernel: Kernel, host: Namespace, has_device: Callable[[Link], bool]) -> None:
-        self._kernel = kernel
-        self._host = host
+        super().__init__(kernel, host)
         self._has_device = has_device
 
     def mark(self, step: GiveInterface, pods: Sequence[Namespace]) -> None:
@@ -70,7 +64,7 @@ class Mover:
             raise AttachFailed(f"the pod uses the node's own network, so it has {name} already; remove the claim")
         if link := self._find(step, self._host):
             reading = self._move_in(step, link, pod)
-        elif is_in(self._kernel, step, pod):
+        elif self.is_in(step, pod):
             reading = self._kernel.read(pod)
         elif self._bring_back(step, others) and (link := self._find(step, self._host)):
             reading = self._move_in(step, link, pod)
@@ -132,10 +126,6 @@ class Mover:
                 "%s (%s) is back without the eBPF programs %s; attach them again",
                 *(link.name, step.device, ", ".join(missing)),
             )
-
-    def is_in(self, step: GiveInterface, pod: Namespace) -> bool:
-        """Whether the interface is there."""
-        return is_in(self._kernel, step, pod)
 
     def _find(self, step: GiveInterface, where: Namespace) -> Link | None:
         """The interface, if it is there; most often it has the index that it had."""

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 
 from pydra import ClaimError, UndoLater
-from pydra_net.apply_interface import AttachFailed
+from pydra_net.find_interface import list_places
 from pydra_net.kernel import Kernel, KernelRefused, Namespace, NamespaceGone
 from pydra_net.network_types import RdmaDevice
+from pydra_net.step_appliers import AttachFailed, StepApplier
 from pydra_net.steps import GiveRdma
 
 _log = logging.getLogger(__name__)
 
 
-class RdmaMover:
+class RdmaMover(StepApplier[GiveRdma]):
     """Moves the RDMA devices of one node. What all namespaces have stays where it is."""
 
     def __init__(self, kernel: Kernel, host: Namespace, has_function: Callable[[str], bool]) -> None:
-        self._kernel = kernel
-        self._host = host
+        super().__init__(kernel, host)
         self._has_function = has_function
 
     def mark(self, step: GiveRdma, pods: Sequence[Namespace]) -> None:
@@ -56,37 +56,20 @@ class RdmaMover:
                 "kernel returns it when the last process of the pod has ended"
             )
 
-    def unmark(self, _step: GiveRdma) -> None:
-        """Nothing of the claim is on the node."""
-
-    def is_in(self, step: GiveRdma, pod: Namespace) -> bool:
-        """Whether the pod has it for itself."""
-        with suppress(NamespaceGone):
-            return step.moves and self._find(step, pod) is not None
-        return False
-
     def _find(self, step: GiveRdma, where: Namespace) -> RdmaDevice | None:
         return next((one for one in self._kernel.read_rdma(where) if one.name == step.name), None)
 
     def _bring_back(self, step: GiveRdma, pods: Sequence[Namespace]) -> bool:
-        for pod in self._list_places(pods):
-            with suppress(NamespaceGone):
-                if device := self._find(step, pod):
-                    try:
-                        self._kernel.move_rdma(pod, device.index, self._host)
-                    except KernelRefused as error:
-                        raise UndoLater(
-                            f"the RDMA device {step.name} ({step.device}) cannot be moved back: {error}"
-                        ) from error
-                    return True
+        with closing(list_places(self._kernel, pods)) as places:
+            for place in places:
+                with suppress(NamespaceGone):
+                    if device := self._find(step, place):
+                        self._move_back(step, device, place)
+                        return True
         return False
 
-    def _list_places(self, pods: Sequence[Namespace]) -> Iterator[Namespace]:
-        yield from pods
-        for path in self._kernel.list_paths():
-            with suppress(NamespaceGone):
-                other = self._kernel.open(path)
-                try:
-                    yield other
-                finally:
-                    other.close()
+    def _move_back(self, step: GiveRdma, device: RdmaDevice, pod: Namespace) -> None:
+        try:
+            self._kernel.move_rdma(pod, device.index, self._host)
+        except KernelRefused as error:
+            raise UndoLater(f"the RDMA device {step.name} ({step.device}) cannot be moved back: {error}") from error

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pydra import ClaimError, UndoLater
-from pydra_net.apply_interface import AttachFailed, configure
-from pydra_net.find_interface import find, is_in, locating
-from pydra_net.kernel import Kernel, KernelRefused, Namespace
+from pydra_net.apply_interface import configure
+from pydra_net.find_interface import find, locating
+from pydra_net.kernel import KernelRefused, Namespace
 from pydra_net.network_change_types import NewLink, RemoveLink
 from pydra_net.network_types import Link, Reading
+from pydra_net.step_appliers import AttachFailed, StepApplier
 from pydra_net.steps import ShareInterface
 
 
-class Sharer:
+class Sharer(StepApplier[ShareInterface]):
     """Shares the interfaces of one node."""
-
-    def __init__(self, kernel: Kernel, host: Namespace) -> None:
-        self._kernel = kernel
-        self._host = host
 
     def mark(self, step: ShareInterface, _pods: Sequence[Namespace]) -> None:
         """Check that the node has the interface; nothing is made before the pod exists. Raises ClaimError."""
@@ -44,7 +41,7 @@ class Sharer:
         for other in others:
             self._remove(step, other)
         self._make(step, pod)
-        link = find(step, self._kernel.read_links(pod))
+        link = self._find(step, pod)
         if link is None:
             raise AttachFailed(f"the share of {step.name} ({step.device}) vanished while it was made; try again")
         configure(self._kernel, step, pod, link, Reading(links=(link,)))
@@ -54,13 +51,6 @@ class Sharer:
         with locating(self._kernel, step, pods) as found:
             if found is not None:
                 self._remove(step, found[0])
-
-    def unmark(self, _step: ShareInterface) -> None:
-        """Nothing of it is on the node."""
-
-    def is_in(self, step: ShareInterface, pod: Namespace) -> bool:
-        """Whether the share is there."""
-        return is_in(self._kernel, step, pod)
 
     def _make(self, step: ShareInterface, pod: Namespace) -> None:
         parent = self._find_parent(step)
@@ -80,10 +70,13 @@ class Sharer:
             raise AttachFailed(_explain(step, error)) from error
 
     def _remove(self, step: ShareInterface, where: Namespace) -> None:
-        link = find(step, self._kernel.read_links(where))
+        link = self._find(step, where)
         if link is not None:
             for refused in self._kernel.apply(where, (RemoveLink(index=link.index),)):
                 raise UndoLater(f"the share {link.name} of {step.name} ({step.device}) stays: {refused}")
+
+    def _find(self, step: ShareInterface, where: Namespace) -> Link | None:
+        return find(step, self._kernel.read_links(where))
 
     def _find_parent(self, step: ShareInterface) -> Link | None:
         """The node's interface; most often it has the index that it had."""

@@ -9,6 +9,7 @@ from pydra import ClaimError, UndoLater
 from pydra_net.kernel import Kernel, Namespace
 from pydra_net.network_change_types import SetFunction
 from pydra_net.network_types import VirtualFunctionState
+from pydra_net.step_appliers import StepApplier
 from pydra_net.steps import ConfigureFunction
 from pydra_net.virtual_functions import find_card, find_virtual_function
 from pydra_pci import Tree
@@ -19,17 +20,16 @@ _TOGETHER = (("mac",), ("vlan", "qos"), ("min_rate", "max_rate"), ("spoof_check"
 """What one message sets."""
 
 
-class FunctionConfigurer:
+class FunctionConfigurer(StepApplier[ConfigureFunction]):
     """Lets the cards of one node do with virtual functions what claims say."""
 
     def __init__(self, kernel: Kernel, host: Namespace, tree: Tree) -> None:
-        self._kernel = kernel
-        self._host = host
+        super().__init__(kernel, host)
         self._tree = tree
 
     def mark(self, step: ConfigureFunction, _pods: Sequence[Namespace]) -> None:
         """Configure it: that needs no pod. Raises ClaimError; it is as before then."""
-        found = self._find(step)
+        found = self._find_function(step)
         if found is None:
             raise ClaimError(f"the virtual function {step.name} ({step.device}) was removed just now; try again")
         card, present = found
@@ -39,21 +39,14 @@ class FunctionConfigurer:
 
     def take_back(self, step: ConfigureFunction, _pods: Sequence[Namespace]) -> None:
         """Configure it as it was, if it is there still. Raises UndoLater."""
-        found = self._find(step)
+        found = self._find_function(step)
         if found is None:
             _log.warning("%s (%s) is gone: somebody removed the virtual function", step.name, step.device)
             return
         if refused := self._apply(step, *found, step.before):
             raise UndoLater(f"{step.card_name} does not take back the configuration of {step.name}: {refused[0]}")
 
-    def unmark(self, _step: ConfigureFunction) -> None:
-        """Nothing else of it is on the node."""
-
-    def is_in(self, _step: ConfigureFunction, _pod: Namespace) -> bool:
-        """It is the card's."""
-        return False
-
-    def _find(self, step: ConfigureFunction) -> tuple[int, VirtualFunctionState] | None:
+    def _find_function(self, step: ConfigureFunction) -> tuple[int, VirtualFunctionState] | None:
         """The card's interface, and how the function is now."""
         function = find_virtual_function(self._tree, step.pci_address)
         card = find_card(self._kernel.read_links(self._host), step.card)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 from pydra import HeldClaim, held_claims
+from pydra_net.apply_interface import Mover
+from pydra_net.apply_rdma import RdmaMover
+from pydra_net.apply_share import Sharer
+from pydra_net.apply_virtual_function import FunctionConfigurer
 from pydra_net.backend import NetBackend
 from pydra_net.device_names import DRIVER
 from pydra_net.hardware_reader import HardwareReader
@@ -14,7 +19,8 @@ from pydra_net.kernel import Kernel
 from pydra_net.move_pod_interfaces import PodInterfaces
 from pydra_net.nri_handlers import PodHandlers
 from pydra_net.settings import Settings
-from pydra_net.step_appliers import StepAppliers
+from pydra_net.step_appliers import StepApplier
+from pydra_net.steps import ConfigureFunction, GiveInterface, GiveRdma, ShareInterface
 from pydra_nri import Plugin, connect
 from pydra_pci import Roots, Tree, needs_simulation
 
@@ -44,7 +50,12 @@ async def open_backend(
         stack.callback(host.close)
         tree = tree or Tree(Roots(sys=settings.sys_root, dev=settings.dev_root))
         reader = HardwareReader(tree, kernel, host, settings)
-        appliers = StepAppliers(kernel, host, reader, tree)
+        appliers: Mapping[type, StepApplier[Any]] = {
+            GiveInterface: Mover(kernel, host, reader.has_device),
+            ShareInterface: Sharer(kernel, host),
+            GiveRdma: RdmaMover(kernel, host, reader.has_function),
+            ConfigureFunction: FunctionConfigurer(kernel, host, tree),
+        }
         interfaces = PodInterfaces(kernel, appliers, held)
         stack.push_async_callback(interfaces.close)
         claims_known = asyncio.Event()

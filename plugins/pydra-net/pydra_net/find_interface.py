@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 
 from pydra_net.kernel import Kernel, Namespace, NamespaceGone
 from pydra_net.network_types import Link, Reading
-from pydra_net.steps import InterfaceStep
+from pydra_net.steps import GiveInterface, InterfaceStep
 
 
 def find(step: InterfaceStep, reading: Reading) -> Link | None:
@@ -15,31 +15,33 @@ def find(step: InterfaceStep, reading: Reading) -> Link | None:
     return next((link for link in reading.links if step.is_of(link)), None)
 
 
-def is_in(kernel: Kernel, step: InterfaceStep, pod: Namespace) -> bool:
-    """Whether the interface is there."""
-    try:
-        return find(step, kernel.read_links(pod)) is not None
-    except NamespaceGone:
-        return False
+def locate(kernel: Kernel, gives: Sequence[GiveInterface], pods: Sequence[Namespace]) -> Mapping[str, Link]:
+    """The interfaces that are in one of these namespaces, by the keys of their steps."""
+    found: dict[str, Link] = {}
+    for pod in pods:
+        with suppress(NamespaceGone):
+            reading = kernel.read_links(pod)
+            found |= {give.key: link for give in gives if (link := find(give, reading))}
+    return found
 
 
 @contextmanager
 def locating(kernel: Kernel, step: InterfaceStep, pods: Sequence[Namespace]) -> Iterator[tuple[Namespace, Link] | None]:
     """Yield where it is: in one of these, or in any other that can be seen."""
-    with ExitStack() as stack:
-        yield next(_locate(kernel, step, pods, stack), None)
+    with closing(list_places(kernel, pods)) as places:
+        yield next(_find_in(kernel, step, places), None)
 
 
-def _locate(
-    kernel: Kernel, step: InterfaceStep, pods: Sequence[Namespace], stack: ExitStack
-) -> Iterator[tuple[Namespace, Link]]:
-    for pod in pods:
+def _find_in(kernel: Kernel, step: InterfaceStep, places: Iterator[Namespace]) -> Iterator[tuple[Namespace, Link]]:
+    for place in places:
         with suppress(NamespaceGone):
-            if link := find(step, kernel.read_links(pod)):
-                yield pod, link
+            if link := find(step, kernel.read_links(place)):
+                yield place, link
+
+
+def list_places(kernel: Kernel, pods: Sequence[Namespace]) -> Generator[Namespace]:
+    """Yield these, and then all others that can be seen, each open until the next one or the end."""
+    yield from pods
     for path in kernel.list_paths():
-        with suppress(NamespaceGone):
-            other = kernel.open(path)
-            stack.callback(other.close)
-            if link := find(step, kernel.read_links(other)):
-                yield other, link
+        with suppress(NamespaceGone), closing(kernel.open(path)) as other:
+            yield other

@@ -13,13 +13,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from pydra import Claim, ClaimError, HeldClaim
-from pydra_net.apply_interface import AttachFailed
 from pydra_net.device_status import PodState
+from pydra_net.find_interface import locate
 from pydra_net.kernel import Kernel
 from pydra_net.leases import Leases
 from pydra_net.network_types import Link
 from pydra_net.sandboxes import Sandbox, Sandboxes
-from pydra_net.step_appliers import StepAppliers
+from pydra_net.step_appliers import AttachFailed, StepApplier
 from pydra_net.steps import GiveInterface, ShareInterface, Step
 from pydra_net.steps_of_held_claims import list_of_pod
 
@@ -27,9 +27,15 @@ _log = logging.getLogger(__name__)
 
 
 class PodInterfaces:
-    """Those of one node. `held` returns the node's claims; `changed` is set whenever an interface was moved, or not."""
+    """Those of one node, with the `appliers` of each type of step.
 
-    def __init__(self, kernel: Kernel, appliers: StepAppliers, held: Callable[[], Sequence[HeldClaim]]) -> None:
+    `held` returns the node's claims; `changed` is set whenever an interface was moved, or not.
+    """
+
+    def __init__(
+        self, kernel: Kernel, appliers: Mapping[type, StepApplier[Any]], held: Callable[[], Sequence[HeldClaim]]
+    ) -> None:
+        self._kernel = kernel
         self._appliers = appliers
         self._held = held
         self.sandboxes = Sandboxes(kernel)
@@ -53,15 +59,15 @@ class PodInterfaces:
         async with self._locks[step.key]:
             self._ended.discard(step.key)
             self._problems.pop(step.key, None)  # of an earlier claim
-            await asyncio.to_thread(self._appliers.mark, step, self.sandboxes.list_namespaces())
+            await asyncio.to_thread(self._appliers[type(step)].mark, step, self.sandboxes.list_namespaces())
 
     async def release(self, step: Step, claim: Claim) -> None:
         """Put the interface back as it was. Raises UndoLater."""
         async with self._locks[step.key]:
             self._ended.add(step.key)  # who waits for the lock must not give it again
             await self.leases.end(step, release=True)
-            await asyncio.to_thread(self._appliers.take_back, step, self.sandboxes.list_namespaces())
-            await asyncio.to_thread(self._appliers.unmark, step)
+            await asyncio.to_thread(self._appliers[type(step)].take_back, step, self.sandboxes.list_namespaces())
+            await asyncio.to_thread(self._appliers[type(step)].unmark, step)
             self._problems.pop(step.key, None)
         for sandbox in self.sandboxes.list_of_pod(claim.pod.uid) if claim.pod else ():
             sandbox.attached.discard(step.key)
@@ -102,9 +108,9 @@ class PodInterfaces:
             try:
                 async with self._locks[step.key]:
                     await self.leases.end(step, release=True, pod=sandbox.namespace)
-                    if await asyncio.to_thread(self._appliers.is_in, step, sandbox.namespace):
+                    if await asyncio.to_thread(self._appliers[type(step)].is_in, step, sandbox.namespace):
                         sandbox.attached.add(step.key)
-                        await asyncio.to_thread(self._appliers.take_back, step, (sandbox.namespace,))
+                        await asyncio.to_thread(self._appliers[type(step)].take_back, step, (sandbox.namespace,))
                     sandbox.attached.discard(step.key)
                     self.changed.set()
             except ClaimError as error:
@@ -115,7 +121,7 @@ class PodInterfaces:
     async def locate(self, gives: Sequence[GiveInterface]) -> tuple[Mapping[str, Link], frozenset[str]]:
         """The links of interfaces that are in pods, by the keys of steps, and which of the keys nobody moves now."""
         before = self._list_settled()
-        in_pods = await asyncio.to_thread(self._appliers.locate, gives, self.sandboxes.list_namespaces())
+        in_pods = await asyncio.to_thread(locate, self._kernel, gives, self.sandboxes.list_namespaces())
         return in_pods, frozenset(key for _, key in before & self._list_settled())
 
     def read_state(self, problems: Mapping[str, str]) -> PodState:
@@ -155,7 +161,7 @@ class PodInterfaces:
             if step.key in self._ended or step not in list_of_pod(self._held(), sandbox.pod_uid):
                 raise AttachFailed(f"the claim of {step.name} ({step.device}) has ended")
             earlier = [one.namespace for one in self.sandboxes.list_of_pod(sandbox.pod_uid) if one is not sandbox]
-            await asyncio.to_thread(self._appliers.give, step, sandbox.namespace, earlier)
+            await asyncio.to_thread(self._appliers[type(step)].give, step, sandbox.namespace, earlier)
             for other in self.sandboxes.list_of_pod(sandbox.pod_uid):
                 other.attached.discard(step.key)
             if isinstance(step, GiveInterface | ShareInterface) and step.target.is_given_addresses:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from pydra import HeldClaim
-from pydra_net.apply_interface import AttachFailed
 from pydra_net.kernel import NamespaceGone
 from pydra_net.move_pod_interfaces import PodInterfaces
 from pydra_net.sandboxes import Sandbox
+from pydra_net.step_appliers import AttachFailed
 from pydra_net.steps_of_held_claims import list_of_pod
 from pydra_nri import Container, ContainerUpdate, CreateContainerResponse, Handlers, PodSandbox
 
