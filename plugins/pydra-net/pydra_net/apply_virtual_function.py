@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pydra import ClaimError, UndoLater
+from pydra_net.hardware_types import VirtualFunction
 from pydra_net.kernel import Kernel, Namespace
 from pydra_net.network_change_types import SetFunction
-from pydra_net.network_types import VirtualFunctionState
+from pydra_net.network_types import Reading, VirtualFunctionState
 from pydra_net.step_appliers import StepApplier
 from pydra_net.steps import ConfigureFunction
-from pydra_net.virtual_functions import find_card, find_virtual_function
-from pydra_pci import Tree
 
 _log = logging.getLogger(__name__)
 
@@ -21,11 +20,11 @@ _TOGETHER = (("mac",), ("vlan", "qos"), ("min_rate", "max_rate"), ("spoof_check"
 
 
 class FunctionConfigurer(StepApplier[ConfigureFunction]):
-    """Lets the cards of one node do with virtual functions what claims say."""
+    """Lets the cards of one node do with virtual functions what claims say. `read` says where a function is."""
 
-    def __init__(self, kernel: Kernel, host: Namespace, tree: Tree) -> None:
+    def __init__(self, kernel: Kernel, host: Namespace, read: Callable[[str, Reading], VirtualFunction | None]) -> None:
         super().__init__(kernel, host)
-        self._tree = tree
+        self._read = read
 
     def mark(self, step: ConfigureFunction, _pods: Sequence[Namespace]) -> None:
         """Configure it: that needs no pod. Raises ClaimError; it is as before then."""
@@ -48,12 +47,10 @@ class FunctionConfigurer(StepApplier[ConfigureFunction]):
 
     def _find_function(self, step: ConfigureFunction) -> tuple[int, VirtualFunctionState] | None:
         """The card's interface, and how the function is now."""
-        function = find_virtual_function(self._tree, step.pci_address)
-        card = find_card(self._kernel.read_links(self._host), step.card)
-        if function is None or card is None or function.number != step.number:
+        found = self._read(step.pci_address, self._kernel.read_links(self._host))
+        if found is None or found.link is None or found.state is None or found.number != step.number:
             return None
-        state = self._kernel.read_function(self._host, card.index, step.number)
-        return (card.index, state) if state is not None else None
+        return found.link.index, found.state
 
     def _apply(
         self, step: ConfigureFunction, card: int, present: VirtualFunctionState | None, wanted: VirtualFunctionState

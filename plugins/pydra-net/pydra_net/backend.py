@@ -19,11 +19,11 @@ from pydra_net.hardware_types import Node
 from pydra_net.health import CarrierHistory, find_lost
 from pydra_net.inventory import build_inventory
 from pydra_net.kernel import Events
+from pydra_net.make_virtual_functions import FunctionMaker
 from pydra_net.move_pod_interfaces import PodInterfaces
 from pydra_net.settings import Settings, list_counts
 from pydra_net.steps import ConfigureFunction, GiveRdma, Step
 from pydra_net.steps_of_held_claims import list_gives, list_of_device
-from pydra_net.virtual_functions import FunctionMaker
 from pydra_nri import Plugin
 from pydra_pci import Tree
 

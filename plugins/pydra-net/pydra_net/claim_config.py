@@ -15,7 +15,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from pydra_net.gso_sizes_and_sysctls import IPV4, IPV6, SIZES
+from pydra_net.link_parameters import IPV4, IPV6, SIZES
 from pydra_net.network_types import LEAST_MTU_OF_IPV6, MAIN_TABLE, IpInterface, is_of_host
 
 ParsedT = TypeVar("ParsedT")
@@ -217,7 +217,7 @@ class InterfaceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return bool(self.dhcp) or self.addressing == "DHCP"
 
     def list_parameters(self) -> dict[str, int]:
-        """Those of `gso_sizes_and_sysctls` that are configured."""
+        """Those of `link_parameters` that are configured."""
         return self._list_numbers((*SIZES, *IPV4))
 
     def list_sysctls(self) -> dict[str, int]:

@@ -54,7 +54,7 @@ async def open_backend(
             GiveInterface: Mover(kernel, host, reader.has_device),
             ShareInterface: Sharer(kernel, host),
             GiveRdma: RdmaMover(kernel, host, reader.has_function),
-            ConfigureFunction: FunctionConfigurer(kernel, host, tree),
+            ConfigureFunction: FunctionConfigurer(kernel, host, reader.read_virtual_function),
         }
         interfaces = PodInterfaces(kernel, appliers, held)
         stack.push_async_callback(interfaces.close)

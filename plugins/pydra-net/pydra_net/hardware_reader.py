@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 
 from msgspec.structs import replace
 
 from pydra_net.device_names import name_device
-from pydra_net.hardware_types import ConfiguredFunction, Hardware, Node, OfferedRdma
+from pydra_net.hardware_types import Hardware, Node, OfferedRdma, VirtualFunction
 from pydra_net.kernel import Kernel, Namespace
 from pydra_net.network_types import Link, Reading
 from pydra_net.protected_interfaces import find_needed, find_unmovable
 from pydra_net.rdma_devices import find_lone_rdma, find_rdma, find_software_rdma
 from pydra_net.settings import Settings, split
-from pydra_net.virtual_functions import find_card, find_virtual_function
 from pydra_pci import Tree, function_path, read_attribute, read_driver, read_numa_node, read_root
 
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -77,9 +76,11 @@ class HardwareReader:
             sysctls={name: self._kernel.read_changed_sysctls(self._host, devices[name]) for name in moved},
             tokens={name: self._kernel.read_token(self._host, devices[name].index) for name in moved},
             rdma=dict(self._find_rdma(reading, devices)),
-            functions=dict(
-                self._find_functions(reading, [name for name in with_functions if name in devices], devices)
-            ),
+            functions={
+                name: self.read_virtual_function(devices[name].pci_address, reading)
+                for name in with_functions
+                if name in devices
+            },
         )
 
     def find_pci_address(self, link: Link) -> str:
@@ -111,6 +112,18 @@ class HardwareReader:
             is_virtual_function=bool(self._tree.link(function_path(self._tree, address, "physfn"))),
         )
 
+    def read_virtual_function(self, address: str, links: Reading) -> VirtualFunction | None:
+        """The virtual function at this address, if it is one, whose card's interface is among these of the node."""
+        card = self._tree.link(function_path(self._tree, address, "physfn")).rpartition("/")[2]
+        for name in self._tree.names(function_path(self._tree, card)) if card else ():
+            number = name.removeprefix("virtfn")
+            is_it = self._tree.link(function_path(self._tree, card, name)).rpartition("/")[2] == address
+            if number != name and number.isdecimal() and is_it:
+                link = next((one for one in links.links if one.pci_address == card and not one.is_representor), None)
+                state = self._kernel.read_function(self._host, link.index, int(number)) if link else None
+                return VirtualFunction(address=address, card=card, number=int(number), link=link, state=state)
+        return None
+
     def has_function(self, address: str) -> bool:
         """Whether the PCI function is there, with a driver that can make an interface of it."""
         driver = read_driver(self._tree, address)
@@ -139,16 +152,6 @@ class HardwareReader:
                 count = read_attribute(self._tree, link.pci_address, "sriov_numvfs")
                 if count.isdecimal() and int(count):
                     yield link.index, f"configures virtual functions ({count}), which can be given instead"
-
-    def _find_functions(
-        self, reading: Reading, names: Sequence[str], devices: Mapping[str, Link]
-    ) -> Iterator[tuple[str, ConfiguredFunction]]:
-        for name in names:
-            function = find_virtual_function(self._tree, devices[name].pci_address)
-            if function is not None:
-                card = find_card(reading, function.card)
-                state = self._kernel.read_function(self._host, card.index, function.number) if card else None
-                yield name, ConfiguredFunction(function=function, card_name=card.name if card else "", state=state)
 
     def _find_rdma(self, reading: Reading, devices: Mapping[str, Link]) -> Iterator[tuple[str, OfferedRdma]]:
         if not reading.rdma:

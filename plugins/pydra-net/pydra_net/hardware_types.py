@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+from msgspec.structs import replace
 
-from pydra_net.network_types import Ethtool, Link, Programs, RdmaDevice, Reading, VirtualFunctionState
+from pydra_net.interface_state import read_interface
+from pydra_net.network_types import Ethtool, Interface, Link, Programs, RdmaDevice, Reading, VirtualFunctionState
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,23 +25,19 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     """How many there are now; -1 for a function that cannot have any."""
     most_virtual_functions: int = 0
     is_virtual_function: bool = False
-    vendor_name: str = ""
 
 
 class VirtualFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """A virtual function: its number on the card, and the card's address."""
+    """A virtual function: its number on the card, the card's address and interface, and what the card does with it.
+
+    There is no `link` if the card is not on the node, and no `state` if it cannot tell.
+    """
 
     address: str
     card: str
     number: int
-
-
-class ConfiguredFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """A virtual function, and what its card does with it; without a name and a state if the card is not on the node."""
-
-    function: VirtualFunction
-    card_name: str = ""
-    state: VirtualFunctionState | None = None
+    link: Link | None
+    state: VirtualFunctionState | None
 
 
 class OfferedRdma(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +72,17 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Mapping[str, str] = {}
     rdma: Mapping[str, OfferedRdma] = {}
     """RDMA devices by the name of the device that has, or is, one."""
-    functions: Mapping[str, ConfiguredFunction] = {}
-    """The virtual functions among the devices that were asked for, with what their cards do with them."""
+    functions: Mapping[str, VirtualFunction | None] = {}
+    """The virtual functions among the devices that were asked for; None for others."""
     needed: frozenset[int] = frozenset()
     """The indexes of links that the node itself needs."""
+
+    def read_interface(self, device: str, link: Link) -> Interface:
+        """A device's link with all that is configured on it, as far as it was asked for."""
+        return replace(
+            read_interface(self.reading, link),
+            speed=self.speeds.get(link.index, 0),
+            programs=self.programs.get(link.index, Programs()),
+            sysctls=self.sysctls.get(device, {}),
+            token=self.tokens.get(device, ""),
+        )

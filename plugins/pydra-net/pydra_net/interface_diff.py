@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pydra_net.dhcp.messages import Lease
-from pydra_net.gso_sizes_and_sysctls import DISABLE_IPV6, FOR_TOKENS, list_changes
 from pydra_net.interface_state import InterfaceState, by_dependency
+from pydra_net.link_parameters import DISABLE_IPV6, FOR_TOKENS, list_changes
 from pydra_net.network_change_types import (
     Add,
     DetachPrograms,

@@ -23,7 +23,6 @@ from pydra import (
 )
 from pydra_net.hardware_types import Hardware, Node
 from pydra_net.health import diagnose, diagnose_lost, diagnose_rdma
-from pydra_net.interface_state import read_interface
 from pydra_net.network_types import Interface, Link, Programs
 from pydra_net.steps_of_held_claims import list_gives, list_rdma
 
@@ -62,35 +61,27 @@ def build_inventory(
     trouble = Health(status=HealthStatus.UNHEALTHY, reason="CannotMove", message=problem) if problem else None
     found: dict[str, Device] = {}
     for name, link in node.devices.items():
-        interface = read_interface(node.reading, link)
-        address = find_pci_address(link)
-        hardware = read_hardware(address) if address else None
-        speed = node.speeds.get(link.index, 0)
-        offered = node.rdma.get(name)
-        rdma = offered.device.name if offered else None
-        is_shared = name in node.shared
-        found[name] = Device(
-            name=name,
-            attributes=dict(
-                _build_attributes(interface, hardware, speed, node.programs.get(link.index), rdma, is_shared=is_shared)
-            ),
-            capacity=_build_capacity(speed, is_shared=is_shared),
-            allow_multiple_allocations=is_shared,
-            health=trouble
-            or diagnose(link, offered.device if offered else None, is_shared=is_shared, changes=changes.get(name, 0)),
+        offered, is_shared = node.rdma.get(name), name in node.shared
+        rdma = offered.device if offered else None
+        found[name] = _build_device(
+            name,
+            node.read_interface(name, link),
+            _read(read_hardware, find_pci_address(link)),
+            rdma.name if rdma else None,
+            trouble or diagnose(link, rdma, is_shared=is_shared, changes=changes.get(name, 0)),
+            is_shared=is_shared,
         )
     given = {one.device: one.name for one in list_rdma(held)}
     devices = {one.name: one for one in node.reading.rdma}
     for give in list_gives(held):
         if give.device not in found:
-            hardware = read_hardware(give.pci_address) if give.pci_address else None
-            speed = give.before.speed
-            moved, rdma_device = in_pods.get(give.key), devices.get(given.get(give.device, ""))
-            found[give.device] = Device(
-                name=give.device,
-                attributes=dict(_build_attributes(give.before, hardware, speed, None, given.get(give.device))),
-                capacity=_build_capacity(speed),
-                health=trouble or (diagnose(moved, rdma_device) if moved else Health()),
+            moved, its_rdma = in_pods.get(give.key), given.get(give.device)
+            found[give.device] = _build_device(
+                give.device,
+                replace(give.before, programs=Programs()),
+                _read(read_hardware, give.pci_address),
+                its_rdma,
+                trouble or (diagnose(moved, devices.get(its_rdma or "")) if moved else Health()),
             )
         if message := lost.get(give.key):
             found[give.device] = replace(found[give.device], health=diagnose_lost(message))
@@ -110,27 +101,32 @@ def _build_lone(name: str, rdma: str, hardware: Hardware, health: Health) -> Dev
     return Device(name=name, attributes=dict(_keep_valid(attributes)), health=health)
 
 
-def _build_capacity(speed: int, *, is_shared: bool = False) -> dict[str, Capacity]:
-    """What a claim can have of a link's speed, if it is known: all, or with others a share that it asks for.
+def _read(read_hardware: Callable[[str], Hardware], pci_address: str) -> Hardware | None:
+    return read_hardware(pci_address) if pci_address else None
+
+
+def _build_device(
+    name: str,
+    interface: Interface,
+    hardware: Hardware | None,
+    rdma: str | None,
+    health: Health,
+    *,
+    is_shared: bool = False,
+) -> Device:
+    """The bandwidth is that of the link, if it is known: a claim has all, or with others a share that it asks for.
 
     It is counted, not enforced; who asks for none has what others leave.
     """
+    attributes = {"shared": is_shared, "rdma": rdma is not None, "rdmaDevice": rdma}
     policy = RequestPolicy(default="0", valid_range=CapacityRange(min="0")) if is_shared else None
-    return {"bandwidth": Capacity(f"{speed}M", policy)} if speed else {}
-
-
-def _build_attributes(
-    interface: Interface,
-    hardware: Hardware | None,
-    speed: int,
-    programs: Programs | None,
-    rdma: str | None,
-    *,
-    is_shared: bool = False,
-) -> Iterator[tuple[str, AttributeValue]]:
-    yield "shared", is_shared
-    yield from _keep_valid(dict(_list_attributes(interface, hardware, speed, programs or Programs())))
-    yield from _keep_valid({"rdma": rdma is not None, "rdmaDevice": rdma})
+    return Device(
+        name=name,
+        attributes=dict(_keep_valid({**attributes, **dict(_list_attributes(interface, hardware))})),
+        capacity={"bandwidth": Capacity(f"{interface.speed}M", policy)} if interface.speed else {},
+        allow_multiple_allocations=is_shared,
+        health=health,
+    )
 
 
 def _keep_valid(attributes: Mapping[str, AttributeValue | None]) -> Iterator[tuple[str, AttributeValue]]:
@@ -145,10 +141,8 @@ def cut(text: str) -> str:
     return text.encode()[:MOST_BYTES].decode(errors="ignore")
 
 
-def _list_attributes(
-    interface: Interface, hardware: Hardware | None, speed: int, programs: Programs
-) -> Iterator[tuple[str, AttributeValue | None]]:
-    link = interface.link
+def _list_attributes(interface: Interface, hardware: Hardware | None) -> Iterator[tuple[str, AttributeValue | None]]:
+    link, programs = interface.link, interface.programs
     yield "ifName", link.name
     yield "mac", link.mac
     yield "mtu", link.mtu
@@ -163,7 +157,7 @@ def _list_attributes(
     yield "ebpf", bool(link.has_xdp or programs.filters or programs.tcx)
     yield "tcFilterNames", ",".join(programs.filters)
     yield "tcxProgramNames", ",".join(programs.tcx)
-    yield "linkSpeedMbps", speed or None
+    yield "linkSpeedMbps", interface.speed or None
     if hardware is not None:
         yield from _list_hardware(hardware).items()
 

@@ -34,7 +34,7 @@ class SetLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SetParameter(msgspec.Struct, frozen=True, kw_only=True):
-    """Set one of a link's `gso_sizes_and_sysctls`."""
+    """Set one of a link's `link_parameters`."""
 
     index: int
     name: str

@@ -153,7 +153,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `mac` is its own address also while a bond gives it another one. `lower` is the index of the link below (or of a
     veth's other end) if it is in the same namespace, else 0. `parent` is the device that it belongs to, as
-    `pci/0000:3b:00.0`; `port` the name of the device's port. `parameters` are those of `gso_sizes_and_sysctls` that
+    `pci/0000:3b:00.0`; `port` the name of the device's port. `parameters` are those of `link_parameters` that
     the kernel knows; `most_gso` is its limit for the sizes of segments, `most_mtu` that for its MTU, 0 without one.
     """
 

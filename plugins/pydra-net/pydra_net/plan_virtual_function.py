@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydra import TerminalError
 from pydra_net.claim_config import LINK_STATES, NetworkConfig
-from pydra_net.hardware_types import ConfiguredFunction
+from pydra_net.hardware_types import VirtualFunction
 from pydra_net.network_types import VirtualFunctionState
 from pydra_net.steps import ConfigureFunction
 
@@ -26,7 +26,7 @@ def build_state(config: NetworkConfig) -> VirtualFunctionState:
     )
 
 
-def plan_function(device: str, config: NetworkConfig, found: ConfiguredFunction | None) -> list[ConfigureFunction]:
+def plan_function(device: str, config: NetworkConfig, found: VirtualFunction | None) -> list[ConfigureFunction]:
     """Return what the card is to do with a claim's virtual function, if that is configured. Raises TerminalError."""
     target = build_state(config)
     if target == VirtualFunctionState() or (found is None and config.interface.vf is None):
@@ -36,20 +36,20 @@ def plan_function(device: str, config: NetworkConfig, found: ConfiguredFunction 
             f"interface.vf: {device} is not a virtual function; remove it, or request devices with the attribute "
             "isSriovVf: true"
         )
-    if found.state is None:  # as in a virtual machine, whose host has the card
+    if found.link is None or found.state is None:  # as in a virtual machine, whose host has the card
         if config.interface.vf is None:
             return []
         raise TerminalError(
-            f"interface.vf: the card of {device}, {found.function.card}, has no interface on the node; remove it"
+            f"interface.vf: the card of {device}, {found.card}, has no interface on the node; remove it"
         )
     before = {name: getattr(found.state, name) for name in target.list_known()}
     return [
         ConfigureFunction(
             device=device,
-            card=found.function.card,
-            card_name=found.card_name,
-            pci_address=found.function.address,
-            number=found.function.number,
+            card=found.card,
+            card_name=found.link.name,
+            pci_address=found.address,
+            number=found.number,
             before=VirtualFunctionState(**before),
             target=target,
         )

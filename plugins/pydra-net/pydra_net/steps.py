@@ -30,6 +30,11 @@ class _StepOfDevice(msgspec.Struct, frozen=True, kw_only=True):
         """It is the whole device."""
         return None
 
+    @property
+    def moves(self) -> bool:
+        """Whether it is in the pod."""
+        return True
+
 
 class _StepOfShare(_StepOfDevice, frozen=True, kw_only=True):
     """Of a device, or of a share of it."""
@@ -53,11 +58,6 @@ class GiveInterface(_StepOfDevice, frozen=True, kw_only=True, tag_field="step", 
     def key(self) -> str:
         """Only one claim has it."""
         return self.device
-
-    @property
-    def moves(self) -> bool:
-        """It is in the pod."""
-        return True
 
     @property
     def name(self) -> str:
@@ -99,11 +99,6 @@ class ShareInterface(_StepOfShare, frozen=True, kw_only=True, tag_field="step", 
     def key(self) -> str:
         """Only one claim has it."""
         return f"{self.device}/{self.share_id or ''}"
-
-    @property
-    def moves(self) -> bool:
-        """It is in the pod."""
-        return True
 
     @property
     def name(self) -> str:

@@ -24,15 +24,7 @@ from pydra_net.netlink.rdma import move_rdma, read_rdma
 from pydra_net.netlink.reading import read_all
 from pydra_net.netlink.sysctls import read_changed_sysctls
 from pydra_net.network_change_types import Add, Mark, NewLink, Operation, SetLink
-from pydra_net.network_types import (
-    Ethtool,
-    Link,
-    Programs,
-    RdmaDevice,
-    Reading,
-    Rule,
-    VirtualFunctionState,
-)
+from pydra_net.network_types import Ethtool, Link, Programs, RdmaDevice, Reading, Rule, VirtualFunctionState
 
 T = TypeVar("T")
 _ATTEMPTS = 4
@@ -50,8 +42,7 @@ class NetlinkKernel:
 
     def watch(self, where: Namespace) -> LinkEvents:
         """Events of links, addresses and routes from now on."""
-        assert isinstance(where, OpenNamespace)
-        return LinkEvents(where)
+        return LinkEvents(_opened(where))
 
     def list_paths(self) -> Sequence[str]:
         """The files in the directories."""
@@ -71,13 +62,11 @@ class NetlinkKernel:
 
     def read_ethtool(self, where: Namespace, index: int) -> Ethtool:
         """What ethtool can set of a link."""
-        assert isinstance(where, OpenNamespace)
-        return where.run(lambda: read_ethtool(index))
+        return _opened(where).run(lambda: read_ethtool(index))
 
     def read_changed_sysctls(self, where: Namespace, link: Link) -> Mapping[str, int | str]:
         """The sysctls of a link that are not as those of the namespace's default."""
-        assert isinstance(where, OpenNamespace)
-        return where.run(lambda: read_changed_sysctls(link.name))
+        return _opened(where).run(lambda: read_changed_sysctls(link.name))
 
     def read_token(self, where: Namespace, index: int) -> str:
         """The part of a link's IPv6 addresses that is not a router's."""
@@ -89,13 +78,11 @@ class NetlinkKernel:
 
     def open_packets(self, where: Namespace, index: int, address: str) -> DhcpPackets:
         """Sockets for DHCP on a link, which uses this address, or none yet. Raises OSError."""
-        assert isinstance(where, OpenNamespace)
-        return where.run(lambda: open_packets(index, address))
+        return _opened(where).run(lambda: open_packets(index, address))
 
     def find_user(self, where: Namespace, link: Link, address: str) -> str:
         """The MAC address of somebody else on a link's network who has an IPv4 address, or empty. Raises OSError."""
-        assert isinstance(where, OpenNamespace)
-        return where.run(lambda: find_user(link.index, link.mac, address))
+        return _opened(where).run(lambda: find_user(link.index, link.mac, address))
 
     def read_function(self, where: Namespace, index: int, number: int) -> VirtualFunctionState | None:
         """What a card, whose link this is, does with a virtual function; None if it cannot tell."""
@@ -105,20 +92,16 @@ class NetlinkKernel:
 
     def read_rdma(self, where: Namespace) -> Sequence[RdmaDevice]:
         """The RDMA devices only."""
-        assert isinstance(where, OpenNamespace)
-        return where.run(read_rdma)
+        return _opened(where).run(read_rdma)
 
     def move_rdma(self, where: Namespace, index: int, to: Namespace) -> None:
         """Move an RDMA device to another namespace. Raises KernelRefused."""
-        assert isinstance(where, OpenNamespace)
-        assert isinstance(to, OpenNamespace)
-        file = to.fd
-        where.run(lambda: move_rdma(index, file))
+        file = _opened(to).fd
+        _opened(where).run(lambda: move_rdma(index, file))
 
     def move(self, where: Namespace, index: int, to: Namespace, name: str) -> Link:
         """Move and rename in one message: the link has its own name, or the other one in the other namespace."""
-        assert isinstance(to, OpenNamespace)
-        file = to.fd
+        file = _opened(to).fd
         _run(where, lambda: move_link(index, file, name))
         found = _run(to, lambda: read_link(0, name=name))
         if found is None:
@@ -127,8 +110,7 @@ class NetlinkKernel:
 
     def make(self, where: Namespace, index: int, link: NewLink, to: Namespace) -> None:
         """Make the link in the other namespace."""
-        assert isinstance(to, OpenNamespace)
-        file = to.fd
+        file = _opened(to).fd
         _run(where, lambda: make_link(index, link, file))
 
     def apply(self, where: Namespace, operations: Sequence[Operation]) -> Sequence[str]:
@@ -162,13 +144,17 @@ def _list(directory: str) -> list[str]:
         return []
 
 
+def _opened(namespace: Namespace) -> OpenNamespace:
+    assert isinstance(namespace, OpenNamespace)
+    return namespace
+
+
 def _run(where: Namespace, work: Callable[[], T]) -> T:
-    assert isinstance(where, OpenNamespace)
     try:
         for _ in range(_ATTEMPTS - 1):
             with suppress(NetlinkDumpInterrupted):  # something changed meanwhile
-                return where.run(work)
-        return where.run(work)
+                return _opened(where).run(work)
+        return _opened(where).run(work)
     except (NetlinkError, OSError) as error:
         text = explain(error) if isinstance(error, NetlinkError) else error.strerror
         raise KernelRefused(f"the kernel did not list the interfaces of {where.path}: {text}; try again") from error

@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Mapping
 
-from pydra_net.gso_sizes_and_sysctls import ATTRIBUTES, FLAGS, IPV4
+from pydra_net.link_parameters import ATTRIBUTES, FLAGS, IPV4
 from pydra_net.netlink import rtnetlink_constants as rt
 from pydra_net.netlink.messages import CREATE, change, pack, pack_number
 from pydra_net.network_change_types import Mark, NewLink, RemoveLink, SetLink, SetParameter, SetToken
@@ -80,7 +80,7 @@ def remove_link(operation: RemoveLink) -> None:
 
 
 def set_parameter(operation: SetParameter) -> None:
-    """Set one of a link's `gso_sizes_and_sysctls`. Raises KernelRefused."""
+    """Set one of a link's `link_parameters`. Raises KernelRefused."""
     index, name, value = operation.index, operation.name, pack_number(operation.value)
     if name == "flags":
         change(_SET_LINK, 0, rt.IFINFOMSG.pack(0, 0, index, operation.value, FLAGS))

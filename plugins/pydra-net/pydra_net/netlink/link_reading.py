@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydra_net.gso_sizes_and_sysctls import ATTRIBUTES, FLAGS, IPV4
+from pydra_net.link_parameters import ATTRIBUTES, FLAGS, IPV4
 from pydra_net.netlink import rtnetlink_constants as rt
 from pydra_net.netlink.messages import DUMP, HEADER, ask, list_attributes, pack, pack_number, unpack
 from pydra_net.network_types import IPVLAN_MODES, Link, Reading, VirtualFunctionState

@@ -1,6 +1,6 @@
 """Reads everything in a namespace: links, addresses, routes, neighbours and rules.
 
-Source: rtnetlink(7), linux/if_addr.h, linux/rtnetlink.h, linux/neighbour.h, linux/fib_rules.h.
+Source: rtnetlink(7), linux/if_addr.h, linux/rtnetlink.h, linux/nexthop.h, linux/neighbour.h, linux/fib_rules.h.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from pydra_net.netlink import rtnetlink_constants as rt
 from pydra_net.netlink.bridge_ports import read_port_settings
 from pydra_net.netlink.link_reading import get_number, get_text, read_links
 from pydra_net.netlink.messages import DUMP, HEADER, ask, unpack
-from pydra_net.netlink.nexthops import read_nexthops
 from pydra_net.netlink.rdma import read_exclusive, read_rdma
 from pydra_net.network_types import BY_ADVERTISEMENT, FOREVER, Address, Neighbour, Reading, Route, Rule
 
 ValueT = TypeVar("ValueT")
 
 _AF_MPLS, _EVERY_FAMILY = 28, 255
-_GET_ADDRESS, _GET_ROUTE, _GET_NEIGHBOUR, _GET_RULE = 22, 26, 30, 34
+_GET_ADDRESS, _GET_ROUTE, _GET_NEIGHBOUR, _GET_RULE, _GET_NEXTHOP = 22, 26, 30, 34, 106
 
 _DEPRECATED = 0x20
 """Of addresses, which the kernel calls preferred for ever if they are valid for ever."""
@@ -38,6 +37,9 @@ _NOT_RECORDED = {
 }
 _LEG = struct.Struct("=HBBi")
 _EXPIRES = struct.Struct("=8xi")
+_NEXTHOP_MESSAGE = struct.Struct("=BBBxI")
+_NEXTHOP_ID, _NEXTHOP_GROUP, _NEXTHOP_LINK = 1, 2, 5
+_NEXTHOP_MEMBER = struct.Struct("=IBxxx")
 _CLONED, _ON_LINK = 0x200, 0x4
 
 _FLOW_TO, _SUPPRESSED_LENGTH, _BY_WHOM = 11, 14, 21
@@ -106,7 +108,7 @@ def _read_routes() -> Iterator[tuple[int, Route]]:
     for header, found in _list(_GET_ROUTE, rt.RTMSG, _EVERY_FAMILY):
         nexthop = get_number(found, _NEXTHOP)
         if nexthop and nexthops is None:
-            nexthops = read_nexthops()
+            nexthops = _read_nexthops()
         indexes = {*_list_legs(found.get(_MULTIPATH, b"")), *(nexthops or {}).get(nexthop, ())}
         if rt.RTA_OIF in found and _MULTIPATH not in found:
             indexes.add(get_number(found, rt.RTA_OIF))
@@ -121,6 +123,23 @@ def _list_legs(content: bytes) -> Iterator[int]:
         length, _, _, index = _LEG.unpack_from(content, place)
         yield index
         place += max(length, _LEG.size) + -length % 4
+
+
+def _read_nexthops() -> Mapping[int, frozenset[int]]:
+    """The links that nexthop objects lead to, by their numbers; those of a group are those of its members.
+
+    Routes name only the object if net.ipv4.nexthop_compat_mode is 0.
+    """
+    links: dict[int, frozenset[int]] = {}
+    groups: dict[int, list[int]] = {}
+    for _, found in _list(_GET_NEXTHOP, _NEXTHOP_MESSAGE):
+        number = get_number(found, _NEXTHOP_ID)
+        if _NEXTHOP_GROUP in found:
+            groups[number] = [member for member, _ in _NEXTHOP_MEMBER.iter_unpack(found[_NEXTHOP_GROUP])]
+        elif _NEXTHOP_LINK in found:
+            links[number] = frozenset((get_number(found, _NEXTHOP_LINK),))
+    members = {number: [links.get(one, frozenset()) for one in those] for number, those in groups.items()}
+    return {**links, **{number: frozenset[int]().union(*those) for number, those in members.items()}}
 
 
 def _build_route(header: tuple[int, ...], found: Mapping[int, bytes]) -> Route | None:

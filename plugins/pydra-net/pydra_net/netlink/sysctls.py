@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 
-from pydra_net.gso_sizes_and_sysctls import FOR_TOKENS, IPV4
+from pydra_net.link_parameters import FOR_TOKENS, IPV4
 
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
 _CREATE = 6
@@ -23,7 +23,7 @@ _FOLDERS = ("ipv6/conf", "ipv4/conf", "ipv6/neigh", "ipv4/neigh")
 _LEFT_OUT = {("ipv4/conf", name) for name in (*IPV4, "mc_forwarding")} | {
     ("ipv6/conf", name) for name in ("mc_forwarding", "mtu")
 }
-"""What `gso_sizes_and_sysctls` has, what nobody can write, and what the kernel sets whenever the link goes up."""
+"""What `link_parameters` has, what nobody can write, and what the kernel sets whenever the link goes up."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -32,7 +32,7 @@ def read_changed_sysctls(link: str) -> dict[str, int | str]:
     """The sysctls of a link that are not as those of the namespace's default, by names such as `ipv6/conf/accept_ra`.
 
     Those that are changed to set a token are always among them; those that messages report
-    (`gso_sizes_and_sysctls.IPV4`) are left out.
+    (`link_parameters.IPV4`) are left out.
     """
     return {
         f"{kind}/{name}": value

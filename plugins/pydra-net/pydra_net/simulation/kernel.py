@@ -17,8 +17,8 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from pydra_net.gso_sizes_and_sysctls import IPV4
 from pydra_net.kernel import KernelRefused, Namespace, NamespaceGone
+from pydra_net.link_parameters import IPV4
 from pydra_net.network_change_types import (
     Add,
     JoinVrf,

@@ -1,4 +1,4 @@
-"""Virtual functions of cards (SR-IOV): where each is, and how many a card gets.
+"""Makes virtual functions of cards (SR-IOV), as many as the setting says.
 
 Source: Linux, Documentation/PCI/pci-iov-howto.rst, Documentation/ABI/testing/sysfs-bus-pci.
 """
@@ -9,27 +9,10 @@ import fnmatch
 import logging
 from collections.abc import Iterator, Sequence
 
-from pydra_net.hardware_types import VirtualFunction
-from pydra_net.network_types import Link, Reading
+from pydra_net.network_types import Link
 from pydra_pci import Tree, function_path, read_attribute
 
 _log = logging.getLogger(__name__)
-
-
-def find_virtual_function(tree: Tree, address: str) -> VirtualFunction | None:
-    """The virtual function at this address, if it is one."""
-    card = tree.link(function_path(tree, address, "physfn")).rpartition("/")[2]
-    for name in tree.names(function_path(tree, card, "")) if card else ():
-        number = name.removeprefix("virtfn")
-        is_it = tree.link(function_path(tree, card, name)).rpartition("/")[2] == address
-        if number != name and number.isdecimal() and is_it:
-            return VirtualFunction(address=address, card=card, number=int(number))
-    return None
-
-
-def find_card(reading: Reading, card: str) -> Link | None:
-    """The interface of the card itself."""
-    return next((one for one in reading.links if one.pci_address == card and not one.is_representor), None)
 
 
 class FunctionMaker:
