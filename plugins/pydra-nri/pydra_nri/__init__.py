@@ -4,15 +4,6 @@ This is the public API; every other name below `pydra_nri` is private, except `p
 out.
 """
 
-from pydra_nri.adjustments import (
-    ContainerAdjustment,
-    ContainerUpdate,
-    CreateContainerResponse,
-    KeyValue,
-    LinuxContainerAdjustment,
-    LinuxContainerUpdate,
-    cpuset,
-)
 from pydra_nri.channel import CallFailed
 from pydra_nri.event_handlers import Handlers, Updates
 from pydra_nri.plugin import SOCKET, Pauses, Plugin, RuntimeUnavailable, connect
@@ -24,8 +15,14 @@ from pydra_nri.values import (
     STOPPED,
     CDIDevice,
     Container,
+    ContainerAdjustment,
+    ContainerUpdate,
+    CreateContainerResponse,
     HugepageLimit,
+    KeyValue,
     LinuxContainer,
+    LinuxContainerAdjustment,
+    LinuxContainerUpdate,
     LinuxCPU,
     LinuxDevice,
     LinuxDeviceCgroup,
@@ -35,6 +32,7 @@ from pydra_nri.values import (
     LinuxResources,
     Mount,
     PodSandbox,
+    cpuset,
 )
 
 __all__ = [

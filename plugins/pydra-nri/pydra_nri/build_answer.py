@@ -7,11 +7,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pydra_nri.adjustments import ContainerAdjustment, ContainerUpdate, CreateContainerResponse
 from pydra_nri.event_handlers import Event, Updates
 from pydra_nri.messages import UpdatesResponse
 from pydra_nri.protobuf import encode
-from pydra_nri.values import Container, LinuxCPU
+from pydra_nri.values import Container, ContainerAdjustment, ContainerUpdate, CreateContainerResponse, LinuxCPU
 
 T = TypeVar("T")
 _CARRIERS = ("CreateContainer", "UpdateContainer", "StopContainer")
@@ -22,19 +21,12 @@ def carries_updates(event: Event) -> bool:
     return event.method in _CARRIERS
 
 
-def find_empty_result(event: Event) -> object:
-    """What a handler returns that changes nothing."""
-    return CreateContainerResponse() if event.method == "CreateContainer" else ()
-
-
 def build_answer(event: Event, result: Any, waiting: Mapping[str, ContainerUpdate]) -> bytes:
-    """The answer with the handler's result, and the updates that wait for one that may carry them, by container.
+    """The answer, which may carry updates, with the handler's result and the updates that wait for it, by container.
 
     Of the event's own container, a waiting update only goes with UpdateContainer: one that is being created must not be
     updated, and one that has ended need not be.
     """
-    if not carries_updates(event):
-        return b""
     own = () if event.method == "UpdateContainer" else (event.container.id,)
     others = {key: update for key, update in waiting.items() if key not in own}
     if event.method != "CreateContainer":

@@ -11,10 +11,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from pydra_nri.adjustments import ContainerUpdate, CreateContainerResponse
 from pydra_nri.messages import ObjectRequest, StateChangeEvent, UpdatePodSandboxRequest
 from pydra_nri.protobuf import Value, decode
-from pydra_nri.values import Container, LinuxResources, PodSandbox
+from pydra_nri.values import Container, ContainerUpdate, CreateContainerResponse, LinuxResources, PodSandbox
 from pydra_nri.versions import NriVersion
 
 PodHandler: TypeAlias = Callable[[PodSandbox], Awaitable[None]]

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydra_nri.adjustments import ContainerUpdate
 from pydra_nri.protobuf import Value
-from pydra_nri.values import Container, LinuxResources, PodSandbox
+from pydra_nri.values import Container, ContainerUpdate, LinuxResources, PodSandbox
 
 PLUGIN, RUNTIME = "nri.pkg.api.v1alpha1.Plugin", "nri.pkg.api.v1alpha1.Runtime"
 """The services that the two sides serve."""

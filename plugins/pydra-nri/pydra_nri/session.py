@@ -10,8 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from pydra import PydraError
-from pydra_nri.adjustments import ContainerUpdate
-from pydra_nri.build_answer import build_answer, carries_updates, find_empty_result, merge
+from pydra_nri.build_answer import build_answer, carries_updates, merge
 from pydra_nri.channel import CallFailed, Channel, Code
 from pydra_nri.event_handlers import Event, Handlers, Updates, choose_events, read_event
 from pydra_nri.messages import (
@@ -27,6 +26,7 @@ from pydra_nri.messages import (
     UpdatesResponse,
 )
 from pydra_nri.protobuf import Malformed, decode, encode
+from pydra_nri.values import ContainerUpdate
 from pydra_nri.versions import UPDATES_FIXED, NriVersion, read_nri_version
 
 REQUEST_TIMEOUT = 2.0
@@ -160,11 +160,12 @@ class Session:
     async def _handle(self, event: Event, timeout_nano: int) -> bytes:
         work = event.start(self._handlers)
         if work is None:
-            return build_answer(event, find_empty_result(event), {})
+            return b""  # which changes nothing
         result = await self._in_time(str(event), work, timeout_nano)
+        if not carries_updates(event):
+            return b""
         answer = build_answer(event, result, self._waiting)
-        if carries_updates(event):
-            self._waiting.clear()
+        self._waiting.clear()
         return answer
 
     async def _in_time(self, what: str, work: Awaitable[T], timeout_nano: int) -> T:

@@ -11,19 +11,13 @@ from pydra_nri.frames import Connection, Decoder, Kind, Message, encode
 from pydra_nri.messages import PLUGIN, Request, Response, Status
 from pydra_nri.protobuf import Value, decode
 from pydra_nri.protobuf import encode as encode_value
+from pydra_nri.values import KeyValue
 
 _FRAME, _HEADER, _GO_BUFFER = struct.Struct(">II"), 10, 4096
 
 
-class KeyValue(Value, frozen=True, kw_only=True):
-    """Metadata of a call, such as of a trace."""
-
-    key: Annotated[str, 1] = ""
-    value: Annotated[str, 2] = ""
-
-
 class TracedRequest(Request, frozen=True, kw_only=True):
-    """A call with metadata."""
+    """A call with metadata, such as of a trace."""
 
     metadata: Annotated[tuple[KeyValue, ...], 5] = ()
 

@@ -13,7 +13,6 @@ from typing import TypeAlias
 
 import msgspec
 
-from pydra_nri.adjustments import ContainerUpdate, CreateContainerResponse
 from pydra_nri.messages import (
     ConfigureRequest,
     ConfigureResponse,
@@ -29,7 +28,14 @@ from pydra_nri.messages import (
 from pydra_nri.messages import Status as Error
 from pydra_nri.protobuf import Value, decode
 from pydra_nri.simulation.connection import PluginClosed, PluginConnection, PluginRefused
-from pydra_nri.values import Container, LinuxCPU, LinuxResources, PodSandbox
+from pydra_nri.values import (
+    Container,
+    ContainerUpdate,
+    CreateContainerResponse,
+    LinuxCPU,
+    LinuxResources,
+    PodSandbox,
+)
 
 _UNKNOWN, _UNIMPLEMENTED = 2, 12
 _EVENTS = {
@@ -202,12 +208,12 @@ class FakeRuntime:
     async def run_pod(self, pod: PodSandbox) -> None:
         """A sandbox begins."""
         self.pods[pod.id] = pod
-        await self._send("RunPodSandbox", pod)
+        await self._send("RunPodSandbox", ObjectRequest(pod=pod))
 
     async def stop_pod(self, pod: PodSandbox) -> None:
         """A sandbox ends and is removed."""
-        await self._send("StopPodSandbox", pod)
-        await self._send("RemovePodSandbox", pod)
+        await self._send("StopPodSandbox", ObjectRequest(pod=pod))
+        await self._send("RemovePodSandbox", ObjectRequest(pod=pod))
         del self.pods[pod.id]
 
     async def create_container(self, container: Container) -> Container:
@@ -216,76 +222,60 @@ class FakeRuntime:
         owners: Owners = {}
         async with self._lock:
             for plugin in self._list("CreateContainer"):
-                payload = await self._call(plugin, "CreateContainer", pod, container)
+                payload = await self._call(plugin, "CreateContainer", ObjectRequest(pod=pod, container=container))
                 if payload is not None:
                     answer = decode(payload, CreateContainerResponse)
                     if any(one.container_id == container.id for one in answer.update):
                         raise OperationFailed(f"{plugin.name} updates the container that is being created")
-                    container = self._adjust(container, answer, owners, plugin)
+                    env = (*container.env, *(f"{one.key}={one.value}" for one in answer.adjust.env))
+                    cpu = answer.adjust.linux.resources.cpu
+                    container = msgspec.structs.replace(_set(container, cpu, owners, plugin), env=env)
                     self._apply(answer.update, owners, plugin)
             self.containers[container.id] = container
         return container
 
     async def update_container(self, container: Container, resources: LinuxResources) -> Container:
         """The kubelet asks for other resources; what the container has then."""
-        updates = await self._send("UpdateContainer", self.pods[container.pod_sandbox_id], container, resources)
+        pod = self.pods[container.pod_sandbox_id]
+        request = ObjectRequest(pod=pod, container=container, linux_resources=resources)
+        updates = await self._send("UpdateContainer", request)
         own = ContainerUpdate.of(container.id, resources)
         self._apply((own, *updates), {})
         return self.containers[container.id]
 
     async def stop_container(self, container: Container) -> None:
         """A container has ended and is removed."""
-        pod = self.pods[container.pod_sandbox_id]
+        request = ObjectRequest(pod=self.pods[container.pod_sandbox_id], container=container)
         del self.containers[container.id]
-        self._apply(await self._send("StopContainer", pod, container), {})
-        await self._send("RemoveContainer", pod, container)
+        self._apply(await self._send("StopContainer", request), {})
+        await self._send("RemoveContainer", request)
 
-    async def _send(
-        self, method: str, pod: PodSandbox, container: Container | None = None, resources: LinuxResources | None = None
-    ) -> Sequence[ContainerUpdate]:
+    async def _send(self, method: str, request: ObjectRequest) -> Sequence[ContainerUpdate]:
         updates: list[ContainerUpdate] = []
         async with self._lock:
             for plugin in self._list(method):
-                payload = await self._call(plugin, method, pod, container or Container(), resources or LinuxResources())
+                payload = await self._call(plugin, method, request)
                 updates += decode(payload, UpdatesResponse).update if payload else ()
         return updates
 
     def _list(self, method: str) -> list[Registered]:
         return [plugin for plugin in self.plugins if plugin.events & 1 << (_EVENTS[method] - 1)]
 
-    async def _call(
-        self,
-        plugin: Registered,
-        method: str,
-        pod: PodSandbox,
-        container: Container,
-        resources: LinuxResources | None = None,
-    ) -> bytes | None:
+    async def _call(self, plugin: Registered, method: str, request: ObjectRequest) -> bytes | None:
         """The answer; None if there was none in time: the plugin is closed, and the operation goes on."""
         own = method in _OWN_METHODS or (self.nri and not plugin.state_changes)
-        request: Value = ObjectRequest(pod=pod, container=container, linux_resources=resources or LinuxResources())
-        if not own:
-            method, request = "StateChange", StateChangeEvent(event=_EVENTS[method], pod=pod, container=container)
+        change = StateChangeEvent(event=_EVENTS[method], pod=request.pod, container=request.container)
+        name, payload = (method, request) if own else ("StateChange", change)
         try:
-            return await plugin.connection.call(method, request, timeout=self.request_timeout)
+            return await plugin.connection.call(name, payload, timeout=self.request_timeout)
         except PluginClosed:
-            await self._note(f"skipped {plugin.name} at {method}")
+            await self._note(f"skipped {plugin.name} at {name}")
             return None
         except PluginRefused as error:
             if error.code == _UNIMPLEMENTED and own and method not in _OWN_METHODS:
                 plugin.state_changes = True
-                return await self._call(plugin, method, pod, container)
+                return await self._call(plugin, method, request)
             raise OperationFailed(str(error)) from error
-
-    def _adjust(
-        self, container: Container, answer: CreateContainerResponse, owners: Owners, plugin: Registered
-    ) -> Container:
-        cpu = _set(container.linux.resources.cpu, answer.adjust.linux.resources.cpu, container.id, owners, plugin)
-        resources = msgspec.structs.replace(container.linux.resources, cpu=cpu)
-        env = (*container.env, *(f"{one.key}={one.value}" for one in answer.adjust.env))
-        return msgspec.structs.replace(
-            container, env=env, linux=msgspec.structs.replace(container.linux, resources=resources)
-        )
 
     def _apply(
         self, updates: Sequence[ContainerUpdate], owners: Owners, plugin: Registered | None = None
@@ -297,16 +287,11 @@ class FakeRuntime:
             if container is None:
                 failed.append(update)
                 continue
-            wanted = update.linux.resources.cpu
             try:
-                cpu = _set(container.linux.resources.cpu, wanted, container.id, owners, plugin)
+                self.containers[container.id] = _set(container, update.linux.resources.cpu, owners, plugin)
             except OperationFailed:
-                if update.ignore_failure:
-                    continue
-                raise
-            resources = msgspec.structs.replace(container.linux.resources, cpu=cpu)
-            linux = msgspec.structs.replace(container.linux, resources=resources)
-            self.containers[container.id] = msgspec.structs.replace(container, linux=linux)
+                if not update.ignore_failure:
+                    raise
         return failed
 
     def _apply_unasked(self, updates: Sequence[ContainerUpdate]) -> UpdateContainersResponse:
@@ -314,12 +299,14 @@ class FakeRuntime:
         return UpdateContainersResponse(failed=tuple(self._apply(updates, {})))
 
 
-def _set(present: LinuxCPU, wanted: LinuxCPU, container: str, owners: Owners, plugin: Registered | None) -> LinuxCPU:
+def _set(container: Container, wanted: LinuxCPU, owners: Owners, plugin: Registered | None) -> Container:
     """What has a value replaces what is there, unless another plugin has set it in the same operation."""
     changes = {
         field: value for field in wanted.__struct_fields__ if (value := getattr(wanted, field)) not in ("", None)
     }
     for field in changes:
-        if plugin and (owner := owners.setdefault((container, field), plugin)) is not plugin:
+        if plugin and (owner := owners.setdefault((container.id, field), plugin)) is not plugin:
             raise OperationFailed(f"plugins {owner.name} and {plugin.name} both tried to set {field}")
-    return msgspec.structs.replace(present, **changes)
+    cpu = msgspec.structs.replace(container.linux.resources.cpu, **changes)
+    resources = msgspec.structs.replace(container.linux.resources, cpu=cpu)
+    return msgspec.structs.replace(container, linux=msgspec.structs.replace(container.linux, resources=resources))
