@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
 from pydra import Claim, ClaimError, ContainerEdits, HeldClaim, Inventory, PreparedDevice, Sample
-from pydra_cpu.busy_time import parse_cpu_times
 from pydra_cpu.claim_plan import Shares, list_taken, plan_claim, read_shares
 from pydra_cpu.cpu_list import format_cpu_list, parse_cpu_list
 from pydra_cpu.device_status import build_status, build_statuses
@@ -21,7 +20,7 @@ from pydra_cpu.inventory import build_inventory
 from pydra_cpu.kubelet_policy import find_static_manager
 from pydra_cpu.nri_handlers import ContainerHandlers
 from pydra_cpu.pinning import build_variable, find_occupied, find_pool
-from pydra_cpu.samples import CpuTimes, build_samples
+from pydra_cpu.samples import CpuTime, build_samples, parse_cpu_times
 from pydra_cpu.settings import KubeletManagers, Settings
 from pydra_nri import Plugin
 from pydra_pci import Tree
@@ -38,7 +37,7 @@ class CpuBackend:
         self._settings = settings
         self._tree = tree
         self._monitor = FaultMonitor(tree)
-        self._times = CpuTimes()
+        self._times: Mapping[int, CpuTime] = {}
         self._inventory = Inventory()
         self._told: set[str] = set()
 
@@ -61,10 +60,11 @@ class CpuBackend:
     async def measure(self) -> list[Sample]:
         """How many CPUs there are, who has them, and how busy those of claims have been since the last call."""
         stat = await asyncio.to_thread(self._tree.read, self._tree.proc("stat"))
-        self._times = CpuTimes(self._times.after, parse_cpu_times(stat))
+        before, self._times = self._times, parse_cpu_times(stat)
         held = self.handlers.held()
         pool = find_pool(self.handlers.containers.values(), held, self.handlers.list_offered())
-        return list(build_samples(list_devices(self.handlers.topology, self._settings), held, pool, self._times))
+        devices = list_devices(self.handlers.topology, self._settings)
+        return list(build_samples(devices, held, pool, before, self._times))
 
     async def restore(self, held: Sequence[HeldClaim], /) -> None:
         """Let the runtime's containers be compared with the claims, which are known from now on."""

@@ -50,7 +50,9 @@ class FaultMonitor:
         self._clock = clock
         self._counts: dict[int, int] = {}
         self._throttled: dict[int, float] = {}
-        self._recorded = RecordedErrors(tree)
+        self._database = tree.here(_RASDAEMON)
+        self._signature: tuple[int, int] | None = None
+        self._recorded: frozenset[int] = frozenset()
 
     def read(self, cpus: Iterable[int]) -> Faults:
         """The faults of these CPUs. Blocks."""
@@ -61,42 +63,33 @@ class FaultMonitor:
                 self._throttled[cpu] = now
             self._counts[cpu] = count
         counted = parse_machine_checks(self._tree.read(self._tree.proc("interrupts")))
-        checked = {cpu for cpu, count in counted.items() if count} | self._recorded.read()
+        checked = {cpu for cpu, count in counted.items() if count} | self._read_recorded()
         return Faults(
             machine_checks=own.intersection(checked),
             throttled=frozenset(cpu for cpu, since in self._throttled.items() if now - since < _QUIET_SECONDS) & own,
         )
 
-
-class RecordedErrors:
-    """The CPUs with uncorrected errors since the node's start, in rasdaemon's database, if there is one."""
-
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
-        self._path = tree.here(_RASDAEMON)
-        self._signature: tuple[int, int] | None = None
-        self._cpus: frozenset[int] = frozenset()
-
-    def read(self) -> frozenset[int]:
-        """The CPUs, from the database if it has changed; those of before if it cannot be read. Blocks."""
+    def _read_recorded(self) -> frozenset[int]:
+        """Those with uncorrected errors in rasdaemon's database; those of before if it cannot be read."""
         started = _STARTED.search(self._tree.read(self._tree.proc("stat")))
         try:
-            found = os.stat(self._path)
+            found = os.stat(self._database)
         except OSError:
-            return self._cpus
+            return self._recorded
         signature = found.st_mtime_ns, found.st_size
         if started is not None and signature != self._signature:
             # Imported here: most nodes have no such database, and some builds of Python no such module.
             import sqlite3  # noqa: PLC0415
 
+            place = f"file:{quote(self._database)}?mode=ro"
             try:
-                with closing(sqlite3.connect(f"file:{quote(self._path)}?mode=ro", uri=True, timeout=0.5)) as database:
+                with closing(sqlite3.connect(place, uri=True, timeout=0.5)) as database:
                     rows = database.execute(_QUERY, (int(started[1]), _UNCORRECTED)).fetchall()
-                self._cpus = frozenset(cpu for (cpu,) in rows if isinstance(cpu, int))
+                self._recorded = frozenset(cpu for (cpu,) in rows if isinstance(cpu, int))
                 self._signature = signature
             except sqlite3.Error as error:
-                _log.debug("%s cannot be read: %s", self._path, error)
-        return self._cpus
+                _log.debug("%s cannot be read: %s", self._database, error)
+        return self._recorded
 
 
 def parse_machine_checks(interrupts: str) -> Mapping[int, int]:

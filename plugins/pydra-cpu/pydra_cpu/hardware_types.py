@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import TypeVar
 
 import msgspec
@@ -75,21 +76,11 @@ def group(cpus: Iterable[Cpu], of: Callable[[Cpu], GroupT]) -> dict[GroupT, list
     return groups
 
 
-def by_socket(cpu: Cpu) -> int:
-    """The socket."""
-    return cpu.socket
-
-
-def by_node(cpu: Cpu) -> int:
-    """The NUMA node."""
-    return cpu.node
+by_socket: Callable[[Cpu], int] = attrgetter("socket")
+by_node: Callable[[Cpu], int] = attrgetter("node")
+by_core: Callable[[Cpu], int] = attrgetter("core")
 
 
 def by_cache(cpu: Cpu) -> tuple[int, int]:
     """The level 3 cache; CPUs without one share their NUMA node."""
     return cpu.cache, cpu.node if cpu.cache < 0 else -1
-
-
-def by_core(cpu: Cpu) -> int:
-    """The core."""
-    return cpu.core

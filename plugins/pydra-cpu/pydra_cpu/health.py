@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-import msgspec
-
 from pydra import Health, HealthStatus, HeldClaim, TaintEffect
 from pydra_cpu.claim_plan import read_shares
 from pydra_cpu.cpu_list import format_cpu_list, parse_cpu_list
@@ -25,32 +23,30 @@ DEFAULT_REACTIONS: Mapping[Signal, Reaction] = {
 """Worst first."""
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device's health follows from, beside its CPUs."""
+def diagnose(
+    device: str,
+    cpus: Sequence[Cpu],
+    *,
+    held: Sequence[HeldClaim],
+    online: frozenset[int],
+    faults: Faults,
+    problem: str,
+    signals: Mapping[Signal, Reaction],
+) -> Assessment:
+    """Return the health of the device with these CPUs, and the taints beside it.
 
-    held: Sequence[HeldClaim] = ()
-    online: frozenset[int] = frozenset()
-    faults: Faults = Faults()
-    problem: str = ""
-    """Why no container can be restricted to CPUs now, if so."""
-
-
-def diagnose(device: str, cpus: Sequence[Cpu], state: State, signals: Mapping[Signal, Reaction]) -> Assessment:
-    """Return the health of the device with these CPUs, and the taints beside it; `signals` are other reactions."""
-    unable = [*_find_inability(state), *_find_lost(device, state)]
-    return assess(_find_faults(cpus, state.faults), signals, DEFAULT_REACTIONS, DRIVER, before=unable)
-
-
-def _find_inability(state: State) -> Iterator[Health]:
-    if state.problem:
-        yield Health(status=HealthStatus.UNHEALTHY, reason="CannotPin", message=state.problem)
+    `problem` says why no container can be restricted to CPUs now, if so; `signals` are other reactions.
+    """
+    unable = [Health(status=HealthStatus.UNHEALTHY, reason="CannotPin", message=problem)] if problem else []
+    lost = _find_lost(device, held, online)
+    return assess(_find_faults(cpus, faults), signals, DEFAULT_REACTIONS, DRIVER, before=[*unable, *lost])
 
 
-def _find_lost(device: str, state: State) -> Iterator[Health]:
+def _find_lost(device: str, held: Sequence[HeldClaim], online: frozenset[int]) -> Iterator[Health]:
     """A device with CPUs that are off-line is not tainted: these are not offered, and others may still get the rest."""
-    for one in state.held:
+    for one in held:
         for allocated, share in zip(one.claim.devices, read_shares(one.plan), strict=False):
-            lost = parse_cpu_list(share.taken) - state.online if share and allocated.device == device else ()
+            lost = parse_cpu_list(share.taken) - online if share and allocated.device == device else ()
             if lost:
                 message = (
                     f"CPU {format_cpu_list(lost)} of claim {one.claim.namespace}/{one.claim.name} is off-line; "

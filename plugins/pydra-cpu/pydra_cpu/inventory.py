@@ -14,7 +14,7 @@ from pydra_cpu.cpu_list import format_cpu_list
 from pydra_cpu.devices import CAPACITY, DRIVER, find_common, list_devices
 from pydra_cpu.hardware_faults import Faults
 from pydra_cpu.hardware_types import Cpu, Topology, by_core, by_node, by_socket, group
-from pydra_cpu.health import State, diagnose
+from pydra_cpu.health import diagnose
 from pydra_cpu.settings import GroupBy, Settings
 
 NUMA_NODE = "resource.kubernetes.io/numaNode"
@@ -35,11 +35,18 @@ def build_inventory(
     faults: Faults = _NO_FAULTS,
 ) -> Inventory:
     """Return the devices of the node. With a problem, no container can be restricted to CPUs now."""
-    state = State(held=held, online=topology.online, faults=faults, problem=problem)
     devices: list[Device] = []
     listed = list_devices(topology, settings)
     for name, cpus in listed.items():
-        found = diagnose(name, cpus, state, settings.signals)
+        found = diagnose(
+            name,
+            cpus,
+            held=held,
+            online=topology.online,
+            faults=faults,
+            problem=problem,
+            signals=settings.signals,
+        )
         devices.append(replace(_build_device(name, cpus, topology, settings), health=found.health, taints=found.taints))
     left_out = _explain_left_out(topology, settings, {cpu.id for cpus in listed.values() for cpu in cpus})
     return Inventory(devices=tuple(devices), unreadable=(*topology.unreadable, *left_out))

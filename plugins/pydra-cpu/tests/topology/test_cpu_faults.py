@@ -11,9 +11,9 @@ import pytest
 
 from cpu_machines import build
 from pydra import HealthStatus
-from pydra_cpu.busy_time import CpuTime, find_busy_share, parse_cpu_times
 from pydra_cpu.hardware_faults import FaultMonitor, Faults, parse_machine_checks
 from pydra_cpu.inventory import build_inventory
+from pydra_cpu.samples import CpuTime, find_busy_share, parse_cpu_times
 from pydra_cpu.settings import Settings, Signal
 from pydra_cpu.simulation.machine import Machine
 from pydra_pci import Reaction, Roots, Tree
