@@ -11,6 +11,7 @@ from pydra_net.claim_checks import check_addresses, check_gateways, check_parame
 from pydra_net.claim_config import NetworkConfig
 from pydra_net.ethtool_names import list_present, resolve_ethtool
 from pydra_net.hardware_types import Node
+from pydra_net.interface_state import read_interface
 from pydra_net.network_types import Ethtool, Link
 from pydra_net.plan_rdma import is_alone, plan_rdma
 from pydra_net.plan_share import is_virtual, plan_share
@@ -82,7 +83,7 @@ def _plan_device(
     link = find_link(device.device, node)
     if config.interface.addressing == "Unnumbered":
         raise TerminalError("interface.addressing: found Unnumbered, which is for virtual interfaces; set a type")
-    interface = node.read_interface(device.device, link)
+    interface = read_interface(node, device.device, link)
     ethtool = None
     if config.ethtool is not None:
         found = node.ethtool.get(device.device, Ethtool())

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
-from msgspec.structs import replace
 
-from pydra_net.interface_state import read_interface
-from pydra_net.network_types import Ethtool, Interface, Link, Programs, RdmaDevice, Reading, VirtualFunctionState
+from pydra_net.network_types import Ethtool, Link, Programs, RdmaDevice, Reading, VirtualFunctionState
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,13 +74,3 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """The virtual functions among the devices that were asked for; None for others."""
     needed: frozenset[int] = frozenset()
     """The indexes of links that the node itself needs."""
-
-    def read_interface(self, device: str, link: Link) -> Interface:
-        """A device's link with all that is configured on it, as far as it was asked for."""
-        return replace(
-            read_interface(self.reading, link),
-            speed=self.speeds.get(link.index, 0),
-            programs=self.programs.get(link.index, Programs()),
-            sysctls=self.sysctls.get(device, {}),
-            token=self.tokens.get(device, ""),
-        )

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from pydra_net.hardware_types import Node
 from pydra_net.network_types import (
     BY_ADVERTISEMENT,
     BY_KERNEL,
@@ -16,7 +17,7 @@ from pydra_net.network_types import (
     Configuration,
     Interface,
     Link,
-    Reading,
+    Programs,
     Route,
 )
 
@@ -61,8 +62,9 @@ class InterfaceState(Configuration, frozen=True, kw_only=True, omit_defaults=Tru
         return tuple(one for one in self.routes if one.family == family and (one.gateway or one.source))
 
 
-def read_interface(reading: Reading, link: Link) -> Interface:
-    """All that somebody configured on the link; what the kernel adds by itself is left out."""
+def read_interface(node: Node, device: str, link: Link) -> Interface:
+    """All that somebody configured on a device's link; what the kernel adds by itself is left out."""
+    reading = node.reading
     by_addresses = set(_list_prefixes(reading.addresses.get(link.index, ())))
     routes = tuple(one for one in reading.routes.get(link.index, ()) if _is_configured(one, by_addresses))
     master = reading.find(link.master) if link.master else None
@@ -75,6 +77,10 @@ def read_interface(reading: Reading, link: Link) -> Interface:
         routes=tuple(sorted(routes, key=by_dependency)),
         neighbours=reading.neighbours.get(link.index, ()),
         rules=tuple(one for one in reading.rules if one.table in own_tables),
+        speed=node.speeds.get(link.index, 0),
+        programs=node.programs.get(link.index, Programs()),
+        sysctls=node.sysctls.get(device, {}),
+        token=node.tokens.get(device, ""),
     )
 
 

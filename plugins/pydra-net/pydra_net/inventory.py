@@ -23,6 +23,7 @@ from pydra import (
 )
 from pydra_net.hardware_types import Hardware, Node
 from pydra_net.health import diagnose, diagnose_lost, diagnose_rdma
+from pydra_net.interface_state import read_interface
 from pydra_net.network_types import Interface, Link, Programs
 from pydra_net.steps_of_held_claims import list_gives, list_rdma
 
@@ -65,7 +66,7 @@ def build_inventory(
         rdma = offered.device if offered else None
         found[name] = _build_device(
             name,
-            node.read_interface(name, link),
+            read_interface(node, name, link),
             _read(read_hardware, find_pci_address(link)),
             rdma.name if rdma else None,
             trouble or diagnose(link, rdma, is_shared=is_shared, changes=changes.get(name, 0)),
