@@ -98,13 +98,15 @@ def find_problems(
     driver: str,
     functions: Iterable[PciFunction],
     owners: Mapping[str, Owner],
+    admin: bool = False,
 ) -> Iterator[str]:
     """What stands in the way of passing the function through, and who can remove it; `driver` is the vendor's own.
 
-    `owners` are other claims by the addresses of what they pass through, of the node's `functions`; for admin access,
-    which only looks at what another claim has, there are none to find.
+    `owners` are other claims by the addresses of what they pass through, of the node's `functions`. With `admin` access
+    a claim only looks at what another one has.
     """
-    mates = (one for one in functions if one.group == function.group and one.address != function.address)
+    group = () if admin else (one for one in functions if one.group == function.group)
+    mates = (one for one in group if one.address != function.address)
     owner = next((owners[one.address] for one in mates if one.address in owners), None)
     if not host.iommu:
         yield (
@@ -130,6 +132,8 @@ def find_problems(
             f"the function is bound to {function.driver}, which keeps it; allowed: {driver}, vfio-pci or its"
             " variants, no driver"
         )
+    if admin and not is_vfio(function.driver):
+        yield "admin access only looks, and no claim has the function passed through now"
 
 
 Users: TypeAlias = Mapping[int, str]
@@ -225,6 +229,8 @@ class VfioBinder:
 
     async def undo(self, step: BindVfio, run_closed: RunClosed, *, deadline: float) -> None:
         """Give the function back to the driver it had. Raises DeviceBusy while a guest has it, KernelRefused."""
+        if step.before == step.target:
+            return
         self._kernel.require_none(step.address)
         found = await asyncio.to_thread(read_function, self._tree, step.address)
         if not _is_seen(found, step):

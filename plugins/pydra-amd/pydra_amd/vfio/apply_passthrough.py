@@ -37,8 +37,7 @@ class Passthrough:
 
     async def undo(self, step: BindVfio) -> None:
         """Give the function back to the driver it had. Raises DeviceBusy while a guest has it, KernelRefused."""
-        if step.before != step.target:
-            await self._binder.undo(step, _run, deadline=_left(self._deadline))
+        await self._binder.undo(step, _run, deadline=_left(self._deadline))
 
     async def _take(self, step: BindVfio, found: FunctionState, driver: str) -> None:
         gpu = (await asyncio.to_thread(read_machine, self._tree)).find(step.address) if found.driver else None

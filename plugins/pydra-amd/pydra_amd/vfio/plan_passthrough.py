@@ -11,7 +11,7 @@ from pydra_amd.claim_records import list_steps, name_claim
 from pydra_amd.devices import Offered, OfferedFunction
 from pydra_amd.models import AMDGPU
 from pydra_amd.steps import BindVfio
-from pydra_pci import Owner, PciFunction, VfioHost, find_problems, is_vfio, plan_binding
+from pydra_pci import Owner, VfioHost, find_problems, plan_binding
 
 
 def plan_passthrough(
@@ -32,13 +32,13 @@ def plan_passthrough(
         if isinstance(step, BindVfio)
     }
     mates = [one.function for one in offered]
-    find = partial(find_problems, host=host, driver=AMDGPU, owners=owners)
+    find = partial(find_problems, host=host, driver=AMDGPU, functions=mates, owners=owners)
     if problems := [
         f"{device.device} ({one.function.address}): {problem}"
         for device, one in functions
         for problem in (
-            *find(one.function, functions=() if device.admin_access else mates),
-            *_find_wishes(device, one.function, host),
+            *find(one.function, admin=device.admin_access),
+            *_find_wishes(device, host),
         )
     ]:
         raise ClaimError("; ".join(problems))
@@ -58,10 +58,8 @@ def _plan_step(offered: OfferedFunction) -> BindVfio:
     )
 
 
-def _find_wishes(device: AllocatedDevice, function: PciFunction, host: VfioHost) -> Iterator[str]:
+def _find_wishes(device: AllocatedDevice, host: VfioHost) -> Iterator[str]:
     """What the claim wants and cannot have."""
-    if device.admin_access and not is_vfio(function.driver):
-        yield "admin access only looks, and no claim has the function passed through now"
     if read_policy(device) == "RequireIommuFD" and not host.iommufd:
         yield "the claim requires iommufd, and this node has no /dev/iommu; ask for PreferIommuFD"
 

@@ -48,8 +48,6 @@ class BindVfioApplier:
 
     async def undo(self, step: BindVfio, _result: Any, _claim: Claim, /) -> None:
         """Give the function back to the driver it had. Raises DeviceBusy while a guest has it, KernelRefused."""
-        if step.before == step.target:
-            return
         await self._binder.undo(step, self._session.run_closed, deadline=left(self._deadline))
         if step.persistence:
             await self._persistence.restore(step.address)

@@ -16,7 +16,7 @@ from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.mig.plan_partitions import can_change_mode, leaves_mode
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import BindVfio, Step
-from pydra_pci import Owner, PciFunction, find_problems, is_begun, is_vfio, plan_binding
+from pydra_pci import Owner, PciFunction, find_problems, is_begun, plan_binding
 
 
 def plan_passthrough(
@@ -82,11 +82,9 @@ def _find_problems(
 ) -> Iterator[str]:
     function = target.function
     where = f"{target.allocated.device} ({function.address})"
-    mates = () if target.allocated.admin_access else reading.functions.values()
-    for problem in find_problems(function, reading.vfio, driver=DRIVER, functions=mates, owners=owners):
+    mates, admin = reading.functions.values(), target.allocated.admin_access
+    for problem in find_problems(function, reading.vfio, driver=DRIVER, functions=mates, owners=owners, admin=admin):
         yield f"{where}: {problem}"
-    if target.allocated.admin_access and not is_vfio(function.driver):
-        yield f"{where}: admin access only looks, and no claim has the function passed through now"
     if not is_begun(function, known.get(function.address)):
         yield from _find_gpu_problems(where, function, reading, settings)
 
