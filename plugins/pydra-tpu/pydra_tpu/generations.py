@@ -36,10 +36,10 @@ class TpuSlice(msgspec.Struct, frozen=True, kw_only=True):
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """One generation. `memory` in GiB and `cores` (TensorCores) are a chip's.
 
-    `name` begins TPU_ACCELERATOR_TYPE. `counts_cores`: the number in that counts cores, not chips. `labels` are values
-    of GKE's label `cloud.google.com/gke-tpu-accelerator`. `host_chips`: how many chips a host may have. `jax`: the name
-    of its topologies in JAX. `runtime_devices`: how many devices the TPU runtime makes of a chip; the cores of a v4
-    or v5p are one. `functions`: how many PCI functions a chip has.
+    `name` begins TPU_ACCELERATOR_TYPE. `labels` are values of GKE's label `cloud.google.com/gke-tpu-accelerator`.
+    `host_chips`: how many chips a host may have. `jax`: the name of its topologies in JAX. `runtime_devices`: how many
+    devices the TPU runtime makes of a chip; the cores of a v4 or v5p are one. `functions`: how many PCI functions a
+    chip has.
     """
 
     name: str
@@ -48,7 +48,6 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     subsystem: str = ""
     memory: int
     cores: int
-    counts_cores: bool
     dimensions: int
     host_chips: tuple[int, ...] = (4,)
     labels: tuple[str, ...] = ()
@@ -57,8 +56,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     functions: int = 1
 
     def accelerator_type(self, chips: int) -> str:
-        """The accelerator type of a slice of so many chips: `v5litepod-8`, `v4-8` for four chips."""
-        return f"{self.name}-{chips * (2 if self.counts_cores else 1)}"
+        """The accelerator type of a slice of so many chips, by its cores: `v5litepod-8`, `v4-8` for four chips."""
+        return f"{self.name}-{chips * self.cores}"
 
     @property
     def names_parts(self) -> bool:
@@ -99,12 +98,12 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
         """In which dimensions a slice of this topology is a ring.
 
         Source: Google's DRA driver: all three where each is at least 4, which slices of v2 and v3, of two dimensions,
-        never are; those of v5e and v6e where it is 16.
+        never are; those of v5e and v6e, whose chips have one core, where it is 16.
         """
-        if self.counts_cores:
-            closed = min(topology) >= 4
-            return closed, closed, closed
-        return topology.x == 16, topology.y == 16, False
+        if self.cores == 1:
+            return topology.x == 16, topology.y == 16, False
+        closed = min(topology) >= 4
+        return closed, closed, closed
 
 
 GENERATIONS = (
@@ -115,7 +114,6 @@ GENERATIONS = (
         subsystem="0x004e",
         memory=16,
         cores=2,
-        counts_cores=True,
         dimensions=2,
         labels=("tpu-v2-device", "tpu-v2-podslice"),
         jax="v2",
@@ -128,7 +126,6 @@ GENERATIONS = (
         subsystem="0x004f",
         memory=32,
         cores=2,
-        counts_cores=True,
         dimensions=2,
         labels=("tpu-v3-device", "tpu-v3-slice", "tpu-v3-podslice"),
         jax="v3",
@@ -140,7 +137,6 @@ GENERATIONS = (
         device="0x005e",
         memory=32,
         cores=2,
-        counts_cores=True,
         dimensions=3,
         labels=("tpu-v4-podslice",),
         jax="v4",
@@ -151,7 +147,6 @@ GENERATIONS = (
         device="0x0063",
         memory=16,
         cores=1,
-        counts_cores=False,
         dimensions=2,
         host_chips=(1, 4, 8),
         labels=("tpu-v5-lite-podslice", "tpu-v5-lite-device"),
@@ -163,7 +158,6 @@ GENERATIONS = (
         device="0x0062",
         memory=95,
         cores=2,
-        counts_cores=True,
         dimensions=3,
         host_chips=(1, 2, 4),
         labels=("tpu-v5p-slice",),
@@ -175,7 +169,6 @@ GENERATIONS = (
         device="0x006f",
         memory=32,
         cores=1,
-        counts_cores=False,
         dimensions=2,
         host_chips=(1, 4, 8),
         labels=("tpu-v6e-slice",),
@@ -187,7 +180,6 @@ GENERATIONS = (
         device="0x0076",
         memory=192,
         cores=2,
-        counts_cores=True,
         dimensions=3,
         host_chips=(1, 4),
         labels=("tpu7x",),
