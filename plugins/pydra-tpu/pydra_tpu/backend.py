@@ -16,9 +16,10 @@ from pydra_pci import Tree
 from pydra_tpu.cdi.edits import prepare_claim
 from pydra_tpu.claim_config import TpuConfig
 from pydra_tpu.devices import list_offered
-from pydra_tpu.hardware_reader import read_chip_users, read_host
+from pydra_tpu.hardware_reader import read_host
 from pydra_tpu.hardware_types import Host
 from pydra_tpu.health import find_unclaimed_users
+from pydra_tpu.host.processes import read_chip_users
 from pydra_tpu.inventory import build_inventory
 from pydra_tpu.libtpu.sdk_metrics import add_links, build_sdk_samples
 from pydra_tpu.libtpu.sdk_monitor import SdkMonitor

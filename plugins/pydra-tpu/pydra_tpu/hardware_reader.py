@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pydra_pci import Tree
-from pydra_tpu.hardware_types import Chip, Host, Process
+from pydra_tpu.hardware_types import Host
 from pydra_tpu.host.pci import read_functions
-from pydra_tpu.host.processes import read_users
 from pydra_tpu.pci_functions_to_chips import build_chips, keep_places
 from pydra_tpu.settings import Settings
 from pydra_tpu.slice_facts.merge import merge_facts
@@ -30,10 +29,3 @@ def read_host(tree: Tree, settings: Settings, answers: Mapping[str, str], before
         uuid=tree.read(tree.sys("class/dmi/id/product_uuid")).lower(),
         problems=unknown + problems,
     )
-
-
-def read_chip_users(tree: Tree, chips: tuple[Chip, ...]) -> Mapping[int, tuple[Process, ...]]:
-    """The processes that have each chip open, by its index."""
-    users = read_users(tree, {node for chip in chips for node in chip.nodes})
-    found = {chip.index: {one.pid: one for node in chip.nodes for one in users.get(node, ())} for chip in chips}
-    return {index: tuple(by_pid[pid] for pid in sorted(by_pid)) for index, by_pid in found.items()}

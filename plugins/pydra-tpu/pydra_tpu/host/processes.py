@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 
 from pydra_pci import Tree, list_users
-from pydra_tpu.hardware_types import Process
+from pydra_tpu.hardware_types import Chip, Process
 
 
-def read_users(tree: Tree, nodes: Collection[str]) -> Mapping[str, tuple[Process, ...]]:
-    """The processes that have each of these nodes open, in the order of their ids."""
-    found: dict[str, list[Process]] = {}
-    for pid, used in list_users(tree, nodes):
+def read_chip_users(tree: Tree, chips: Sequence[Chip]) -> Mapping[int, Sequence[Process]]:
+    """The processes that have each chip open, by its index, in the order of their ids."""
+    found: dict[int, list[Process]] = {chip.index: [] for chip in chips}
+    for pid, used in list_users(tree, {node for chip in chips for node in chip.nodes}):
         if process := _read_process(tree, pid):
-            for node in sorted(used):
-                found.setdefault(node, []).append(process)
-    return {node: tuple(processes) for node, processes in found.items()}
+            for chip in chips:
+                if not used.isdisjoint(chip.nodes):
+                    found[chip.index].append(process)
+    return found
 
 
 def _read_process(tree: Tree, pid: int) -> Process | None:
