@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Collection, Mapping
 
 import msgspec
@@ -13,11 +12,6 @@ from pydra_tpu.geometry import Bounds, SubSlice, find_sub_slice
 
 VFIO_CONTROL = "/dev/vfio/vfio"
 """A process that opens a device through VFIO needs this node too."""
-
-
-def host_node(node: str, dev_root: str) -> str:
-    """The host's path of the node that containers have at `/dev/...`, where the host's nodes are in `dev_root`."""
-    return posixpath.join(dev_root, node.removeprefix("/dev/"))
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import posixpath
+from collections.abc import Mapping, Sequence
 
-from pydra import AllocatedDevice, Claim, ClaimError, ContainerEdits, DeviceNode, Mount, PreparedDevice
+from pydra import (
+    AllocatedDevice,
+    Claim,
+    ClaimError,
+    ContainerEdits,
+    DeviceNode,
+    DeviceStatus,
+    Mount,
+    PreparedDevice,
+    TerminalError,
+    UnknownDevice,
+)
 from pydra_tpu.cdi.environment import build_environment
 from pydra_tpu.cdi.mesh_processes import find_processes
-from pydra_tpu.claim_chips import find_chips, identify
 from pydra_tpu.claim_config import TpuConfig
 from pydra_tpu.geometry import SubSlice
-from pydra_tpu.hardware_types import VFIO_CONTROL, Chip, Host, host_node
+from pydra_tpu.hardware_types import VFIO_CONTROL, Chip, Host
 from pydra_tpu.settings import Settings
 
 LOGS = "/tmp/tpu_logs"  # noqa: S108 - where libtpu writes
+
+
+class NotAMesh(TerminalError):
+    """The chips of a claim cannot form a mesh."""
+
+    reason = "NotAMesh"
 
 
 class ChipUnusable(ClaimError):
@@ -39,9 +56,7 @@ def prepare_claim(
 def _prepare_device(
     claim: Claim, device: AllocatedDevice, host: Host, offered: Mapping[str, SubSlice], settings: Settings
 ) -> PreparedDevice:
-    chips = find_chips(claim.devices, offered, len(host.chips), admin=device.admin_access)
-    mesh = host.find_mesh(chips)
-    assert mesh is not None  # it has at least this device
+    mesh = _find_mesh([one.device for one in claim.devices if one.admin_access is device.admin_access], host, offered)
     own = [host.chips[index] for index in offered[device.device].chips]
     if problem := next((text for chip in own if (text := _find_problem(chip))), ""):
         raise ChipUnusable(problem)
@@ -56,12 +71,35 @@ def _prepare_device(
                 **build_environment(host, mesh, config, process),
                 f"TPU_DEVICE_{device.device.replace('-', '_')}_RESOURCE_CLAIM": claim.uid,
             },
-            device_nodes=tuple(DeviceNode(path=node, host_path=host_node(node, settings.dev_root)) for node in nodes),
+            device_nodes=tuple(
+                DeviceNode(path=node, host_path=posixpath.join(settings.dev_root, node.removeprefix("/dev/")))
+                for node in nodes
+            ),
             mounts=(_mount_logs(settings.log_directory),) if settings.log_directory else (),
         ),
         own_container=process is not None,
-        status=identify(own),
+        # Which hardware it is, also when it is published no more.
+        status=DeviceStatus(
+            data={
+                "chips": [chip.index for chip in own],
+                "pciBusIDs": [function.address for chip in own for function in chip.functions],
+            }
+        ),
     )
+
+
+def _find_mesh(names: Sequence[str], host: Host, offered: Mapping[str, SubSlice]) -> SubSlice:
+    """What the devices of these names are together. Raises UnknownDevice, NotAMesh."""
+    if unknown := [name for name in names if name not in offered]:
+        raise UnknownDevice(f"this machine has no device {unknown[0]}; it has {', '.join(offered) or 'none'}")
+    chips = sorted({index for name in names for index in offered[name].chips})
+    mesh = host.find_mesh(chips)
+    if mesh is None:
+        raise NotAMesh(
+            f"chips {', '.join(map(str, chips))} of this host do not form a mesh together; "
+            "ask for one device of the shape that is needed, such as 2x2, or for all chips of a host"
+        )
+    return mesh
 
 
 def _find_problem(chip: Chip) -> str:

@@ -9,10 +9,9 @@ from msgspec.structs import replace
 from pydra import Claim, ClaimError, DeviceStatus, UnknownDevice
 from pydra.cdi.spec import build_spec
 from pydra_tpu import DRIVER
-from pydra_tpu.cdi.edits import ChipUnusable, prepare_claim
+from pydra_tpu.cdi.edits import ChipUnusable, NotAMesh, prepare_claim
 from pydra_tpu.cdi.environment import NoIciResiliency, build_environment
 from pydra_tpu.cdi.mesh_processes import NotProcesses
-from pydra_tpu.claim_chips import NotAMesh, find_chips
 from pydra_tpu.claim_config import LoggingConfig, Processes, TpuConfig
 from pydra_tpu.devices import list_offered
 from pydra_tpu.geometry import Bounds, list_sub_slices, parse_topology
@@ -218,7 +217,7 @@ def test_resilience_of_links_is_for_whole_hosts_of_slices_that_have_it() -> None
 )
 def test_what_is_not_a_mesh_is_refused(devices: tuple[str, ...], error: type[ClaimError], words: str) -> None:
     with pytest.raises(error, match=words):
-        find_chips(claim_of(*devices).devices, OFFERED, 8, admin=False)
+        prepare_claim(claim_of(*devices), V5E, OFFERED, Settings())
 
 
 @pytest.mark.parametrize(
