@@ -6,6 +6,7 @@ Source: Google Cloud's page on the metadata server: paths, and the header that r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import logging
 from collections.abc import Mapping
@@ -60,11 +61,9 @@ class MetadataServer:
 
     async def wait_changed(self, seconds: float) -> None:
         """Return when it has answered something else than before, or after so many seconds."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
-        except TimeoutError:
-            return
         self._changed.clear()
 
 
@@ -114,12 +113,8 @@ def _parse_answer(received: bytes, attribute: str) -> str | None:
     return response.read().decode("utf-8", errors="replace").strip()
 
 
-class _Received:
-    """What `HTTPResponse` needs of a socket: the bytes that were received."""
-
-    def __init__(self, received: bytes) -> None:
-        self._received = received
+class _Received(io.BytesIO):
+    """The bytes that were received, as the socket that `HTTPResponse` makes a file of."""
 
     def makefile(self, _mode: str) -> io.BytesIO:
-        """A file of the bytes."""
-        return io.BytesIO(self._received)
+        return self
