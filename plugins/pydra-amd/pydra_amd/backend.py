@@ -28,19 +28,17 @@ from pydra_amd.amdsmi.session import AmdsmiSession
 from pydra_amd.cdi.edits import build_edits, build_function_edits
 from pydra_amd.claim_plan import find_memory_step, plan_claim
 from pydra_amd.claim_records import Hold, read_holds
-from pydra_amd.devices import identify, list_functions, list_offered, name_gpu
+from pydra_amd.devices import identify, list_functions, list_offered
 from pydra_amd.hardware_reader import HardwareReader
 from pydra_amd.hardware_types import Gpu, Partition, Reading
 from pydra_amd.health.diagnosis import diagnose
 from pydra_amd.health.monitor import HealthMonitor
 from pydra_amd.host.amdgpu import is_asleep
 from pydra_amd.host.driver_reload import DriverModule
-from pydra_amd.host.ras import read_bad_pages, read_errors
-from pydra_amd.host.sensors import read_sensors
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.models import CLASSES, VENDOR
 from pydra_amd.modes.compute_partition import GpuGone
-from pydra_amd.samples import build_samples
+from pydra_amd.samples import read_samples
 from pydra_amd.settings import Partitioning, Settings
 from pydra_amd.sharing import MASK, build_mask
 from pydra_amd.step_appliers import StepAppliers
@@ -171,13 +169,7 @@ class AmdBackend:
             sample
             for gpu in self._hardware.last.gpus
             if not is_asleep(self._tree, gpu.address)
-            for sample in build_samples(
-                name_gpu(gpu),
-                read_sensors(self._tree, gpu.address),
-                read_errors(self._tree, gpu.address),
-                read_bad_pages(self._tree, gpu.address),
-                readings.get(gpu.address, GpuReading()),
-            )
+            for sample in read_samples(self._tree, gpu, readings.get(gpu.address, GpuReading()))
         ]
 
     def _describe(self, claim: Claim, holds: Sequence[Hold]) -> list[PreparedDevice]:

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydra import PydraError
+from pydra_amd.amdsmi.links_and_throttling import GpuReading
 from pydra_amd.devices import list_offered
 from pydra_amd.hardware_reader import read_machine, read_signature
 from pydra_amd.host.amdgpu import read_memory_modes
 from pydra_amd.host.kfd import read_processes
 from pydra_amd.host.ras import read_bad_pages, read_errors
-from pydra_amd.host.sensors import read_sensors
+from pydra_amd.samples import read_samples
 from pydra_amd.settings import Partitioning
 from pydra_amd.simulation.machine_types import MACHINE_TYPES
 from pydra_amd.simulation.tree import write_files
@@ -65,8 +66,10 @@ def test_whatever_a_file_of_the_kernel_holds_the_machine_is_read(
         read_signature(tree)
         read_processes(tree)
         for address in MACHINE.addresses:
-            for read in (read_sensors, read_errors, read_bad_pages, read_memory_modes):
+            for read in (read_errors, read_bad_pages, read_memory_modes):
                 read(tree, address)
+        for gpu in reading.gpus:
+            list(read_samples(tree, gpu, GpuReading()))
     finally:
         path.write_bytes(before)
 
