@@ -44,14 +44,10 @@ class HardwareReader:
         self._bus = PciBus(tree, VENDOR, CLASSES) if vfio else None
         self._vfio_drivers = VfioDrivers(tree)
         self._lock = threading.Lock()
-        self._last = Reading()
+        self.last = Reading()
+        """What was read last; nothing before the first reading."""
         self._published = Reading()
         self._signature: object = None
-
-    @property
-    def last(self) -> Reading:
-        """What was read last; nothing before the first reading."""
-        return self._last
 
     async def read(self, changing: Collection[str] = ()) -> Reading:
         """Read the whole machine as it is now, except GPUs that are being changed.
@@ -80,8 +76,8 @@ class HardwareReader:
         """As `read`, in this thread."""
         with self._lock:
             found = self._add_functions(read_machine(self._tree))
-            self._last = add_lost(found, self._last, partial(is_on_bus, self._tree))
-            return self._last
+            self.last = add_lost(found, self.last, partial(is_on_bus, self._tree))
+            return self.last
 
     async def has_changed(self) -> bool:
         """Whether something differs from what was last published, as far as a cheap look shows."""
@@ -95,7 +91,7 @@ class HardwareReader:
             return reading
         choose, present = self._vfio_drivers.choose, self._bus.functions()
         functions = (replace(one, vfio_driver=choose(one.modalias)) for one in present.values())
-        gone = (one for one in (*self._last.functions, *self._last.gone) if one.address not in present)
+        gone = (one for one in (*self.last.functions, *self.last.gone) if one.address not in present)
         return replace(reading, functions=tuple(functions), gone=tuple(gone), vfio=read_vfio_host(self._tree))
 
 

@@ -55,8 +55,8 @@ class EventWatcher:
                 _log.debug("%s", error)
 
     def _open(self, handles: Mapping[str, Any]) -> Mapping[str, Any]:
-        kinds = [getattr(self._library.module.AmdSmiEvtNotificationType, kind) for kind in (RESET_BEGINS, RESET_ENDS)]
-        kinds.append(self._library.module.AmdSmiEvtNotificationType.THERMAL_THROTTLE)
+        types = self._library.module.AmdSmiEvtNotificationType
+        kinds = [getattr(types, kind) for kind in (RESET_BEGINS, RESET_ENDS, THROTTLED)]
         found: dict[str, Any] = {}
         for address, handle in handles.items():
             try:

@@ -12,8 +12,6 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-import msgspec
-
 from pydra import set_status
 from pydra_amd.host.amdgpu import BOUND, MEMORY, read_memory_modes, read_mode
 from pydra_amd.host.driver_reload import DriverModule, DriverReloadFailed, is_in_use, is_loaded
@@ -22,12 +20,6 @@ from pydra_amd.modes.compute_partition import GpuBusy, GpuGone, ModeRefused, Mod
 from pydra_pci import Tree
 
 _log = logging.getLogger(__name__)
-
-
-class _Change(msgspec.Struct, frozen=True):
-    address: str
-    found: str
-    target: str
 
 
 async def set_memory_partitions(tree: Tree, driver: DriverModule, targets: Mapping[str, str]) -> None:
@@ -45,12 +37,12 @@ async def set_memory_partitions(tree: Tree, driver: DriverModule, targets: Mappi
     if not await asyncio.to_thread(is_loaded, tree):
         set_status("loading amdgpu, which is not loaded, or waiting for who does")
         await driver.load()
-    changes = await asyncio.to_thread(_request, tree, targets)
-    if not changes:
+    changing = await asyncio.to_thread(_request, tree, targets)
+    if not changing:
         return
-    modes = ", ".join(sorted({f"{one.found} to {one.target}" for one in changes}))
+    modes = ", ".join(sorted({f"{found} to {targets[address]}" for address, found in changing.items()}))
     set_status(f"reloading amdgpu for all GPUs of the node, whose memory mode changes from {modes}")
-    _log.info("the memory mode changes from %s (GPUs: %d): amdgpu is reloaded", modes, len(changes))
+    _log.info("the memory mode changes from %s (GPUs: %d): amdgpu is reloaded", modes, len(changing))
     try:
         await driver.unload()
     except DriverReloadFailed as error:
@@ -61,34 +53,34 @@ async def set_memory_partitions(tree: Tree, driver: DriverModule, targets: Mappi
             ) from error
         raise
     await driver.load()
-    for one in changes:
-        mode = await asyncio.to_thread(read_mode, tree, one.address)
+    for address in changing:
+        mode = await asyncio.to_thread(read_mode, tree, address)
         if mode is None:
-            raise GpuGone(f"GPU {one.address} is gone: amdgpu does not have it after it was reloaded")
-        if mode.memory != one.target:
+            raise GpuGone(f"GPU {address} is gone: amdgpu does not have it after it was reloaded")
+        if mode.memory != targets[address]:
             raise ModeUncertain(
-                f"GPU {one.address} is in the mode {mode} after amdgpu was reloaded for the memory mode "
-                f"{one.target}; the kernel's log says why"
+                f"GPU {address} is in the mode {mode} after amdgpu was reloaded for the memory mode "
+                f"{targets[address]}; the kernel's log says why"
             )
 
 
-def _request(tree: Tree, targets: Mapping[str, str]) -> list[_Change]:
-    """Ask the driver for the modes that differ; what was asked. Raises GpuBusy, ModeRefused. Blocks."""
-    modes = {address: read_mode(tree, address) for address in targets}
-    changes = [
-        _Change(address, mode.memory, targets[address])
-        for address, mode in modes.items()
-        if mode is not None and mode.memory != targets[address] and targets[address] in read_memory_modes(tree, address)
-    ]
-    if changes and (read_processes(tree) or is_in_use(tree)):
+def _request(tree: Tree, targets: Mapping[str, str]) -> dict[str, str]:
+    """Ask the driver for the modes that differ. The modes that these GPUs have. Raises GpuBusy, ModeRefused. Blocks."""
+    changing: dict[str, str] = {}
+    for address, target in targets.items():
+        mode = read_mode(tree, address)
+        if mode is not None and mode.memory != target and target in read_memory_modes(tree, address):
+            changing[address] = mode.memory
+    if changing and (read_processes(tree) or is_in_use(tree)):
+        target = targets[next(iter(changing))]
         raise GpuBusy(
-            f"a GPU of this node is in use, so amdgpu cannot be reloaded for the memory mode {changes[0].target}; "
+            f"a GPU of this node is in use, so amdgpu cannot be reloaded for the memory mode {target}; "
             f"{name_users(tree)}; end what uses it, monitoring agents too; it is tried again"
         )
-    for one in changes:
-        path = tree.sys(f"{BOUND}/{one.address}/{MEMORY}")
+    for address in changing:
+        path, target = tree.sys(f"{BOUND}/{address}/{MEMORY}"), targets[address].upper()
         try:
-            tree.write(path, one.target.upper())
+            tree.write(path, target)
         except OSError as error:
-            raise ModeRefused(f"writing {one.target.upper()} to {path} failed: {explain(error)}") from error
-    return changes
+            raise ModeRefused(f"writing {target} to {path} failed: {explain(error)}") from error
+    return changing
