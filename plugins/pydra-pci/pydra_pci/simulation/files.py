@@ -107,21 +107,12 @@ def _make(path: str, entry: str, contents: Contents) -> None:
     elif kind == "d":
         os.makedirs(path, exist_ok=True)
     else:
-        make = contents.get(kind, str.encode)
-        _write(path, make(content), 0o755 if kind == "x" else 0o644)
+        written = contents.get(kind, str.encode)(content)
+        _replace(path, lambda draft: _write(draft, written, 0o755 if kind == "x" else 0o644))
 
 
 def _write(path: str, content: bytes, mode: int) -> None:
-    """A new file is written in place; one that is there is replaced, since somebody may be reading it."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    except FileExistsError:
-        draft = f"{path}.draft"
-        with open(draft, "wb") as file:
-            file.write(content)
-        os.chmod(draft, mode)
-        os.replace(draft, path)
-        return
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         os.write(descriptor, content)
     finally:
@@ -138,6 +129,7 @@ def _make_device(path: str) -> None:
 
 
 def _replace(path: str, make: Callable[[str], None]) -> None:
+    """What is new is made in place; what is there is replaced, since somebody may be reading it."""
     try:
         make(path)
     except FileExistsError:

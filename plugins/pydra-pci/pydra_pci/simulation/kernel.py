@@ -25,7 +25,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 
-from pydra_pci.functions import is_vfio
+from pydra_pci.filesystem import Roots, Tree
+from pydra_pci.functions import function_path, is_vfio, read_attribute, read_driver, read_iommu_group, read_override
 from pydra_pci.simulation.files import change_files, device
 
 VFIO, VFIO_DEVICE = 242, 243
@@ -56,6 +57,7 @@ class PciKernel:
     """
 
     def __init__(self, sys: str, dev: str, ids: Mapping[str, str], listener: Listener | None = None) -> None:
+        self._tree = Tree(Roots(sys=sys, dev=dev))
         self._sys = sys
         self._dev = dev
         self._ids = ids
@@ -88,14 +90,11 @@ class PciKernel:
 
     def driver(self, address: str) -> str:
         """The driver that has the function, empty for none."""
-        try:
-            return os.path.basename(os.readlink(self._device(address, "driver")))
-        except OSError:
-            return ""
+        return read_driver(self._tree, address)
 
     def probe(self, address: str) -> None:
         """Find a driver for a function that has none: it came, or a driver did. None fitting is fine."""
-        if not os.path.isdir(self._device(address)):
+        if not os.path.isdir(function_path(self._tree, address)):
             raise OSError(errno.EINVAL, "no such function")
         loaded = sorted(os.listdir(os.path.join(self._pci, "drivers")))
         for driver in loaded:
@@ -119,17 +118,15 @@ class PciKernel:
         self._listener.overridden(address, word)
 
     def _bind(self, address: str, driver: str) -> None:
-        if not os.path.isdir(self._device(address)) or not self._fits(address, driver):
+        if not os.path.isdir(function_path(self._tree, address)) or not self._fits(address, driver):
             raise OSError(errno.ENODEV, "no such function, or not for this driver")
         if self.driver(address):
             raise OSError(errno.EBUSY, "another driver has it")
         if is_vfio(driver):
             self._refuse_vfio(address)
-        os.symlink(
-            os.path.relpath(os.path.join(self._pci, "drivers", driver), self._real(address)), self._link(address)
-        )
-        entry = os.path.join(self._pci, "drivers", driver, address)
-        os.symlink(os.path.relpath(self._real(address), os.path.dirname(entry)), entry)
+        place, folder = self._real(address), os.path.join(self._pci, "drivers", driver)
+        os.symlink(os.path.relpath(folder, place), f"{place}/driver")
+        os.symlink(os.path.relpath(place, folder), f"{folder}/{address}")
         if is_vfio(driver):
             self._open_vfio(address)
         self._listener.moved(address, driver)
@@ -142,25 +139,24 @@ class PciKernel:
         if is_vfio(driver):
             self._close_vfio(address)
         os.unlink(os.path.join(self._pci, "drivers", driver, address))
-        os.unlink(self._link(address))
+        os.unlink(function_path(self._tree, address, "driver"))
         if is_vfio(driver):
             self._close_group(address)
         self._listener.moved(address, "")
 
     def _fits(self, address: str, driver: str) -> bool:
-        override = self._text(address, "driver_override")
-        if override not in ("", "(null)"):
+        if override := read_override(self._tree, address):
             return override == driver
-        return driver in self._ids and fnmatchcase(self._text(address, "modalias"), self._ids[driver])
+        return driver in self._ids and fnmatchcase(read_attribute(self._tree, address, "modalias"), self._ids[driver])
 
     def _refuse_vfio(self, address: str) -> None:
-        if not self._group(address):
+        if not read_iommu_group(self._tree, address):
             raise OSError(errno.EINVAL, "in no IOMMU group")
-        if self._text(address, "sriov_numvfs") not in ("", "0"):
+        if read_attribute(self._tree, address, "sriov_numvfs") not in ("", "0"):
             raise OSError(errno.EBUSY, "virtual functions of it exist")
 
     def _open_vfio(self, address: str) -> None:
-        group, own = self._group(address), self._free_name()
+        group, own = read_iommu_group(self._tree, address), self._free_name()
         _write(os.path.join(self._sys, "class/vfio", group, "dev"), f"{VFIO}:{group}\n")
         change_files(self._dev, {}, {f"vfio/{group}": device()})
         place = os.path.join(self._real(address), "vfio-dev", own)
@@ -172,14 +168,14 @@ class PciKernel:
             change_files(self._dev, {}, {f"vfio/devices/{own}": device()})
 
     def _close_vfio(self, address: str) -> None:
-        folder = self._device(address, "vfio-dev")
+        folder = function_path(self._tree, address, "vfio-dev")
         for own in os.listdir(folder):
             change_files(self._dev, {f"vfio/devices/{own}": device()}, {})
             os.unlink(os.path.join(self._sys, "class/vfio-dev", own))
         shutil.rmtree(folder)
 
     def _close_group(self, address: str) -> None:
-        group = self._group(address)
+        group = read_iommu_group(self._tree, address)
         members = os.listdir(os.path.join(self._sys, "kernel/iommu_groups", group, "devices"))
         if not any(is_vfio(self.driver(member)) for member in members):
             change_files(self._dev, {f"vfio/{group}": device()}, {})
@@ -190,27 +186,8 @@ class PciKernel:
         used = os.listdir(folder) if os.path.isdir(folder) else []
         return next(name for number in range(4096) if (name := f"vfio{number}") not in used)
 
-    def _group(self, address: str) -> str:
-        try:
-            return os.path.basename(os.readlink(self._device(address, "iommu_group")))
-        except OSError:
-            return ""
-
-    def _text(self, address: str, name: str) -> str:
-        try:
-            with open(self._device(address, name), encoding="utf-8") as file:
-                return file.read().strip()
-        except OSError:
-            return ""
-
-    def _device(self, address: str, name: str = "") -> str:
-        return os.path.join(self._pci, "devices", address, name)
-
     def _real(self, address: str) -> str:
-        return os.path.realpath(self._device(address))
-
-    def _link(self, address: str) -> str:
-        return os.path.join(self._real(address), "driver")
+        return os.path.realpath(function_path(self._tree, address))
 
 
 def _write(path: str, text: str) -> None:

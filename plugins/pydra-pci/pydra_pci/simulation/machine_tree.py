@@ -42,7 +42,7 @@ def open_tree(state: str, write: Callable[[str], None], *, variable: str) -> str
     root = os.path.join(os.path.realpath(state), "tree")
     try:
         if not os.path.exists(root):
-            write_tree(root, write)
+            _write_tree(root, write)
     except OSError as error:
         raise ScenarioError(
             f"cannot write the simulated machine to {root}: {error.strerror}; set {variable} to a directory of your own"
@@ -50,7 +50,7 @@ def open_tree(state: str, write: Callable[[str], None], *, variable: str) -> str
     return root
 
 
-def write_tree(root: str, write: Callable[[str], None]) -> None:
+def _write_tree(root: str, write: Callable[[str], None]) -> None:
     """Have `write` make the files beside their place, and move them there, so that nobody reads half a machine."""
     os.makedirs(os.path.dirname(root), exist_ok=True)
     draft = tempfile.mkdtemp(prefix=".tree-", dir=os.path.dirname(root))
