@@ -147,13 +147,11 @@ class KernelWork:
 
     def __init__(self, limit: float = LIMIT) -> None:
         self.limit = limit
-        self._lock = threading.Lock()
         self._running: dict[str, threading.Thread] = {}
 
     def require_none(self, address: str) -> None:
         """Raises KernelWaits while earlier work with the function goes on."""
-        with self._lock:
-            running = self._running.get(address)
+        running = self._running.get(address)
         if running is not None and running.is_alive():
             raise KernelWaits(
                 f"the kernel is still at work with {address}, which it was told before; a process may have the device"
@@ -172,8 +170,7 @@ class KernelWork:
                 problems.append(error)
 
         thread = threading.Thread(target=do, name=f"kernel {address}", daemon=True)
-        with self._lock:
-            self._running[address] = thread
+        self._running[address] = thread
         thread.start()
         limit = min(self.limit, max(_LEAST, limit))
         thread.join(limit)
