@@ -30,7 +30,6 @@ from pydra_pci.functions import (
     read_root,
 )
 from pydra_pci.health_reactions import Assessment, Finding, Reaction, assess, combine
-from pydra_pci.modprobe import run_modprobe
 from pydra_pci.optional_simulation import SimulationMissing, needs_simulation
 from pydra_pci.passthrough import (
     BindVfio,
@@ -49,13 +48,12 @@ from pydra_pci.processes import (
     find_own_namespaces,
     find_users,
     list_users,
-    read_command,
     require_all_seen,
     shows_all_processes,
     wait_until_idle,
 )
 from pydra_pci.takeover import find_live_socket, read_left_checkpoint
-from pydra_pci.vfio_drivers import DriverUnavailable, Loader, VfioDrivers
+from pydra_pci.vfio_drivers import DriverUnavailable, Loader, VfioDrivers, run_modprobe
 
 __all__ = [
     "VFIO_PCI",
@@ -101,7 +99,6 @@ __all__ = [
     "parse_regions",
     "plan_binding",
     "read_attribute",
-    "read_command",
     "read_driver",
     "read_function",
     "read_iommu_group",
