@@ -6,7 +6,7 @@ Who uses a GPU follows from its device nodes, and from KFD.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 
 from pydra import time_left
@@ -37,7 +37,7 @@ class Passthrough:
 
     async def undo(self, step: BindVfio) -> None:
         """Give the function back to the driver it had. Raises DeviceBusy while a guest has it, KernelRefused."""
-        await self._binder.undo(step, _run, deadline=_left(self._deadline))
+        await self._binder.undo(step, asyncio.to_thread, deadline=_left(self._deadline))
 
     async def _take(self, step: BindVfio, found: FunctionState, driver: str) -> None:
         gpu = (await asyncio.to_thread(read_machine, self._tree)).find(step.address) if found.driver else None
@@ -54,17 +54,13 @@ class Passthrough:
             driver,
             nodes=nodes,
             find_others=lambda: asyncio.to_thread(self._find_users, nodes, numbers),
-            run_closed=_run,
+            run_closed=asyncio.to_thread,
             deadline=_left(self._deadline),
         )
 
     def _find_users(self, nodes: Collection[str], numbers: Collection[int]) -> Mapping[int, str]:
         """Who has a node of the GPU open, and who computes on it as KFD has it. Blocks."""
         return find_others(self._tree, nodes, read_users(self._tree, numbers))
-
-
-async def _run(work: Callable[[], Mapping[int, str]]) -> Mapping[int, str]:
-    return await asyncio.to_thread(work)
 
 
 def _left(seconds: float) -> float:

@@ -11,6 +11,7 @@ conformance", July 2026); mqd_symmetrically_map_cu_mask in the kernel's drivers/
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 
 from pydra import (
     AllocatedDevice,
@@ -22,7 +23,7 @@ from pydra import (
     TerminalError,
     parse_quantity,
 )
-from pydra_amd.claim_records import PlanUnknown, Units, name_claim, read_holds
+from pydra_amd.claim_holds import PlanUnknown, Units, name_claim, read_holds
 from pydra_amd.hardware_types import Gpu, Partition
 
 MASK = "HSA_CU_MASK"
@@ -87,7 +88,7 @@ def choose_units(device: AllocatedDevice, gpu: Gpu, one: Partition, held: Iterab
         )
     if wanted == blocks:
         return ()
-    return tuple(_merge((block * one.xccs, (block + 1) * one.xccs - 1) for block in free[:wanted]))
+    return tuple((first * one.xccs, (last + 1) * one.xccs - 1) for first, last in _find_runs(free[:wanted]))
 
 
 def build_mask(units: Units) -> Mapping[str, str]:
@@ -116,14 +117,8 @@ def _list_taken(held: HeldClaim, device: AllocatedDevice, address: str, one: Par
     return found
 
 
-def _merge(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Ranges that touch, as one."""
-    first, last = -1, -2
-    for start, end in ranges:
-        if start != last + 1:
-            if last >= 0:
-                yield first, last
-            first = start
-        last = end
-    if last >= 0:
-        yield first, last
+def _find_runs(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The first and the last of blocks that follow each other: in such a run, number less place is the same."""
+    for _, run in groupby(enumerate(blocks), lambda pair: pair[1] - pair[0]):
+        numbers = [number for _, number in run]
+        yield numbers[0], numbers[-1]
