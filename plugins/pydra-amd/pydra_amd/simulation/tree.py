@@ -36,7 +36,7 @@ RAS_BLOCKS = ("umc", "sdma", "gfx", "mmhub", "xgmi_wafl")
 def write_files(draft: str, machine: MachineType) -> None:
     """All files of the machine; links to /dev/null stand for device nodes."""
     files = {"proc": folder()} | module_files("amdgpu", machine.driver_version) | driver_files("vfio-pci")
-    files["sys/module/amdgpu/srcversion"] = text("0D4DFC1B7F5A2C4E6B8A901")
+    files |= {"sys/module/amdgpu/srcversion": text("0D4DFC1B7F5A2C4E6B8A901"), f"sys/{GENERATION}": text(0)}
     files |= {node.lstrip("/"): link("/dev/null") for node in (KFD_NODE, "/dev/vfio/vfio", "/dev/iommu")}
     for gpu in range(len(machine.buses)):
         files |= _function_files(machine, gpu)
@@ -74,7 +74,7 @@ def write_topology(root: str, machine: MachineType, modes: Sequence[str]) -> Non
     os.makedirs(topology, exist_ok=True)
     nodes = tempfile.mkdtemp(prefix="nodes-", dir=topology)
     os.chmod(nodes, 0o755)  # noqa: S103 - as in a machine; mkdtemp makes it private
-    processor = text("cpu_cores_count 96\nsimd_count 0\ndrm_render_minor 0")
+    processor = text("simd_count 0\ndrm_render_minor 0")
     files = {f"{number}/properties": processor for number in range(PROCESSORS)}
     modes_shown = [] if machine.virtual else modes
     counts = [PARTITIONS[machine.model.xccs][mode] if machine.mode else 1 for mode in modes_shown]
@@ -87,7 +87,7 @@ def write_topology(root: str, machine: MachineType, modes: Sequence[str]) -> Non
     before = os.path.realpath(f"{root}/sys/{NODES}")
     change_files(root, {}, {f"sys/{NODES}": link(os.path.basename(nodes))})
     generation = f"{root}/sys/{GENERATION}"
-    write_file(generation, str(_read_number(generation) + 1))
+    write_file(generation, str(int(read_text(generation)) + 1))
     if before != f"{root}/sys/{NODES}":
         shutil.rmtree(before)
     write_file(f"{root}/modes.json", msgspec.json.encode(list(modes)).decode())
@@ -175,13 +175,9 @@ def _node_files(number: int, machine: MachineType, gpu: int, partition: int, cou
     model = machine.model
     simds_per_unit = model.simds // model.compute_units
     properties = {
-        "cpu_cores_count": 0,
         "simd_count": model.compute_units * simds_per_unit // count,
-        "mem_banks_count": 1,
         "simd_per_cu": simds_per_unit,
         "gfx_target_version": model.gfx,
-        "vendor_id": int(VENDOR, 16),
-        "device_id": int(model.device, 16),
         "location_id": machine.buses[gpu] << 8 | partition,
         "domain": 0,
         "drm_render_minor": machine.find_nodes(gpu, partition)[1],
@@ -201,16 +197,6 @@ def _link_files(node: int, firsts: Sequence[int], *, hive: int) -> Files:
     """Its links to a processor, and to the other GPUs of the hive."""
     others = (0, *(first for first in firsts if hive and first != node))
     return {
-        f"{node}/io_links/{number}/properties": text(
-            f"type {XGMI if number else PCIE}\nnode_from {node}\nnode_to {other}\nweight 15"
-        )
+        f"{node}/io_links/{number}/properties": text(f"type {XGMI if number else PCIE}\nnode_to {other}")
         for number, other in enumerate(others)
     }
-
-
-def _read_number(path: str) -> int:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return int(file.read())
-    except FileNotFoundError:
-        return 0
