@@ -70,7 +70,7 @@ def _describe_lie(told: SourceFacts, generation: Generation) -> str:
 
 def _choose(name: str, believed: Sequence[SourceFacts], generation: Generation) -> tuple[Fact | None, str]:
     """The fact that the sources agree on, or a text that says how they do not."""
-    facts = [Fact(value, one.source) for one in believed if (value := getattr(one, name, None)) is not None]
+    facts = [Fact(value, one.source) for one in believed if (value := getattr(one, name)) not in (None, (), {})]
     first = next(iter(facts), None)
     other = next((one for one in facts if first and one.value != first.value), None)
     if first is None or other is None or first.source == SETTINGS or name == "slice_name":

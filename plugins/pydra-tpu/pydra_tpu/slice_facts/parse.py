@@ -10,10 +10,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-import msgspec
-
 from pydra_tpu.generations import GENERATIONS, Generation
 from pydra_tpu.geometry import Bounds, parse_topology
+from pydra_tpu.hardware_types import SliceFacts
 from pydra_tpu.settings import HOSTNAME, Settings
 
 SETTINGS: Final = "the settings"
@@ -28,25 +27,15 @@ _ACCELERATOR_TYPE = re.compile(r"(.+)-([1-9][0-9]{0,5})")
 _OTHER_NAMES: Final = {"v5lite": "v5litepod", "v7x": "tpu7x"}
 
 
-class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one source reports; None is what it does not report. `unusable` has a text for each unreadable value.
+class SourceFacts(SliceFacts, frozen=True, kw_only=True):
+    """What one source reports. `unusable` has a text for each unreadable value.
 
-    `accelerator` is a label of GKE; `accelerator_type` such as `v5litepod-16`. The other fields are those of
-    `SliceFacts`.
+    `accelerator` is a label of GKE; `accelerator_type` such as `v5litepod-16`.
     """
 
     source: str
     generation: Generation | None = None
-    accelerator: str | None = None
     accelerator_type: str | None = None
-    topology: Bounds | None = None
-    host_chips: int | None = None
-    host_bounds: Bounds | None = None
-    worker_id: int | None = None
-    worker_hostnames: tuple[str, ...] | None = None
-    wrap: tuple[bool, bool, bool] | None = None
-    ici_resiliency: bool | None = None
-    slice_name: str | None = None
     unusable: tuple[str, ...] = ()
 
 
@@ -59,7 +48,7 @@ def parse_settings(settings: Settings) -> SourceFacts:
         topology=parse_topology(settings.topology) if settings.topology else None,
         host_chips=settings.host_chips,
         worker_id=settings.worker_id,
-        worker_hostnames=settings.worker_hostnames or None,
+        worker_hostnames=settings.worker_hostnames,
     )
 
 
@@ -96,7 +85,7 @@ def parse_attributes(answers: Mapping[str, str]) -> tuple[SourceFacts, ...]:
         generation=kind and kind[0],
         accelerator_type=kind and kind[1],
         worker_id=values.read("agent-worker-number", _parse_number),
-        worker_hostnames=values.read("worker-network-endpoints", _parse_endpoints),
+        worker_hostnames=values.read("worker-network-endpoints", _parse_endpoints) or (),
         unusable=tuple(values.unusable),
     )
     tpu_env = parse_tpu_env(answers.get("tpu-env", ""), "the metadata server's tpu-env")
