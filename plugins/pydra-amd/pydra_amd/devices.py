@@ -30,16 +30,6 @@ def name_device(card: int, render: int) -> str:
     return f"gpu-{card}-{render}"
 
 
-def name_partition(gpu: Gpu, mode: Mode, index: int) -> str:
-    """The device name of a partition that is made on demand."""
-    return f"{name_gpu(gpu)}-{mode.compute}-{mode.memory}-{index}"
-
-
-def name_function(index: int) -> str:
-    """The device name of a function that is passed through."""
-    return f"gpu-vfio-{index}"
-
-
 def name_gpu(gpu: Gpu) -> str:
     """The device name of the whole GPU."""
     return name_device(gpu.card, gpu.render)
@@ -51,7 +41,7 @@ def name_counter_set(gpu: Gpu) -> str:
 
 
 def name_counter(mode: Mode | None, index: int) -> str:
-    """The counter of one partition of a mode; None: of what there is."""
+    """The counter of one partition of a mode, whose name ends so; None: of what there is."""
     return f"{mode.compute}-{mode.memory}-{index}" if mode else f"existing-{index}"
 
 
@@ -116,7 +106,8 @@ def list_functions(reading: Reading) -> Mapping[str, OfferedFunction]:
         gpu = gpus.get(one.address)
         is_free = one.driver == "" or is_vfio(one.driver) or (one.driver == AMDGPU and gpu is not None)
         if is_free and one.group and not one.has_virtual and one not in reading.gone:
-            found[name_function(index)] = OfferedFunction(name=name_function(index), function=one, gpu=gpu)
+            name = f"gpu-vfio-{index}"
+            found[name] = OfferedFunction(name=name, function=one, gpu=gpu)
     return found
 
 
@@ -134,7 +125,7 @@ def _list_gpu(gpu: Gpu, partitioning: Partitioning, *, sharing: bool) -> Iterato
         modes = list_modes(gpu, gpu.mode.memory if partitioning is Partitioning.COMPUTE else None)
     for mode, count in modes.items():
         for index in range(count):
-            name = name_gpu(gpu) if mode.compute == WHOLE else name_partition(gpu, mode, index)
+            name = name_gpu(gpu) if mode.compute == WHOLE else f"{name_gpu(gpu)}-{name_counter(mode, index)}"
             offered = Offered(name=name, gpu=gpu, mode=mode, index=index, count=count, chosen=True)
             if mode != gpu.mode or offered.partition is not None:
                 yield offered

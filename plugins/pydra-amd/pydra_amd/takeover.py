@@ -75,7 +75,7 @@ def _convert(checkpoint: _V1, reading: Reading, tree: Tree) -> Iterator[Inherite
     """That driver names a GPU, and a partition that exists, by its nodes, whatever modes claims may choose here."""
     offered = list_offered(reading, Partitioning.EXISTING)
     for uid, devices in sorted(checkpoint.prepared_claims.items()):
-        if lost := [one.device for one in devices if _find(one, offered) is None]:
+        if lost := [one.device for one in devices if one.device not in offered]:
             _log.warning(
                 "claim %s, which AMD's driver prepared, has %s, which this node does not have under that name; it is "
                 "prepared again, so delete its pods",
@@ -101,8 +101,3 @@ def _convert_claim(
             if one.partition is not None
         ),
     )
-
-
-def _find(device: _Device, offered: Mapping[str, Offered]) -> Offered | None:
-    found = offered.get(device.device)
-    return found if found is not None and found.partition is not None else None

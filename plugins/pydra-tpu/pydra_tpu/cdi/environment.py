@@ -41,7 +41,7 @@ def build_environment(
     whole = host.slice if is_whole else host.chips[0].generation.form_slice(mesh.bounds, mesh.bounds)
     environment = {
         "TPU_SKIP_MDS_QUERY": "true",
-        **_with_twins(*_CHIP_BOUNDS, value=str(mesh.bounds)),
+        **dict.fromkeys(_CHIP_BOUNDS, str(mesh.bounds)),
         **_build_slice_environment(host, whole, is_whole=is_whole),
     }
     resiliency = _decide_resiliency(host, whole, config, is_whole=is_whole)
@@ -65,9 +65,9 @@ def _build_slice_environment(host: Host, whole: TpuSlice | None, *, is_whole: bo
     if whole:
         environment = {
             "TPU_TOPOLOGY": generation.topology(whole.topology),
-            **_with_twins("TPU_TOPOLOGY_ALT", "ALT", value="false"),
-            **_with_twins("TPU_TOPOLOGY_WRAP", "WRAP", value=whole.wrap_text),
-            **_with_twins(*_PROCESS_BOUNDS, value=str(whole.hosts)),
+            **dict.fromkeys(("TPU_TOPOLOGY_ALT", "ALT"), "false"),
+            **dict.fromkeys(("TPU_TOPOLOGY_WRAP", "WRAP"), whole.wrap_text),
+            **dict.fromkeys(_PROCESS_BOUNDS, str(whole.hosts)),
         }
         if is_whole or generation.names_parts:
             environment["TPU_ACCELERATOR_TYPE"] = whole.accelerator_type
@@ -97,8 +97,8 @@ def _decide_resiliency(host: Host, whole: TpuSlice | None, config: TpuConfig, *,
 
 def _build_process_environment(process: MeshProcess) -> Mapping[str, str]:
     return {
-        **_with_twins(*_CHIP_BOUNDS, value=str(process.part.bounds)),
-        **_with_twins(*_PROCESS_BOUNDS, value=str(process.grid)),
+        **dict.fromkeys(_CHIP_BOUNDS, str(process.part.bounds)),
+        **dict.fromkeys(_PROCESS_BOUNDS, str(process.grid)),
         "TPU_PROCESS_ADDRESSES": ",".join(f"localhost:{port}" for port in process.ports),
         "TPU_PROCESS_PORT": str(process.ports[process.rank]),
         "CLOUD_TPU_TASK_ID": str(process.rank),
@@ -126,7 +126,3 @@ def _build_config_environment(config: TpuConfig) -> Mapping[str, str]:
 
 def _bytes(quantity: Quantity | None) -> int | None:
     return None if quantity is None else int(parse_quantity(quantity))
-
-
-def _with_twins(*names: str, value: str) -> Mapping[str, str]:
-    return dict.fromkeys(names, value)
