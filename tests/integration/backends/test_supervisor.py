@@ -62,30 +62,23 @@ async def test_a_backend_is_known_and_called_in_a_process_of_its_own() -> None:
         await backend.unprepare(claim("ok"), (prepared,))
 
 
-async def test_configs_arrive_decoded() -> None:
-    config = OpaqueConfig(
-        source="FromClaim",
-        position="config[0]",
-        parameters={"apiVersion": "faulty.example.com/v1", "kind": "Sharing", "replicas": 4},
-    )
-    async with supervised() as backend:
-        (prepared,) = await backend.prepare(claim("ok", "u1", config))
-    assert prepared.edits.env["REPLICAS"] == "4"
-
-
-async def test_a_wrong_config_is_the_claims_fault_and_undoing_does_not_mind_it(tmp_path: Path) -> None:
-    config = OpaqueConfig(
-        source="FromClaim",
-        position="config[0]",
-        parameters={"apiVersion": "faulty.example.com/v1", "kind": "Sharing", "replica": "4"},
+async def test_a_config_arrives_decoded_and_a_wrong_one_is_the_claims_fault_which_undoing_does_not_mind(
+    tmp_path: Path,
+) -> None:
+    kind = {"apiVersion": "faulty.example.com/v1", "kind": "Sharing"}
+    wrong, right = (
+        OpaqueConfig(source="FromClaim", position="config[0]", parameters={**kind, **fields})
+        for fields in ({"replica": "4"}, {"replicas": 4})
     )
     async with supervised(tmp_path) as backend:
         with pytest.raises(InvalidConfig) as caught:
-            await backend.prepare(claim("ok", "u1", config))
-        await backend.unprepare(claim("ok", "u1", config), ())
+            await backend.prepare(claim("ok", "u1", wrong))
+        await backend.unprepare(claim("ok", "u1", wrong), ())
+        assert (tmp_path / "journal").read_text() == "unprepare u1 0\n"
+        (prepared,) = await backend.prepare(claim("ok", "u2", right))
     (problem,) = caught.value.problems
     assert problem == 'config[0]: $.replica: unknown field (did you mean "replicas"?), allowed: replicas'
-    assert (tmp_path / "journal").read_text() == "unprepare u1 0\n"
+    assert prepared.edits.env["REPLICAS"] == "4"
 
 
 WRONG: list[tuple[str, type[Exception], str]] = [
@@ -111,47 +104,50 @@ WRONG: list[tuple[str, type[Exception], str]] = [
 
 
 async def test_what_a_call_does_wrong_fails_that_call_only() -> None:
-    async with supervised() as backend:
+    """An answer to no call fails none, and is reported."""
+    events: list[BackendEvent] = []
+    async with supervised(events=events) as backend:
         before = await backend.wait_ready(), backend.statistics().pid
         for device, error, text in WRONG:
             with pytest.raises(error, match=re.escape(text)) as caught:
                 await backend.prepare(claim(device, device))
             assert type(caught.value) is error, device
             assert (await backend.wait_ready(), backend.statistics().pid) == before, device
+        assert await backend.prepare(claim("answer-stranger"))
         assert await backend.prepare(claim("ok"))
+    *_, rejected = (event for event in events if isinstance(event, AnswerRejected))
+    assert rejected.violations == ("an answer to call 987654, which is not in flight",)
 
 
-@pytest.mark.parametrize(
-    ("device", "error", "text", "how"),
-    [
-        ("segfault", BackendDied, "died of SIGSEGV at string_at (ctypes/__init__.py:", "SIGSEGV"),
-        ("abort", BackendDied, "died of SIGABRT at do_abort (trouble/faulty.py:", "SIGABRT"),
-        ("exit", BackendDied, "exited with status 7 during prepare of claim ns/c-u1", "exit"),
-        ("terminate", BackendDied, "died of SIGTERM during prepare of claim ns/c-u1", "SIGTERM"),
-        ("garble", ContractError, "was killed because it broke the protocol (a frame claims 4294967295", "exit"),
-        ("hang-gil", BackendTimeout, "prepare timed out after", "hang"),
-        ("hang-loop", BackendTimeout, "prepare timed out after", "hang"),
-    ],
-)
-async def test_the_end_of_the_process_is_diagnosed_and_repaired(
-    device: str, error: type[Exception], text: str, how: str
-) -> None:
+ENDS: list[tuple[str, type[Exception], str, str]] = [
+    ("segfault", BackendDied, "died of SIGSEGV at string_at (ctypes/__init__.py:", "SIGSEGV"),
+    ("abort", BackendDied, "died of SIGABRT at do_abort (trouble/faulty.py:", "SIGABRT"),
+    ("exit", BackendDied, "exited with status 7 during prepare of claim ns/c-exit", "exit"),
+    ("terminate", BackendDied, "died of SIGTERM during prepare of claim ns/c-terminate", "SIGTERM"),
+    ("garble", ContractError, "was killed because it broke the protocol (a frame claims 4294967295", "exit"),
+    ("hang-gil", BackendTimeout, "prepare timed out after", "hang"),
+    ("hang-loop", BackendTimeout, "prepare timed out after", "hang"),
+]
+
+
+async def test_each_end_of_the_process_is_diagnosed_and_repaired() -> None:
     events: list[BackendEvent] = []
     async with supervised(events=events) as backend:
-        with pytest.raises(error) as caught:
-            await backend.prepare(claim(device))
-        assert type(caught.value) is error
-        assert text in str(caught.value)
-        assert await backend.prepare(claim("ok", "u2"))
-    first, end, again = events
-    assert isinstance(first, BackendReady)
-    assert isinstance(again, BackendReady)
-    assert isinstance(end, BackendEnded)
-    assert end.diagnosis.how == how
-    assert "claim ns/c-u1" in end.diagnosis.line
-    assert [call.claim for call in end.calls if call.claim] == ["ns/c-u1"]
-    if device.startswith("hang"):
-        assert f"in do_{device.replace('-', '_')}" in end.diagnosis.report
+        await backend.wait_ready()
+        for device, error, text, how in ENDS:
+            events.clear()
+            with pytest.raises(error, match=re.escape(text)) as caught:
+                await backend.prepare(claim(device, device))
+            assert type(caught.value) is error, device
+            assert await backend.prepare(claim("ok", f"after-{device}")), device
+            end, again = events
+            assert isinstance(again, BackendReady), device
+            assert isinstance(end, BackendEnded), device
+            assert end.diagnosis.how == how, device
+            assert f"claim ns/c-{device}" in end.diagnosis.line, device
+            assert [call.claim for call in end.calls if call.claim] == [f"ns/c-{device}"]
+            if device.startswith("hang"):
+                assert f"in do_{device.replace('-', '_')}" in end.diagnosis.report
 
 
 async def test_a_call_past_its_deadline_is_cancelled_and_shows_where_it_waited() -> None:
@@ -180,18 +176,19 @@ WHERE = {
 }
 
 
-@pytest.mark.parametrize("device", list(WHERE))
-async def test_a_call_that_cannot_be_cancelled_costs_the_process(device: str) -> None:
+async def test_a_call_that_cannot_be_cancelled_costs_the_process() -> None:
     events: list[BackendEvent] = []
     async with supervised(seconds=0.3, timeouts=LONG_TIMEOUTS, events=events) as backend:
         await backend.wait_ready()
-        with pytest.raises(BackendTimeout) as caught:
-            await backend.prepare(claim(device))
-        assert f"it was waiting in {WHERE[device]}" in str(caught.value)
-        assert "faulty.py" in caught.value.details
-        await until(lambda: backend.statistics().state is BackendState.READY)
-        assert await backend.prepare(claim("ok", "u2"))
-    assert [type(event) for event in events] == [BackendReady, BackendEnded, BackendReady]
+        for device, where in WHERE.items():
+            events.clear()
+            with pytest.raises(BackendTimeout) as caught:
+                await backend.prepare(claim(device, device))
+            assert f"it was waiting in {where}" in str(caught.value)
+            assert "faulty.py" in caught.value.details, device
+            await until(lambda: backend.statistics().state is BackendState.READY)
+            assert await backend.prepare(claim("ok", f"after-{device}")), device
+            assert [type(event) for event in events] == [BackendEnded, BackendReady], device
 
 
 async def test_a_call_that_could_not_be_cancelled_because_another_blocked_the_loop_is_not_at_fault() -> None:
@@ -530,14 +527,6 @@ async def test_a_process_that_names_a_driver_which_is_a_path_is_not_served() -> 
     assert isinstance(events[0], BackendEnded)
     assert "broke the protocol" in events[0].diagnosis.line
     assert "$.driver" in events[0].diagnosis.line
-
-
-async def test_an_answer_to_no_call_is_reported_and_ignored() -> None:
-    events: list[BackendEvent] = []
-    async with supervised(events=events) as backend:
-        assert await backend.prepare(claim("answer-stranger"))
-    (rejected,) = (event for event in events if isinstance(event, AnswerRejected))
-    assert rejected.violations == ("an answer to call 987654, which is not in flight",)
 
 
 async def test_one_backend_does_not_hurt_another() -> None:
