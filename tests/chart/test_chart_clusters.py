@@ -39,18 +39,17 @@ def device_class(by: str) -> Object:
     return owned("DeviceClass", "resource.k8s.io/v1", "sim.pydra.dev", by=by)
 
 
-@pytest.mark.parametrize("version", ["v1.34.0", "v1.35.3-gke.1", "v1.36.2+k3s1", "v1.37.0-rc.1"])
+@pytest.mark.parametrize("version", ["v1.34.0-gke.1", "v1.36.2+k3s1"])
 def test_clusters_of_1_34_and_newer_are_served(version: str) -> None:
     with open_cluster(version=version) as config:
         config.install(CHART, "pydra", dict(SIM), dry_run="server")
 
 
-@pytest.mark.parametrize("version", ["v1.33.9", "v1.26.0"])
-def test_an_older_cluster_is_refused(version: str) -> None:
-    with open_cluster(version=version) as config, pytest.raises(helm_python.HelmError) as caught:
+def test_an_older_cluster_is_refused() -> None:
+    with open_cluster(version="v1.33.9") as config, pytest.raises(helm_python.HelmError) as caught:
         config.install(CHART, "pydra", dict(SIM), dry_run="server")
     assert "chart requires kubeVersion: >=1.34.0-0" in str(caught.value)
-    assert version in str(caught.value)
+    assert "v1.33.9" in str(caught.value)
 
 
 def lacking(*paths: str) -> Kinds:
