@@ -113,14 +113,21 @@ def test_a_pod_that_keeps_failing_ends_the_run_told_twice_and_keeps_no_devices_o
     assert (told.count("no power"), summary.count("no power")) == (1, 1)
 
 
-def test_each_start_of_watch_begins_with_nothing_configured(hardware: Hardware) -> None:
+def test_a_change_of_the_backend_starts_everything_again_with_nothing_configured(hardware: Hardware) -> None:
+    hardware.write(BACKEND + "\nraise RuntimeError('there is no such bus')\n")
     with hardware.start("--watch") as process:
-        process.read_until("running: pod default/sample")
+        text = process.read_until("waiting for a change")
+        assert "FAILED: the backend" in text
+        hardware.write(BACKEND)
+        text += (again := process.read_until("running: pod default/sample"))
+        assert f"changed: {hardware.backend}" in again
         hardware.write(BACKEND + "\n# changed\n")
-        text = process.read_until("running: pod default/sample")
-        assert text.index("unprepared: claim") < text.index("everything starts again")
+        text += (again := process.read_until("running: pod default/sample"))
+        assert again.index("unprepared: claim") < again.index("everything starts again")
         process.send_signal(signal.SIGINT)
         assert process.wait() == 0, process.read_rest()
+    first, *others = re.findall("ready: API server (.*), kubelet", text)
+    assert others == [first, first], "the API server keeps its address"
     assert not hardware.configured
 
 
