@@ -230,13 +230,6 @@ async def test_what_a_failing_backend_holds_is_given_back(tmp_path: Path) -> Non
     assert list((tmp_path / "active").iterdir()) == []
 
 
-async def test_a_shared_device_is_asked_for_a_share(tmp_path: Path) -> None:
-    scenario = tmp_path / "scenario.yaml"
-    scenario.write_text("groups: [{shared: true}]")
-    environ = {**ENVIRON, "PYDRA_SIM_STATE": str(tmp_path), "PYDRA_SIM_SCENARIO": str(scenario)}
-    assert (await run_checks(find_backend("sim"), environ=environ)).ok
-
-
 async def test_a_backend_that_kills_its_process_at_the_start_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "suicide.py").write_text("import os\nos.abort()\n")
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
