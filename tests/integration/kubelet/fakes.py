@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio
 import grpc
 import grpc.aio
-import grpclib
-import grpclib.client
 import msgspec
-from grpclib.const import Cardinality
 
 from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
 from pydra.kubelet import pb
@@ -146,26 +143,20 @@ class Failed(Exception):
         super().__init__(f"{code}: {text}")
 
 
-class Kubelet(Protocol):
-    """A client's connection."""
-
-    def unary(self, path: str, request: Any, reply: type[T], timeout: float = DEADLINE) -> Awaitable[T]: ...
-
-    def stream(self, path: str, request: Any, reply: type[T]) -> AsyncIterator[T]: ...
-
-
-class GrpcioKubelet:
-    """gRPC's C core, which most of the world's clients are."""
+class Kubelet:
+    """A client's connection, by gRPC's C core, which most of the world's clients are."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
 
-    async def unary(self, path: str, request: Any, reply: Any, timeout: float = DEADLINE) -> Any:
-        method = self._channel.unary_unary(path, request_serializer=bytes, response_deserializer=reply.parse)
+    async def unary(self, path: str, request: Any, reply: type[T], timeout: float = DEADLINE) -> T:
+        parse = cast("Any", reply).parse
+        method = self._channel.unary_unary(path, request_serializer=bytes, response_deserializer=parse)
         try:
-            return await method(request, timeout=timeout)
+            answer: T = await method(request, timeout=timeout)
         except grpc.aio.AioRpcError as error:
             raise Failed(error.code().name, str(error.details())) from error
+        return answer
 
     async def stream(self, path: str, request: Any, reply: Any) -> AsyncIterator[Any]:
         method = self._channel.unary_stream(path, request_serializer=bytes, response_deserializer=reply.parse)
@@ -179,48 +170,11 @@ class GrpcioKubelet:
             call.cancel()
 
 
-class GrpclibKubelet:
-    """grpclib's own client."""
-
-    def __init__(self, channel: grpclib.client.Channel) -> None:
-        self._channel = channel
-
-    async def unary(self, path: str, request: Any, reply: Any, timeout: float = DEADLINE) -> Any:
-        call = self._channel.request(path, Cardinality.UNARY_UNARY, type(request), reply, timeout=timeout)
-        try:
-            async with call as stream:
-                await stream.send_message(request, end=True)
-                return await stream.recv_message()
-        except grpclib.GRPCError as error:
-            raise Failed(error.status.name, str(error.message)) from error
-        except TimeoutError as error:
-            raise Failed("DEADLINE_EXCEEDED", "") from error
-
-    async def stream(self, path: str, request: Any, reply: Any) -> AsyncIterator[Any]:
-        try:
-            async with self._channel.request(path, Cardinality.UNARY_STREAM, type(request), reply) as stream:
-                await stream.send_message(request, end=True)
-                while (message := await stream.recv_message()) is not None:
-                    yield message
-                    # The block ends with the stream still open when the test has seen enough.
-        except grpclib.GRPCError as error:
-            raise Failed(error.status.name, str(error.message)) from error
-
-
 @asynccontextmanager
-async def grpcio_kubelet(path: str, authority: str = "localhost") -> AsyncIterator[GrpcioKubelet]:
+async def grpcio_kubelet(path: str, authority: str = "localhost") -> AsyncIterator[Kubelet]:
     options = [("grpc.default_authority", authority), ("grpc.max_receive_message_length", 4 << 20)]
     async with grpc.aio.insecure_channel(f"unix:{path}", options=options) as channel:
-        yield GrpcioKubelet(channel)
-
-
-@asynccontextmanager
-async def grpclib_kubelet(path: str) -> AsyncIterator[GrpclibKubelet]:
-    async with grpclib.client.Channel(path=path) as channel:
-        yield GrpclibKubelet(channel)
-
-
-KUBELETS: dict[str, Any] = {"grpcio": grpcio_kubelet, "grpclib": grpclib_kubelet}
+        yield Kubelet(channel)
 
 
 def claim(uid: str) -> pb.Claim:

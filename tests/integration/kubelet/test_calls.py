@@ -1,9 +1,7 @@
-"""Calls of the kubelet over a real socket, by two clients of different make."""
+"""Calls of the kubelet over a real socket, by gRPC's C core."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,9 @@ from pydra.errors import ClaimError, DeviceInUse
 from pydra.kubelet import pb
 from pydra.kubelet.message_conversion import MAX_CLAIMS
 from tests.integration.kubelet.fakes import (
-    KUBELETS,
     V1,
     V1BETA1,
     Failed,
-    Kubelet,
     claim,
     grpcio_kubelet,
     prepare,
@@ -29,17 +25,9 @@ from tests.integration.kubelet.fakes import (
     wait_until,
 )
 
-Connect = Callable[[str], AbstractAsyncContextManager[Kubelet]]
 
-
-@pytest.fixture(params=KUBELETS)
-def connect(request: pytest.FixtureRequest) -> Connect:
-    found: Connect = KUBELETS[request.param]
-    return found
-
-
-async def test_both_versions_prepare_and_unprepare(root: Path, connect: Connect) -> None:
-    async with serve(root) as running, connect(running.paths.service) as kubelet:
+async def test_both_versions_prepare_and_unprepare(root: Path) -> None:
+    async with serve(root) as running, grpcio_kubelet(running.paths.service) as kubelet:
         running.claims.answer = lambda ref: (
             ContainerDevice(requests=("gpu",), pool="p", device="d", cdi_ids=(f"v/c={ref.uid}",), share_id="s"),
         )
@@ -70,11 +58,11 @@ async def test_any_authority_is_served(root: Path, authority: str) -> None:
         assert list((await prepare(kubelet, "uid-1")).claims) == ["uid-1"]
 
 
-async def test_one_claims_error_is_that_claims_alone(root: Path, connect: Connect) -> None:
+async def test_one_claims_error_is_that_claims_alone(root: Path) -> None:
     def answer(ref: ClaimRef) -> PrepareOutcome:
         return DeviceInUse("gpu-0", "team/other") if ref.uid == "uid-2" else ()
 
-    async with serve(root) as running, connect(running.paths.service) as kubelet:
+    async with serve(root) as running, grpcio_kubelet(running.paths.service) as kubelet:
         running.claims.answer = answer
         response = await prepare(kubelet, "uid-1", "uid-2")
     assert response.claims["uid-1"].error == ""
@@ -82,9 +70,9 @@ async def test_one_claims_error_is_that_claims_alone(root: Path, connect: Connec
 
 
 async def test_a_hostile_claim_never_reaches_the_driver_and_spoils_no_other(
-    root: Path, connect: Connect, caplog: pytest.LogCaptureFixture
+    root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serve(root) as running, connect(running.paths.service) as kubelet:
+    async with serve(root) as running, grpcio_kubelet(running.paths.service) as kubelet:
         response = await prepare(kubelet, "../../etc/cron.d/x", "uid-1", "", "ünicode")
         assert running.claims.asked == ["uid-1"]
     errors = {uid: answer.error for uid, answer in response.claims.items()}
@@ -96,8 +84,8 @@ async def test_a_hostile_claim_never_reaches_the_driver_and_spoils_no_other(
     )
 
 
-async def test_a_call_without_claims_is_answered(root: Path, connect: Connect) -> None:
-    async with serve(root) as running, connect(running.paths.service) as kubelet:
+async def test_a_call_without_claims_is_answered(root: Path) -> None:
+    async with serve(root) as running, grpcio_kubelet(running.paths.service) as kubelet:
         assert (await prepare(kubelet)).claims == {}
         assert running.claims.asked == []
 
@@ -111,16 +99,16 @@ async def test_a_call_without_claims_is_answered(root: Path, connect: Connect) -
         "/x",
     ],
 )
-async def test_the_unknown_is_unimplemented(root: Path, connect: Connect, path: str) -> None:
+async def test_the_unknown_is_unimplemented(root: Path, path: str) -> None:
     async with serve(root) as running:
         for socket in (running.paths.service, running.paths.registration):
-            async with connect(socket) as kubelet:
+            async with grpcio_kubelet(socket) as kubelet:
                 with pytest.raises(Failed, match=r"^UNIMPLEMENTED: unknown method"):
                     await kubelet.unary(path, pb.NodePrepareResourcesRequest(), pb.NodePrepareResourcesResponse)
 
 
-async def test_a_call_that_the_kubelet_gives_up_on_is_finished(root: Path, connect: Connect) -> None:
-    async with serve(root) as running, connect(running.paths.service) as kubelet:
+async def test_a_call_that_the_kubelet_gives_up_on_is_finished(root: Path) -> None:
+    async with serve(root) as running, grpcio_kubelet(running.paths.service) as kubelet:
         running.claims.gate = anyio.Event()
         with pytest.raises(Failed, match="DEADLINE_EXCEEDED"):
             await prepare(kubelet, "uid-1", timeout=0.1)
@@ -131,8 +119,8 @@ async def test_a_call_that_the_kubelet_gives_up_on_is_finished(root: Path, conne
         assert (await prepare(kubelet, "uid-1")).claims["uid-1"].error == ""
 
 
-async def test_a_call_that_the_kubelet_cancels_is_finished(root: Path, connect: Connect) -> None:
-    async with serve(root) as running, connect(running.paths.service) as kubelet:
+async def test_a_call_that_the_kubelet_cancels_is_finished(root: Path) -> None:
+    async with serve(root) as running, grpcio_kubelet(running.paths.service) as kubelet:
         running.claims.gate = anyio.Event()
         async with anyio.create_task_group() as group:
             group.start_soon(prepare, kubelet, "uid-1")
@@ -143,13 +131,13 @@ async def test_a_call_that_the_kubelet_cancels_is_finished(root: Path, connect: 
         assert (await prepare(kubelet, "uid-2")).claims["uid-2"].error == ""
 
 
-async def test_a_kubelet_that_vanishes_leaves_its_call_to_be_finished(root: Path, connect: Connect) -> None:
+async def test_a_kubelet_that_vanishes_leaves_its_call_to_be_finished(root: Path) -> None:
     async with serve(root) as running:
         running.claims.gate = anyio.Event()
         async with anyio.create_task_group() as group:
 
             async def call_and_vanish() -> None:
-                async with connect(running.paths.service) as kubelet:
+                async with grpcio_kubelet(running.paths.service) as kubelet:
                     await prepare(kubelet, "uid-1")
 
             group.start_soon(call_and_vanish)
@@ -159,9 +147,9 @@ async def test_a_kubelet_that_vanishes_leaves_its_call_to_be_finished(root: Path
         await wait_until(lambda: running.claims.done == ["uid-1"])
 
 
-async def test_as_many_calls_run_side_by_side_as_a_node_has_pods(root: Path, connect: Connect) -> None:
+async def test_as_many_calls_run_side_by_side_as_a_node_has_pods(root: Path) -> None:
     uids = [f"uid-{number}" for number in range(300)]
-    async with serve(root) as running, connect(running.paths.service) as kubelet:
+    async with serve(root) as running, grpcio_kubelet(running.paths.service) as kubelet:
         running.claims.gate = anyio.Event()
         answers: list[Any] = []
 
@@ -176,8 +164,8 @@ async def test_as_many_calls_run_side_by_side_as_a_node_has_pods(root: Path, con
         assert sorted(uid for answer in answers for uid in answer.claims) == sorted(uids)
 
 
-async def test_four_mebibytes_of_claims_are_refused_in_words(root: Path, connect: Connect) -> None:
-    async with serve(root) as running, connect(running.paths.service) as kubelet:
+async def test_four_mebibytes_of_claims_are_refused_in_words(root: Path) -> None:
+    async with serve(root) as running, grpcio_kubelet(running.paths.service) as kubelet:
         with pytest.raises(Failed, match=f"RESOURCE_EXHAUSTED: {MAX_CLAIMS + 1} claims in one call"):
             await prepare(kubelet, *(f"{number}" for number in range(MAX_CLAIMS + 1)))
         with pytest.raises(Failed, match=r"RESOURCE_EXHAUSTED: the request has \d+ bytes; at most 4194304"):
@@ -186,8 +174,8 @@ async def test_four_mebibytes_of_claims_are_refused_in_words(root: Path, connect
         assert (await prepare(kubelet, "uid-1")).claims["uid-1"].error == ""
 
 
-async def test_an_answer_that_the_kubelet_would_not_take_is_an_error_in_words(root: Path, connect: Connect) -> None:
-    async with serve(root) as running, connect(running.paths.service) as kubelet:
+async def test_an_answer_that_the_kubelet_would_not_take_is_an_error_in_words(root: Path) -> None:
+    async with serve(root) as running, grpcio_kubelet(running.paths.service) as kubelet:
         running.claims.answer = lambda _: (
             ContainerDevice(requests=(), pool="p", device="d", cdi_ids=tuple("x" * 1024 for _ in range(4096))),
         )
@@ -195,9 +183,9 @@ async def test_an_answer_that_the_kubelet_would_not_take_is_an_error_in_words(ro
             await prepare(kubelet, "uid-1")
 
 
-async def test_the_errors_of_many_claims_fit_into_one_answer(root: Path, connect: Connect) -> None:
+async def test_the_errors_of_many_claims_fit_into_one_answer(root: Path) -> None:
     uids = [f"uid-{number}" for number in range(1100)]
-    async with serve(root) as running, connect(running.paths.service) as kubelet:
+    async with serve(root) as running, grpcio_kubelet(running.paths.service) as kubelet:
         error = ClaimError("x" * 10_000)
         running.claims.answer = lambda _: error
         response = await prepare(kubelet, *uids)

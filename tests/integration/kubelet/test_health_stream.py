@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,6 @@ from pydra.kubelet.pb import NodeWatchResourcesRequest, NodeWatchResourcesRespon
 from pydra.kubelet.plugin import Stopped
 from tests.integration.kubelet.fakes import (
     DEADLINE,
-    KUBELETS,
     Kubelet,
     Running,
     grpcio_kubelet,
@@ -25,19 +24,12 @@ from tests.integration.kubelet.fakes import (
     wait_until,
 )
 
-Connect = Callable[[str], AbstractAsyncContextManager[Kubelet]]
 SICK = Health(status=HealthStatus.UNHEALTHY, message="XID 79: fell off the bus")
 
 
 @pytest.fixture(params=["v1", "v1alpha1"])
 def version(request: pytest.FixtureRequest) -> str:
     found: str = request.param
-    return found
-
-
-@pytest.fixture(params=KUBELETS)
-def connect(request: pytest.FixtureRequest) -> Connect:
-    found: Connect = KUBELETS[request.param]
     return found
 
 
@@ -62,8 +54,8 @@ def open_streams(running: Running) -> int:
     return counts[-1].count if counts else 0
 
 
-async def test_a_stream_tells_the_state_at_once_and_every_change(root: Path, connect: Connect, version: str) -> None:
-    async with serve(root, health_period=60) as running, connect(running.paths.service) as kubelet:
+async def test_a_stream_tells_the_state_at_once_and_every_change(root: Path, version: str) -> None:
+    async with serve(root, health_period=60) as running, grpcio_kubelet(running.paths.service) as kubelet:
         running.board.publish((device("gpu-0"), device("gpu-1")))
         async with watch(kubelet, version) as reports:
             assert await states(reports) == {"gpu-0": "HEALTHY", "gpu-1": "HEALTHY"}
@@ -73,8 +65,8 @@ async def test_a_stream_tells_the_state_at_once_and_every_change(root: Path, con
             assert await states(reports) == {"gpu-0": "HEALTHY", "gpu-1": "HEALTHY"}
 
 
-async def test_a_list_is_sent_again_while_nothing_changes(root: Path, connect: Connect, version: str) -> None:
-    async with serve(root, health_period=0.01) as running, connect(running.paths.service) as kubelet:
+async def test_a_list_is_sent_again_while_nothing_changes(root: Path, version: str) -> None:
+    async with serve(root, health_period=0.01) as running, grpcio_kubelet(running.paths.service) as kubelet:
         running.board.publish((device("gpu-0", SICK),))
         async with watch(kubelet, version) as reports:
             for _ in range(3):
@@ -84,18 +76,18 @@ async def test_a_list_is_sent_again_while_nothing_changes(root: Path, connect: C
                 assert (one.last_updated_time, one.health_check_timeout_seconds) == (1_700_000_000, 30)
 
 
-async def test_a_kubelet_that_reconnects_hears_the_latest(root: Path, connect: Connect, version: str) -> None:
+async def test_a_kubelet_that_reconnects_hears_the_latest(root: Path, version: str) -> None:
     async with serve(root, health_period=60) as running:
         for health in (Health(), SICK):
             running.board.publish((device("gpu-0", health),))
-            async with connect(running.paths.service) as kubelet, watch(kubelet, version) as reports:
+            async with grpcio_kubelet(running.paths.service) as kubelet, watch(kubelet, version) as reports:
                 assert await states(reports) == {"gpu-0": health.status.name}
                 assert open_streams(running) == 1
             await wait_until(lambda: open_streams(running) == 0)
 
 
-async def test_several_streams_and_calls_share_one_connection(root: Path, connect: Connect) -> None:
-    async with serve(root, health_period=60) as running, connect(running.paths.service) as kubelet:
+async def test_several_streams_and_calls_share_one_connection(root: Path) -> None:
+    async with serve(root, health_period=60) as running, grpcio_kubelet(running.paths.service) as kubelet:
         running.board.publish((device("gpu-0"),))
         async with watch(kubelet, "v1") as one, watch(kubelet, "v1alpha1") as two:
             assert await states(one) == await states(two) == {"gpu-0": "HEALTHY"}
@@ -106,7 +98,6 @@ async def test_several_streams_and_calls_share_one_connection(root: Path, connec
 
 
 async def test_a_stream_ends_cleanly_and_at_once_when_the_plugin_stops(root: Path, version: str) -> None:
-    # Not with grpclib's client, which drops its streams at a GOAWAY; grpc-go and the C core read them to the end.
     async with serve(root, health_period=60) as running, grpcio_kubelet(running.paths.service) as kubelet:
         async with watch(kubelet, version) as reports:
             assert await states(reports) == {}

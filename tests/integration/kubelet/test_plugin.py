@@ -22,7 +22,6 @@ from tests.integration.kubelet.fakes import (
     Kubelet,
     Running,
     grpcio_kubelet,
-    grpclib_kubelet,
     prepare,
     serve,
     wait_until,
@@ -46,9 +45,9 @@ async def notify(kubelet: Kubelet, *, registered: bool, error: str = "") -> None
 
 async def works(running: Running) -> bool:
     """Whether a kubelet can register the plugin and prepare a claim with it."""
-    async with grpclib_kubelet(running.paths.registration) as kubelet:
+    async with grpcio_kubelet(running.paths.registration) as kubelet:
         endpoint = (await get_info(kubelet)).endpoint
-    async with grpclib_kubelet(endpoint) as kubelet:
+    async with grpcio_kubelet(endpoint) as kubelet:
         return (await prepare(kubelet, "uid-1")).claims["uid-1"].error == ""
 
 
@@ -61,7 +60,7 @@ def names(directory: Path) -> list[str]:
 
 
 async def test_the_kubelet_learns_who_the_plugin_is(root: Path) -> None:
-    async with serve(root) as running, grpclib_kubelet(running.paths.registration) as kubelet:
+    async with serve(root) as running, grpcio_kubelet(running.paths.registration) as kubelet:
         info = await get_info(kubelet)
     assert (info.type, info.name, info.endpoint) == ("DRAPlugin", DRIVER, str(root / "plugins" / DRIVER / "dra.sock"))
     assert info.supported_versions == [
@@ -82,8 +81,8 @@ async def test_the_registrar_answers_under_the_authority_that_the_kubelet_gives_
 async def test_the_registrar_answers_while_claims_are_in_work(root: Path) -> None:
     async with (
         serve(root) as running,
-        grpclib_kubelet(running.paths.service) as busy,
-        grpclib_kubelet(running.paths.registration) as kubelet,
+        grpcio_kubelet(running.paths.service) as busy,
+        grpcio_kubelet(running.paths.registration) as kubelet,
         anyio.create_task_group() as group,
     ):
         running.claims.gate = anyio.Event()
@@ -96,9 +95,9 @@ async def test_the_registrar_answers_while_claims_are_in_work(root: Path) -> Non
 async def test_what_the_kubelet_decides_is_reported_each_time(root: Path) -> None:
     async with serve(root) as running:
         for _ in range(2):  # a kubelet that restarts registers it again
-            async with grpclib_kubelet(running.paths.registration) as kubelet:
+            async with grpcio_kubelet(running.paths.registration) as kubelet:
                 await notify(kubelet, registered=True)
-        async with grpclib_kubelet(running.paths.registration) as kubelet:
+        async with grpcio_kubelet(running.paths.registration) as kubelet:
             await notify(kubelet, registered=False, error="endpoint already\nregistered")
             await notify(kubelet, registered=False)
         assert running.heard(Registered) == [Registered(driver=DRIVER)] * 2
@@ -152,7 +151,7 @@ async def test_a_stop_lets_the_call_in_flight_end(root: Path) -> None:
             running.stop()
             await wait_until(lambda: not exists(running.paths.service))
             assert exists(running.paths.registration)
-            async with grpclib_kubelet(running.paths.registration) as starting:
+            async with grpcio_kubelet(running.paths.registration) as starting:
                 with pytest.raises(Failed, match=r"UNAVAILABLE: driver gpu\.example\.com is stopping"):
                     await get_info(starting)
             running.claims.gate.set()
@@ -204,7 +203,7 @@ async def test_a_wiped_kubelet_root_gets_its_sockets_back(root: Path) -> None:
 
 @pytest.mark.parametrize("which", ["service", "registration"])
 async def test_a_socket_that_vanishes_is_made_again_under_the_kubelets_open_connection(root: Path, which: str) -> None:
-    async with serve(root) as running, grpclib_kubelet(running.paths.service) as kubelet:
+    async with serve(root) as running, grpcio_kubelet(running.paths.service) as kubelet:
         await prepare(kubelet, "uid-1")
         path = getattr(running.paths, which)
         os.unlink(path)
@@ -217,7 +216,7 @@ async def test_a_socket_that_vanishes_is_made_again_under_the_kubelets_open_conn
 async def test_the_kubelet_has_registered_the_plugin_until_the_registration_socket_is_another_one(
     root: Path, which: str, registered: bool
 ) -> None:
-    async with serve(root) as running, grpclib_kubelet(running.paths.registration) as kubelet:
+    async with serve(root) as running, grpcio_kubelet(running.paths.registration) as kubelet:
         await notify(kubelet, registered=True)
         path = getattr(running.paths, which)
         os.unlink(path)

@@ -12,7 +12,6 @@ import pytest
 from pydra.kubelet.pb import HealthCheckRequest, HealthCheckResponse
 from tests.integration.kubelet.fakes import (
     DEADLINE,
-    KUBELETS,
     Failed,
     Kubelet,
     grpcio_kubelet,
@@ -32,15 +31,14 @@ def watch(kubelet: Kubelet, service: str) -> Any:
     return aclosing(cast("Any", kubelet.stream("/grpc.health.v1.Health/Watch", request, HealthCheckResponse)))
 
 
-@pytest.mark.parametrize("client", KUBELETS)
-async def test_a_server_knows_its_own_services(root: Path, client: str) -> None:
+async def test_a_server_knows_its_own_services(root: Path) -> None:
     async with serve(root) as running:
-        async with KUBELETS[client](running.paths.service) as kubelet:
+        async with grpcio_kubelet(running.paths.service) as kubelet:
             for service in ("", "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", "v1.DRAResourceHealth"):
                 assert await check(kubelet, service) == "SERVING"
             with pytest.raises(Failed, match=r"NOT_FOUND: unknown service pluginregistration\.Registration"):
                 await check(kubelet, "pluginregistration.Registration")
-        async with KUBELETS[client](running.paths.registration) as kubelet:
+        async with grpcio_kubelet(running.paths.registration) as kubelet:
             assert await check(kubelet, "pluginregistration.Registration") == "SERVING"
 
 
