@@ -64,28 +64,24 @@ def nodes_of(prepared: PreparedDevice) -> list[str]:
     return [one.path for one in prepared.edits.device_nodes]
 
 
-@pytest.mark.parametrize(("scenario", "vfio"), [("w7900", "false"), ("mi300x-2", "true")])
-def test_it_keeps_the_contract(scenario: str, vfio: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("scenario", "vfio", "sharing"), [("w7900", "true", "false"), ("mi300x-2", "false", "true")])
+def test_it_keeps_the_contract(
+    scenario: str, vfio: str, sharing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYDRA_AMD_SCENARIO", scenario)
     monkeypatch.setenv("PYDRA_AMD_VFIO", vfio)
+    monkeypatch.setenv("PYDRA_AMD_SHARING", sharing)
     monkeypatch.setenv("PYDRA_AMD_STATE", str(tmp_path))
     report = check_backend("amd")
     assert report.ok, report.text
 
 
-@pytest.mark.parametrize(
-    ("setting", "device"),
-    [
-        ("PARTITIONING=memory", f"{FIRST}-cpx-nps4-3"),  # and the compute mode after it
-        ("SHARING=true", FIRST),
-    ],
-)
 def test_what_is_changed_for_a_claim_is_undone_wherever_it_is_interrupted(
-    setting: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The conformance checks kill the backend, and cancel its calls, at each of their waits."""
-    name, _, value = setting.partition("=")
-    given = {name: value, "SCENARIO": "mi300x-2", "STATE": str(tmp_path)}
+    """The memory mode, and the compute mode after it; the checks kill the backend, and cancel calls, at each wait."""
+    device = f"{FIRST}-cpx-nps4-3"
+    given = {"PARTITIONING": "memory", "SCENARIO": "mi300x-2", "STATE": str(tmp_path)}
     for key, text in {"FIRST_DEVICE": device, **{f"PYDRA_FIRST_DEVICE_{one}": given[one] for one in given}}.items():
         monkeypatch.setenv(key, text)
     report = check_backend("first_device:")
