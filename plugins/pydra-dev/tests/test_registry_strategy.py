@@ -127,9 +127,9 @@ def test_an_invalid_claim_is_refused_in_the_server_s_words(spec: JsonObject, fie
     assert refused(RESOURCE_CLAIMS, spec) == [(f"spec.devices.{field}", message)]
 
 
-@pytest.mark.parametrize(("spec", "field", "message"), CLAIMS)
-def test_a_template_is_held_to_the_same_rules(spec: JsonObject, field: str, message: str) -> None:
-    assert refused(RESOURCE_CLAIM_TEMPLATES, {"spec": spec}) == [(f"spec.spec.devices.{field}", message)]
+def test_a_template_is_held_to_the_same_rules() -> None:
+    for spec, field, message in CLAIMS:
+        assert refused(RESOURCE_CLAIM_TEMPLATES, {"spec": spec}) == [(f"spec.spec.devices.{field}", message)]
 
 
 def test_a_namespace_may_allow_admin_access() -> None:

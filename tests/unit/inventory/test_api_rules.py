@@ -256,9 +256,17 @@ def slice_of(body: dict[str, Any]) -> dict[str, Any]:
     return {"metadata": {"name": "one"}, "spec": spec}
 
 
-@pytest.mark.parametrize("good", GOOD.values(), ids=GOOD)
-def test_the_api_server_takes_what_is_within_the_rules(good: Device) -> None:
-    server().create(SLICES, slice_of(build_device(good)))
+def answer(device: Device) -> int:
+    """The status with which the API server answers a slice with this device."""
+    try:
+        server().create(SLICES, slice_of(build_device(device)))
+    except StatusError as refusal:
+        return refusal.code
+    return 201
+
+
+def test_the_api_server_takes_what_is_within_the_rules() -> None:
+    assert {name: answer(good) for name, good in GOOD.items()} == dict.fromkeys(GOOD, 201)
 
 
 NOT_FOR_THE_SERVER = {  # what cannot even be written as JSON of a slice, or has no single form there
@@ -277,9 +285,6 @@ NOT_FOR_THE_SERVER = {  # what cannot even be written as JSON of a slice, or has
 }
 
 
-@pytest.mark.parametrize("name", sorted(BAD.keys() - NOT_FOR_THE_SERVER))
-def test_the_api_server_refuses_what_is_against_the_rules(name: str) -> None:
-    body = build_device(BAD[name][0])
-    with pytest.raises(StatusError) as refusal:
-        server().create(SLICES, slice_of(body))
-    assert refusal.value.code in (400, 422)
+def test_the_api_server_refuses_what_is_against_the_rules() -> None:
+    bad = BAD.keys() - NOT_FOR_THE_SERVER
+    assert {name for name in bad if answer(BAD[name][0]) in (400, 422)} == bad

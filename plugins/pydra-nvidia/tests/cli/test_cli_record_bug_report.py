@@ -115,18 +115,14 @@ def test_nvml_that_does_not_answer_is_reported_in_one_line(command: Run, tmp_pat
     assert len(ran.stderr.splitlines()) == 1
 
 
-CHANGES = sorted(
-    name
-    for name in dir(pynvml)
-    if name.startswith("nvml") and any(word in name for word in ("Set", "Reset", "Create", "Destroy", "Clear"))
-    if "Get" not in name
-)
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_no_function_that_changes_the_machine_is_let_through(name: str) -> None:
-    with pytest.raises(NotReadOnly, match=name):
-        getattr(ReadOnlyLibrary(pynvml, CallLog()), name)
+def test_no_function_that_changes_the_machine_is_let_through() -> None:
+    library, words = ReadOnlyLibrary(pynvml, CallLog()), ("Set", "Reset", "Create", "Destroy", "Clear")
+    changes = [name for name in dir(pynvml) if name.startswith("nvml") and any(word in name for word in words)]
+    changes = [name for name in changes if "Get" not in name]
+    assert len(changes) > 50
+    for name in changes:
+        with pytest.raises(NotReadOnly, match=name):
+            getattr(library, name)
 
 
 def test_names_follow_from_the_original_and_the_salt_wherever_they_are() -> None:
