@@ -42,6 +42,10 @@ def has_address(address: str, found: list[Json]) -> bool:
     return found[0].get("networkData") == {"interfaceName": "net1", "ips": [address]}
 
 
+def has_status(status: str, found: list[Json]) -> bool:
+    return bool(found[0]["conditions"][0]["status"] == status)
+
+
 def test_what_prepare_says_is_written_and_removed_when_the_claim_is_unprepared(quiet: Node) -> None:
     name = quiet.board.device()
     claim = quiet.api.create_claim(name)
@@ -78,7 +82,9 @@ def test_what_discover_says_replaces_what_prepare_said_and_keeps_the_time_of_the
         assert "data" not in now
 
 
-def test_what_discover_warns_of_is_an_event_on_the_claim_also_without_the_setting(node: Node) -> None:
+def test_without_the_setting_no_status_is_written_and_what_discover_warns_of_is_an_event_all_the_same(
+    node: Node,
+) -> None:
     node.serve(backend="status_board:")
     claim = node.api.create_claim("d0")
     node.kubelet.prepare_one(claim)
@@ -86,33 +92,25 @@ def test_what_discover_warns_of_is_an_event_on_the_claim_also_without_the_settin
     (event,) = wait_for(lambda: node.api.events(claim), "the Event")
     assert (event["reason"], event["type"]) == ("DeviceWarning", "Warning")
     assert event["note"] == f"driver {DRIVER}: 2001:db8::5/64 is for documentation only"
+    node.kubelet.unprepare(claim)
+    assert node.agent_calls("patch", "resourceclaims") == []
 
 
-@pytest.mark.parametrize(
-    ("devices", "status", "reason", "message"),
-    [
-        ({"d0": "fan stuck"}, "False", "DeviceUnhealthy", "fan stuck"),
-        ({}, "Unknown", "HealthUnknown", "the node does not publish this device any more"),
-    ],
-    ids=["unhealthy", "gone"],
-)
-def test_a_held_device_says_in_its_claim_that_it_is_not_healthy_any_more(
-    node: Node, devices: dict[str, str], status: str, reason: str, message: str
-) -> None:
+def test_a_held_device_says_in_its_claim_that_it_is_not_healthy_any_more(node: Node) -> None:
     node.serve(*ON)
     claim = node.api.create_claim("d0")
     node.kubelet.prepare_one(claim)
     (before,) = wait_written(node, claim)["conditions"]
     assert (before["type"], before["status"]) == ("Healthy", "True")
-    node.board.set_devices("d1", **devices)
-
-    def differs(found: list[Json]) -> bool:
-        return bool(found[0]["conditions"][0]["status"] != "True")
-
-    (now,) = wait_status(node, claim, "the condition", differs)
-    (after,) = now["conditions"]
-    assert after.pop("lastTransitionTime")
-    assert after == {"type": "Healthy", "status": status, "reason": reason, "message": message}
+    for devices, status, reason, message in (
+        ({"d0": "fan stuck"}, "False", "DeviceUnhealthy", "fan stuck"),
+        ({}, "Unknown", "HealthUnknown", "the node does not publish this device any more"),
+    ):
+        node.board.set_devices("d1", **devices)
+        (now,) = wait_status(node, claim, f"the condition is {status}", partial(has_status, status))
+        (after,) = now["conditions"]
+        assert after.pop("lastTransitionTime")
+        assert after == {"type": "Healthy", "status": status, "reason": reason, "message": message}
 
 
 def test_an_invalid_status_from_discover_is_left_out_and_the_device_stays_published(quiet: Node) -> None:
@@ -173,11 +171,3 @@ def test_the_next_instance_removes_what_a_killed_one_wrote_of_a_claim(node: Node
     wait_written(node, claim)
     node.kubelet.unprepare(claim)
     wait_for(lambda: not read_statuses(node, claim), "the status is removed")
-
-
-def test_without_the_setting_no_status_is_written(node: Node) -> None:
-    node.serve(backend="status_board:")
-    claim = node.api.create_claim(node.board.device())
-    node.kubelet.prepare_one(claim)
-    node.kubelet.unprepare(claim)
-    assert node.agent_calls("patch", "resourceclaims") == []

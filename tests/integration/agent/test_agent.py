@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import anyio
@@ -20,34 +17,6 @@ from tests.integration.agent.process import DEADLINE, run_agent
 
 def ignore(step: object) -> None:
     """Ignore what the kubelet reports."""
-
-
-def complain(*flags: str, **environ: str) -> tuple[int, str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYDRA_", "KUBE"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "pydra.cli.agent", *flags],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**clean, "HOME": "/nonexistent", **environ},
-    )
-    return done.returncode, done.stderr
-
-
-def test_a_backend_that_is_not_installed_is_named_beside_those_that_are() -> None:
-    code, said = complain("--backend", "simm", "--node-name", "n")
-    assert code == 2
-    assert "backend simm is not installed" in said
-    assert "sim" in said
-    assert "Traceback" not in said
-
-
-def test_no_way_to_the_api_server_is_said_with_what_to_do() -> None:
-    code, said = complain("--backend", "sim", "--node-name", "n", "--http-address", "")
-    assert code == 2
-    assert "--kubeconfig" in said
-    assert "Traceback" not in said
 
 
 async def test_a_backend_that_breaks_its_contract_is_refused_with_all_faults_while_the_others_serve() -> None:

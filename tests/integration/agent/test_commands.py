@@ -115,7 +115,7 @@ def test_a_terminal_gets_a_drawn_table_and_a_pipe_plain_columns() -> None:
         drawn = os.read(reader, 65536).decode()
     os.close(reader)
     assert ("─" in drawn, "pydra-sim" in drawn) == (True, True)
-    assert run_anew("pydra.cli.tool", "backends").stdout.isascii()
+    assert run("pydra.cli.tool", "backends").stdout.isascii()
 
 
 def test_python_runs_the_package_as_the_command() -> None:
@@ -142,11 +142,22 @@ def test_a_command_that_does_not_exist_ends_with_2() -> None:
         pytest.param(("--kubeconfig", "/proc/nowhere"), "kubeconfig /proc/nowhere", id="no kubeconfig"),
         pytest.param(("--http-address", "192.0.2.1:1"), "httpAddress: cannot listen on 192.0.2.1:1", id="no address"),
         pytest.param(("--log-file", "/proc/nowhere/log"), "logFile: /proc/nowhere/log", id="no log"),
+        pytest.param(("--prepare-deadline", "99"), "prepareDeadline: 99 s is too long", id="a wrong setting"),
+        pytest.param(("--backend", "simm"), 'backend simm is not installed (did you mean "sim"?)', id="no backend"),
+        pytest.param(
+            ("--kubeconfig", ""),
+            "no credentials for the API server: not in a pod (KUBERNETES_SERVICE_HOST is not set), no kubeconfig, and"
+            " /nonexistent/.kube/config does not exist; name a kubeconfig with --kubeconfig",
+            id="no way to the API server",
+        ),
     ],
 )
 def test_what_keeps_the_agent_from_starting_is_one_line_and_exit_code_2(
-    arguments: tuple[str, ...], words: str, tmp_path: Path
+    arguments: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HOME", "/nonexistent")
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(KUBECONFIG)
     places = ("--kubelet-root", str(tmp_path), "--records-dir", str(tmp_path), "--cdi-dir", str(tmp_path))
