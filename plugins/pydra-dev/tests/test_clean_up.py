@@ -59,21 +59,6 @@ def hardware(tmp_path: Path) -> Hardware:
     return Hardware(tmp_path)
 
 
-def test_a_signal_undoes_what_the_backend_has_configured_and_ends_the_agent(hardware: Hardware) -> None:
-    """SIGHUP; other tests send the others."""
-    with hardware.start() as process:
-        found = re.search(r"kill -9 (\d+)", process.read_until("kill -9"))
-        assert found is not None
-        assert hardware.configured == ["one"]
-        process.send_signal(signal.SIGHUP)
-        text = process.read_rest()
-        assert process.wait() == 0, text
-    assert "deleted: pod default/sample" in text
-    assert not hardware.configured, text
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(found.group(1)), 0)
-
-
 def test_a_signal_during_prepare_waits_for_it_and_undoes_it(hardware: Hardware) -> None:
     started, proceed = hardware.place / "started", hardware.place / "proceed"
     os.mkfifo(started)
@@ -189,18 +174,26 @@ def test_an_agent_that_has_been_killed_is_started_again_to_undo(hardware: Hardwa
     assert not hardware.configured, text
 
 
-def test_a_pod_that_cannot_be_scheduled_does_not_end_a_node_that_stays_up(hardware: Hardware, tmp_path: Path) -> None:
+def test_a_node_with_a_pod_that_cannot_be_scheduled_stays_up_until_a_signal_undoes_all_and_ends_its_agent(
+    hardware: Hardware, tmp_path: Path
+) -> None:
+    """SIGHUP; other tests send the others."""
     hardware.write(BACKEND.replace(', Device(name="two")', ","))
     (tmp_path / "pods.yaml").write_text(TWO_PODS)
     with hardware.start("-f", str(tmp_path / "pods.yaml")) as process:
-        text = process.read_until("The node stays up")
+        text = process.read_until("kill -9")
         assert "pending: pod default/b" in text
         assert "not one: request r: in use" in text
+        found = re.search(r"kill -9 (\d+)", text)
+        assert found is not None
         assert hardware.configured == ["one"]
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGHUP)
         text = process.read_rest()
         assert process.wait() == 0, text
-    assert not hardware.configured
+    assert "deleted: pod default/a" in text
+    assert not hardware.configured, text
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(found.group(1)), 0)
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])

@@ -78,58 +78,43 @@ def test_a_runtime_that_is_not_installed_or_not_one_is_named(monkeypatch: pytest
 needs_runc = pytest.mark.skipif(shutil.which("runc") is None or os.geteuid() != 0, reason="needs root and runc")
 
 
-@needs_runc
-@pytest.mark.parametrize(
-    ("command", "code", "told"),
-    [
-        (
-            "sleep 4; test -c /dev/mine && cat /etc/mine > /dev/mine && echo found $MINE",
-            0,
-            "of pod default/real: found 1",
-        ),
-        ("exit 3", 1, "FAILED: container main of pod default/real ended with status 3"),
-    ],
-)
-async def test_a_container_runs_with_its_devices(command: str, code: int, told: str, tmp_path: Path) -> None:
-    backend, pod = tmp_path / "mine.py", tmp_path / "pod.yaml"
-    backend.write_text(BACKEND)
-    pod.write_text(POD.replace("COMMAND", f'"{command}"'))
+FIRST = "{name: first, image: i, command: [sh, -c, 'sleep 4; echo $MINE'], resources: {claims: [{name: c}]}}"
+BESIDE = "{name: beside, image: i, command: [sleep, '1000'], restartPolicy: Always}"  # nobody waits for its end
+BARE = "{name: bare, image: i}"  # it has the command of its image, which is not here
+WITH_INIT = POD.replace("  containers:", f"  initContainers: [{FIRST}, {BARE}, {BESIDE}]\n  containers:")
+
+
+async def run_pod(directory: Path, pod: str) -> tuple[int, str]:
+    """How `pydra dev --run` ends with this pod, and what it says."""
+    (directory / "mine.py").write_text(BACKEND)
+    (directory / "pod.yaml").write_text(pod)
     said: list[str] = []
-    options = Options(backend=str(backend), manifests=(str(pod),), once=True, run="runc")
-    assert await run_until_signal(DevCommand(options, write=said.append)) == code, "\n".join(said)
-    assert told in "\n".join(said)
+    options = Options(backend=f"{directory}/mine.py", manifests=(f"{directory}/pod.yaml",), once=True, run="runc")
+    return await run_until_signal(DevCommand(options, write=said.append)), "\n".join(said)
 
 
 @needs_runc
-@pytest.mark.parametrize(("policy", "command"), [("Never", "echo last"), ("Always", "echo last; sleep 1000")])
-async def test_containers_run_after_the_init_containers_of_their_pod(policy: str, command: str, tmp_path: Path) -> None:
-    """And beside those that never end, which nobody waits for."""
-    backend, pod = tmp_path / "mine.py", tmp_path / "pod.yaml"
-    backend.write_text(BACKEND)
-    first = "{name: first, image: i, command: [sh, -c, 'sleep 4; echo $MINE'], resources: {claims: [{name: c}]}}"
-    beside = "{name: beside, image: i, command: [sleep, '1000'], restartPolicy: Always}"
-    inits = f"{first}, {{name: bare, image: i}}, {beside}"  # `bare` has the command of its image, which is not here
-    with_init = POD.replace("  containers:", f"  initContainers: [{inits}]\n  containers:")
-    pod.write_text(with_init.replace("COMMAND", f'"{command}"').replace("Policy: Never", f"Policy: {policy}"))
-    said: list[str] = []
-    options = Options(backend=str(backend), manifests=(str(pod),), once=True, run="runc")
-    assert await run_until_signal(DevCommand(options, write=said.append)) == 0, "\n".join(said)
-    text = "\n".join(said)
-    assert text.index("first of pod default/real: 1") < text.index("main of pod default/real: last")
+async def test_a_container_runs_with_its_devices_after_the_init_containers_of_its_pod(tmp_path: Path) -> None:
+    command = "sleep 4; test -c /dev/mine && cat /etc/mine > /dev/mine && echo found $MINE"
+    code, text = await run_pod(tmp_path, WITH_INIT.replace("COMMAND", f'"{command}"'))
+    assert code == 0, text
+    assert text.index("first of pod default/real: 1") < text.index("main of pod default/real: found 1")
+
+
+@needs_runc
+async def test_a_container_that_fails_fails_the_run(tmp_path: Path) -> None:
+    code, text = await run_pod(tmp_path, POD.replace("COMMAND", '"exit 3"'))
+    assert code == 1
+    assert "FAILED: container main of pod default/real ended with status 3" in text
 
 
 @needs_runc
 async def test_no_container_starts_after_an_init_container_that_failed(tmp_path: Path) -> None:
-    backend, pod = tmp_path / "mine.py", tmp_path / "pod.yaml"
-    backend.write_text(BACKEND)
     with_init = POD.replace(
         "  containers:", "  initContainers: [{name: first, image: i, command: [sh, -c, exit 3]}]\n  containers:"
     )
-    pod.write_text(with_init.replace("COMMAND", '"echo last"'))
-    said: list[str] = []
-    options = Options(backend=str(backend), manifests=(str(pod),), once=True, run="runc")
-    assert await run_until_signal(DevCommand(options, write=said.append)) == 1
-    text = "\n".join(said)
+    code, text = await run_pod(tmp_path, with_init.replace("COMMAND", '"echo last"'))
+    assert code == 1
     assert "FAILED: container first of pod default/real ended with status 3" in text
     assert "last" not in text
 
@@ -149,13 +134,8 @@ async def test_a_container_with_work_to_do_has_failed_when_its_time_is_over(ends
 @needs_runc
 async def test_a_container_is_stopped_before_its_claim_is_unprepared(tmp_path: Path) -> None:
     """The backend looks for the container's process, which it knows by its argument."""
-    backend, pod = tmp_path / "mine.py", tmp_path / "pod.yaml"
-    backend.write_text(BACKEND)
-    endless = POD.replace("restartPolicy: Never", "restartPolicy: Always")
-    pod.write_text(endless.replace("COMMAND", f'"echo started; sleep 1000; echo {tmp_path}"'))
-    said: list[str] = []
-    options = Options(backend=str(backend), manifests=(str(pod),), once=True, run="runc")
-    assert await run_until_signal(DevCommand(options, write=said.append)) == 0, "\n".join(said)
-    text = "\n".join(said)
-    assert "container main of pod default/real: started" in text
+    endless = WITH_INIT.replace("restartPolicy: Never", "restartPolicy: Always")
+    code, text = await run_pod(tmp_path, endless.replace("COMMAND", f'"echo started; sleep 1000; echo {tmp_path}"'))
+    assert code == 0, text
+    assert text.index("first of pod default/real: 1") < text.index("main of pod default/real: started")
     assert "processes: []" in text
