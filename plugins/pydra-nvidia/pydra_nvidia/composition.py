@@ -13,8 +13,8 @@ from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
 from pydra_nvidia.claim_records import read_entries
+from pydra_nvidia.fabric.active_partitions import ActivePartitions
 from pydra_nvidia.fabric.apply_fabric import ActivateFabricApplier
-from pydra_nvidia.fabric.keep_partitions_active import ActivePartitions
 from pydra_nvidia.hardware_reader import BASEBOARD_FILE, HardwareReader
 from pydra_nvidia.health.incident_store import FILE, IncidentStore
 from pydra_nvidia.health.monitor import HealthMonitor

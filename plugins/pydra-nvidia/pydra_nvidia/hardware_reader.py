@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from pydra_nvidia.atomic_files import StateFile
 from pydra_nvidia.device_names import gpu_name
-from pydra_nvidia.fabric.keep_partitions_active import ActivePartitions, RecordsUnread
+from pydra_nvidia.fabric.active_partitions import ActivePartitions, RecordsUnread
 from pydra_nvidia.fabric.plan_fabric import match_members
 from pydra_nvidia.hardware_types import Driver, Gpu, LostGpu, Mig, Reading, SharedFabric
 from pydra_nvidia.health.lost_gpus import find_lost

@@ -7,7 +7,6 @@ Source: NVIDIA Fabric Manager User Guide, "Fabric Manager SDK"; nv_fm_types.h in
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +15,6 @@ import msgspec
 
 from pydra import ClaimError
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_library
-from pydra_nvidia.threads_and_locks import turn
 
 LIBRARY = "libnvfm.so"
 MOST_PARTITIONS, MOST_GPUS, LONGEST_ADDRESS = 64, 16, 256
@@ -146,9 +144,14 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     bus_id: str = ""
 
     @property
+    def has_bus_id(self) -> bool:
+        """Whether the bus ID names a place: it is empty or all zeros where it says nothing."""
+        return self.bus_id.strip("0:.") != ""
+
+    @property
     def identity(self) -> str:
         """What tells the GPU from others, whatever IDs partitions have."""
-        return self.bus_id if self.bus_id.strip("0:.") else self.uuid or f"module {self.module}"
+        return self.bus_id if self.has_bus_id else self.uuid or f"module {self.module}"
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,12 +168,11 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FabricManager:
-    """`load` returns the library; `socket` is Fabric Manager's, as this process sees it."""
+    """`load` returns the library; `socket` is Fabric Manager's, as this process sees it. For one thread at a time."""
 
     def __init__(self, load: Callable[[], Any], socket: str) -> None:
         self._load = load
         self._socket = socket
-        self._lock = threading.Lock()
 
     def list_groups(self) -> tuple[Group, ...]:
         """All that the machine can have, by ID. Raises FabricManagerError, DriverMissing."""
@@ -206,16 +208,15 @@ class FabricManager:
 
     @contextmanager
     def _connected(self) -> Iterator[tuple[Any, ctypes.c_void_p]]:
-        with turn(self._lock, "Fabric Manager"):
-            library = self._load()
-            if (code := library.fmLibInit()) not in (SUCCESS, IN_USE):  # IN_USE: it is initialised already
-                raise FabricManagerError(code, "fmLibInit")
-            handle = ctypes.c_void_p()
-            self._connect(library, handle)
-            try:
-                yield library, handle
-            finally:
-                library.fmDisconnect(handle)
+        library = self._load()
+        if (code := library.fmLibInit()) not in (SUCCESS, IN_USE):  # IN_USE: it is initialised already
+            raise FabricManagerError(code, "fmLibInit")
+        handle = ctypes.c_void_p()
+        self._connect(library, handle)
+        try:
+            yield library, handle
+        finally:
+            library.fmDisconnect(handle)
 
     def _connect(self, library: Any, handle: ctypes.c_void_p) -> None:
         params = ConnectStruct(

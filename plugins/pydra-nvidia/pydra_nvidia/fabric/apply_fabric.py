@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from pydra import Claim, ClaimError, UndoLater
-from pydra_nvidia.fabric.keep_partitions_active import ActivePartitions, RecordsUnread
+from pydra_nvidia.fabric.active_partitions import ActivePartitions, RecordsUnread
 from pydra_nvidia.fabric.plan_fabric import find_group
 from pydra_nvidia.nvfm import AWAY, FabricManagerError, Group
 from pydra_nvidia.nvml.persistence import PersistenceMode

@@ -12,8 +12,6 @@ from pydra_nvidia.nvfm import Group, Member
 from pydra_nvidia.nvml.gpus import parse_bus_id
 from pydra_nvidia.steps import ActivateFabric
 
-_NO_BUS_ID = "0000:00:00.0"
-
 
 def match_members(
     groups: Sequence[Group], gpus: Iterable[Gpu], modules: Mapping[str, int]
@@ -24,12 +22,12 @@ def match_members(
     """
     by_uuid = {gpu.uuid: gpu.pci for gpu in gpus}
     by_module = {module: address for address, module in modules.items()}
-    identified = any(_identify(member) for group in groups for member in group.members)
+    identified = any(member.uuid or member.has_bus_id for group in groups for member in group.members)
 
     def find(member: Member) -> str | None:
         if not identified:
             return by_module.get(member.module)
-        return by_uuid.get(member.uuid) or (_bus_address(member) or None)
+        return by_uuid.get(member.uuid) or (parse_bus_id(member.bus_id) if member.has_bus_id else None)
 
     found = ((group, [find(member) for member in group.members]) for group in groups)
     return tuple(
@@ -47,15 +45,6 @@ def match_members(
 def find_group(groups: Iterable[Group], step: ActivateFabric) -> Group | None:
     """The partition of the step's GPUs, whatever its ID is by now."""
     return next((one for one in groups if one.identities == step.members), None)
-
-
-def _identify(member: Member) -> str:
-    return member.uuid or _bus_address(member)
-
-
-def _bus_address(member: Member) -> str:
-    address = parse_bus_id(member.bus_id) if member.bus_id else _NO_BUS_ID
-    return "" if address == _NO_BUS_ID else address
 
 
 def plan_fabric(targets: Sequence[Target], reading: Reading) -> tuple[ActivateFabric, ...]:

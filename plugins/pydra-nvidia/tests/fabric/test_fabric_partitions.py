@@ -16,8 +16,8 @@ from gpu_values import gpu
 from pydra import AllocatedDevice, ClaimError, TerminalError, UndoLater
 from pydra_nvidia.claim_records import Entry, Hold
 from pydra_nvidia.claim_targets import Passthrough, WholeGpu
+from pydra_nvidia.fabric.active_partitions import ActivePartitions, RecordsUnread
 from pydra_nvidia.fabric.apply_fabric import ActivateFabricApplier, FabricChanged
-from pydra_nvidia.fabric.keep_partitions_active import ActivePartitions, RecordsUnread
 from pydra_nvidia.fabric.plan_fabric import explain_disconnected, match_members, plan_fabric
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import FabricPartition, Gpu, Reading, SharedFabric

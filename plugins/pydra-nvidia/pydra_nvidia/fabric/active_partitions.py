@@ -64,11 +64,12 @@ class ActivePartitions:
 
     def is_waiting(self) -> bool:
         """Whether Fabric Manager can be asked, or waits for the list; changes nothing."""
-        try:
-            self._manager.list_groups()
-        except FabricManagerError as error:
-            return error.code == NOT_CONFIGURED
-        return True
+        with turn(self._lock, "Fabric Manager"):
+            try:
+                self._manager.list_groups()
+            except FabricManagerError as error:
+                return error.code == NOT_CONFIGURED
+            return True
 
     def activate(self, group: int) -> None:
         """Connect the GPUs of the partition. Raises FabricManagerError, IN_USE while another one overlaps it."""
