@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 import pydra
-from pydra_nvidia.hardware_reader import HardwareReader, read_without_driver
+from pydra_nvidia.hardware_reader import read_once, read_without_driver
 from pydra_nvidia.hardware_types import Gpu, Reading
 from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.nvml.read_only_library import CallLog, guard
@@ -56,15 +56,12 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 async def record(settings: Settings, tree: Tree, load: Callable[[], ModuleType], *, salt: bytes) -> Recording:
     """Record the node's hardware. Raises NvmlError if NVML as a whole does not answer."""
     calls = CallLog()
-    session = NvmlSession(guard(load, calls))
     # Whether partitions can be made is a setting, and says nothing about what there is.
     all_of_it = replace(settings, vfio=True, dynamic_mig=False)
     try:
-        reading = await HardwareReader(session, tree, settings=all_of_it).read()
+        reading = await read_once(NvmlSession(guard(load, calls)), tree, all_of_it)
     except DriverMissing:
         reading = await asyncio.to_thread(read_without_driver, tree)
-    finally:
-        session.close()
     release = _RELEASE.match(tree.read(tree.proc("sys/kernel/osrelease")))
     return Recording(
         pydra=pydra.__version__,

@@ -210,7 +210,7 @@ class HardwareReader:
         try:
             groups = self._partitions.list_groups()
         except (FabricManagerError, DriverMissing, RecordsUnread) as error:
-            last = self._last.fabric if self._last is not None else None
+            last = self.last.fabric
             return SharedFabric(partitions=last.partitions if last is not None else (), problem=str(error))
         return SharedFabric(partitions=match_members(groups, reading.gpus, reading.modules))
 
@@ -486,6 +486,14 @@ class HardwareReader:
     def _reread_gpu(self, nvml: Nvml, gpu: Gpu) -> Gpu:
         known, mig, unread = self._read_mig(nvml, nvml.find(gpu.uuid), gpu.uuid, gpu.index)
         return replace(gpu, minor=known.facts.minor, mig=mig, unread=unread)
+
+
+async def read_once(session: NvmlSession, tree: Tree, settings: Settings) -> Reading:
+    """All of it, in a session that ends with it. Raises as `HardwareReader.read` does."""
+    try:
+        return await HardwareReader(session, tree, settings=settings).read()
+    finally:
+        session.close()
 
 
 def read_without_driver(tree: Tree) -> Reading:

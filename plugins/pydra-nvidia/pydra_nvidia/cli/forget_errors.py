@@ -11,7 +11,7 @@ from typing import Any
 from pydra import PydraError
 from pydra_nvidia.cli.arguments import add_node_arguments, machine_of, minor
 from pydra_nvidia.device_names import gpu_name
-from pydra_nvidia.hardware_reader import HardwareReader
+from pydra_nvidia.hardware_reader import read_once
 from pydra_nvidia.health.incident_store import FILE, IncidentStore
 from pydra_nvidia.health.xid_catalogue import explain
 from pydra_nvidia.machine_access import MachineAccess
@@ -63,11 +63,7 @@ def _parse_gpu(text: str) -> str | int:
 
 
 def _uuid(machine: MachineAccess, number: int) -> str:
-    session = NvmlSession(machine.load, machine.gate)
-    try:
-        reading = asyncio.run(HardwareReader(session, machine.tree, settings=machine.settings).read())
-    finally:
-        session.close()
+    reading = asyncio.run(read_once(NvmlSession(machine.load, machine.gate), machine.tree, machine.settings))
     for gpu in reading.gpus:
         if gpu.minor == number:
             return gpu.uuid

@@ -19,7 +19,7 @@ from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
 from pydra_nvidia.claim_targets import Partition, Target, WholeGpu
 from pydra_nvidia.cli.arguments import add_node_arguments, machine_of
 from pydra_nvidia.device_names import gpu_name, mig_name
-from pydra_nvidia.hardware_reader import HardwareReader, read_without_driver
+from pydra_nvidia.hardware_reader import read_once, read_without_driver
 from pydra_nvidia.hardware_types import Gpu, Mig, NvLinks, Reading
 from pydra_nvidia.health.diagnosis import WELL, Diagnosis, diagnose
 from pydra_nvidia.health.incident_store import FILE, Incident, IncidentStore
@@ -62,14 +62,11 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
 async def look_at(machine: MachineAccess) -> Look:
     """All that is to be said."""
     problems: list[str] = []
-    session = NvmlSession(machine.load, machine.gate)
     try:
-        reading = await HardwareReader(session, machine.tree, settings=machine.settings).read()
+        reading = await read_once(NvmlSession(machine.load, machine.gate), machine.tree, machine.settings)
     except PydraError as error:
         problems.append(str(error))
         reading = await asyncio.to_thread(read_without_driver, machine.tree)
-    finally:
-        session.close()
     root = await asyncio.to_thread(_find_root, machine, problems, needed=bool(reading.functions))
     try:
         containers = await asyncio.to_thread(_describe_containers, machine, reading)
