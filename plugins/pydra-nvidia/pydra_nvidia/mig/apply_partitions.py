@@ -18,7 +18,7 @@ from pydra_nvidia.hardware_types import GpuInstance
 from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.mig.plan_partitions import describe, slices
 from pydra_nvidia.nvml.errors import PASSING, Code, NvmlError
-from pydra_nvidia.nvml.gpu_use import name_processes
+from pydra_nvidia.nvml.gpus import name_processes
 from pydra_nvidia.nvml.mig_control import (
     ModeNotRestored,
     ModePending,

@@ -8,8 +8,7 @@ from typing import Any
 
 from pydra_nvidia.host.persistenced import Persistenced, PersistenceFailed
 from pydra_nvidia.nvml.errors import STALE, NvmlError
-from pydra_nvidia.nvml.gpu_use import Use, read_use
-from pydra_nvidia.nvml.gpus import find_handle
+from pydra_nvidia.nvml.gpus import Use, find_handle, read_use
 from pydra_nvidia.nvml.pynvml_library import Nvml
 from pydra_nvidia.nvml.session import NvmlSession
 
