@@ -20,7 +20,6 @@ from pydra_nvidia.inventory.attributes import (
 from pydra_nvidia.inventory.capacities import (
     build_capacities,
     build_quantity,
-    memory_figure,
     profile_figures,
     round_up,
     share_capacities,
@@ -187,11 +186,11 @@ def _build_whole(
     shares: Shares | int,
     diagnosis: Diagnosis,
 ) -> Device:
-    figures = memory_figure(gpu.memory)
+    figures = {} if gpu.memory is None else {"memory": gpu.memory}
     plain = build_table(gpu.mig.profiles).capacities if offering.profiled and gpu.mig else build_capacities(figures)
     shared = None if offering.counters else share_capacities(figures, shares)
     name = gpu_name(gpu.minor)
-    assessment = join_assessments(diagnosis.devices.get(name, WELL), _assess(gpu, None, diagnosis))
+    assessment = _assess(name, gpu, None, diagnosis)
     return Device(
         name=name,
         attributes=attributes,
@@ -205,7 +204,7 @@ def _build_whole(
 
 def _build_offer(gpu: Gpu, offer: Offer, hardware: Mapping[str, AttributeValue], diagnosis: Diagnosis) -> Device:
     name = mig_name(gpu.minor, offer.profile.name, offer.profile.id, offer.placement.start)
-    assessment = join_assessments(diagnosis.devices.get(name, WELL), _assess(gpu, offer.placement, diagnosis))
+    assessment = _assess(name, gpu, offer.placement, diagnosis)
     return Device(
         name=name,
         attributes=describe_partition(gpu, offer.profile.name, hardware),
@@ -228,7 +227,7 @@ def _build_adopted(
     figures = profile_figures(profile) | {f"memorySlice{number}": 1 for number in slices}
     shared = share_capacities(figures, shares)
     name = mig_name(gpu.minor, profile.name, profile.id, placement.start)
-    assessment = join_assessments(diagnosis.devices.get(name, WELL), _assess(gpu, placement, diagnosis))
+    assessment = _assess(name, gpu, placement, diagnosis)
     return Device(
         name=name,
         # A selector may read the UUID of what was removed: without the attribute, that would be an error.
@@ -240,20 +239,20 @@ def _build_adopted(
     )
 
 
-def _assess(gpu: Gpu, placement: Placement | None, diagnosis: Diagnosis) -> Assessment:
+def _assess(device: str, gpu: Gpu, placement: Placement | None, diagnosis: Diagnosis) -> Assessment:
     """An assessment on the GPU is one on its partitions, and one on a place is one on all that has a part of it.
 
     What was wrong with memory slices is wrong with them in whatever shape they are offered next.
     """
-    whole = diagnosis.gpus.get(gpu.uuid, WELL)
+    own, whole = diagnosis.devices.get(device, WELL), diagnosis.gpus.get(gpu.uuid, WELL)
     if not diagnosis.partitions:  # as nearly always, for hundreds of places
-        return whole
+        return join_assessments(own, whole)
     parts = (
         assessment
         for (uuid, place), assessment in sorted(diagnosis.partitions.items(), key=lambda one: one[0])
         if uuid == gpu.uuid and (placement is None or placement.overlaps(place))
     )
-    return join_assessments(whole, *parts)
+    return join_assessments(own, whole, *parts)
 
 
 def _size(profile: Profile) -> tuple[int, int]:

@@ -29,11 +29,6 @@ def profile_figures(profile: Profile) -> dict[str, int]:
     }
 
 
-def memory_figure(memory: int | None) -> dict[str, int]:
-    """The memory of a whole GPU; nothing where the driver does not report it."""
-    return {} if memory is None else {"memory": memory}
-
-
 def build_capacities(figures: Mapping[str, int]) -> dict[str, Capacity]:
     """Figures as capacities that one claim takes whole."""
     return {name: Capacity(build_quantity(figure)) for name, figure in figures.items()}
