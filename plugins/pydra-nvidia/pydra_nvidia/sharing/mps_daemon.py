@@ -30,7 +30,6 @@ from pydra_nvidia.sharing.mps_launch_plan import (
     has_memory,
     plan_daemon,
     plan_mount,
-    plan_unmount,
     reach_pipe,
 )
 from pydra_nvidia.sharing.mps_processes import MARK, Process, end, find_marked, has_mark, identify, is_alive, wait_gone
@@ -144,7 +143,7 @@ class MpsDaemons:
         """End it and take away its directories; nothing there is fine. Raises MpsStuck, ClaimError."""
         await self._end(place)
         if mounted := await asyncio.to_thread(find_mounts, place, self._where):
-            await self._launch("unmount the memory of MPS", plan_unmount(mounted, self._where))
+            await self._launch("unmount the memory of MPS", Launch(namespaces=self._where.namespaces, unmount=mounted))
         try:
             await asyncio.to_thread(remove_clients_directory, place.path)
         except FileNotFoundError:
@@ -239,7 +238,7 @@ class MpsDaemons:
         if process is not None:
             with contextlib.suppress(PydraError):  # a driver that is gone, or a daemon that hangs, cannot be asked
                 await self._command(place, "quit")
-                await wait_gone([process], left(self._quit_deadline))
+                await wait_gone(process, left(self._quit_deadline))
 
         def find_living() -> set[Process]:
             recorded = {process} if process is not None and is_alive(process) else set()

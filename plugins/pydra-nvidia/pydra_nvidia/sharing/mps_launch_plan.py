@@ -83,11 +83,6 @@ def plan_mount(place: MpsDirectory, size: str, where: LaunchContext) -> Launch:
     return Launch(namespaces=where.namespaces, tmpfs={pipe: PIPE_OPTIONS, shm: f"size={size},mode=1777"})
 
 
-def plan_unmount(mounted: tuple[str, ...], where: LaunchContext) -> Launch:
-    """The contrary, of what `find_mounts` found."""
-    return Launch(namespaces=where.namespaces, unmount=mounted)
-
-
 def plan_daemon(
     place: MpsDirectory,
     program: Program,

@@ -11,9 +11,11 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 import msgspec
+
+from pydra_pci import Roots, Tree, read_command
 
 MARK = "PYDRA_NVIDIA_MPS"
 """Variable of the daemon and its servers: their daemon's directory on this node, by which they are known as ours."""
@@ -22,6 +24,7 @@ COMMAND = "nvidia-cuda-mps"
 """What the kernel keeps of the names of MPS programs, `nvidia-cuda-mps-control` and `-server`: 15 bytes."""
 
 _POLL = 0.02
+_REAL = Tree(Roots())
 
 
 class Process(msgspec.Struct, frozen=True, order=True):
@@ -33,12 +36,9 @@ class Process(msgspec.Struct, frozen=True, order=True):
 
 def identify(pid: int) -> Process | None:
     """The process that has this id now; None when there is none, or it has ended and nobody asked how."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()  # the name before may have spaces and parentheses
-        return None if fields[0] in "ZX" else Process(int(fields[19]), pid)
-    except (OSError, ValueError, IndexError):
-        return None
+    # The name before may have spaces and parentheses.
+    fields = _REAL.read(_REAL.proc(f"{pid}/stat")).rpartition(")")[2].split()
+    return Process(int(fields[19]), pid) if len(fields) > 19 and fields[0] not in "ZX" else None
 
 
 def is_alive(process: Process) -> bool:
@@ -61,16 +61,8 @@ def has_mark(pid: int, mark: str) -> bool:
 def find_marked(mark: str) -> tuple[Process, ...]:
     """All processes of MPS with the mark, the oldest first. Blocks, but for no process that is not of MPS."""
     pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())
-    found = (identify(pid) for pid in pids if _read_command(pid) == COMMAND and has_mark(pid, mark))
+    found = (identify(pid) for pid in pids if read_command(_REAL, pid) == COMMAND and has_mark(pid, mark))
     return tuple(sorted(process for process in found if process is not None))
-
-
-def _read_command(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 async def end(find: Callable[[], Collection[Process]], *, grace: float, deadline: float) -> tuple[Process, ...]:
@@ -96,14 +88,11 @@ async def end(find: Callable[[], Collection[Process]], *, grace: float, deadline
     return tuple(left)
 
 
-async def wait_gone(processes: Iterable[Process], seconds: float) -> tuple[Process, ...]:
-    """Wait until all have ended; those that have not."""
+async def wait_gone(process: Process, seconds: float) -> None:
+    """Wait until it has ended, for so long at most."""
     until = time.monotonic() + seconds
-    left = tuple(process for process in processes if is_alive(process))
-    while left and time.monotonic() < until:
+    while is_alive(process) and time.monotonic() < until:  # noqa: ASYNC110 - nothing tells of the end of a process
         await asyncio.sleep(_POLL)
-        left = tuple(process for process in left if is_alive(process))
-    return left
 
 
 def _send(process: Process, number: signal.Signals) -> None:

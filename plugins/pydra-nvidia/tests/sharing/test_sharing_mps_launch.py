@@ -30,7 +30,6 @@ from pydra_nvidia.sharing.mps_launch_plan import (
     has_memory,
     plan_daemon,
     plan_mount,
-    plan_unmount,
     reach_pipe,
 )
 from pydra_nvidia.steps import StartMps
@@ -135,7 +134,6 @@ def test_memory_is_mounted_where_containers_are_started_from() -> None:
     assert plan_mount(PLACE, "4096k", DIRECT) == Launch(tmpfs=tmpfs)
     assert plan_mount(MOUNTED, "4096k", HOST) == Launch(namespaces=NAMESPACES, tmpfs=tmpfs)
     assert [*tmpfs] == [pipe, shm]  # who has the second has the first
-    assert plan_unmount((shm, pipe), HOST) == Launch(namespaces=NAMESPACES, unmount=(shm, pipe))
 
 
 def test_what_is_mounted_of_a_place_is_found_the_latest_first(tmp_path: Path) -> None:
