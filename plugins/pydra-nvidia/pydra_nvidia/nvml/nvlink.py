@@ -98,16 +98,17 @@ def links_up(states: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def read_fabric(nvml: Nvml, handle: Any, *, subject: str) -> Fabric | None:
-    """The fabric that the GPU has joined; None without one, while it joins, or when it failed to.
-
-    A cluster without a UUID is of this node alone: HGX boards with their own switches have that.
-    """
+    """The fabric that the GPU has joined; None without one, while it joins, or when it failed to."""
     try:
-        info = ask_fabric_info(nvml, handle, subject=subject)
+        return _parse_fabric(ask_fabric_info(nvml, handle, subject=subject))
     except NvmlError as error:
         if error.code in LOST or error.code in STALE:
             raise
         return None
+
+
+def _parse_fabric(info: Any) -> Fabric | None:
+    """A cluster without a UUID is of this node alone: HGX boards with their own switches have that."""
     if info is None or info.state != _COMPLETED or info.status != 0 or not any(info.clusterUuid):
         return None
     return Fabric(
@@ -224,6 +225,5 @@ def _read_gpu_fabric(nvml: Nvml, index: int) -> GpuFabric:
     if info.status != 0:
         error_name = f"NVML_ERROR_{code_name(info.status)} ({info.status})"
         return GpuFabric(problem=f"GPU {subject} could not join its NVLink fabric: {error_name}")
-    if not any(info.clusterUuid):  # NVSwitches of this node alone, as HGX boards have
-        return GpuFabric()
-    return GpuFabric(clique=f"{uuids.UUID(bytes=bytes(info.clusterUuid))}.{info.cliqueId}")
+    fabric = _parse_fabric(info)
+    return GpuFabric(clique=f"{fabric.cluster}.{fabric.clique}" if fabric is not None else "")
