@@ -77,8 +77,7 @@ class GpuConfig(_Part, frozen=True):
     sharing: GpuSharing | None = None
 
     def __post_init__(self) -> None:
-        if self.sharing is not None:
-            _refuse([*_find_unused(self.sharing), *_find_limit_problems(self.sharing.mps_config)])
+        _refuse(self.sharing)
 
 
 class MigDeviceConfig(_Part, frozen=True):
@@ -87,8 +86,7 @@ class MigDeviceConfig(_Part, frozen=True):
     sharing: MigDeviceSharing | None = None
 
     def __post_init__(self) -> None:
-        if self.sharing is not None:
-            _refuse([*_find_unused(self.sharing), *_find_limit_problems(self.sharing.mps_config)])
+        _refuse(self.sharing)
 
 
 class Iommu(_Part, frozen=True):
@@ -123,9 +121,9 @@ def check_config(config: GpuConfig | MigDeviceConfig | VfioDeviceConfig, setting
         yield f'sharing.strategy: found "{strategy}", which is switched off; the admin can set {variable}=true'
 
 
-def _refuse(problems: list[str]) -> None:
+def _refuse(sharing: GpuSharing | MigDeviceSharing | None) -> None:
     """One error for all: the decoder stops at the first that is raised."""
-    if problems:
+    if sharing is not None and (problems := [*_find_unused(sharing), *_find_limit_problems(sharing.mps_config)]):
         raise ValueError("; ".join(problems))
 
 

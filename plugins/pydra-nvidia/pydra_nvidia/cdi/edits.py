@@ -137,14 +137,12 @@ _IMAGES_LIBRARY_PATH = ("/usr/local/nvidia/lib", "/usr/local/nvidia/lib64")
 
 
 def merge(*edits: ContainerEdits) -> ContainerEdits:
-    """All of these, in their order; of a variable that several set, the last. pydra tells what contradicts itself."""
+    """All that GPUs need of these, in their order; of a variable that several set, the last."""
     return ContainerEdits(
         env={name: value for one in edits for name, value in one.env.items()},
         device_nodes=tuple(chain.from_iterable([one.device_nodes for one in edits])),
         mounts=tuple(chain.from_iterable([one.mounts for one in edits])),
         hooks=tuple(chain.from_iterable([one.hooks for one in edits])),
-        net_devices=tuple(chain.from_iterable([one.net_devices for one in edits])),
-        intel_rdt=next((one.intel_rdt for one in reversed(edits) if one.intel_rdt is not None), None),
         additional_gids=tuple(sorted({gid for one in edits for gid in one.additional_gids})),
     )
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from pydra_nvidia.cli.arguments import minor
 from pydra_nvidia.settings import PREFIX
 from pydra_pci import needs_simulation
 
-
-class Argument(NamedTuple):
-    """An argument of events, which has the name of the injector's parameter, and the options of argparse for it."""
-
-    name: str
-    options: Mapping[str, Any]
+Argument: TypeAlias = tuple[str, Mapping[str, Any]]
+"""An argument of events, which has the name of the injector's parameter, and the options of argparse for it."""
 
 
 def _argument(name: str, **options: Any) -> Argument:
-    return Argument(name, options)
+    return name, options
 
 
 def _is_on(text: str) -> bool:
@@ -98,8 +94,8 @@ def add_command(commands: Any) -> None:
     events = parser.add_subparsers(title="events", metavar="EVENT", required=True)
     for name, (text, arguments) in EVENTS.items():
         one = events.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        for argument in arguments:
-            one.add_argument(argument.name, **argument.options)
+        for argument, options in arguments:
+            one.add_argument(argument, **options)
         one.set_defaults(event=name)
     parser.set_defaults(command=run)
 
@@ -110,7 +106,7 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
         from pydra_nvidia.simulation.simulation import default_state, reopen_simulation  # noqa: PLC0415 - only for this
 
     inject = reopen_simulation(parsed.state or environ.get(f"{PREFIX}STATE") or default_state()).inject
-    names = [argument.name.lstrip("-") for argument in EVENTS[parsed.event][1]]
+    names = [argument.lstrip("-") for argument, _ in EVENTS[parsed.event][1]]
     given = {name: getattr(parsed, name) for name in names}
     given |= dict(given.pop("values", ()))
     getattr(inject, parsed.event.replace("-", "_"))(**given)

@@ -71,7 +71,16 @@ class IncidentStore:
         """An XID was seen; whether it is new."""
         self._counts[gpu, xid] += 1
         with self._alone():
-            return self._note(gpu, xid, place, now)
+            self._refresh()
+            known = self._incidents.get((gpu, xid, place))
+            if known is None:
+                known = Incident(gpu=gpu, xid=xid, place=place, first=now, last=now, count=0)
+            is_new = known.count == 0
+            self._incidents[gpu, xid, place] = replace(known, last=now, count=known.count + 1)
+            if is_new or now - self._written >= _FLOOD_SECONDS:  # a repetition in a flood need not outlive the process
+                self._written = now
+                self._write()
+        return is_new
 
     def forget(self, over: Callable[[Incident], bool]) -> None:
         """Drop those that no longer count."""
@@ -81,18 +90,6 @@ class IncidentStore:
             self._refresh()
             self._incidents = {key: one for key, one in self._incidents.items() if not over(one)}
             self._write()
-
-    def _note(self, gpu: str, xid: int, place: Placement | None, now: float) -> bool:
-        self._refresh()
-        known = self._incidents.get((gpu, xid, place))
-        if known is None:
-            known = Incident(gpu=gpu, xid=xid, place=place, first=now, last=now, count=0)
-        is_new = known.count == 0
-        self._incidents[gpu, xid, place] = replace(known, last=now, count=known.count + 1)
-        if is_new or now - self._written >= _FLOOD_SECONDS:  # of a flood, each repetition need not outlive the process
-            self._written = now
-            self._write()
-        return is_new
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

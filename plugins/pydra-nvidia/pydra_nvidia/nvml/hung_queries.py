@@ -64,10 +64,6 @@ class SuspendedQueries:
         for query in sorted(self._suspended):
             say(f"{query} did not return earlier, and is not called")
 
-    def of(self, nvml: Nvml, gpu: str) -> GpuQueries:
-        """What can be asked of the GPU with this UUID."""
-        return GpuQueries(self, nvml, gpu)
-
     def is_suspended(self, query: Query) -> bool:
         """Whether it must not be called."""
         return query in self._suspended or sum(one.gpu == query.gpu for one in self._suspended) >= _MOST

@@ -132,11 +132,8 @@ def _value(one: Any) -> float | None:
     return getattr(one.value, _UNION[one.valueType])  # type: ignore[no-any-return]
 
 
-LIBRARY = "libnvidia-ml.so.1"
-
-
-def load_pynvml(library_path: str | None) -> ModuleType:
-    """The module pynvml, with the library at this path; None: where the dynamic linker finds it. Not initialised.
+def load_pynvml(library_path: str) -> ModuleType:
+    """The module pynvml, with the library at this path. Not initialised.
 
     Called again after the driver was replaced it takes the new library: one of another version has another file
     name (give the path with its links resolved), and the linker keeps the two apart.
@@ -146,9 +143,8 @@ def load_pynvml(library_path: str | None) -> ModuleType:
     """
     import pynvml  # noqa: PLC0415 (the vendor's module is loaded only where hardware is)
 
-    path = library_path or LIBRARY
     try:
-        library = CDLL(path)
+        library = CDLL(library_path)
     except OSError as error:
         raise NvmlError(Code.LIBRARY_NOT_FOUND, "dlopen", str(error)) from error
     use_library(pynvml, library)

@@ -12,7 +12,7 @@ from pydra import Sample
 from pydra_nvidia.device_names import gpu_name, mig_name
 from pydra_nvidia.hardware_types import Gpu, Reading
 from pydra_nvidia.nvml.errors import STALE, NvmlError
-from pydra_nvidia.nvml.hung_queries import SuspendedQueries
+from pydra_nvidia.nvml.hung_queries import GpuQueries, SuspendedQueries
 from pydra_nvidia.nvml.nvlink import read_link_errors
 from pydra_nvidia.nvml.pynvml_library import Looks, Nvml, read_fields
 
@@ -70,7 +70,7 @@ def read_samples(nvml: Nvml, reading: Reading, queries: SuspendedQueries) -> tup
     for gpu in reading.gpus:
         try:
             handle = nvml.find(gpu.uuid)
-            asked = queries.of(nvml, gpu.uuid)
+            asked = GpuQueries(queries, nvml, gpu.uuid)
             samples += (*_read_gpu(asked, handle, gpu), *_read_partitions(nvml, asked, gpu))
         except NvmlError as error:
             if error.code in STALE:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
@@ -14,6 +13,7 @@ from pydra_nvidia.claim_targets import Partition, Passthrough, Target, WholeGpu,
 from pydra_nvidia.fabric.plan_fabric import find_activated
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.host.pci import DRIVER
+from pydra_nvidia.inventory.attributes import passthrough_uuid
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOn, SetTimeSlice, Step
 from pydra_nvidia.takeover.vendor_checkpoint import VendorClaim, VendorDevice
@@ -188,7 +188,7 @@ def _recognise_partition(device: VendorDevice, allocated: AllocatedDevice, readi
 
 def _recognise_function(device: VendorDevice, allocated: AllocatedDevice, reading: Reading) -> Passthrough | None:
     """Old versions kept no address, but made the UUID of it."""
-    made_of = {str(uuid.uuid5(uuid.NAMESPACE_DNS, address)): address for address in reading.functions}
+    made_of = {passthrough_uuid(address): address for address in reading.functions}
     function = reading.functions.get(device.address or made_of.get(device.uuid, ""))
     if function is None or not is_vfio(function.driver):
         return None
