@@ -20,7 +20,7 @@ from pydra_nvidia.claim_targets import Partition, Target, WholeGpu
 from pydra_nvidia.cli.arguments import add_node_arguments, machine_of
 from pydra_nvidia.device_names import gpu_name, mig_name
 from pydra_nvidia.hardware_reader import read_once, read_without_driver
-from pydra_nvidia.hardware_types import Gpu, Mig, NvLinks, Reading
+from pydra_nvidia.hardware_types import Mig, NvLinks, Reading
 from pydra_nvidia.health.diagnosis import WELL, Diagnosis, diagnose
 from pydra_nvidia.health.incident_store import FILE, Incident, IncidentStore
 from pydra_nvidia.health.xid_catalogue import explain
@@ -29,6 +29,7 @@ from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_driver
 from pydra_nvidia.host.kernel_driver import read_module_version
 from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.machine_access import MachineAccess
+from pydra_nvidia.mig.plan_partitions import can_change_mode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_pci import Assessment, PciFunction, is_vfio
@@ -266,12 +267,9 @@ def _node(look: Look) -> Iterator[str]:
             " " * 13, "PYDRA_NVIDIA_VFIO needs an IOMMU: turn it on in the firmware and for the kernel"
         )
     yield f"MIG:         {'made for claims (dynamic)' if settings.dynamic_mig else 'as it is (static)'}"
-    if not settings.dynamic_mig and any(_could_be_partitioned(gpu) for gpu in look.reading.gpus):
+    changeable = [gpu.mig for gpu in look.reading.gpus if gpu.mig is not None and can_change_mode(gpu)]
+    if not settings.dynamic_mig and not all(mig.enabled for mig in changeable):
         yield "             GPUs here could be partitioned for claims: PYDRA_NVIDIA_DYNAMIC_MIG=true"
-
-
-def _could_be_partitioned(gpu: Gpu) -> bool:
-    return gpu.mig is not None and gpu.mig.resetless and not gpu.mig.enabled
 
 
 def _mig(mig: Mig | None) -> str:

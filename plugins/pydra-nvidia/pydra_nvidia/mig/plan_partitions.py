@@ -105,10 +105,15 @@ def _for_partition(
     elif (gpu.uuid, target.placement) not in owned:
         _check_usable(target, target.instance)
         return
-    if can_change_mode(gpu):
-        yield MigModeOn(gpu=gpu.uuid)
+    yield from create_partition(target)
+
+
+def create_partition(target: Partition) -> Iterator[Step]:
+    """The steps that make it, whether it is there or not."""
+    if can_change_mode(target.gpu):
+        yield MigModeOn(gpu=target.gpu.uuid)
     yield CreateMig(
-        gpu=gpu.uuid,
+        gpu=target.gpu.uuid,
         profile=target.profile_id,
         profile_name=target.profile.name if target.profile else str(target.profile_id),
         placement=target.placement,

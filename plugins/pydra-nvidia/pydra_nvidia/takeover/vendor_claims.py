@@ -14,8 +14,9 @@ from pydra_nvidia.fabric.plan_fabric import find_activated
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.inventory.attributes import passthrough_uuid
+from pydra_nvidia.mig.plan_partitions import create_partition
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOn, SetTimeSlice, Step
+from pydra_nvidia.steps import BindVfio, CreateMig, SetTimeSlice, Step
 from pydra_nvidia.takeover.vendor_checkpoint import VendorClaim, VendorDevice
 from pydra_pci import PciFunction, is_vfio
 
@@ -116,7 +117,7 @@ def plan_cleaning(
                 if (gpu.uuid, placement) in places or target.instance is None:
                     continue
                 if settings.dynamic_mig and not target.instance.compute:
-                    steps.extend(_partition(target))
+                    steps.extend(create_partition(target))
                 else:
                     notes.append(_left(vendor, f"partition {result.device}"))
             case Passthrough(function=function) if (function.address, None) not in held:
@@ -199,8 +200,8 @@ def _steps(device: VendorDevice, target: Target, settings: Settings, overridden:
     match target:
         case Partition():
             # That driver writes partitions that it made and those that it found alike; its gate tells them apart.
-            if settings.dynamic_mig:
-                yield from _partition(target)
+            if settings.dynamic_mig and target.instance is not None:
+                yield from create_partition(target)
         case Passthrough(function=function) if function.address in overridden:
             yield _binding(function)
         case Passthrough(function=function):
@@ -213,16 +214,3 @@ def _binding(function: PciFunction) -> BindVfio:
     """That driver leaves every GPU persistent that it takes back."""
     target = function.driver if is_vfio(function.driver) else function.vfio_driver
     return BindVfio(address=function.address, before=DRIVER, target=target, persistence=True)
-
-
-def _partition(target: Partition) -> Iterator[Step]:
-    if target.instance is None:
-        return
-    if target.gpu.mig is not None and target.gpu.mig.resetless:
-        yield MigModeOn(gpu=target.gpu.uuid)
-    yield CreateMig(
-        gpu=target.gpu.uuid,
-        profile=target.profile_id,
-        profile_name=target.profile.name if target.profile is not None else "",
-        placement=target.placement,
-    )
