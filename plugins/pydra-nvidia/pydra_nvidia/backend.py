@@ -105,8 +105,7 @@ class NvidiaBackend:
         self._seen: object = None
         self._reported_at = -_EVENT_PAUSE
         self._disconnected: Mapping[str, str] = {}
-        self._lacked_uvm = False
-        self._logged: frozenset[tuple[str, str]] = frozenset()
+        self._logged: frozenset[str] = frozenset()
         self._measured: tuple[Sample, ...] = ()
         self._at_work = 0
         self._maintenance: Request | None = None
@@ -235,7 +234,6 @@ class NvidiaBackend:
         """All hardware as it is now; during maintenance as it was before."""
         before = read_entries(held_claims())
         reading, diagnosis = await in_thread(self._examine)
-        self._say_uvm(reading)
         after = read_entries(held_claims())
         # What was begun or undone meanwhile may have been read halfway.
         still = {entry.uid for entry in before if entry.completed and not entry.left_over}
@@ -243,11 +241,13 @@ class NvidiaBackend:
         held = [entry for entry in after if entry.completed and entry.uid in still]
         disconnected = explain_disconnected(held, reading)
         messages = explain_vanished(vanished) | disconnected
-        if not self._settings.health:
-            self._log_lost(messages)
-        else:
+        warnings = [UVM_NOT_LOADED] if reading.lacks_uvm else []
+        if self._settings.health:
             self._disconnected = disconnected
             diagnosis = add_vanished(diagnosis, messages, settings=self._settings)
+        else:  # no taint says it: devices count as healthy
+            warnings += [f"{device}: {message}" for device, message in sorted(messages.items())]
+        self._log_new(warnings)
         return await in_thread(
             build_inventory,
             reading,
@@ -257,16 +257,12 @@ class NvidiaBackend:
             removed=[(one.gpu, one.profile, one.placement) for one in vanished],
         )
 
-    def _say_uvm(self, reading: Reading) -> None:
-        if reading.lacks_uvm and not self._lacked_uvm:
-            _log.warning("%s", UVM_NOT_LOADED)
-        self._lacked_uvm = reading.lacks_uvm
-
-    def _log_lost(self, messages: Mapping[str, str]) -> None:
-        """Say once what no taint says: without health, devices count as healthy."""
-        for device, message in sorted(messages.items() - self._logged):
-            _log.warning("%s: %s", device, message)
-        self._logged = frozenset(messages.items())
+    def _log_new(self, warnings: Sequence[str]) -> None:
+        """Log those that the last look did not have."""
+        for warning in warnings:
+            if warning not in self._logged:
+                _log.warning("%s", warning)
+        self._logged = frozenset(warnings)
 
     def _examine(self) -> tuple[Reading, Diagnosis]:
         """The hardware and its health. Blocks."""
