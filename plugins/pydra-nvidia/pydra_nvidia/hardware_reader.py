@@ -237,7 +237,7 @@ class HardwareReader:
     def _read_at_once(self) -> Reading:
         functions = self._functions()
         vfio = read_vfio_host(self._tree)
-        if not _managed(functions):
+        if not any(one.driver == DRIVER for one in functions.values()):
             if self._awaits_driver(functions):
                 raise DriverMissing(_awaited(functions, read_module_version(self._tree)))
             return Reading(functions=functions, vfio=vfio)
@@ -503,11 +503,6 @@ def read_without_driver(tree: Tree) -> Reading:
 
 def _is_other(known: _Known, enabled: bool | None, handle: Any) -> bool:
     return known.enabled is not enabled or address_of(known.handle) != address_of(handle)
-
-
-def _managed(functions: Mapping[str, PciFunction]) -> tuple[str, ...]:
-    """The functions that the NVIDIA driver has."""
-    return tuple(one.address for one in functions.values() if one.driver == DRIVER)
 
 
 def _awaited(functions: Mapping[str, PciFunction], module: str) -> str:

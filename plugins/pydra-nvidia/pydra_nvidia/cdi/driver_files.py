@@ -130,9 +130,6 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True):
     seen: Mapping[str, FolderStamp]
     files: DriverFiles
 
-    def holds(self, version: str) -> bool:
-        return self.version == version and read_stamps(self.root, self.seen) == self.seen
-
 
 class DriverFileCache:
     """The driver's files, remembered with the stamps of all folders in which they were searched for.
@@ -150,7 +147,7 @@ class DriverFileCache:
     def find(self, version: str) -> tuple[DriverRoot, DriverFiles]:
         """Where the driver of this version is, and its files. Blocks; raises DriverIncomplete."""
         known = self._known
-        if known is not None and known.holds(version):
+        if known is not None and known.version == version and read_stamps(known.root, known.seen) == known.seen:
             return known.root, known.files
         self._known = None
         try:

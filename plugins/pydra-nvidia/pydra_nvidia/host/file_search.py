@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from pydra_nvidia.host.driver_root import DriverRoot
@@ -18,19 +18,17 @@ SETTLED_SECONDS = 2.0
 
 
 class FileSearch:
-    """One search. Paths are inside the root; those that `find` gives have no links. Nothing raises OSError."""
+    """One search. Paths are inside the root; those that `find` gives have no links. Nothing raises OSError.
+
+    `seen` are the folders that were looked into, each with its stamp from before the search.
+    """
 
     def __init__(self, root: DriverRoot) -> None:
         self.root = root
-        self._seen: dict[str, FolderStamp] = {}
+        self.seen: dict[str, FolderStamp] = {}
         self._links: Links = {}
         self._names: dict[str, tuple[str, ...]] = {}
         self._found: dict[str, str | None] = {}
-
-    @property
-    def seen(self) -> Mapping[str, FolderStamp]:
-        """The folders that were looked into, each with its stamp from before the search."""
-        return self._seen
 
     def find(self, path: str) -> str | None:
         """Where the path leads; None when nothing is there."""
@@ -69,8 +67,8 @@ class FileSearch:
         return self._names[folder]
 
     def _note(self, folder: str) -> None:
-        if folder not in self._seen:
-            self._seen[folder] = read_stamp(self.root, folder, self._links)
+        if folder not in self.seen:
+            self.seen[folder] = read_stamp(self.root, folder, self._links)
 
 
 def read_stamps(root: DriverRoot, folders: Iterable[str]) -> dict[str, FolderStamp]:
