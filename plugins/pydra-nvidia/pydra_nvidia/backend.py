@@ -27,7 +27,6 @@ from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.claim_plan import plan_claim
 from pydra_nvidia.claim_records import Entry, build_data, count_devices, read_entries
 from pydra_nvidia.claim_targets import describe_prepared, find_targets, identify
-from pydra_nvidia.deadlines import call_time
 from pydra_nvidia.device_names import GpuName, MigName, VfioName, parse_name
 from pydra_nvidia.fabric.plan_fabric import explain_disconnected
 from pydra_nvidia.hardware_reader import HardwareReader
@@ -48,7 +47,7 @@ from pydra_nvidia.sharing.mps_watch import MpsWatch
 from pydra_nvidia.step_appliers import StepAppliers
 from pydra_nvidia.steps import Step
 from pydra_nvidia.takeover.takeover import VendorTakeover
-from pydra_nvidia.threads_and_locks import Busy, in_thread
+from pydra_nvidia.waiting import Busy, call_time, in_thread
 from pydra_pci import run_beside
 
 _MEASURE_PATIENCE = 1.0

@@ -43,7 +43,7 @@ from pydra_nvidia.nvml.persistence import read_persistence
 from pydra_nvidia.nvml.pynvml_library import Nvml, address_of
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.threads_and_locks import in_thread, turn
+from pydra_nvidia.waiting import in_thread, turn
 from pydra_pci import PciFunction, Tree, VfioDrivers, is_vfio, read_vfio_host
 
 GONE = LOST | {Code.GPU_NOT_FOUND}

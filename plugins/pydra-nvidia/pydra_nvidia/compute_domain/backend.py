@@ -39,7 +39,6 @@ from pydra_nvidia.compute_domain.imex_directories import DomainNotReady, ImexDir
 from pydra_nvidia.compute_domain.settings import Imex, Settings
 from pydra_nvidia.compute_domain.steps import CHANNEL, DAEMON, MakeDomainDirectory
 from pydra_nvidia.compute_domain.takeover import convert_claims
-from pydra_nvidia.deadlines import call_time, left
 from pydra_nvidia.host.device_nodes import (
     CapabilityMissing,
     count_imex_channels,
@@ -57,7 +56,7 @@ from pydra_nvidia.nvml.nvlink import NodeFabric, find_fabric, read_fabrics
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.takeover.takeover import read_left
 from pydra_nvidia.takeover.vendor_checkpoint import FILE
-from pydra_nvidia.threads_and_locks import in_thread
+from pydra_nvidia.waiting import call_time, in_thread, left
 from pydra_pci import is_vfio
 
 CONFIG_PLACE = "/imexd"

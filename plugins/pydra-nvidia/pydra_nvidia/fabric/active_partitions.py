@@ -25,7 +25,7 @@ from pydra_nvidia.nvfm import (
     Group,
 )
 from pydra_nvidia.steps import ActivateFabric
-from pydra_nvidia.threads_and_locks import turn
+from pydra_nvidia.waiting import turn
 
 _log = logging.getLogger(__name__)
 _MOST_LISTS = 256

@@ -17,7 +17,7 @@ from pydra_nvidia.nvfm import AWAY, FabricManagerError, Group
 from pydra_nvidia.nvml.persistence import PersistenceMode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.steps import ActivateFabric
-from pydra_nvidia.threads_and_locks import in_thread
+from pydra_nvidia.waiting import in_thread
 
 
 class FabricChanged(ClaimError):

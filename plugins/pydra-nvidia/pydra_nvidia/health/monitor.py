@@ -21,7 +21,7 @@ from pydra_nvidia.nvml.events import Event, EventWatcher, Heard
 from pydra_nvidia.nvml.hung_queries import EVENTS, SuspendedQueries
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.threads_and_locks import in_thread, turn
+from pydra_nvidia.waiting import in_thread, turn
 
 _log = logging.getLogger(__name__)
 _PERIOD = 1.0

@@ -19,7 +19,7 @@ from pydra_nvidia.nvml.hung_queries import EVENTS, SuspendedQueries
 from pydra_nvidia.nvml.maintenance_gate import InMaintenance
 from pydra_nvidia.nvml.pynvml_library import Nvml, address_of
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.threads_and_locks import Busy
+from pydra_nvidia.waiting import Busy
 
 WHOLE = 0xFFFFFFFF
 """An event's instance ids when it concerns the whole GPU."""

@@ -17,7 +17,7 @@ from typing import TypeVar
 from pydra_nvidia.nvml.errors import STALE, NvmlError
 from pydra_nvidia.nvml.maintenance_gate import Gate
 from pydra_nvidia.nvml.pynvml_library import Nvml
-from pydra_nvidia.threads_and_locks import in_thread, turn
+from pydra_nvidia.waiting import in_thread, turn
 
 T = TypeVar("T")
 

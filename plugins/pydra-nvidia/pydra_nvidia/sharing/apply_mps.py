@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from pydra import Claim, ClaimError, LeftBehind, PydraError
-from pydra_nvidia.deadlines import left, time_for
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.nvml.compute_mode import restore_compute_modes, set_exclusive
 from pydra_nvidia.nvml.session import NvmlSession
@@ -18,6 +17,7 @@ from pydra_nvidia.sharing.mps_daemon import MpsDaemons
 from pydra_nvidia.sharing.mps_directory import MpsDirectory, find_directory, turn
 from pydra_nvidia.sharing.mps_processes import Process, is_alive
 from pydra_nvidia.steps import StartMps
+from pydra_nvidia.waiting import left, time_for
 
 _log = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from pydra import Claim, LeftBehind, PydraError, TerminalError
-from pydra_nvidia.deadlines import left
 from pydra_nvidia.host.driver_programs import ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.nvml.compute_mode import DEFAULT, has_gpu, set_compute_mode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.steps import SetTimeSlice
+from pydra_nvidia.waiting import left
 
 _LEAST = 1.0
 """Seconds that nvidia-smi has although the call's time is used up."""

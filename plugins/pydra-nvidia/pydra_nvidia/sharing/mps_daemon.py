@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 
 from pydra import ClaimError, PydraError, parse_quantity
 from pydra_nvidia.container_written_files import remove_clients_directory
-from pydra_nvidia.deadlines import left
 from pydra_nvidia.host.driver_programs import Program, ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.settings import Settings
@@ -34,6 +33,7 @@ from pydra_nvidia.sharing.mps_launch_plan import (
 )
 from pydra_nvidia.sharing.mps_processes import MARK, Process, end, find_marked, has_mark, identify, is_alive, wait_gone
 from pydra_nvidia.steps import StartMps
+from pydra_nvidia.waiting import left
 from pydra_pci import Tree, find_own_namespaces, shows_all_processes
 
 KILL_DEADLINE = 5.0

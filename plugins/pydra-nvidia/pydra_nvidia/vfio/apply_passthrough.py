@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from pydra import Claim, ClaimError
-from pydra_nvidia.deadlines import left
 from pydra_nvidia.host.driver_root import find_driver_root
 from pydra_nvidia.host.kernel_driver import read_gpu_information
 from pydra_nvidia.host.persistenced import Persistenced
@@ -16,6 +15,7 @@ from pydra_nvidia.nvml.persistence import PersistenceMode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import BindVfio
+from pydra_nvidia.waiting import left
 from pydra_pci import FunctionState, KernelWaits, KernelWork, Loader, Tree, VfioBinder, find_others
 
 DEADLINE = "PYDRA_NVIDIA_VFIO_IDLE_DEADLINE"

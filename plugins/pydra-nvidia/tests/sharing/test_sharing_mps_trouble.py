@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from mps_claims import DEFAULT, STEP, daemon_of, daemons_of, make_applier, place_of, until
 from pydra import ClaimError, TerminalError
-from pydra_nvidia.deadlines import time_for
 from pydra_nvidia.hardware_types import Placement
 from pydra_nvidia.host.driver_programs import OUTPUT_LIMIT, ProgramFailed, ProgramMissing, run_program
 from pydra_nvidia.nvml.errors import Code, NvmlError
@@ -25,6 +24,7 @@ from pydra_nvidia.sharing.mps_daemon import MpsDaemons, MpsFailed
 from pydra_nvidia.sharing.mps_directory import MpsBusy, turn
 from pydra_nvidia.sharing.mps_processes import identify, is_alive
 from pydra_nvidia.steps import StartMps
+from pydra_nvidia.waiting import time_for
 
 
 async def test_a_gpu_that_falls_off_the_bus_does_not_keep_its_daemon(

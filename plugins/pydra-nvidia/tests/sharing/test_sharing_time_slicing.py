@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from pydra import ClaimError, LeftBehind, TerminalError, UndoLater
-from pydra_nvidia.deadlines import time_for
 from pydra_nvidia.host.driver_programs import ProgramFailed, ProgramMissing
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.sharing.apply_time_slice import SetTimeSliceApplier
 from pydra_nvidia.step_appliers import StepAppliers
 from pydra_nvidia.steps import SetTimeSlice
+from pydra_nvidia.waiting import time_for
 
 STEP = SetTimeSlice(gpu="GPU-1", interval=3)
 DEFAULT, PROHIBITED, EXCLUSIVE = 0, 2, 3

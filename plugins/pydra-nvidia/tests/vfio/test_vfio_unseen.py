@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from pydra import LeftBehind
-from pydra_nvidia.deadlines import time_for
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.vfio.apply_passthrough import BindVfioApplier
+from pydra_nvidia.waiting import time_for
 from pydra_pci import DeviceBusy, KernelWaits, KernelWork, ProcessesUnseen
 
 NODE, CONTAINER = "pid:[4026531836]", "pid:[4026532999]"

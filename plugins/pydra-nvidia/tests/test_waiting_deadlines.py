@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from pydra.backends.contract import call_deadline
-from pydra_nvidia.deadlines import call_time, left, time_for
+from pydra_nvidia.waiting import call_time, left, time_for
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from pydra_nvidia.threads_and_locks import Busy, in_thread, turn
+from pydra_nvidia.waiting import Busy, in_thread, turn
 
 DEADLINE = 60.0
 
