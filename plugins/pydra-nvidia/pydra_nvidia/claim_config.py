@@ -63,6 +63,11 @@ class GpuSharing(_Part, frozen=True):
     time_slicing_config: TimeSlicingConfig | None = None
     mps_config: MpsConfig | None = None
 
+    @property
+    def interval(self) -> Interval:
+        """The time slice, for the strategy TimeSlicing."""
+        return (self.time_slicing_config.interval if self.time_slicing_config else None) or "Default"
+
 
 class MigDeviceSharing(_Part, frozen=True):
     """How the processes that have a partition share it. Its time slice cannot be set: TimeSlicing changes nothing."""

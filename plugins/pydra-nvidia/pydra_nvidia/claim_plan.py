@@ -159,15 +159,10 @@ def _is_taken(one: Hold, other: Hold) -> bool:
     return False
 
 
-def _share(one: Hold, other: Hold) -> bool:
-    """Whether both are shares of the same device."""
-    same = (one.hardware, one.place, one.device) == (other.hardware, other.place, other.device)
-    return same and one.share is not None and other.share is not None
-
-
 def _differ(one: Hold, other: Hold, here: str, there: str) -> str:
-    """What two shares of a device are configured differently in; empty when they agree."""
-    if one.admin or other.admin or not _share(one, other) or one.interval == other.interval:
+    """What two shares of a device are configured differently in; empty when they agree, or are no such shares."""
+    same = (one.hardware, one.place, one.device) == (other.hardware, other.place, other.device)
+    if not same or None in (one.share, other.share) or one.admin or other.admin or one.interval == other.interval:
         return ""
     left, right = (json.dumps(hold.interval) if hold.interval else "not set" for hold in (one, other))
     return f"sharing.timeSlicingConfig.interval is {left} {here} and {right} {there}"
@@ -178,5 +173,4 @@ def _find_interval(target: Target) -> str:
     config = target.allocated.config(GpuConfig) if isinstance(target, WholeGpu) else None
     if config is None or config.sharing is None or config.sharing.strategy != "TimeSlicing":
         return ""
-    slicing = config.sharing.time_slicing_config
-    return (slicing.interval if slicing else None) or "Default"
+    return config.sharing.interval

@@ -91,9 +91,11 @@ def _find_groups(targets: Sequence[Target], settings: Settings) -> tuple[_Group,
     )
 
 
-def _is_created(partition: Partition, settings: Settings) -> bool:
-    """Whether the partition is made for its claim, so that its UUID is not known beforehand."""
-    return settings.dynamic_mig or not partition.uuid
+def _find_uuid(target: _Shared, settings: Settings) -> str:
+    """Empty for a partition that is made for its claim: its UUID is not known beforehand."""
+    if isinstance(target, WholeGpu):
+        return target.gpu.uuid
+    return "" if settings.dynamic_mig else target.uuid
 
 
 def _config_of(target: Target) -> GpuConfig | MigDeviceConfig | None:
@@ -109,10 +111,9 @@ def _config_of(target: Target) -> GpuConfig | MigDeviceConfig | None:
 
 def _order(target: _Shared, settings: Settings) -> str:
     """By UUID, as the vendor counts; partitions that do not exist yet by their GPU and place."""
-    if isinstance(target, WholeGpu):
-        return target.gpu.uuid
-    if not _is_created(target, settings):
-        return target.uuid
+    uuid = _find_uuid(target, settings)
+    if uuid or isinstance(target, WholeGpu):
+        return uuid
     return f"{target.gpu.uuid}/{target.placement.start:03}+{target.placement.size}"
 
 
@@ -199,12 +200,7 @@ def _select(key: str, group: _Group, settings: Settings) -> tuple[str, str]:
         if index < len(group.members):
             return group.members[index].allocated.device, ""
         return "", f"found index {index}, allowed: {_count(len(group.members))}"
-    uuids: dict[str, str] = {}
-    for one in group.members:
-        if isinstance(one, WholeGpu):
-            uuids[one.gpu.uuid] = one.allocated.device
-        elif isinstance(one, Partition) and not _is_created(one, settings):
-            uuids[one.uuid] = one.allocated.device
+    uuids = {uuid: one.allocated.device for one in group.members if (uuid := _find_uuid(one, settings))}
     if key in uuids:
         return uuids[key], ""
     known = f", or {', '.join(uuids)}" if uuids else "; a partition that is made for a claim has no UUID before"
@@ -217,11 +213,9 @@ def _count(number: int) -> str:
 
 def _set_time_slices(group: _Group) -> Iterator[SetTimeSlice]:
     """Of whole GPUs only: the processes in a partition take turns by the default."""
-    config = getattr(group.sharing, "time_slicing_config", None)
-    interval = INTERVALS[(config.interval if config else None) or "Default"]
-    for one in group.members:
-        if isinstance(one, WholeGpu):
-            yield SetTimeSlice(gpu=one.gpu.uuid, interval=interval)
+    if isinstance(group.sharing, GpuSharing):
+        interval = INTERVALS[group.sharing.interval]
+        yield from (SetTimeSlice(gpu=one.gpu.uuid, interval=interval) for one in group.members)
 
 
 def _start_daemons(uid: str, group: _Group, limits: Mapping[str, int], settings: Settings) -> Iterator[StartMps]:
@@ -238,12 +232,11 @@ def _start_daemons(uid: str, group: _Group, limits: Mapping[str, int], settings:
         )
     for one in group.members:
         if isinstance(one, Partition):
-            created = _is_created(one, settings)
-            place = f"{one.gpu.uuid}/{one.placement.start}+{one.placement.size}"
+            uuid, place = _find_uuid(one, settings), f"{one.gpu.uuid}/{one.placement.start}+{one.placement.size}"
             yield StartMps(
-                id=_name(uid, place if created else one.uuid),
-                devices=() if created else (one.uuid,),
-                partition=(one.gpu.uuid, one.placement) if created else None,
+                id=_name(uid, uuid or place),
+                devices=(uuid,) if uuid else (),
+                partition=None if uuid else (one.gpu.uuid, one.placement),
                 thread_percentage=percentage,
                 default_pinned_mib=limits.get(one.allocated.device),
                 multi_user=multi_user,
