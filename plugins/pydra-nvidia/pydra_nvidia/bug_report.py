@@ -32,7 +32,6 @@ KEPT_SETTINGS = ("dynamic_mig", "orphans", "time_slicing", "mps", "consumable_sh
 
 _RELEASE = re.compile(r"\d+\.\d+(?:\.\d+)?")
 _UUID = re.compile(r"\b(GPU|MIG)-[0-9a-f]+(?:-[0-9a-f]+)*")
-_NO_CLUSTER = str(uuid.UUID(int=0))
 _DIGITS = 10**13
 
 
@@ -90,7 +89,7 @@ def rename(reading: Reading, salt: bytes) -> Reading:
 
     def board(gpu: Gpu) -> Gpu:
         fabric, serial = gpu.fabric, gpu.serial and f"{number('serial', gpu.serial) % _DIGITS:013d}"
-        if fabric is not None and fabric.cluster != _NO_CLUSTER:
+        if fabric is not None:
             fabric = replace(fabric, cluster=name("cluster", fabric.cluster))
         return replace(gpu, serial=serial, fabric=fabric)
 

@@ -147,9 +147,6 @@ def cuda_version(number: int) -> Version:
     return Version(f"{number // 1000}.{number % 1000 // 10}.0")
 
 
-_NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
-
-
 def describe_links(gpus: Sequence[Gpu]) -> Mapping[str, dict[str, AttributeValue]]:
     """The attributes of each GPU by its UUID; GPUs without any are left out. `gpus` are all of the node."""
     gpus = [_with_ends(gpu, gpus) for gpu in gpus]
@@ -164,19 +161,19 @@ def describe_links(gpus: Sequence[Gpu]) -> Mapping[str, dict[str, AttributeValue
             attributes["nvlinkLinksUp"] = _links_up(gpu)
             attributes["nvlinkPeers"] = (sizes[island] - 1 if gpu.links.switched else direct) if island else 0
             if island:
-                attributes["nvlinkIsland"] = clip(island)
+                attributes["nvlinkIsland"] = island
         if attributes:
             described[gpu.uuid] = attributes
     return described
 
 
 def _describe_fabric(gpu: Gpu) -> dict[str, AttributeValue]:
-    if gpu.fabric is None or gpu.fabric.cluster in ("", _NO_CLUSTER):
+    if gpu.fabric is None:
         return {}
     return {
-        "fabricClusterUUID": clip(gpu.fabric.cluster),
+        "fabricClusterUUID": gpu.fabric.cluster,
         "fabricCliqueID": gpu.fabric.clique,
-        "cliqueID": clip(f"{gpu.fabric.cluster}.{gpu.fabric.clique}"),
+        "cliqueID": f"{gpu.fabric.cluster}.{gpu.fabric.clique}",
     }
 
 

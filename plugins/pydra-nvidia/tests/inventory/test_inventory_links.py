@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from pydra_nvidia.hardware_types import Fabric, Gpu, NvLinks
 
 CLUSTER = "3b1f8a52-9f5e-4c1d-8a77-0d2b6c9e4f10"
-ZERO = "00000000-0000-0000-0000-000000000000"
 
 
 def describe(boards: Any, *gpus: Gpu, **settings: Any) -> list[dict[str, Any]]:
@@ -64,12 +63,6 @@ def test_a_fabric_names_its_clique_as_compute_domains_do(boards: Any) -> None:
         "cliqueID": f"{CLUSTER}.32766",
     }
     assert [one["nvlinkIsland"] for one in found] == [f"{CLUSTER}.32766"] * 2 + [f"{CLUSTER}.32767"] * 2
-
-
-@pytest.mark.parametrize("cluster", ["", ZERO], ids=["empty", "zero"])
-def test_a_fabric_of_one_node_is_none(boards: Any, cluster: str) -> None:
-    gpu = boards.gpu(links=NvLinks(total=18, up=18, switched=True), fabric=Fabric(cluster=cluster, clique=0))
-    assert describe(boards, gpu) == [{"nvlinkLinksUp": 18, "nvlinkPeers": 0, "nvlinkIsland": "nvswitch"}]
 
 
 @pytest.mark.parametrize(
