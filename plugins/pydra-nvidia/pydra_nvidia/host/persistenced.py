@@ -16,6 +16,7 @@ import re
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from typing import IO
 
 from pydra import ClaimError
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot
@@ -104,7 +105,8 @@ def _exchange(path: str, procedure: int, arguments: bytes, seconds: float) -> tu
         peer.settimeout(seconds)
         _connect(peer, path)
         peer.sendall(struct.pack("!I", 1 << 31 | len(call)) + call)
-        reply = _receive_record(peer)
+        with peer.makefile("rb") as stream:
+            reply = _receive_record(stream)
     found, kind, status, _, size = struct.unpack_from("!5I", reply)
     after = 20 + (size + 3) // 4 * 4
     (accepted,) = struct.unpack_from("!I", reply, after) if (kind, status) == (1, 0) else (status,)
@@ -126,25 +128,22 @@ def _connect(peer: socket.socket, path: str) -> None:
         os.close(descriptor)
 
 
-def _receive_record(peer: socket.socket) -> bytes:
+def _receive_record(stream: IO[bytes]) -> bytes:
     """All fragments of a record. Source: RFC 5531, section 11."""
     record, is_last = b"", False
     while not is_last:
-        (head,) = struct.unpack("!I", _receive(peer, 4))
+        (head,) = struct.unpack("!I", _receive(stream, 4))
         is_last, size = bool(head >> 31), head & 0x7FFFFFFF
         if len(record) + size > _MOST:
             raise ValueError(f"an answer of {len(record) + size} bytes")
-        record += _receive(peer, size)
+        record += _receive(stream, size)
     return record
 
 
-def _receive(peer: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = peer.recv(size - len(data))
-        if not part:
-            raise OSError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
-        data += part
+def _receive(stream: IO[bytes], size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        raise OSError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
     return data
 
 

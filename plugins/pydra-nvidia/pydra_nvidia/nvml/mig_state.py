@@ -270,22 +270,16 @@ def read_gpu_profiles(nvml: Nvml, gpu: Any, *, subject: str) -> Iterator[tuple[i
 
     Profiles that the driver does not offer are left out. Raises NvmlError for a lost GPU or session.
     """
-
-    def ask(number: int, version: int) -> Any:
-        name = "nvmlDeviceGetGpuInstanceProfileInfo"
-        return nvml.call(name, gpu, number, version=version, subject=subject)
-
-    return _read(ask, PROFILES)
+    name = "nvmlDeviceGetGpuInstanceProfileInfo"
+    return _read(lambda number, version: nvml.call(name, gpu, number, version=version, subject=subject), PROFILES)
 
 
 def read_compute_profiles(nvml: Nvml, instance: Any, *, subject: str) -> Iterator[tuple[int, Any]]:
     """The same for compute instances in a GPU instance, which share its engines as NVML's default says."""
-
-    def ask(number: int, version: int) -> Any:
-        name = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
-        return nvml.call(name, instance, number, 0, version=version, subject=subject)
-
-    return _read(ask, COMPUTE_PROFILES)
+    name = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
+    return _read(
+        lambda number, version: nvml.call(name, instance, number, 0, version=version, subject=subject), COMPUTE_PROFILES
+    )
 
 
 def find_missing(nvml: Nvml) -> NvmlError | None:
