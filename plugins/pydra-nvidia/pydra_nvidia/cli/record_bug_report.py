@@ -1,21 +1,45 @@
-"""`pydra-nvidia record`: what this node's hardware reports, for a bug report."""
+"""`pydra-nvidia record`: what this node's hardware reports, for a bug report, without changing it.
+
+Names (UUIDs, serial numbers, fabric clusters) are replaced by a keyed hash: the same original has the same name within
+one recording, so what belongs together still does, and no way leads back without the salt, which is thrown away unless
+the user chose it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import hmac
+import re
 import secrets
 import sys
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from pydra_nvidia.bug_report import record
+import pydra
 from pydra_nvidia.cli.arguments import add_node_arguments, machine_of
+from pydra_nvidia.hardware_reader import read_once, read_without_driver
+from pydra_nvidia.hardware_types import Gpu, Reading
+from pydra_nvidia.host.driver_root import DriverMissing
+from pydra_nvidia.machine_access import MachineAccess
+from pydra_nvidia.nvml.read_only_library import CallLog, guard
+from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.settings import Settings
 
 _SALT_BYTES = 32
+
+KEPT_SETTINGS = ("dynamic_mig", "orphans", "time_slicing", "mps", "consumable_shares", "vfio", "health", "signals")
+"""What is published depends on them; paths and times are of the machine."""
+
+_RELEASE = re.compile(r"\d+\.\d+(?:\.\d+)?")
+_UUID = re.compile(r"\b(GPU|MIG)-[0-9a-f]+(?:-[0-9a-f]+)*")
+_NO_CLUSTER = str(uuid.UUID(int=0))
+_DIGITS = 10**13
 
 
 def add_command(commands: Any) -> None:
@@ -41,7 +65,7 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     machine = machine_of(parsed, environ)
     salt = parsed.salt.encode() if parsed.salt else secrets.token_bytes(_SALT_BYTES)
     with machine.gate.inside():
-        recording = asyncio.run(record(machine.settings, machine.tree, machine.load, salt=salt))
+        recording = asyncio.run(record(machine, salt=salt))
     text = msgspec.json.format(msgspec.json.encode(recording)) + b"\n"
     if parsed.output is None:
         sys.stdout.write(text.decode())
@@ -49,3 +73,68 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
         Path(parsed.output).write_bytes(text)  # as it is: it may be a link or a device, such as /dev/stdout
         print(f"wrote {parsed.output}; GPUs: {len(recording.reading.gpus)}", file=sys.stderr)
     return 0
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
+    """What is recorded, as JSON has it."""
+
+    pydra: str
+    """The version that recorded it."""
+    kernel: str
+    """The kernel's version, without what its builder added."""
+    settings: dict[str, Any]
+    """Those that differ from their defaults and decide what is published."""
+    reading: Reading
+    """What the backend reads of the hardware, passthrough included."""
+    refused: dict[str, dict[str, int]]
+    """NVML's functions that returned an error: how often each."""
+    missing: tuple[str, ...]
+    """Functions that the node's NVML does not have."""
+
+
+async def record(machine: MachineAccess, *, salt: bytes) -> Recording:
+    """Record the node's hardware. Raises NvmlError if NVML as a whole does not answer."""
+    settings, tree, calls = machine.settings, machine.tree, CallLog()
+    # Whether partitions can be made is a setting, and says nothing about what there is.
+    all_of_it = replace(settings, vfio=True, dynamic_mig=False)
+    try:
+        reading = await read_once(NvmlSession(guard(machine.load, calls)), tree, all_of_it)
+    except DriverMissing:
+        reading = await asyncio.to_thread(read_without_driver, tree)
+    release = _RELEASE.match(tree.read(tree.proc("sys/kernel/osrelease")))
+    return Recording(
+        pydra=pydra.__version__,
+        kernel=release[0] if release else "",
+        settings=_select_settings(settings),
+        reading=rename(reading, salt),
+        refused=calls.refused(),
+        missing=tuple(sorted(calls.missing)),
+    )
+
+
+def _select_settings(settings: Settings) -> dict[str, Any]:
+    defaults = Settings()
+    values: dict[str, Any] = msgspec.to_builtins(settings)
+    return {name: values[name] for name in KEPT_SETTINGS if getattr(settings, name) != getattr(defaults, name)}
+
+
+def rename(reading: Reading, salt: bytes) -> Reading:
+    """The reading with other names of GPUs and MIG devices, wherever they are written, of boards and of clusters."""
+
+    def number(kind: str, original: str) -> int:
+        return int.from_bytes(hmac.digest(salt, f"{kind}\0{original}".encode(), "sha256"))
+
+    def name(kind: str, original: str) -> str:
+        return str(uuid.UUID(int=number(kind, original) >> 128, version=4))
+
+    def board(gpu: Gpu) -> Gpu:
+        fabric, serial = gpu.fabric, gpu.serial and f"{number('serial', gpu.serial) % _DIGITS:013d}"
+        if fabric is not None and fabric.cluster != _NO_CLUSTER:
+            fabric = replace(fabric, cluster=name("cluster", fabric.cluster))
+        return replace(gpu, serial=serial, fabric=fabric)
+
+    # What was known of a lost GPU before belongs to the process, not to the machine.
+    lost = tuple(replace(one, last=None) for one in reading.lost)
+    encoded = msgspec.json.encode(replace(reading, gpus=tuple(map(board, reading.gpus)), lost=lost))
+    text = _UUID.sub(lambda found: f"{found[1]}-{name(found[1], found[0])}", encoded.decode())
+    return msgspec.json.decode(text, type=Reading)

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_values import find_profile, gpu, make_instance
-from pydra_nvidia.bug_report import rename
+from pydra_nvidia.cli.record_bug_report import rename
 from pydra_nvidia.hardware_types import Fabric, LostGpu, Mig, Reading
 from pydra_nvidia.nvml.read_only_library import CallLog, NotReadOnly, ReadOnlyLibrary
 
