@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pydra import DeviceNode
 from pydra_nvidia.host.device_nodes import (
     CapabilityMissing,
-    CapabilityNode,
     count_imex_channels,
     find_imex_channels,
     find_imex_management,
@@ -69,8 +69,8 @@ def test_a_partition_has_one_node_for_each_of_its_instances(tmp_path: Path) -> N
     write(tmp_path, f"{place}/access", "DeviceFileMinor: 354\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
     write(tmp_path, f"{place}/ci0/access", "DeviceFileMinor: 355\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
     assert find_partition_nodes(node(tmp_path), 2, 9, 0) == (
-        CapabilityNode(path="/dev/nvidia-caps/nvidia-cap354", major=237, minor=354, mode=0o400),
-        CapabilityNode(path="/dev/nvidia-caps/nvidia-cap355", major=237, minor=355, mode=0o444),
+        DeviceNode(path="/dev/nvidia-caps/nvidia-cap354", type="c", major=237, minor=354, file_mode=0o400),
+        DeviceNode(path="/dev/nvidia-caps/nvidia-cap355", type="c", major=237, minor=355, file_mode=0o444),
     )
     with pytest.raises(CapabilityMissing, match=r"gi9/ci1/access does not name"):
         find_partition_nodes(node(tmp_path), 2, 9, 1)
@@ -114,8 +114,8 @@ def test_imex_channels_are_as_many_as_the_drivers_parameter_says(tmp_path: Path)
         find_imex_channels(tree, 1)
     write(tmp_path, "devices", IMEX_DEVICES)
     assert count_imex_channels(tree) == 3
-    assert find_imex_channels(tree, 3)[2] == CapabilityNode(
-        path="/dev/nvidia-caps-imex-channels/channel2", major=236, minor=2, mode=0o666
+    assert find_imex_channels(tree, 3)[2] == DeviceNode(
+        path="/dev/nvidia-caps-imex-channels/channel2", type="c", major=236, minor=2, file_mode=0o666
     )
     with pytest.raises(CapabilityMissing, match=r"found 3 .*, needed: 4"):
         find_imex_channels(tree, 4)

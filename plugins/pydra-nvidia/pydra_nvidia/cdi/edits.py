@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import posixpath
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from pydra_nvidia.cdi.libraries import DriverIncomplete
 from pydra_nvidia.claim_config import Iommu, VfioDeviceConfig
 from pydra_nvidia.claim_targets import Partition, Passthrough, Target, WholeGpu
 from pydra_nvidia.hardware_types import Gpu, Reading
-from pydra_nvidia.host.device_nodes import COMMON, CONTROL, CapabilityNode, DevRoots, Node, find_partition_nodes
+from pydra_nvidia.host.device_nodes import COMMON, CONTROL, DevRoots, Node, find_partition_nodes
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps_directory import find_directory
@@ -75,8 +75,9 @@ class DeviceEdits:
             raise ClaimError(
                 f"partition {target.allocated.device} is not there as one compute instance in its GPU instance"
             )
+        # Beside the nodes of its GPU, they open this partition of it alone.
         capabilities = find_partition_nodes(self._tree, target.gpu.minor, instance.id, instance.compute[0].id)
-        return merge(driver.edits, self._gpu(target.gpu, driver), capability_edits(capabilities))
+        return merge(driver.edits, self._gpu(target.gpu, driver), ContainerEdits(device_nodes=capabilities))
 
     def _gpu(self, gpu: Gpu, driver: _Driver) -> ContainerEdits:
         node = driver.dev.find(f"/dev/nvidia{gpu.minor}")
@@ -186,16 +187,6 @@ def gpu_edits(node: Node, drm: Sequence[Node], address: str, hook: str) -> Conta
     ]
     nodes = _with_nodes((node, *drm), optional=[one.path for one in drm])
     return merge(nodes, ContainerEdits(hooks=link_hooks(hook, links) if hook else ()))
-
-
-def capability_edits(capabilities: Iterable[CapabilityNode]) -> ContainerEdits:
-    """What capabilities open. Of a partition, beside the nodes of its GPU: this partition of it alone."""
-    return ContainerEdits(
-        device_nodes=tuple(
-            DeviceNode(path=one.path, type="c", major=one.major, minor=one.minor, file_mode=one.mode)
-            for one in capabilities
-        )
-    )
 
 
 def passthrough_edits(nodes: Sequence[Node]) -> ContainerEdits:

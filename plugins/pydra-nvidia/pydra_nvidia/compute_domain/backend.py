@@ -26,7 +26,7 @@ from pydra import (
     PreparedDevice,
     set_status,
 )
-from pydra_nvidia.cdi.edits import VOID, DeviceEdits, capability_edits, merge
+from pydra_nvidia.cdi.edits import VOID, DeviceEdits, merge
 from pydra_nvidia.compute_domain.claim_config import (
     ComputeDomainChannelConfig,
     ComputeDomainDaemonConfig,
@@ -202,9 +202,9 @@ class ComputeDomainBackend:
                 return ContainerEdits()
             is_drivers = self._settings.imex is Imex.DRIVER_MANAGED
             count = count_imex_channels(self._tree) if config.mode == "All" and is_drivers else 1
-            return capability_edits(find_imex_channels(self._tree, max(count, 1)))
+            return ContainerEdits(device_nodes=find_imex_channels(self._tree, max(count, 1)))
         driver = self._edits.build_management(read_module_version(self._tree))
-        management = capability_edits([find_imex_management(self._tree)]) if fabric.clique else ContainerEdits()
+        management = ContainerEdits(device_nodes=(find_imex_management(self._tree),) if fabric.clique else ())
         own = ContainerEdits(
             env={**VOID, "CLIQUE_ID": fabric.clique, "COMPUTE_DOMAIN_UUID": config.domain},
             mounts=(

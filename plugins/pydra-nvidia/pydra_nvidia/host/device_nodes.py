@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pydra import ClaimError
+from pydra import ClaimError, DeviceNode
 from pydra_nvidia.host.kernel_driver import CAPABILITIES
 from pydra_nvidia.host.rooted_paths import below
 from pydra_pci import Tree, function_path
@@ -144,16 +144,7 @@ class CapabilityMissing(ClaimError):
     reason = "CapabilityMissing"
 
 
-class CapabilityNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A character device; it need not exist on the host. `mode` is its permissions (0o400, 0o444)."""
-
-    path: str
-    major: int
-    minor: int
-    mode: int
-
-
-def find_partition_nodes(tree: Tree, gpu: int, instance: int, compute: int) -> tuple[CapabilityNode, CapabilityNode]:
+def find_partition_nodes(tree: Tree, gpu: int, instance: int, compute: int) -> tuple[DeviceNode, DeviceNode]:
     """The nodes of a GPU instance and of a compute instance in it; `gpu` is the GPU's minor number.
 
     Raises:
@@ -165,7 +156,7 @@ def find_partition_nodes(tree: Tree, gpu: int, instance: int, compute: int) -> t
     return instance_node, _find_node(tree, major, f"{place}/ci{compute}/access", gone)
 
 
-def find_imex_management(tree: Tree) -> CapabilityNode:
+def find_imex_management(tree: Tree) -> DeviceNode:
     """The node by which an IMEX daemon manages what GPUs of other nodes import. Raises CapabilityMissing."""
     return _find_node(tree, _find_caps_major(tree), "fabric-imex-mgmt", "of IMEX; the driver has none")
 
@@ -178,7 +169,7 @@ def count_imex_channels(tree: Tree) -> int:
     return int(found[1]) if found else 0
 
 
-def find_imex_channels(tree: Tree, count: int) -> tuple[CapabilityNode, ...]:
+def find_imex_channels(tree: Tree, count: int) -> tuple[DeviceNode, ...]:
     """The nodes of the first `count` channels. Raises CapabilityMissing."""
     major, there = read_majors(tree).get(_CHANNELS), count_imex_channels(tree)
     if major is None or there < count:
@@ -187,8 +178,7 @@ def find_imex_channels(tree: Tree, count: int) -> tuple[CapabilityNode, ...]:
             f"{tree.proc('driver/nvidia/params')}, {_CHANNELS} in {tree.proc('devices')}), needed: {count}"
         )
     return tuple(
-        CapabilityNode(path=f"/dev/{_CHANNELS}/channel{number}", major=major, minor=number, mode=_ALL_MAY_WRITE)
-        for number in range(count)
+        _build_node(f"/dev/{_CHANNELS}/channel{number}", major, number, _ALL_MAY_WRITE) for number in range(count)
     )
 
 
@@ -201,7 +191,7 @@ def _find_caps_major(tree: Tree) -> int:
     return major
 
 
-def _find_node(tree: Tree, major: int, name: str, otherwise: str) -> CapabilityNode:
+def _find_node(tree: Tree, major: int, name: str, otherwise: str) -> DeviceNode:
     path = tree.proc(f"{CAPABILITIES}/{name}")
     fields = dict(line.split(":", 1) for line in tree.read(path).splitlines() if ":" in line)
     try:
@@ -210,4 +200,9 @@ def _find_node(tree: Tree, major: int, name: str, otherwise: str) -> CapabilityN
         raise CapabilityMissing(
             f"{path} does not name the device node {otherwise}, or /proc is not the node's"
         ) from error
-    return CapabilityNode(path=f"/dev/nvidia-caps/nvidia-cap{minor}", major=major, minor=minor, mode=mode)
+    return _build_node(f"/dev/nvidia-caps/nvidia-cap{minor}", major, minor, mode)
+
+
+def _build_node(path: str, major: int, minor: int, mode: int) -> DeviceNode:
+    """The runtime makes it from its numbers: it need not exist on the host."""
+    return DeviceNode(path=path, type="c", major=major, minor=minor, file_mode=mode)

@@ -79,7 +79,7 @@ def test_capabilities_come_and_go_with_instances(site: Callable[..., Site]) -> N
         (f"gpu{here.minor}", (("gi1", ("access", "ci0")), ("gi2", ("access", "ci0")))),
     )
     gi, ci = find_partition_nodes(here.tree, here.minor, 2, 0)
-    assert (gi.minor, ci.minor, gi.mode) == (3 + 135 * here.minor + 18, 3 + 135 * here.minor + 19, 0o444)
+    assert (gi.minor, ci.minor, gi.file_mode) == (3 + 135 * here.minor + 18, 3 + 135 * here.minor + 19, 0o444)
     assert f"nvidia-caps/nvidia-cap{ci.minor}" in here.dev()
     here.inject.destroy_mig(here.minor, 2)
     with pytest.raises(CapabilityMissing):
