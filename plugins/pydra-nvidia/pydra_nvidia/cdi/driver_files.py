@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from pydra_nvidia.cdi.libraries import DriverIncomplete, Library, describe_libraries, find_libraries
+from pydra_nvidia.cdi.libraries import DriverFile, DriverIncomplete, describe_libraries, find_libraries
 from pydra_nvidia.host.driver_root import PROGRAM_DIRS, DriverMissing, DriverRoot, find_driver_root
 from pydra_nvidia.host.file_search import FileSearch, FolderStamp, is_settled, read_stamps
 from pydra_nvidia.settings import Settings
@@ -71,13 +71,6 @@ VULKAN_CONFIGS = (
 """Seen in the container below /etc; GKE keeps them right below the directory with the driver."""
 
 
-class DriverFile(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """A file of the driver: `path` in the container, `host` on the host without links."""
-
-    path: str
-    host: str
-
-
 class DriverFiles(msgspec.Struct, frozen=True, kw_only=True):
     """What there is of the driver `version`; everything sorted by its path in the container, each path once.
 
@@ -86,8 +79,8 @@ class DriverFiles(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     version: str
-    libraries: tuple[Library, ...]
-    modules: tuple[Library, ...] = ()
+    libraries: tuple[DriverFile, ...]
+    modules: tuple[DriverFile, ...] = ()
     files: tuple[DriverFile, ...] = ()
     sockets: tuple[DriverFile, ...] = ()
 
@@ -181,7 +174,7 @@ def _first(
             return
 
 
-def _xorg_modules(search: FileSearch, libraries: Iterable[Library], version: str) -> Iterator[str]:
+def _xorg_modules(search: FileSearch, libraries: Iterable[DriverFile], version: str) -> Iterator[str]:
     homes = sorted({posixpath.dirname(one.path) for one in libraries})
     folders = (*(f"{home}/{part}" for home in homes for part in XORG_BESIDE_LIBRARIES), *XORG_FOLDERS)
     for name in ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}"):

@@ -157,8 +157,7 @@ def driver_edits(files: DriverFiles, nodes: tuple[Node, ...], hook: str) -> Cont
     """
     links = find_links(files)
     env = {**VOID, "NVIDIA_CTK_LIBCUDA_DIR": ":".join(files.cuda_folders)}
-    mounts = [_mount(library.host, library.path) for library in (*files.libraries, *files.modules)]
-    mounts += [_mount(file.host, file.path) for file in files.files]
+    mounts = [_mount(file.host, file.path) for file in (*files.libraries, *files.modules, *files.files)]
     if not hook:
         env["LD_LIBRARY_PATH"] = ":".join(dict.fromkeys((*files.folders, *_IMAGES_LIBRARY_PATH)))
         mounts += [_mount(link.host, link.path) for link in links]

@@ -14,7 +14,7 @@ import msgspec
 
 from pydra import ClaimError, Hook
 from pydra_nvidia.cdi.driver_files import DriverFiles
-from pydra_nvidia.cdi.libraries import Library
+from pydra_nvidia.cdi.libraries import DriverFile
 from pydra_nvidia.host.file_search import is_program
 from pydra_nvidia.host.rooted_paths import below, resolve
 from pydra_nvidia.settings import Settings
@@ -115,7 +115,7 @@ def find_links(files: DriverFiles) -> tuple[Link, ...]:
     return tuple(links[path] for path in sorted(links.keys() - taken))
 
 
-def _links(library: Library, files: DriverFiles) -> Iterator[Link]:
+def _links(library: DriverFile, files: DriverFiles) -> Iterator[Link]:
     folder, file = posixpath.split(library.path)
     stem = file.partition(".so")[0]
     names = {*library.names, *(_ALWAYS.get(stem, ()) if file == f"{stem}.so.{files.version}" else ())}

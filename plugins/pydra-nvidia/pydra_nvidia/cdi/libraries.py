@@ -36,11 +36,11 @@ class DriverIncomplete(ClaimError):
     reason = "DriverIncomplete"
 
 
-class Library(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """A library: `path` in the container, `host` on the host, both without links.
+class DriverFile(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """A file of the driver: `path` in the container, `host` on the host, the latter without links.
 
-    `names` are the other file names beside it that lead to it, sorted: its SONAME, by a link that the linker makes
-    where the driver is installed, and what compilers look for.
+    `names` are the other file names beside a library that lead to it, sorted: its SONAME, by a link that the linker
+    makes where the driver is installed, and what compilers look for. The path of a library has no links, either.
     """
 
     path: str
@@ -48,7 +48,7 @@ class Library(msgspec.Struct, frozen=True, kw_only=True, order=True):
     names: tuple[str, ...] = ()
 
 
-def find_libraries(search: FileSearch, version: str = "") -> tuple[str, tuple[Library, ...]]:
+def find_libraries(search: FileSearch, version: str = "") -> tuple[str, tuple[DriverFile, ...]]:
     """The version, and all libraries of the driver `version`, sorted; by default of the one that programs would load.
 
     Raises:
@@ -66,17 +66,17 @@ def find_libraries(search: FileSearch, version: str = "") -> tuple[str, tuple[Li
     return chosen, tuple(sorted({*found, *describe_libraries(search, more)}))
 
 
-def describe_libraries(search: FileSearch, paths: Iterable[str]) -> list[Library]:
+def describe_libraries(search: FileSearch, paths: Iterable[str]) -> list[DriverFile]:
     """The libraries at these paths, from `FileSearch.find`, with their names; without those for 32-bit programs."""
     found = []
     for path in sorted(set(paths)):
         if is_loadable(search.root.path_here(path)):
             names = _names_beside(search, path)
-            found.append(Library(path=path, host=search.root.path_on_host(path), names=names))
+            found.append(DriverFile(path=path, host=search.root.path_on_host(path), names=names))
     return found
 
 
-def _find_versioned(search: FileSearch, folders: Sequence[str], version: str) -> tuple[list[Library], str]:
+def _find_versioned(search: FileSearch, folders: Sequence[str], version: str) -> tuple[list[DriverFile], str]:
     chosen = version or _infer_version(search, folders)
     return describe_libraries(search, _matching(search, folders, _ends_in(chosen)) if chosen else ()), chosen
 
@@ -91,7 +91,7 @@ def _ends_in(version: str) -> Callable[[str], bool]:
     return lambda name: name.endswith(f".so.{version}")
 
 
-def _folders_of(libraries: Iterable[Library]) -> list[str]:
+def _folders_of(libraries: Iterable[DriverFile]) -> list[str]:
     return sorted({posixpath.dirname(one.path) for one in libraries})
 
 
@@ -128,7 +128,7 @@ def _suffix(path: str, stem: str) -> str:
     return suffix if found and not start and _VERSION.fullmatch(suffix) else ""
 
 
-def _missing(libraries: Iterable[Library], version: str) -> list[str]:
+def _missing(libraries: Iterable[DriverFile], version: str) -> list[str]:
     there = {posixpath.basename(one.path) for one in libraries}
     return [name for stem in REQUIRED if (name := f"{stem}.so.{version or '*'}") not in there]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pydra import ClaimError
-from pydra_nvidia.cdi.driver_files import DriverFile, DriverFiles, find_driver_files
-from pydra_nvidia.cdi.libraries import DriverIncomplete
+from pydra_nvidia.cdi.driver_files import DriverFiles, find_driver_files
+from pydra_nvidia.cdi.libraries import DriverFile, DriverIncomplete
 from pydra_nvidia.host.driver_root import is_loadable
 from pydra_nvidia.host.file_search import FileSearch
 from pydra_nvidia.host.linker_cache import find_cached

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pydra import ContainerEdits, DeviceNode, Hook, Mount
-from pydra_nvidia.cdi.driver_files import DriverFile, DriverFiles
+from pydra_nvidia.cdi.driver_files import DriverFiles
 from pydra_nvidia.cdi.edits import driver_edits, gpu_edits, merge
 from pydra_nvidia.cdi.hooks import find_links
-from pydra_nvidia.cdi.libraries import Library
+from pydra_nvidia.cdi.libraries import DriverFile
 from pydra_nvidia.host.device_nodes import Node
 
 V = "580.105.08"
@@ -18,8 +18,8 @@ HOOK = "/usr/local/nvidia/toolkit/nvidia-cdi-hook"
 READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 
 
-def library(name: str, *names: str, folder: str = LIB) -> Library:
-    return Library(path=f"{folder}/{name}", host=f"{ROOT}{folder}/{name}", names=names)
+def library(name: str, *names: str, folder: str = LIB) -> DriverFile:
+    return DriverFile(path=f"{folder}/{name}", host=f"{ROOT}{folder}/{name}", names=names)
 
 
 def node(path: str, *, root: str = "", gid: int = 0, numbers: tuple[int, int] | None = None) -> Node:
@@ -145,7 +145,7 @@ def test_without_the_hook_files_are_mounted_under_all_their_names() -> None:
         pytest.param(library(f"libnvidia-glcore.so.{V}"), {}, id="a library that is its own SONAME"),
     ],
 )
-def test_links_by_which_programs_find_a_library(found: Library, expected: dict[str, str]) -> None:
+def test_links_by_which_programs_find_a_library(found: DriverFile, expected: dict[str, str]) -> None:
     links = find_links(DriverFiles(version=V, libraries=(found,)))
     assert {link.path.removeprefix(f"{LIB}/"): link.target for link in links} == expected
     assert {link.host for link in links} <= {found.host}
