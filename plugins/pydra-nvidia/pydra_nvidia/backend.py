@@ -236,8 +236,8 @@ class NvidiaBackend:
         after = read_entries(held_claims())
         # What was begun or undone meanwhile may have been read halfway.
         still = {entry.uid for entry in before if entry.completed and not entry.left_over}
-        vanished = find_vanished((entry for entry in after if entry.completed and entry.uid in still), reading)
         held = [entry for entry in after if entry.completed and entry.uid in still]
+        vanished = find_vanished(held, reading)
         disconnected = explain_disconnected(held, reading)
         messages = explain_vanished(vanished) | disconnected
         warnings = [UVM_NOT_LOADED] if reading.lacks_uvm else []

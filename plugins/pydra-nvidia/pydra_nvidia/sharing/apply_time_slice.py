@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydra import Claim, LeftBehind, PydraError, TerminalError
-from pydra_nvidia.host.driver_programs import ProgramFailed, find_environment, find_program, run_program
+from pydra_nvidia.host.driver_programs import Program, ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.nvml.compute_mode import DEFAULT, has_gpu, set_compute_mode
 from pydra_nvidia.nvml.session import NvmlSession
@@ -37,10 +37,10 @@ class SetTimeSliceApplier:
 
     async def apply(self, step: SetTimeSlice, result: Any, _claim: Claim, /) -> bool:
         """The compute mode first: a GPU that one process has to itself has no turns to take."""
-        smi = await asyncio.to_thread(self._find_smi)
+        smi, environment = await asyncio.to_thread(self._find_smi)
         await set_compute_mode(self._session, step.gpu, DEFAULT)
         try:
-            await smi.set_interval(step.gpu, step.interval)
+            await self._set_interval(smi, environment, step.gpu, step.interval)
         except ProgramFailed as error:
             if result is None:  # else other claims have it as it is
                 await self._take_back(step, error)
@@ -53,8 +53,8 @@ class SetTimeSliceApplier:
         """The default slice and the compute mode before, unless the GPU is gone, and its slice with it."""
         if not await has_gpu(self._session, step.gpu):
             return
-        smi = await asyncio.to_thread(self._find_smi)
-        await smi.set_interval(step.gpu, 0)
+        smi, environment = await asyncio.to_thread(self._find_smi)
+        await self._set_interval(smi, environment, step.gpu, 0)
         await self._restore_mode(step)
 
     async def _take_back(self, step: SetTimeSlice, error: ProgramFailed) -> None:
@@ -68,21 +68,14 @@ class SetTimeSliceApplier:
     async def _restore_mode(self, step: SetTimeSlice) -> None:
         await set_compute_mode(self._session, step.gpu, DEFAULT if step.mode is None else step.mode)
 
-    def _find_smi(self) -> _Smi:
-        return _Smi(self._find_root(), self._deadline)
+    def _find_smi(self) -> tuple[Program, dict[str, str]]:
+        """nvidia-smi and its environment, with the driver's NVML before any that its loader would find."""
+        root = self._find_root()
+        program = find_program(root, "nvidia-smi")
+        return program, {**find_environment(root, program, root.path_here), "LD_PRELOAD": root.nvml_library}
 
-
-class _Smi:
-    """nvidia-smi, with the driver's NVML before any that its loader would find."""
-
-    def __init__(self, root: DriverRoot, deadline: float) -> None:
-        self._deadline = deadline
-        self._program = find_program(root, "nvidia-smi")
-        environment = find_environment(root, self._program, root.path_here)
-        self._environment = {**environment, "LD_PRELOAD": root.nvml_library}
-
-    async def set_interval(self, gpu: str, interval: int) -> None:
+    async def _set_interval(self, smi: Program, environment: Mapping[str, str], gpu: str, interval: int) -> None:
         arguments = ("compute-policy", "-i", gpu, "--set-timeslice", str(interval))
-        command = " ".join([self._program.name, *arguments])
+        command = " ".join([smi.name, *arguments])
         deadline = min(self._deadline, max(_LEAST, left(self._deadline)))
-        await run_program(command, [self._program.here, *arguments], environment=self._environment, deadline=deadline)
+        await run_program(command, [smi.here, *arguments], environment=environment, deadline=deadline)
