@@ -143,11 +143,10 @@ class Handlers:
         if call.verb in {"create", "update"}:
             _require_kind(target.kind, body)
         warnings = _check_fields(request, target, call.verb, body)
-        version = wants_table(request.headers.get("Accept", "")) if request.method == "GET" else ""
         is_new = call.verb == "create" or (call.verb == "patch" and not self._has(target))  # by server-side apply
         answered = handler(self.api, request, target, body)
-        if version:
-            answered = self._print(request, target.kind, answered, version)
+        if request.method == "GET" and wants_table(request.headers.get("Accept", "")):
+            answered = self._print(request, target.kind, answered)
         answer = _build_answer(answered, status=201 if is_new else 200)
         for warning in warnings:
             answer.headers.add("Warning", f'299 - "{warning}"')
@@ -164,13 +163,13 @@ class Handlers:
     def _has(self, target: Target) -> bool:
         return self.api.find(target.kind, target.name, namespace=target.namespace) is not None
 
-    def _print(self, request: web.Request, kind: Kind, found: JsonObject, version: str) -> JsonObject:
+    def _print(self, request: web.Request, kind: Kind, found: JsonObject) -> JsonObject:
         """An object or a list as a table."""
         objects, metadata = found.get("items"), found["metadata"]
         if objects is None:
             objects, metadata = [found], {"resourceVersion": metadata["resourceVersion"]}
         include = request.query.get("includeObject", "")
-        return build_table(kind, objects, metadata, version=version, now=self.api.now, include=include)
+        return build_table(kind, objects, metadata, now=self.api.now, include=include)
 
     def _review(self, body: JsonObject) -> JsonObject:
         """Answer a SelfSubjectAccessReview: all is allowed but what a fault forbids."""
@@ -189,14 +188,14 @@ class Handlers:
             bookmark_period=self._bookmark_period,
             initial=_flag(request, "sendInitialEvents"),
         )
-        version = wants_table(request.headers.get("Accept", ""))
+        is_table = wants_table(request.headers.get("Accept", ""))
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         self.watches[id(request)] = request
         try:
             await response.prepare(request)
             async for event in events:
-                if version and event["type"] in CHANGES:
-                    event = {**event, "object": self._print(request, target.kind, event["object"], version)}  # noqa: PLW2901
+                if is_table and event["type"] in CHANGES:
+                    event = {**event, "object": self._print(request, target.kind, event["object"])}  # noqa: PLW2901
                 await response.write(msgspec.json.encode(event) + b"\n")
             await response.write_eof()
         except ConnectionError:

@@ -1,6 +1,7 @@
 """The tables that `kubectl get` shows: the server prints the columns of each kind. Pure.
 
-Source: Kubernetes 1.36, pkg/printers/internalversion/printers.go; apimachinery, pkg/util/duration.
+Columns that say nothing on an embedded node are left out, and ages are in one unit. Source: Kubernetes 1.36,
+pkg/printers/internalversion/printers.go.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pydra_dev.api.errors import JsonObject, StatusError, bad_request
+from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import (
     DEVICE_TAINT_RULES,
     EVENTS,
@@ -23,9 +24,11 @@ from pydra_dev.api.kinds import (
     RESOURCE_SLICES,
     Kind,
 )
+from pydra_dev.api.pod_fields import is_finished
 from pydra_dev.apiserver.core_rules import store_form
 
-NONE = "<none>"
+VERSION = "meta.k8s.io/v1"
+_FIRST_CHOICE = frozenset({"application/json", "as=Table", "g=meta.k8s.io", "v=v1"})
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -36,147 +39,75 @@ class Column(msgspec.Struct, frozen=True):
     wide: bool = False
 
 
-def wants_table(accept: str) -> str:
-    """The API version of the Table that an Accept header prefers; empty when it wants the object itself.
-
-    Raises a 406 StatusError for another transformation.
-    """
-    for choice in accept.split(","):
-        media, *parameters = (part.strip() for part in choice.split(";"))
-        given = dict(parameter.partition("=")[::2] for parameter in parameters)
-        if media not in ("application/json", "application/*", "*/*", ""):
-            continue
-        if "as" not in given:
-            return ""
-        if given["as"] == "Table" and given.get("g") == "meta.k8s.io" and given.get("v") in ("v1", "v1beta1"):
-            return f"meta.k8s.io/{given['v']}"
-    if not accept:
-        return ""
-    supported = "application/json"
-    raise StatusError(406, "NotAcceptable", f"only the following media types are accepted: {supported}")
+def wants_table(accept: str) -> bool:
+    """Whether an Accept header prefers a Table to the object itself, as that of kubectl does."""
+    return {part.strip() for part in accept.partition(",")[0].split(";")} == _FIRST_CHOICE
 
 
 def build_table(
-    kind: Kind, objects: Iterable[JsonObject], metadata: JsonObject, *, version: str, now: str, include: str = ""
+    kind: Kind, objects: Iterable[JsonObject], metadata: JsonObject, *, now: str, include: str
 ) -> JsonObject:
-    """Objects of a kind as a Table; `include` is the query's includeObject. Raises a 400 StatusError."""
-    if include not in ("", "Metadata", "Object", "None"):
-        raise bad_request(f'unrecognized includeObject value: "{include}"')
+    """Objects of a kind as a Table; `include` is the query's includeObject."""
     columns = COLUMNS.get(kind, PLAIN)
+    definitions = [{"name": one.name, "type": "string", "format": "", "priority": int(one.wide)} for one in columns]
+    rows = [
+        {"cells": [one.build_cell(store_form(obj), now) for one in columns], **_build_object(obj, include)}
+        for obj in objects
+    ]
     return {
         "kind": "Table",
-        "apiVersion": version,
+        "apiVersion": VERSION,
         "metadata": metadata,
-        "columnDefinitions": [
-            {
-                "name": one.name,
-                "type": "string",
-                "format": "name" if one.name == "Name" else "",
-                "description": "",
-                "priority": int(one.wide),
-            }
-            for one in columns
-        ],
-        "rows": [
-            {"cells": [one.build_cell(store_form(obj), now) for one in columns], **_build_object(obj, version, include)}
-            for obj in objects
-        ],
+        "columnDefinitions": definitions,
+        "rows": rows,
     }
 
 
-def _build_object(obj: JsonObject, version: str, include: str) -> JsonObject:
+def _build_object(obj: JsonObject, include: str) -> JsonObject:
     if include == "None":
         return {}
     if include == "Object":
         return {"object": obj}
-    return {"object": {"kind": "PartialObjectMetadata", "apiVersion": version, "metadata": obj["metadata"]}}
+    return {"object": {"kind": "PartialObjectMetadata", "apiVersion": VERSION, "metadata": obj["metadata"]}}
 
 
 def describe_age(since: str | None, now: str) -> str:
-    """`5s`, `3m20s`, `2d`: how long ago a time was."""
+    """`5s`, `3m`, `2d`: how long ago a time was, in the largest unit of which there are two."""
     if not since:
         return "<unknown>"
-    seconds = int((datetime.fromisoformat(now) - datetime.fromisoformat(since)).total_seconds())
-    minutes, hours = seconds // 60, seconds // 3600
-    if seconds < 0:
-        return "0s" if seconds >= -1 else "<invalid>"
-    if seconds < 120:
-        return f"{seconds}s"
-    if minutes < 10:
-        return _join(minutes, "m", seconds % 60, "s")
-    if minutes < 180:
-        return f"{minutes}m"
-    if hours < 8:
-        return _join(hours, "h", minutes % 60, "m")
-    if hours < 48:
-        return f"{hours}h"
-    return _join(hours // 24, "d", hours % 24, "h") if hours < 192 else f"{hours // 24}d"
-
-
-def _join(first: int, first_unit: str, second: int, second_unit: str) -> str:
-    return f"{first}{first_unit}" + (f"{second}{second_unit}" if second else "")
-
-
-def _age(obj: JsonObject, now: str) -> str:
-    return describe_age(obj["metadata"].get("creationTimestamp"), now)
-
-
-def _list_containers(pod: JsonObject) -> Sequence[JsonObject]:
-    return (pod.get("status") or {}).get("containerStatuses") or ()
+    seconds = max(0, int((datetime.fromisoformat(now) - datetime.fromisoformat(since)).total_seconds()))
+    units = {"d": 86_400, "h": 3600, "m": 60}
+    unit = next((unit for unit, size in units.items() if seconds >= 2 * size), "s")
+    return f"{seconds // units.get(unit, 1)}{unit}"
 
 
 def _count_ready(pod: JsonObject, _now: str) -> str:
-    ready = sum(1 for one in _list_containers(pod) if one.get("ready") and "running" in one.get("state", {}))
+    ready = sum(one.get("ready", False) for one in (pod.get("status") or {}).get("containerStatuses") or ())
     return f"{ready}/{len(pod['spec']['containers'])}"
 
 
 def describe_pod(pod: JsonObject, _now: str = "") -> str:
     """The status of a pod in one word."""
-    status = pod.get("status") or {}
-    phase = status.get("phase", "")
-    reason: str = status.get("reason") or phase
-    if any(one.get("reason") == "SchedulingGated" for one in status.get("conditions") or ()):
-        reason = "SchedulingGated"
-    for container in reversed(_list_containers(pod)):
-        state: Mapping[str, JsonObject] = container.get("state") or {}
-        if told := state.get("waiting", {}).get("reason"):
-            reason = told
-        elif "terminated" in state:
-            ended = state["terminated"]
-            reason = ended.get("reason") or f"ExitCode:{ended.get('exitCode', 0)}"
-    ending = "deletionTimestamp" in pod["metadata"] and phase not in ("Succeeded", "Failed")
-    return "Terminating" if ending else reason
+    if "deletionTimestamp" in pod["metadata"] and not is_finished(pod):
+        return "Terminating"
+    phase = str((pod.get("status") or {}).get("phase", ""))
+    return "Completed" if phase == "Succeeded" else phase
 
 
 def _describe_node(node: JsonObject, _now: str) -> str:
     conditions = {one["type"]: one["status"] for one in (node.get("status") or {}).get("conditions") or ()}
-    known = {"True": "Ready", None: "Unknown"}.get(conditions.get("Ready"), "NotReady")
+    known = "Ready" if conditions.get("Ready") == "True" else "NotReady"
     return f"{known},SchedulingDisabled" if node["spec"].get("unschedulable") else known
-
-
-def _list_roles(node: JsonObject, _now: str) -> str:
-    prefix = "node-role.kubernetes.io/"
-    labels = node["metadata"].get("labels") or {}
-    return ",".join(sorted(one.removeprefix(prefix) for one in labels if one.startswith(prefix))) or NONE
 
 
 def _describe_last_seen(event: JsonObject, now: str) -> str:
     last = (event.get("series") or {}).get("lastObservedTime") or event.get("lastTimestamp")
-    return describe_age(last or event.get("firstTimestamp") or event.get("eventTime"), now)
+    return describe_age(last or event.get("eventTime"), now)
 
 
 def _name_involved(event: JsonObject, _now: str) -> str:
     about = event["involvedObject"]
-    return "/".join(filter(None, (about.get("kind", "").lower(), about.get("name"))))
-
-
-def _name_source(event: JsonObject, _now: str) -> str:
-    component = (event.get("source") or {}).get("component") or event.get("reportingComponent", "")
-    return ", ".join(filter(None, (component, event.get("reportingInstance", ""))))
-
-
-def _count_event(event: JsonObject, _now: str) -> str:
-    return str((event.get("series") or {}).get("count") or event.get("count") or 1)
+    return f"{about.get('kind', '').lower()}/{about.get('name', '')}"
 
 
 def describe_claim(claim: JsonObject, _now: str = "") -> str:
@@ -191,64 +122,55 @@ def describe_claim(claim: JsonObject, _now: str = "") -> str:
     return ",".join(states)
 
 
-def _field(name: str, *path: str, wide: bool = False, absent: str = "") -> Column:
+def _field(name: str, path: str, *, wide: bool = False) -> Column:
     """A column with what is in a field."""
 
     def read(obj: JsonObject, _now: str) -> str:
         value: Any = obj
-        for part in path:
+        for part in path.split("."):
             value = (value or {}).get(part)
-        return str(value or absent).strip()
+        return str(value or "").strip()
 
     return Column(name, read, wide)
 
 
-_NAME, _AGE = _field("Name", "metadata", "name"), Column("Age", _age)
+_NAME = _field("Name", "metadata.name")
+_AGE = Column("Age", lambda obj, now: describe_age(obj["metadata"].get("creationTimestamp"), now))
 PLAIN = (_NAME, _AGE)
 _EVENT_COLUMNS = (
     Column("Last Seen", _describe_last_seen),
     _field("Type", "type"),
     _field("Reason", "reason"),
     Column("Object", _name_involved),
-    Column("Source", _name_source, wide=True),
     _field("Message", "message"),
-    Column("Count", _count_event, wide=True),
-    _field("Name", "metadata", "name", wide=True),
 )
 COLUMNS: Mapping[Kind, Sequence[Column]] = {
     PODS: (
         _NAME,
         Column("Ready", _count_ready),
         Column("Status", describe_pod),
-        Column("Restarts", lambda pod, _now: str(sum(one.get("restartCount", 0) for one in _list_containers(pod)))),
+        Column("Restarts", lambda _pod, _now: "0"),
         _AGE,
-        _field("IP", "status", "podIP", wide=True, absent=NONE),
-        _field("Node", "spec", "nodeName", wide=True, absent=NONE),
+        _field("IP", "status.podIP", wide=True),
+        _field("Node", "spec.nodeName", wide=True),
     ),
-    NODES: (
-        _NAME,
-        Column("Status", _describe_node),
-        Column("Roles", _list_roles),
-        _AGE,
-        _field("Version", "status", "nodeInfo", "kubeletVersion"),
-    ),
+    NODES: (_NAME, Column("Status", _describe_node), _AGE, _field("Version", "status.nodeInfo.kubeletVersion")),
     EVENTS: _EVENT_COLUMNS,
     NEW_EVENTS: _EVENT_COLUMNS,
-    NAMESPACES: (_NAME, _field("Status", "status", "phase"), _AGE),
+    NAMESPACES: (_NAME, _field("Status", "status.phase"), _AGE),
     RESOURCE_CLAIMS: (_NAME, Column("State", describe_claim), _AGE),
     RESOURCE_SLICES: (
         _NAME,
-        _field("Node", "spec", "nodeName"),
-        _field("Driver", "spec", "driver"),
-        _field("Pool", "spec", "pool", "name"),
+        _field("Node", "spec.nodeName"),
+        _field("Driver", "spec.driver"),
+        _field("Pool", "spec.pool.name"),
         _AGE,
     ),
     DEVICE_TAINT_RULES: (
         _NAME,
-        _field("Key", "spec", "taint", "key"),
-        _field("Value", "spec", "taint", "value"),
-        _field("Effect", "spec", "taint", "effect"),
-        Column("TimeAdded", lambda rule, now: describe_age(rule["spec"]["taint"].get("timeAdded"), now)),
+        _field("Key", "spec.taint.key"),
+        _field("Value", "spec.taint.value"),
+        _field("Effect", "spec.taint.effect"),
         _AGE,
     ),
 }
