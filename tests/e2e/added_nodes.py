@@ -25,7 +25,7 @@ from pydra.errors import KubeError, NotFound
 from pydra.kube.api_resources import NODES, PODS, RESOURCE_SLICES, JsonObject
 from pydra_dev.kubelet.kubelet import build_node, run_kubelet
 from pydra_dev.kubelet.observations import ContainerCreated, Step
-from pydra_dev.kubelet.settings import QUICK, KubeletSettings
+from pydra_dev.kubelet.settings import KubeletSettings
 from pydra_dev.node import AgentProcess
 from tests.e2e.cluster import Cluster
 
@@ -55,7 +55,6 @@ class AddedNode:
             node_name=name,
             root=f"{place}/kubelet",
             cdi_directories=(f"{place}/cdi",),
-            periods=QUICK,
             pod_network=f"127.{number}",
             probes=True,
         )

@@ -38,7 +38,7 @@ from pydra_dev.control_plane import serve_control_plane
 from pydra_dev.kubelet.kubelet import ignore_containers, run_kubelet
 from pydra_dev.kubelet.observations import Report
 from pydra_dev.kubelet.pod_workers import StopContainers
-from pydra_dev.kubelet.settings import QUICK, KubeletSettings
+from pydra_dev.kubelet.settings import KubeletSettings
 
 _PORTS_TRIED = 1000
 STOP_DEADLINE = 30.0
@@ -255,7 +255,6 @@ def _build_settings(place: str, node_name: str, minor: int, network: str, *, pro
         node_name=node_name,
         root=f"{place}/kubelet",
         cdi_directories=(f"{place}/cdi",),
-        periods=QUICK,
         minor=minor,
         pod_network=network,
         probes=probes,

@@ -28,7 +28,7 @@ from pydra_dev.kubelet.device_health import HealthCache
 from pydra_dev.kubelet.observations import ContainerCreated, PodEnded, PodFailed, PodRunning, Report
 from pydra_dev.kubelet.pod_claims import JsonObject, explain_missing, list_containers
 from pydra_dev.kubelet.preparer import CLAIM_ERRORS, ClaimPreparer
-from pydra_dev.kubelet.probes import find_probe, is_ready, read_period
+from pydra_dev.kubelet.probes import find_probe, is_ready
 from pydra_dev.kubelet.settings import KubeletSettings
 
 StopContainers: TypeAlias = Callable[[str], Awaitable[None]]
@@ -364,13 +364,12 @@ class PodWorkers:
             self._tasks.start_soon(self._probe, worker, probed, name=f"probes of pod {worker.name}")
 
     async def _probe(self, worker: _Worker, containers: Sequence[JsonObject]) -> None:
-        pause = min(self._settings.periods.probe, *(read_period(one) for one in containers))
         while worker.is_running:
             ready = all([await is_ready(one, worker.address) for one in containers])
             if ready != worker.ready:
                 worker.ready = ready
                 worker.changed.set()
-            await anyio.sleep(pause)
+            await anyio.sleep(self._settings.periods.probe)
 
     def _create(self, worker: _Worker, container: JsonObject) -> None:
         ids = self._preparer.find_cdi_ids(worker.last, container)

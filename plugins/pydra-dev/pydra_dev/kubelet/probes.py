@@ -16,11 +16,6 @@ def find_probe(container: JsonObject) -> JsonObject:
     return found
 
 
-def read_period(container: JsonObject) -> float:
-    """Seconds between two probes."""
-    return float(container["readinessProbe"].get("periodSeconds") or 10)
-
-
 def build_url(container: JsonObject, address: str) -> str:
     """Where the probe goes; its port may be the name of one of the container's."""
     request = find_probe(container)

@@ -1,12 +1,10 @@
 """Settings of the embedded kubelet: its node, its paths and its timeouts. Values only.
 
-Periods and deadlines are in seconds; the defaults of `Periods` are those of Kubernetes 1.36. Source:
-pkg/kubelet/cm/dra, pkg/kubelet/pluginmanager, google.golang.org/grpc.
+Periods and deadlines are in seconds. Source of the original's: Kubernetes 1.36, pkg/kubelet/cm/dra and
+pkg/kubelet/pluginmanager, google.golang.org/grpc.
 """
 
 from __future__ import annotations
-
-import math
 
 import msgspec
 
@@ -24,40 +22,31 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Periods(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the kubelet waits, and for what."""
+    """How long the kubelet waits, and for what: the original's deadlines, and retries that nobody has to wait for."""
 
-    registry_scan: float = 0.1
+    registry_scan: float = 0.05
     """Between two scans of the registry; the real kubelet uses inotify and acts once a second."""
     call: float = 45.0
-    registration_retry: Backoff = Backoff(first=0.5, factor=2, longest=122)
-    reconnect: Backoff = Backoff(first=1, factor=1.6, longest=120)
+    registration_retry: Backoff = Backoff(first=0.1, factor=2, longest=2)
+    """The original's is from 0.5 to 122."""
+    reconnect: Backoff = Backoff(first=0.05, factor=1.6, longest=1)
+    """The original's is from 1 to 120."""
     wipe_after: float = 30.0
     """From the moment that no instance of a driver is connected to the deletion of its slices."""
-    wipe_retry: Backoff = Backoff(first=1, factor=2, longest=300)
-    resync: float = 75.0
+    wipe_retry: Backoff = Backoff(first=0.1, factor=2, longest=2)
+    """The original's is from 1 to 300."""
+    resync: float = 1.0
     """Until a pod that could not be started is tried again; the original's is 60 to 90."""
-    unprepare_retry: float = 12.0
-    reconcile: float = 60.0
-    """Between two looks for claims whose pods are gone."""
-    health_retry: float = 5.0
+    unprepare_retry: float = 0.5
+    """The original's is 12."""
+    reconcile: float = 1.0
+    """Between two looks for claims whose pods are gone; the original's is 60."""
+    health_retry: float = 0.2
+    """The original's is 5."""
     health_lease: float = 30.0
     """How long a health report counts when it does not say."""
-    probe: float = math.inf
-    """The longest pause between two readiness probes, whatever the pod says."""
-
-
-QUICK = Periods(
-    registry_scan=0.05,
-    registration_retry=Backoff(first=0.1, factor=2, longest=2),
-    reconnect=Backoff(first=0.05, factor=1.6, longest=1),
-    wipe_retry=Backoff(first=0.1, factor=2, longest=2),
-    resync=1.0,
-    unprepare_retry=0.5,
-    reconcile=1.0,
-    health_retry=0.2,
-    probe=0.2,
-)
-"""For development and tests: the deadlines of the original, retries that nobody has to wait for."""
+    probe: float = 0.2
+    """Between two readiness probes, whatever the pod says."""
 
 
 class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True):

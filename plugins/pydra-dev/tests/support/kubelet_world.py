@@ -19,12 +19,12 @@ from pydra.kube.credentials import load_credentials
 from pydra_dev.apiserver.server import ApiServer, serve_api
 from pydra_dev.kubelet.kubelet import run_kubelet
 from pydra_dev.kubelet.observations import Step
-from pydra_dev.kubelet.settings import QUICK, KubeletSettings, Periods
+from pydra_dev.kubelet.settings import KubeletSettings, Periods
 
 DEADLINE = 60.0
 StepT = TypeVar("StepT", bound=Step)
-PERIODS = msgspec.structs.replace(
-    QUICK, registry_scan=0.01, resync=0.05, unprepare_retry=0.05, reconcile=0.05, health_retry=0.02, wipe_after=0.05
+PERIODS = Periods(
+    registry_scan=0.01, resync=0.05, unprepare_retry=0.05, reconcile=0.05, health_retry=0.02, wipe_after=0.05
 )
 
 
