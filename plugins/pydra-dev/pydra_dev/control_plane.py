@@ -18,8 +18,7 @@ import anyio.lowlevel
 from pydra_dev.apiserver.server import ApiServer, serve_api
 from pydra_dev.apiserver.verbs import Api
 from pydra_dev.controllers.daemon_sets import step_daemon_sets
-from pydra_dev.controllers.garbage_collection import step_owners, step_pods
-from pydra_dev.controllers.namespaces import step_namespaces
+from pydra_dev.controllers.garbage_collection import step_namespaces, step_owners, step_pods
 from pydra_dev.controllers.resource_claims import step_claims, step_release
 from pydra_dev.scheduler.device_taint_eviction import step_eviction
 from pydra_dev.scheduler.scheduler import Scheduler

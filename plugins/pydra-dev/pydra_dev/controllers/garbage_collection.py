@@ -1,12 +1,12 @@
-"""Garbage collection: of pods of lost nodes, and of what belongs to objects that are gone."""
+"""Garbage collection: of pods of lost nodes, of what belongs to objects that are gone, and of deleted namespaces."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from pydra_dev.api.errors import JsonObject, attempt
-from pydra_dev.api.kinds import NODES, PODS, Kind
-from pydra_dev.apiserver.verbs import Api
+from pydra_dev.api.kinds import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Kind
+from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.controllers.emit_events import emit_event
 
 
@@ -24,7 +24,7 @@ def step_owners(api: Api) -> None:
     """Delete what belongs only to objects that no longer exist."""
     owned = [
         (kind, obj)
-        for kind in list_stored_kinds(api)
+        for kind in _list_stored_kinds(api)
         for obj in api.list(kind).items
         if obj["metadata"].get("ownerReferences")
     ]
@@ -36,11 +36,6 @@ def step_owners(api: Api) -> None:
             api.delete_object(kind, obj, {"preconditions": {"uid": metadata["uid"]}})
 
 
-def list_stored_kinds(api: Api) -> Sequence[Kind]:
-    """The kinds whose objects are stored."""
-    return [kind for kind in api.kinds if not kind.stores]
-
-
 def _exists(api: Api, obj: JsonObject, owner: JsonObject) -> bool:
     identity = (owner["apiVersion"], owner["kind"])
     kind = next((kind for kind in api.kinds if (kind.api_version, kind.kind) == identity), None)
@@ -48,3 +43,29 @@ def _exists(api: Api, obj: JsonObject, owner: JsonObject) -> bool:
         return True  # of a kind that is not served here: nobody can say
     found = api.find(kind, owner["name"], namespace=obj["metadata"].get("namespace", ""))
     return found is not None and found["metadata"]["uid"] == owner["uid"]
+
+
+def step_namespaces(api: Api) -> None:
+    """Give each namespace its service account; empty those that are being deleted, then remove them."""
+    for namespace in api.list(NAMESPACES).items:
+        name = namespace["metadata"]["name"]
+        if "deletionTimestamp" not in namespace["metadata"]:
+            if api.find(SERVICE_ACCOUNTS, "default", namespace=name) is None:
+                api.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default"}}, namespace=name)
+            continue
+        content = [
+            (kind, obj)
+            for kind in _list_stored_kinds(api)
+            if kind.namespaced
+            for obj in api.list(kind, Query(namespace=name)).items
+        ]
+        for kind, obj in content:
+            if "deletionTimestamp" not in obj["metadata"]:
+                api.delete_object(kind, obj)
+        if not content:
+            api.remove_namespace(name)
+
+
+def _list_stored_kinds(api: Api) -> Sequence[Kind]:
+    """Those whose objects are not another kind's."""
+    return [kind for kind in api.kinds if not kind.stores]
