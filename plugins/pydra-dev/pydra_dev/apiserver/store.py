@@ -37,8 +37,6 @@ class HistoryLostError(Exception):
     """The history does not reach back to the version asked for."""
 
     def __init__(self, version: int, oldest: int) -> None:
-        self.version = version
-        self.oldest = oldest
         super().__init__(f"too old resource version: {version} ({oldest})")
 
 
@@ -75,11 +73,6 @@ class Store:
     def version(self) -> int:
         """The version of the latest write."""
         return self._version
-
-    @property
-    def oldest(self) -> int:
-        """The oldest version from which `changes` can still tell everything."""
-        return self._compacted
 
     def get(self, collection: str, key: Key) -> JsonObject | None:
         """The object, or None."""

@@ -56,16 +56,14 @@ class EvaluationError(Exception):
     """The expression cannot be evaluated for this device."""
 
 
-class Selector:
+class Selector(msgspec.Struct, frozen=True):
     """A compiled selector."""
 
-    def __init__(self, expression: str, program: cel.Expression) -> None:
-        self.expression = expression
-        self._program = program
+    program: cel.Expression
 
-    def matches(self, device: Variables) -> bool:
+    def matches(self, device: cel.Activation) -> bool:
         """Whether the device is selected; raises EvaluationError."""
-        result = self._program.eval(device.activation)
+        result = self.program.eval(device)
         value = result.value()
         if isinstance(value, bool):
             return value
@@ -74,13 +72,7 @@ class Selector:
         raise EvaluationError(f"CEL result of type {result.type().name().lower()} could not be converted to bool")
 
 
-class Variables(msgspec.Struct, frozen=True):
-    """What `device` is to an expression."""
-
-    activation: cel.Activation
-
-
-def build_variables(driver: str, device: schema.Device) -> Variables:
+def build_variables(driver: str, device: schema.Device) -> cel.Activation:
     """What an expression sees of a device; raises EvaluationError for an attribute without a known value."""
     attributes: dict[str, dict[str, Any]] = {}
     capacity: dict[str, dict[str, Any]] = {}
@@ -95,7 +87,7 @@ def build_variables(driver: str, device: schema.Device) -> Variables:
         "allowMultipleAllocations": bool(device.allow_multiple_allocations),
     }
     data = {"device": values, **{f"device.{name}": value for name, value in values.items()}}
-    return Variables(_runtime().Activation(data))
+    return _runtime().Activation(data)
 
 
 def _place(domains: dict[str, dict[str, Any]], driver: str, name: str, value: object) -> None:
@@ -131,7 +123,7 @@ def compile_selector(expression: str, features: CelFeatures = DEFAULT_CEL) -> Se
     value = "dyn" if lists else "any"
     outer = (f"map(string, map(string, {value}))", _CAPACITY)
     add_default_domains(tree, outer)
-    return Selector(expression, _runtime().deserialize(build_tree(tree)))
+    return Selector(_runtime().deserialize(build_tree(tree)))
 
 
 def _check_tree(tree: CheckedTree, fields: frozenset[str]) -> None:

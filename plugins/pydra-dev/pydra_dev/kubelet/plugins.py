@@ -48,10 +48,9 @@ def start_task(
 
 
 class CallError(Exception):
-    """The call as a whole failed; `status` is its gRPC status."""
+    """The call as a whole failed."""
 
     def __init__(self, method: str, status: str, message: str) -> None:
-        self.status = status
         super().__init__(f"{method}: rpc error: code = {status} desc = {message}")
 
 

@@ -25,13 +25,8 @@ def covers(requests: Sequence[str], request: str) -> bool:
     return not requests or request in requests or request.partition("/")[0] in requests
 
 
-def build_constraints(claim: schema.ClaimSpec, *, lists: bool = True) -> list[Constraint]:
-    """The constraints of one claim, with no device in any of them. `lists`: whether the scheduler compares lists."""
-    return [Constraint(one, lists=lists) for one in claim.devices.constraints]
-
-
 class Constraint:
-    """One constraint and the devices that are in it."""
+    """One constraint and the devices that are in it. `lists`: whether the scheduler compares lists."""
 
     def __init__(self, spec: schema.Constraint, *, lists: bool) -> None:
         self._lists = lists

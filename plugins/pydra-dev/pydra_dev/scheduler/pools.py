@@ -48,7 +48,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool from one node; nothing is allocated from it if it is `incomplete` or `invalid` (why, empty: it is not).
+    """One pool from one node; `problem` says why nothing is allocated from it.
 
     `counters` are the shared amounts; `consumption` is what each device of the pool takes of them, those of other
     nodes included. `groups` are the compatibility groups of each by counter set, if any device has some.
@@ -60,13 +60,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     counters: Mapping[CounterKey, Fraction] = {}
     consumption: Mapping[DeviceKey, Mapping[CounterKey, Fraction]] = {}
     groups: Mapping[DeviceKey, Mapping[str, frozenset[str]]] = {}
-    incomplete: str = ""
-    invalid: str = ""
-
-    @property
-    def problem(self) -> str:
-        """Why nothing is allocated from the pool."""
-        return self.incomplete or self.invalid
+    problem: str = ""
 
 
 def add_taints(
@@ -141,13 +135,13 @@ def _build_pool(
         everything = [one.spec for one in slices if one.spec.pool.generation == newest]
     if len(everything) != wanted:
         problem = f"is incomplete: {len(everything)} of {wanted} slices of generation {newest}"
-        return PoolView(driver=driver, name=name, incomplete=problem)
+        return PoolView(driver=driver, name=name, problem=problem)
     has_any_groups = any(
         one.compatibility_groups for spec in everything for device in spec.devices for one in device.consumes_counters
     )
     if has_any_groups and not groups:
         problem = "is incomplete: it has compatibility groups, which need the feature gate DRADeviceCompatibilityGroups"
-        return PoolView(driver=driver, name=name, incomplete=problem)
+        return PoolView(driver=driver, name=name, problem=problem)
     counters = {
         (counter_set.name, counter): parse_quantity(amount.value)
         for spec in relevant
@@ -157,7 +151,7 @@ def _build_pool(
     own = [spec for spec in relevant if not spec.shared_counters]
     invalid = _find_invalid(own, [*relevant, *everything], counters)
     if invalid:
-        return PoolView(driver=driver, name=name, invalid=invalid)
+        return PoolView(driver=driver, name=name, problem=invalid)
     return PoolView(
         driver=driver,
         name=name,

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
+from cel_expr_python import cel
 from msgspec.structs import replace
 
 from pydra_dev.api import schema
@@ -20,12 +21,11 @@ from pydra_dev.cel.environment import (
     CelFeatures,
     CompileError,
     EvaluationError,
-    Variables,
     build_variables,
     compile_selector,
 )
 from pydra_dev.scheduler.allocation_result import Pick
-from pydra_dev.scheduler.constraints import Constraint, build_constraints
+from pydra_dev.scheduler.constraints import Constraint
 from pydra_dev.scheduler.device_accounting import DeviceAccounting, InUse, Wish
 from pydra_dev.scheduler.pools import Candidate, DeviceKey, PoolView
 from pydra_dev.scheduler.selector_mismatch import suggest_name
@@ -99,7 +99,10 @@ class Search:
         self.claims, self.pools = claims, pools
         self.selection = Selection(claims, classes, lists=features.lists)
         self._books = DeviceAccounting(pools, in_use, both_names=features.both_names)
-        self._constraints = [build_constraints(claim.spec, lists=features.compares_lists) for claim in claims]
+        self._constraints = [
+            [Constraint(one, lists=features.compares_lists) for one in claim.spec.devices.constraints]
+            for claim in claims
+        ]
         self.candidates = [one for pool in pools if not pool.problem for one in pool.candidates]
         self._counts = [0] * len(claims)
         self._tries = 0
@@ -268,7 +271,7 @@ class Selection:
     ) -> None:
         self._claims, self._classes, self._cel = claims, classes, CelFeatures(lists=lists)
         self._found: dict[tuple[int, str, DeviceKey], Mismatch | None] = {}
-        self._variables: dict[DeviceKey, Variables] = {}
+        self._variables: dict[DeviceKey, cel.Activation] = {}
 
     def find_class(self, wish: Wish) -> schema.ClassSpec:
         """The class of a request; raises AllocationError when there is none."""
@@ -314,7 +317,7 @@ class Selection:
         subject = owner if owner != "request" else f"claim {self._claims[wish.claim].name}, request {wish.name}"
         return AllocationError(f"{subject}: {problem}")
 
-    def _read_variables(self, candidate: Candidate) -> Variables:
+    def _read_variables(self, candidate: Candidate) -> cel.Activation:
         found = self._variables.get(candidate.key)
         if found is None:
             found = self._variables[candidate.key] = build_variables(candidate.driver, candidate.device)
