@@ -5,7 +5,7 @@ Source: pkg/kubelet/cm/dra/manager.go, staging/src/k8s.io/dynamic-resource-alloc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -38,19 +38,17 @@ def find_pod_claims(pod: JsonObject) -> tuple[PodClaim, ...]:
     statuses = {
         one["name"]: one.get("resourceClaimName") for one in pod.get("status", {}).get("resourceClaimStatuses") or ()
     }
-    return tuple(_pod_claims(pod, statuses))
-
-
-def _pod_claims(pod: JsonObject, statuses: Mapping[str, str | None]) -> Iterator[PodClaim]:
+    found = []
     for entry in pod["spec"].get("resourceClaims") or ():
         name = entry["name"]
         if direct := entry.get("resourceClaimName"):
-            yield PodClaim(entry=name, claim=direct, generated=False)
+            found.append(PodClaim(entry=name, claim=direct, generated=False))
         elif name not in statuses:
             raise PodClaimError(f'pod claim "{name}": resource claim not created yet')
         elif generated := statuses[name]:
-            yield PodClaim(entry=name, claim=generated, generated=True)
+            found.append(PodClaim(entry=name, claim=generated, generated=True))
         # A status without a claim's name says that the template's claim is not needed.
+    return tuple(found)
 
 
 def check_claim(pod: JsonObject, pod_claim: PodClaim, claim: JsonObject) -> None:

@@ -13,27 +13,13 @@ from pydra.message_text import suggest
 from pydra_dev.api import schema
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.quantity import parse_quantity
+from pydra_dev.scheduler.node_resources import add_amounts, count_containers
 
 IMPLICIT = "deviceclass.resource.kubernetes.io/"
 """Before the name of a DeviceClass: the extended resource that every class has."""
 
 
-def find_extended_resources(pod: JsonObject) -> Mapping[str, Fraction]:
-    """What the pod asks for: for each resource the sum of its containers, or the most of an init container."""
-    spec = pod["spec"]
-    found: dict[str, Fraction] = {}
-    for container in spec.get("containers") or ():
-        for name, amount in _read_container(container).items():
-            found[name] = found.get(name, Fraction(0)) + amount
-    for container in spec.get("initContainers") or ():
-        for name, amount in _read_container(container).items():
-            found[name] = max(found.get(name, Fraction(0)), amount)
-    return {name: found[name] for name in sorted(found)}
-
-
-def _read_container(container: JsonObject) -> Mapping[str, Fraction]:
-    resources = container.get("resources") or {}
-    given = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+def _read_extended(given: Mapping[str, object]) -> Mapping[str, Fraction]:
     amounts = {name: _read_amount(amount) for name, amount in given.items() if _is_extended(name)}
     return {name: amount for name, amount in amounts.items() if amount}
 
@@ -54,14 +40,14 @@ def explain_shortage(
     pod: JsonObject, *, node: JsonObject, others: Iterable[JsonObject], classes: Mapping[str, schema.ClassSpec]
 ) -> str:
     """Why the node cannot give the pod its extended resources; empty if it can. `others` are the pods on it."""
-    wanted = find_extended_resources(pod)
-    used = [find_extended_resources(one) for one in others] if wanted else []
+    wanted = count_containers(pod["spec"], _read_extended)
+    used = add_amounts(*(count_containers(one["spec"], _read_extended) for one in others)) if wanted else {}
     allocatable = node.get("status", {}).get("allocatable") or {}
     names = {one.extended_resource_name or "": name for name, one in classes.items()}
     names |= {f"{IMPLICIT}{name}": name for name in classes}
-    for name, amount in wanted.items():
+    for name, amount in sorted(wanted.items()):
         has = _read_amount(allocatable.get(name, 0))
-        free = has - sum((one.get(name, Fraction(0)) for one in used), Fraction(0))
+        free = has - used.get(name, Fraction(0))
         if amount <= free:
             continue
         if has:

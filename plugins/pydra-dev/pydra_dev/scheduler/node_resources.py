@@ -8,7 +8,7 @@ Source: KEP-5517, Kubernetes 1.36 and 1.37.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 
@@ -126,7 +126,7 @@ def explain_shortage(
     for resource, amount in wanted.items():
         if resource in whole and parse_quantity(whole[resource]) < amount:
             return f"pod level request for {resource} is insufficient to cover {_format(resource, amount)}"
-    used = _add(*(_find_footprint(other["spec"], other["status"].get(FIELD) or ()) for other in others))
+    used = add_amounts(*(_find_footprint(other["spec"], other["status"].get(FIELD) or ()) for other in others))
     allocatable = (node.get("status") or {}).get("allocatable") or {}
     for resource, amount in _find_footprint(pod["spec"], entries).items():
         if resource in allocatable and amount > parse_quantity(allocatable[resource]) - used[resource]:
@@ -141,17 +141,27 @@ def _find_footprint(spec: JsonObject, entries: Iterable[JsonObject]) -> Amounts:
 
 
 def _count_pod(spec: JsonObject, entries: Iterable[JsonObject]) -> Amounts:
-    """The requests of the containers, or the most while one of the init containers runs, and what the claims use."""
+    """What the containers and the claims use."""
+    return add_amounts(count_containers(spec, _read_amounts), *map(_read_entry, entries))
+
+
+def count_containers(spec: JsonObject, read: Callable[[JsonObject], Amounts]) -> Amounts:
+    """The requests of a pod's containers, or the most while one of the init containers runs.
+
+    `read` gives the amounts of the resources that are counted.
+    """
     always: Amounts = {}
     peak: Amounts = {}
     for container in spec.get("initContainers") or ():
-        running = _add(always, _read_requests(container))
-        peak = {name: max(peak.get(name, Fraction()), running.get(name, Fraction())) for name in {*peak, *running}}
+        running = add_amounts(always, read(_list_requests(container)))
+        peak = _find_most(peak, running)
         if container.get("restartPolicy") == "Always":
             always = running
-    always = _add(always, *(_read_requests(container) for container in spec.get("containers") or ()))
-    peak = {name: max(peak.get(name, Fraction()), always.get(name, Fraction())) for name in {*peak, *always}}
-    return _add(peak, *(_read_entry(entry) for entry in entries))
+    return _find_most(peak, add_amounts(always, *(read(_list_requests(one)) for one in spec.get("containers") or ())))
+
+
+def _find_most(one: Amounts, other: Amounts) -> Amounts:
+    return {name: max(one.get(name, Fraction()), other.get(name, Fraction())) for name in {*one, *other}}
 
 
 def _read_entry(entry: JsonObject) -> Amounts:
@@ -160,10 +170,11 @@ def _read_entry(entry: JsonObject) -> Amounts:
     containers = len(entry.get("containers") or ())
     each = {one["name"]: parse_quantity(one.get("perContainer", 0)) * containers for one in overhead}
     per_pod = {one["name"]: one.get("perPod", 0) for one in overhead}
-    return _add(*map(_read_amounts, (entry.get("resources"), mapping, per_pod)), each)
+    return add_amounts(*map(_read_amounts, (entry.get("resources"), mapping, per_pod)), each)
 
 
-def _add(*parts: Amounts) -> dict[str, Fraction]:
+def add_amounts(*parts: Amounts) -> dict[str, Fraction]:
+    """The sum for each resource."""
     total = defaultdict[str, Fraction](Fraction)
     for part in parts:
         for name, amount in part.items():
@@ -175,9 +186,9 @@ def _drop_zeros(amounts: Amounts) -> Amounts:
     return {name: amount for name, amount in amounts.items() if amount}
 
 
-def _read_requests(container: JsonObject) -> Amounts:
+def _list_requests(container: JsonObject) -> JsonObject:
     resources = container.get("resources") or {}
-    return _read_amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+    return {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
 
 
 def _read_amounts(given: JsonObject | None) -> Amounts:
