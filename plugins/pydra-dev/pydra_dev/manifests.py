@@ -64,14 +64,16 @@ def _build_class(name: str, spec: JsonObject) -> JsonObject:
     }
 
 
-def choose_manifests(paths: Sequence[str], sample: Sequence[Manifest]) -> tuple[Manifest, ...]:
+def choose_manifests(
+    paths: Sequence[str], sample: Sequence[Manifest], kinds: Sequence[Kind] = KINDS
+) -> tuple[Manifest, ...]:
     """What to apply: the manifests of the files behind the sample's DeviceClasses that they lack, or the sample.
 
     Raises SettingsError.
     """
     if not paths:
         return tuple(sample)
-    manifests = read_manifests(paths)
+    manifests = read_manifests(paths, kinds)
     present = {one.name for one in manifests}
     added = [one for one in sample if one.body["kind"] == DEVICE_CLASSES.kind and one.name not in present]
     return (*added, *manifests)

@@ -25,6 +25,7 @@ from anyio.abc import Process
 
 from pydra.backends.discovery import extend_module_path, is_target, locate_file, variable_prefix
 from pydra.backends.process_command import CHILD
+from pydra.diagnosis.held_claims import judge_left_over, read_records
 from pydra.errors import SettingsError
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
@@ -35,6 +36,7 @@ from pydra_dev.apiserver.discovery import DEFAULT_VERSION, parse_release
 from pydra_dev.apiserver.server import ApiServer
 from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.control_plane import serve_control_plane
+from pydra_dev.kubelet.claim_info_cache import ClaimCache, ClaimInfo
 from pydra_dev.kubelet.kubelet import ignore_containers, run_kubelet
 from pydra_dev.kubelet.observations import Report
 from pydra_dev.kubelet.pod_workers import StopContainers
@@ -82,6 +84,16 @@ class EmbeddedNode:
     def read_settings(self) -> Settings:
         """Where the agent of this node keeps its records."""
         return parse_settings({"backends": ["any:"], **self._places})
+
+    def find_held(self) -> tuple[ClaimInfo, ...]:
+        """The claims that the kubelet still has to have unprepared."""
+        cache = ClaimCache(self.settings.claim_checkpoint)
+        cache.load()
+        return cache.infos()
+
+    def find_left_over(self) -> tuple[str, ...]:
+        """What the agent's records say of claims that nobody will unprepare any more."""
+        return tuple(one.found for one in judge_left_over(read_records(self.read_settings())))
 
     def write_settings(self, backend: str, http_address: str, config: str | None) -> Path:
         """Write the file of PYDRA_CONFIG with which `pydra doctor` and the like find this node.

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import anyio
 
-from pydra.diagnosis.held_claims import judge_left_over, read_records
 from pydra_dev.api.kinds import PODS, RESOURCE_CLAIMS
 from pydra_dev.command.wait_for_step import LOOK_INTERVAL
-from pydra_dev.kubelet.claim_info_cache import ClaimCache, ClaimInfo
+from pydra_dev.kubelet.claim_info_cache import ClaimInfo
 from pydra_dev.kubelet.observations import Called, Step
 from pydra_dev.node import AgentProcess, EmbeddedNode
 from pydra_dev.output.descriptions import Paragraph, full_name
@@ -57,12 +56,11 @@ class PodDeletion:
             with anyio.move_on_after(deadline):
                 await self._wait_unprepared()
         finally:
-            left = self._find_held()
-            left_over = tuple(judge_left_over(read_records(self._node.read_settings())))
+            left, left_over = self._node.find_held(), self._node.find_left_over()
             for info in left:
                 self._say(self._describe(info))
             for one in left_over:
-                self._say(Paragraph(headline=f"left over: {one.found}", details=(_BY_HAND,)))
+                self._say(Paragraph(headline=f"left over: {one}", details=(_BY_HAND,)))
         return not (left or left_over)
 
     async def _wait_unprepared(self) -> None:
@@ -76,17 +74,11 @@ class PodDeletion:
             await anyio.sleep(LOOK_INTERVAL)
 
     def _is_busy(self) -> bool:
-        held = self._find_held()
+        held = self._node.find_held()
         refused = [info for info in held if self._refusals[_name(info)] >= REFUSALS]
         stuck = {uid for info in refused for uid in info.pods}
         pods = [pod for pod in self._api.list(PODS).items if pod["spec"].get("nodeName")]
         return len(refused) < len(held) or any(pod["metadata"]["uid"] not in stuck for pod in pods)
-
-    def _find_held(self) -> tuple[ClaimInfo, ...]:
-        """The claims that the kubelet still has to have unprepared."""
-        cache = ClaimCache(self._node.settings.claim_checkpoint)
-        cache.load()
-        return cache.infos()
 
     def _describe(self, info: ClaimInfo) -> Paragraph:
         devices = {device.device for _, device in info.select_devices("")}

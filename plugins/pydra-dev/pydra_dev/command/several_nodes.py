@@ -24,7 +24,6 @@ import msgspec
 import yaml
 from anyio.abc import Process, TaskGroup, TaskStatus
 
-from pydra.diagnosis.held_claims import judge_left_over, read_records
 from pydra.errors import PydraError
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.kinds import (
@@ -42,9 +41,8 @@ from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.command.backend_declarations import read_declarations
 from pydra_dev.command.options import Options
 from pydra_dev.command.wait_for_step import RunError, describe_failure, wait_until
-from pydra_dev.kubelet.claim_info_cache import ClaimCache
 from pydra_dev.kubelet.observations import Called, ContainerCreated, HealthChanged, PodFailed, PodRunning, Step
-from pydra_dev.manifests import Manifest, choose_manifests, create_object, read_manifests, read_sample
+from pydra_dev.manifests import Manifest, choose_manifests, create_object, read_sample
 from pydra_dev.node import (
     END_WITH_PARENT,
     AgentProcess,
@@ -198,10 +196,7 @@ class NodesRun:
         if self._needs.manifests:
             own = (Manifest(source="the sample", body=body) for body in self._needs.manifests)
             sample = (*(one for one in sample if one.body["kind"] == "DeviceClass"), *own)
-        manifests = choose_manifests((), sample)
-        if options.manifests:
-            given = read_manifests(options.manifests, (*KINDS, *self._kinds))
-            manifests = (*(one for one in manifests if one.body["kind"] == "DeviceClass"), *given)
+        manifests = choose_manifests(options.manifests, sample, (*KINDS, *self._kinds))
         for manifest in manifests:
             if manifest.body["kind"] != PODS.kind:
                 self._apply(manifest)
@@ -271,10 +266,8 @@ class NodesRun:
         ]
         for member in self._members.values():
             left += os.listdir(member.node.cdi_directory)
-            cache = ClaimCache(member.node.settings.claim_checkpoint)
-            cache.load()
-            left += [info.key.name for info in cache.infos()]
-            left += [one.found for one in judge_left_over(read_records(member.node.read_settings()))]
+            left += [info.key.name for info in member.node.find_held()]
+            left += member.node.find_left_over()
         return left
 
     # Nodes
