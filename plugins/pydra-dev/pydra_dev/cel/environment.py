@@ -158,12 +158,12 @@ def _check_pattern(pattern: str) -> None:
 def _checker(features: CelFeatures) -> cel.Env:
     lists = features.lists
     types = {
-        "device": _type("map(string, dyn)"),
-        "device.driver": _type("string"),
-        "device.capacity": _type(_CAPACITY),
+        "device": cel.Type("map<string, dyn>"),
+        "device.driver": cel.Type("string"),
+        "device.capacity": cel.Type(f"map<string, map<string, {QUANTITY}>>"),
     }
     if features.shares:
-        types["device.allowMultipleAllocations"] = _type("bool")
+        types["device.allowMultipleAllocations"] = cel.Type("bool")
     # The type `any` has no name in Python; it is what forbids macros on attributes where these are no lists.
     attributes = f"""
 variables:
@@ -193,9 +193,7 @@ def _runtime() -> cel.Env:
 
 
 _MERGED = frozenset({"indexOf", "lastIndexOf", "_<_", "_<=_", "_>_", "_>=_"})
-_DECLARATION = re.compile(
-    r"(?:(?P<target>[\w.]+(?:\(\w+\))?)\.)?(?P<name>[\w<>=]+)\((?P<types>.*)\) (?P<result>[\w.]+)"
-)
+_DECLARATION = re.compile(r"(?:(?P<target>[\w.]+(?:<\w+>)?)\.)?(?P<name>[\w<>=]+)\((?P<types>.*)\) (?P<result>[\w.]+)")
 
 
 def _functions(*, runtime: bool) -> Mapping[str, cel.FunctionDecl]:
@@ -211,30 +209,18 @@ def _functions(*, runtime: bool) -> Mapping[str, cel.FunctionDecl]:
         target = [match["target"]] if match["target"] and not is_namespace else []
         names = [*target, *(match["types"].split(", ") if match["types"] else [])]
         # At run time there are only kinds: a map is a quantity or a version, a list is a list of anything.
-        kinds = ["map" if one in TAGS else one.partition("(")[0] for one in names]
+        kinds = ["map" if one in TAGS else one.partition("<")[0] for one in names]
         key = ", ".join(kinds if runtime else names)
         overload = partial(
             cel.Overload,
             f"{name} {key} {bool(target)}",
-            return_type=_type("dyn" if runtime else match["result"]),
-            parameters=[_type(one) for one in (kinds if runtime else names)],
+            return_type=cel.Type("dyn" if runtime else match["result"]),
+            parameters=[cel.Type(one) for one in (kinds if runtime else names)],
             is_member=bool(target),
         )
         own = overloads.setdefault(name, {})
         own.setdefault(key, overload(impl=declaration.run) if runtime else overload())
     return {name: cel.FunctionDecl(name, list(by_types.values())) for name, by_types in overloads.items()}
-
-
-def _type(text: str) -> cel.Type:
-    if text.startswith("map("):
-        key, _, value = text[4:-1].partition(", ")
-        return cel.Type.Map(_type(key), _type(value))
-    if text.startswith("list("):
-        return cel.Type.List(_type(text[5:-1]))
-    if text in TAGS:
-        return cel.Type.AbstractType(text)
-    known: cel.Type = getattr(cel.Type, text.upper())
-    return known
 
 
 _UNDECLARED = re.compile(
