@@ -26,12 +26,6 @@ SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 """What a real server builds generated names from: no vowels, nothing that looks like another letter."""
 SUFFIX_LENGTH = 5
 MAX_GENERATED_BASE = 58
-_OWNER_FIELDS = {
-    "apiVersion": "version must not be empty",
-    "kind": "must not be empty",
-    "name": "must not be empty",
-    "uid": "must not be empty",
-}
 _SERVER_OWNED = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
 
 
@@ -125,9 +119,9 @@ def _check_metadata(metadata: JsonObject) -> Errors:
 
 
 def _check_owner(path: str, owner: JsonObject) -> Errors:
-    for field, detail in _OWNER_FIELDS.items():
+    for field in ("apiVersion", "kind", "name", "uid"):
         if not owner.get(field):
-            yield invalid(f"{path}.{field}", "", detail)
+            yield invalid(f"{path}.{field}", "", f"{'version ' if field == 'apiVersion' else ''}must not be empty")
 
 
 def mark_deleted(obj: JsonObject, *, now: str, grace: int) -> JsonObject:

@@ -303,13 +303,10 @@ def _each_text(attribute: schema.Attribute) -> list[tuple[str, str]]:
 
 def check_taint_rule(spec: schema.TaintRuleSpec, rules: SliceRules) -> Errors:
     """Everything wrong with a DeviceTaintRule's spec."""
-    chosen, at = spec.device_selector or schema.DeviceSelector(), "spec.deviceSelector"
-    if chosen.driver is not None:
-        yield from check_driver(f"{at}.driver", chosen.driver)
-    if chosen.pool is not None:
-        yield from check_pool(f"{at}.pool", chosen.pool)
-    if chosen.device is not None:
-        yield from check_label(f"{at}.device", chosen.device)
+    chosen = spec.device_selector or schema.DeviceSelector()
+    for field, check in (("driver", check_driver), ("pool", check_pool), ("device", check_label)):
+        if (name := getattr(chosen, field)) is not None:
+            yield from check(f"spec.deviceSelector.{field}", name)
     yield from check_taint("spec.taint", spec.taint, rules)
 
 
