@@ -356,3 +356,22 @@ def test_several_nodes_are_counted_and_shown_without_a_page(capsys: pytest.Captu
     assert "--nodes: 0 is not a number from 1 to 16" in capsys.readouterr().err
     assert main(["dev", "--nodes", "2", "--web"]) == 2
     assert "leave out --web, --watch, --run and --in-process" in capsys.readouterr().err
+
+
+MANIFESTS_WITH_A_CLAIM = """
+kind: List
+apiVersion: v1
+items:
+- {apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: sim.pydra.dev}}
+- {apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: own},
+   spec: {devices: {requests: [{name: one, exactly: {deviceClassName: sim.pydra.dev}}]}}}
+- {apiVersion: v1, kind: Pod, metadata: {name: user}, spec: {
+    resourceClaims: [{name: own, resourceClaimName: own}],
+    containers: [{name: main, image: x, resources: {claims: [{name: own}]}}]}}
+"""
+
+
+async def test_several_nodes_take_ones_own_classes_and_claims(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(MANIFESTS_WITH_A_CLAIM)
+    code, text = await tell(once=True, nodes=2, manifests=(str(tmp_path / "own.yaml"),))
+    assert (code, "running: pod default/user" in text) == (0, True), text

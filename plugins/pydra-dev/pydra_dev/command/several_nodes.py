@@ -42,7 +42,7 @@ from pydra_dev.command.backend_declarations import read_declarations
 from pydra_dev.command.options import Options
 from pydra_dev.command.wait_for_step import RunError, describe_failure, wait_until
 from pydra_dev.kubelet.observations import Called, ContainerCreated, HealthChanged, PodFailed, PodRunning, Step
-from pydra_dev.manifests import Manifest, choose_manifests, create_object, read_sample
+from pydra_dev.manifests import Manifest, choose_manifests, create_object, find_kind, read_sample
 from pydra_dev.node import (
     END_WITH_PARENT,
     AgentProcess,
@@ -239,7 +239,7 @@ class NodesRun:
     async def _end(self) -> None:
         """Delete all, and find nothing left."""
         for found in reversed(self._applied):
-            if (kind := next((one for one in self._kinds if one.kind == found["kind"]), None)) is not None:
+            if (kind := find_kind(found, self._kinds)) is not None:
                 self._delete(kind, found)
         if any(self._find_conditions()):
             await self._wait("the deletion begins", lambda: not self._is_ready())
@@ -247,8 +247,8 @@ class NodesRun:
             if not pod["metadata"].get("ownerReferences"):
                 self._delete(PODS, pod)
         for found in self._applied:
-            if found["kind"] == RESOURCE_CLAIM_TEMPLATES.kind:
-                self._delete(RESOURCE_CLAIM_TEMPLATES, found)
+            if (kind := find_kind(found, (RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES))) is not None:
+                self._delete(kind, found)
         await self._wait("nothing is left", lambda: not self._find_left())
         self._say(Paragraph(headline="clean: no pod, claim, object or label, and no CDI spec on a node is left"))
         for name, member in self._members.items():
