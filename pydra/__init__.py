@@ -32,17 +32,20 @@ from pydra.claim import (
     StepStage,
     describe_step,
 )
-from pydra.device_status import ClaimDeviceStatus, Condition, DeviceStatus, NetworkData
 from pydra.devices import (
     AttributeValue,
     Capacity,
     CapacityRange,
+    ClaimDeviceStatus,
+    Condition,
     CounterConsumption,
     CounterSet,
     Device,
+    DeviceStatus,
     Health,
     HealthStatus,
     Inventory,
+    NetworkData,
     NodeAllocatable,
     Quantity,
     RequestPolicy,

@@ -15,8 +15,7 @@ import msgspec
 
 from pydra.api_name_formats import LABEL, SUBDOMAIN
 from pydra.cdi.edits import ContainerEdits
-from pydra.device_status import DeviceStatus
-from pydra.devices import AttributeValue
+from pydra.devices import AttributeValue, DeviceStatus
 from pydra.errors import PydraError
 
 ConfigT = TypeVar("ConfigT")

@@ -25,10 +25,8 @@ from pydra.backends.json_validation import find_mismatches
 from pydra.backends.wire import Method
 from pydra.cdi.edits import ContainerEdits
 from pydra.claim import Claim, PreparedDevice, find_device_name_problem, find_name_problem
-from pydra.device_status import ClaimDeviceStatus
-from pydra.devices import CounterSet, Device, Inventory, Sample
-from pydra.inventory.api_rules import check_attributes
-from pydra.inventory.status_rules import check_device_status
+from pydra.devices import ClaimDeviceStatus, CounterSet, Device, Inventory, Sample
+from pydra.inventory.api_rules import check_attributes, check_device_status
 from pydra.json_encodable import find_json_problems
 from pydra.message_text import find_similar
 

@@ -21,8 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.claim import AllocatedDevice, Claim, HeldClaim, PreparedDevice, restore_configs
-from pydra.device_status import NetworkData
-from pydra.devices import AttributeValue, CounterConsumption
+from pydra.devices import AttributeValue, CounterConsumption, NetworkData
 from pydra.errors import CheckpointError
 
 SCHEMA = 2

@@ -26,7 +26,7 @@ from pydra.claim import Claim, ClaimRef, ContainerDevice, PreparedDevice
 from pydra.claims.allocation import base_request
 from pydra.claims.device_status import StatusIndex, build_network, find_status
 from pydra.claims.device_use import Published, PublishedPool
-from pydra.device_status import DeviceStatus, NetworkData
+from pydra.devices import DeviceStatus, NetworkData
 from pydra.errors import ClaimError, ContractError
 from pydra.inventory.api_rules import ATTRIBUTES_AND_CAPACITIES
 from pydra.slices.build import build_attributes

@@ -20,10 +20,9 @@ from msgspec.structs import replace
 
 from pydra.checkpoint.record import Record, Stage
 from pydra.claim import ClaimRef, PreparedDevice
-from pydra.device_status import ClaimDeviceStatus, Condition, DeviceStatus, NetworkData
-from pydra.devices import DeviceHealth, HealthStatus
+from pydra.devices import ClaimDeviceStatus, Condition, DeviceHealth, DeviceStatus, HealthStatus, NetworkData
 from pydra.errors import KubeError, NotFound
-from pydra.inventory.status_rules import CONDITIONS
+from pydra.inventory.api_rules import CONDITIONS
 from pydra.kube.api_resources import RESOURCE_CLAIMS, JsonObject
 from pydra.message_text import cut
 

@@ -39,7 +39,7 @@ from pydra.claims.device_status import StatusIndex, index_statuses
 from pydra.claims.device_use import DeviceIndex, Published, may_meet
 from pydra.claims.steps import StepIndex, StepRunner, build_left_over
 from pydra.claims.work_queue import ClaimEvent, Operation, StepsLeftOver, Work, WorkQueue
-from pydra.device_status import ClaimDeviceStatus
+from pydra.devices import ClaimDeviceStatus
 from pydra.errors import BackendUnavailable, DeviceInUse, PydraError
 from pydra.kube.api_resources import RESOURCE_CLAIMS
 

@@ -1,7 +1,7 @@
-"""Checks devices and counter sets by the API's rules.
+"""Checks devices, counter sets and the status of a claim's device by the API's rules.
 
 The only place that knows these rules. A device that the API server would refuse is left out, with a text that says
-why, so one invalid device does not affect the others.
+why, so one invalid device does not affect the others. A status is refused as a whole.
 
 Sources: Kubernetes 1.36, pkg/apis/resource/validation, and the API reference of resource.k8s.io/v1. Kubernetes 1.35 has
 the same limits. What 1.34 limits more tightly (4 taints) is left to the server: a device that it refuses is left out.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from ipaddress import ip_interface
 from itertools import pairwise
 from math import ceil
 from typing import TypeVar
@@ -19,15 +20,18 @@ from typing import TypeVar
 import msgspec
 
 from pydra.api_name_formats import is_label, is_label_key, is_label_value, is_qualified_name
-from pydra.device_status import ClaimDeviceStatus
 from pydra.devices import (
     AttributeValue,
     Capacity,
     CapacityRange,
+    ClaimDeviceStatus,
+    Condition,
     CounterConsumption,
     CounterSet,
     Device,
+    DeviceStatus,
     Inventory,
+    NetworkData,
     NodeAllocatable,
     Quantity,
     RequestPolicy,
@@ -35,7 +39,7 @@ from pydra.devices import (
     Taint,
     Version,
 )
-from pydra.inventory.status_rules import check_device_status
+from pydra.json_encodable import find_json_problems
 from pydra.quantity import is_quantity, parse_quantity
 
 ATTRIBUTES_AND_CAPACITIES = 32
@@ -49,6 +53,15 @@ COMPATIBILITY_GROUPS = 2
 TAINTS = 16
 BINDING_CONDITIONS = 4
 VALID_VALUES = 10
+CONDITIONS = 8
+"""Of a status, as those below."""
+DATA_BYTES = 10 * 1024
+ADDRESSES = 16
+INTERFACE_BYTES = 256
+HARDWARE_ADDRESS_BYTES = 128
+MESSAGE_BYTES = 32 * 1024
+TYPE_CHARACTERS = 316
+REASON_CHARACTERS = 1024
 
 _NATIVE_RESOURCE = re.compile(r"cpu|memory|ephemeral-storage|hugepages-[1-9][0-9]*(Ki|Mi|Gi)")
 _INT64 = range(-(2**63), 2**63)
@@ -57,6 +70,8 @@ _SEMVER = re.compile(
     r"(-(0|[1-9][0-9]*|[0-9]*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9][0-9]*|[0-9]*[a-zA-Z-][0-9a-zA-Z-]*))*)?"
     r"(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?"
 )
+_CONDITION_TYPE = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_CONDITION_REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
 
 Named = TypeVar("Named", Device, CounterSet)
 
@@ -353,3 +368,62 @@ def _check_binding(conditions: Sequence[str], failures: Sequence[str]) -> Iterat
         yield "a condition may stand once only in binding_conditions and binding_failure_conditions"
     if bool(conditions) != bool(failures):
         yield "binding_conditions and binding_failure_conditions come together or not at all"
+
+
+# The status of a claim's device
+
+
+def check_device_status(status: DeviceStatus) -> Iterator[str]:
+    """Yield why the API server would refuse it."""
+    if len(status.conditions) > CONDITIONS:  # of which there may be any number
+        yield f"status has {len(status.conditions)} conditions; at most {CONDITIONS} are allowed"
+    else:
+        yield from _check_conditions(status.conditions)
+    problems = list(find_json_problems(status.data, "status.data"))
+    yield from problems
+    if not problems and (size := len(msgspec.json.encode(status.data))) > DATA_BYTES:
+        yield f"status.data has {size} bytes of JSON; at most {DATA_BYTES} are allowed"
+    if status.network_data is not None:
+        yield from _check_network(status.network_data)
+
+
+def _check_conditions(conditions: Sequence[Condition]) -> Iterator[str]:
+    types = [one.type for one in conditions]
+    for name in sorted({one for one in types if types.count(one) > 1}):
+        yield f"status has two conditions of the type {name!r}"
+    for one in conditions:
+        yield from _check_condition(one)
+
+
+def _check_condition(one: Condition) -> Iterator[str]:
+    if len(one.type) > TYPE_CHARACTERS or not _CONDITION_TYPE.fullmatch(one.type):
+        yield f"{one.type[:64]!r} is not a valid type of a condition; it must be a word in CamelCase, such as Ready"
+    if len(one.reason) > REASON_CHARACTERS or not _CONDITION_REASON.fullmatch(one.reason):
+        yield f"{one.reason[:64]!r} is not a valid reason of a condition; it must be a word in CamelCase"
+    if len(one.message.encode(errors="replace")) > MESSAGE_BYTES:
+        yield f"the message of the condition {one.type} has more than {MESSAGE_BYTES} bytes"
+
+
+def _check_network(data: NetworkData) -> Iterator[str]:
+    for what, text, limit in (
+        ("interface_name", data.interface_name, INTERFACE_BYTES),
+        ("hardware_address", data.hardware_address, HARDWARE_ADDRESS_BYTES),
+    ):
+        if len(text.encode(errors="replace")) > limit:
+            yield f"network_data.{what} has more than {limit} bytes"
+    if len(data.ips) > ADDRESSES:
+        yield f"network_data has {len(data.ips)} addresses; at most {ADDRESSES} are allowed"
+        return
+    for address in data.ips:
+        if not _is_interface_address(address):
+            yield f"network_data.ips: {address[:64]!r} is not an address with a prefix length, such as 192.0.2.5/24"
+        elif data.ips.count(address) > 1:
+            yield f"network_data.ips: {address} is there twice"
+
+
+def _is_interface_address(text: str) -> bool:
+    """Whether it is canonical, which the API server demands."""
+    try:
+        return str(ip_interface(text)) == text
+    except ValueError:
+        return False

@@ -12,8 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.api_name_formats import is_label_key
-from pydra.device_status import ClaimDeviceStatus
-from pydra.devices import Device, DeviceHealth, Health, HealthStatus, Pool, Taint, TaintEffect
+from pydra.devices import ClaimDeviceStatus, Device, DeviceHealth, Health, HealthStatus, Pool, Taint, TaintEffect
 from pydra.inventory.api_rules import TAINTS, validate_inventory
 from pydra.inventory.health_debounce import HealthPolicy, Snapshot
 

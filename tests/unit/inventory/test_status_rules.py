@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pydra import Condition, DeviceStatus, NetworkData
-from pydra.inventory.status_rules import check_device_status
+from pydra.inventory.api_rules import check_device_status
 
 READY = Condition(type="Ready", reason="Powered", message="It has power.")
 
