@@ -55,6 +55,12 @@ def cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
+def cut_bytes(text: str, limit: int) -> str:
+    """Cut the text to `limit` bytes of UTF-8; one that was cut ends in `...`, and its characters are whole."""
+    encoded = text.encode()
+    return text if len(encoded) <= limit else encoded[: limit - 3].decode(errors="ignore") + "..."
+
+
 def encodable(text: str) -> str:
     """Escape halves of characters, which UTF-8 cannot encode."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -21,7 +21,7 @@ import msgspec
 from pydra.errors import KubeError, NotFound
 from pydra.kube.api_resources import EVENTS
 from pydra.kube.client import KubeClient
-from pydra.message_text import escape
+from pydra.message_text import cut_bytes, escape
 
 _log = logging.getLogger(__name__)
 _WAITING = 256
@@ -205,9 +205,5 @@ class EventRecorder:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Escape the text and cut it to `limit` bytes of UTF-8, ending in `...` if it was cut; characters stay whole."""
-    text = escape(text[: limit + 1])  # which is longer than the limit if the text is
-    encoded = text.encode()
-    if len(encoded) <= limit:
-        return text
-    return encoded[: limit - 3].decode(errors="ignore") + "..."
+    """Escape the text and cut it to `limit` bytes of UTF-8."""
+    return cut_bytes(escape(text[: limit + 1]), limit)  # which is longer than the limit if the text is

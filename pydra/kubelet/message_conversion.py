@@ -21,6 +21,7 @@ from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import ClaimError, PydraError
 from pydra.kubelet import pb
 from pydra.kubelet.pb import Message
+from pydra.message_text import cut_bytes
 
 MAX_CLAIMS = 4096
 """Claims in one call. A pod has a few; the errors of so many still fit into one answer."""
@@ -188,8 +189,4 @@ def describe(error: PydraError, limit: int = MAX_ERROR_BYTES) -> str:
 
 def one_line(text: str, limit: int) -> str:
     """Return the text without line breaks and control characters, cut to `limit` bytes of UTF-8."""
-    line = _UNPRINTABLE.sub(" ", text[: 2 * limit]).strip()
-    encoded = line.encode()
-    if len(encoded) <= limit and len(text) <= 2 * limit:
-        return line
-    return encoded[: limit - 3].decode(errors="ignore") + "..."
+    return cut_bytes(_UNPRINTABLE.sub(" ", text).strip(), limit)
