@@ -161,12 +161,7 @@ class KubeClient:
         return self._problem or self._credentials.problem
 
     async def get(
-        self,
-        resource: Resource,
-        name: str,
-        *,
-        namespace: str = "",
-        deadline: float | None = None,
+        self, resource: Resource, name: str, *, namespace: str = "", deadline: float | None = None
     ) -> JsonObject:
         """Return one object.
 
@@ -213,21 +208,14 @@ class KubeClient:
         self, resource: Resource, body: JsonObject, *, namespace: str = "", dry_run: bool = False
     ) -> JsonObject:
         """Create the object; return it as stored, or as it would be. Conflict: it already exists."""
-        path = build_path(resource, namespace=namespace) + _DRY_RUN[dry_run]
+        path = build_path(resource, namespace=namespace) + ("?dryRun=All" if dry_run else "")
         return await self._write("create", resource, path, _name_kind(resource, body))
 
     async def replace(
-        self,
-        resource: Resource,
-        name: str,
-        body: JsonObject,
-        *,
-        namespace: str = "",
-        subresource: str = "",
-        dry_run: bool = False,
+        self, resource: Resource, name: str, body: JsonObject, *, namespace: str = "", subresource: str = ""
     ) -> JsonObject:
-        """Replace the object; return it as stored, or as it would be. Conflict: the resourceVersion is outdated."""
-        path = build_path(resource, namespace=namespace, name=name, subresource=subresource) + _DRY_RUN[dry_run]
+        """Replace the object; return it as stored. Conflict: the resourceVersion is outdated."""
+        path = build_path(resource, namespace=namespace, name=name, subresource=subresource)
         return await self._write("update", resource, path, _name_kind(resource, body))
 
     async def patch(
@@ -553,9 +541,6 @@ class KubeClient:
         if found.cause == "TLS":
             self._problem = str(found)
         return found
-
-
-_DRY_RUN = ("", "?dryRun=All")
 
 
 def _name_kind(resource: Resource, body: JsonObject) -> JsonObject:

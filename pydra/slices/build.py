@@ -63,12 +63,7 @@ def build_wanted(pool: Pool, *, driver: str, node: str) -> WantedPool:
         is_typed = pool.partition_type and any("consumesCounters" in device for device in group)
         kind = {"partitionTypeAttribute": qualify(pool.partition_type, driver)} if is_typed else {}
         slices.append({"devices": list(group), **kind})
-    return WantedPool(
-        driver=driver,
-        name=pool.name,
-        node=node,
-        slices=tuple(slices) or ({"devices": []},),
-    )
+    return WantedPool(driver=driver, name=pool.name, node=node, slices=tuple(slices) or ({"devices": []},))
 
 
 def qualify(name: str, driver: str) -> str:
@@ -110,28 +105,21 @@ def build_device(device: Device, *, has_mappings: bool = False) -> JsonObject:
 
     With `has_mappings`, what it uses of the node is in the field of Kubernetes 1.36.
     """
-    body: JsonObject = {"name": device.name}
-    if device.attributes:
-        body["attributes"] = build_attributes(device.attributes)
-    if device.capacity:
-        body["capacity"] = {name: _build_capacity(value) for name, value in sorted(device.capacity.items())}
-    if device.consumes_counters:
-        body["consumesCounters"] = [_build_consumption(one) for one in device.consumes_counters]
-    if device.taints:
-        body["taints"] = [_build_taint(taint) for taint in device.taints]
-    if device.binds_to_node:
-        body["bindsToNode"] = True
-    if device.binding_conditions:
-        body["bindingConditions"] = list(device.binding_conditions)
-    if device.binding_failure_conditions:
-        body["bindingFailureConditions"] = list(device.binding_failure_conditions)
-    if device.allow_multiple_allocations:
-        body["allowMultipleAllocations"] = True
-    if device.node_allocatable:
-        field = "nodeAllocatableResourceMappings" if has_mappings else "nodeAllocatableResources"
-        build = _build_mapping if has_mappings else _build_node_allocatable
-        body[field] = {name: build(one) for name, one in sorted(device.node_allocatable.items())}
-    return body
+    field = "nodeAllocatableResourceMappings" if has_mappings else "nodeAllocatableResources"
+    build = _build_mapping if has_mappings else _build_node_allocatable
+    body: JsonObject = {
+        "name": device.name,
+        "attributes": build_attributes(device.attributes),
+        "capacity": {name: _build_capacity(value) for name, value in sorted(device.capacity.items())},
+        "consumesCounters": [_build_consumption(one) for one in device.consumes_counters],
+        "taints": [_build_taint(taint) for taint in device.taints],
+        "bindsToNode": device.binds_to_node,
+        "bindingConditions": list(device.binding_conditions),
+        "bindingFailureConditions": list(device.binding_failure_conditions),
+        "allowMultipleAllocations": device.allow_multiple_allocations,
+        field: {name: build(one) for name, one in sorted(device.node_allocatable.items())},
+    }
+    return {name: value for name, value in body.items() if value}
 
 
 def build_attributes(attributes: Mapping[str, AttributeValue]) -> JsonObject:

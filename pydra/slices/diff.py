@@ -152,11 +152,8 @@ def _build_create(
 
 def _build_delete(body: JsonObject) -> Delete:
     metadata = body["metadata"]
-    return Delete(
-        name=metadata["name"],
-        uid=metadata.get("uid", ""),
-        resource_version=metadata.get("resourceVersion", ""),
-    )
+    uid, version = metadata.get("uid", ""), metadata.get("resourceVersion", "")
+    return Delete(name=metadata["name"], uid=uid, resource_version=version)
 
 
 def _pool(body: JsonObject) -> JsonObject:

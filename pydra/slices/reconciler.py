@@ -117,9 +117,7 @@ class SliceClient(Protocol):
 
     async def get(self, resource: Resource, name: str) -> JsonObject: ...  # noqa: D102
     async def create(self, resource: Resource, body: JsonObject, *, dry_run: bool) -> JsonObject: ...  # noqa: D102
-    async def replace(  # noqa: D102
-        self, resource: Resource, name: str, body: JsonObject, *, dry_run: bool
-    ) -> JsonObject: ...
+    async def replace(self, resource: Resource, name: str, body: JsonObject) -> JsonObject: ...  # noqa: D102
     async def delete(  # noqa: D102
         self, resource: Resource, name: str, *, uid: str, resource_version: str
     ) -> None: ...
@@ -282,7 +280,7 @@ class SliceReconciler:
         body = {**write.body, "metadata": {**metadata, "annotations": annotations}}
         try:
             if isinstance(write, Update):
-                return await self._client.replace(RESOURCE_SLICES, write.name, body, dry_run=dry_run)
+                return await self._client.replace(RESOURCE_SLICES, write.name, body)
             return await self._client.create(RESOURCE_SLICES, body, dry_run=dry_run)
         except Invalid as error:
             if self._leave_out(target, str(error), write.body["spec"]):
