@@ -24,6 +24,7 @@ from pydra.kube.event_recorder import EventRecorder, EventRequest, Subject
 from pydra.kube.informer import Informer, WatchFailed
 from pydra.observability.http import serve_http
 from pydra.observability.logging import configure_logs
+from pydra.observability.metrics import ProcessMetrics
 from pydra.settings import LogFormat, LogLevel
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "LogLevel",
     "LostLease",
     "NotFound",
+    "ProcessMetrics",
     "Resource",
     "Subject",
     "WatchFailed",

@@ -148,23 +148,22 @@ class Metrics(ProcessMetrics):
 
     def announce_driver(self, driver: str) -> None:
         """Create the series of a driver at zero, so `rate` sees the first failure."""
-        for operation in ("prepare", "unprepare"):
-            self.in_flight.labels(driver, operation)
-            self.calls.labels(driver, operation, "ok", "")
-        for status in HealthStatus:
-            self.devices.labels(driver, status.value).set(0)
         errors: tuple[type[KubeError], ...] = (KubeError, *KubeError.__subclasses__())
-        for reason in (error.reason for error in errors):
-            self.publish_failures.labels(driver, reason)
-        for verb in ("create", "update", "delete"):
-            self.slice_writes.labels(driver, verb)
-        for stage in ("started", "completed"):
-            self.records.labels(driver, stage).set(0)
-        for result in ("ok", "failed"):
-            self.sweeps.labels(driver, result)
-        for kind in ("record", "cdi_file", "cdi_restored"):
-            self.swept.labels(driver, kind)
-        for gauge in (
+        for operation in ("prepare", "unprepare"):
+            self.calls.labels(driver, operation, "ok", "")
+        for metric, values in (
+            (self.in_flight, ("prepare", "unprepare")),
+            (self.devices, [status.value for status in HealthStatus]),
+            (self.publish_failures, [error.reason for error in errors]),
+            (self.slice_writes, ("create", "update", "delete")),
+            (self.records, ("started", "completed")),
+            (self.sweeps, ("ok", "failed")),
+            (self.swept, ("record", "cdi_file", "cdi_restored")),
+            (self.claim_statuses, ("ok", "failed")),
+        ):
+            for value in values:
+                metric.labels(driver, value)
+        for metric in (
             self.devices_dropped,
             self.hardware_unreadable,
             self.devices_withheld,
@@ -174,11 +173,9 @@ class Metrics(ProcessMetrics):
             self.registered,
             self.health_streams,
             self.claims_left_over,
+            self.records_set_aside,
         ):
-            gauge.labels(driver).set(0)
-        self.records_set_aside.labels(driver)
-        for result in ("ok", "failed"):
-            self.claim_statuses.labels(driver, result)
+            metric.labels(driver)
 
     def announce_requests(self, requests: Iterable[tuple[str, str]]) -> None:
         """Create the series of successful API requests, by verb and resource."""

@@ -115,6 +115,7 @@ def _parse(kind: type[E], name: str, text: str) -> E:
 async def _serve_controller(given: argparse.Namespace) -> None:
     settings, times = parse_controller_settings(given)
     metrics = ControllerMetrics()
+    metrics.build.labels(__version__).set(1)
     async with AsyncExitStack() as stack:
         client = await _open_client(stack, given, CONTROLLER)
         recorder = EventRecorder(client, controller=CONTROLLER, instance=given.identity)
@@ -141,6 +142,7 @@ async def _serve_daemon(given: argparse.Namespace) -> None:
         raise SettingsError([f'readyPort: found "{given.ready_port}", allowed: 0 to 65535'])
     settings = parse_settings(os.environ)
     metrics = DaemonMetrics()
+    metrics.build.labels(__version__).set(1)
     async with AsyncExitStack() as stack:
         client = await _open_client(stack, given, "pydra-compute-domain-daemon")
         daemon = Daemon(client, settings, metrics)
