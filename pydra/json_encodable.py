@@ -38,30 +38,18 @@ def find_json_problems(value: Any, path: str) -> Iterator[str]:
                     yield f"{path} has the key {key!r}; keys of JSON objects are strings"
             items = value.items()
         spell = "{}.{}" if isinstance(value, Mapping) else "{}[{}]"
-        inner = [(item, spell.format(path, key), depth + 1) for key, item in items if not _is_plain(item)]
+        inner = [(item, spell.format(path, key), depth + 1) for key, item in items if _scalar_problem(item)]
         found += reversed(inner)
 
 
-def _is_plain(value: Any) -> bool:
-    """Return whether it certainly has no problem: for most values, without a name for the place where they are."""
-    match value:
-        case None | bool():
-            return True
-        case str():
-            return value.isascii()
-        case int():
-            return -(2**63) <= value < 2**63
-        case float():
-            return math.isfinite(value)
-    return False
-
-
 def _scalar_problem(value: Any) -> str:
+    """Return why it is not a scalar that JSON can hold; a list or an object is not. Empty for nearly all values."""
     match value:
         case None | bool():
             return ""
         case str():
-            return "" if _is_unicode(value) else "has an unpaired surrogate, which is not valid Unicode"
+            is_valid = value.isascii() or _is_unicode(value)
+            return "" if is_valid else "has an unpaired surrogate, which is not valid Unicode"
         case int():
             return "" if -(2**63) <= value < 2**64 else "is an integer of more than 64 bits"
         case float():

@@ -53,7 +53,8 @@ def print_findings(findings: Iterable[Finding]) -> None:
     found = tuple(findings)
     width = max((len(finding.subject) for finding in found), default=0)
     for finding in found:
-        print(f"{_style(finding.level)}{_GAP}{finding.subject:<{width}}{_GAP}{escape(finding.found)}")
+        level = _paint(f"{finding.level.value:<7}", _STYLES[finding.level])
+        print(f"{level}{_GAP}{finding.subject:<{width}}{_GAP}{escape(finding.found)}")
         if finding.advice:
             print(f"{'':<7}{_GAP}{'':<{width}}{_GAP}-> {escape(finding.advice)}")
 
@@ -82,10 +83,6 @@ def print_errors(program: str, problems: Sequence[str], *, code: int) -> int:
 def print_marked(text: str, mark: str) -> None:
     """Print a check's text, which begins with its mark; in its colour on a terminal."""
     print(_paint(mark, _MARKS[mark]) + text.removeprefix(mark), flush=True)
-
-
-def _style(level: Level) -> str:
-    return _paint(f"{level.value:<7}", _STYLES[level])
 
 
 def _paint(text: str, style: str) -> str:

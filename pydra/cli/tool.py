@@ -274,7 +274,7 @@ def _check(parsed: argparse.Namespace) -> int:
 
     config = read_config(parsed.config, os.environ)
     is_json = parsed.output == "json"
-    progress = _ignore_check if is_json else _print_check
+    progress = (lambda *_: None) if is_json else _print_check  # as JSON, the report follows as one document
     report = check_backend(_import_from(parsed.backend), device=parsed.device, config=config, progress=progress)
     if is_json:
         print_json({"backend": report.backend, "ok": report.ok, "checks": report.checks})
@@ -283,10 +283,6 @@ def _check(parsed: argparse.Namespace) -> int:
             print_marked(line, "skip")
         print(report.verdict)
     return 0 if report.ok else 1
-
-
-def _ignore_check(title: str, check: Check | None) -> None:
-    """Print nothing: the report follows as one document."""
 
 
 def _print_check(title: str, check: Check | None) -> None:

@@ -35,23 +35,15 @@ _JUDGED = (
 """A gauge, the value that is a problem, what that means, and where to look."""
 
 _COUNTED = (
-    (
-        "pydra_devices_dropped",
-        "{driver}: devices against API rules: {count}",
-        "the Event DeviceDropped of the node, or the agent's log",
-    ),
+    ("pydra_devices_dropped", "devices against API rules", "DeviceDropped"),
     (
         "pydra_devices_withheld",
-        "{driver}: devices that the API server refuses, or would store without what makes them safe: {count}",
-        "the Event FieldsDropped of the node, or the agent's log",
+        "devices that the API server refuses, or would store without what makes them safe",
+        "FieldsDropped",
     ),
-    (
-        "pydra_hardware_unreadable",
-        "{driver}: pieces of hardware that cannot be read: {count}",
-        "the Event HardwareUnreadable of the node, or the agent's log",
-    ),
+    ("pydra_hardware_unreadable", "pieces of hardware that cannot be read", "HardwareUnreadable"),
 )
-"""A gauge that should be zero, what it means, and where to look."""
+"""A gauge that should be zero, what it counts, and the Event of the node that says more."""
 
 
 class AgentState(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,11 +90,11 @@ def judge_agent(state: AgentState) -> Iterator[Finding]:
     for name, bad, meaning, where in _JUDGED:
         for labels in (one.labels for one in _select(state, name) if one.value == bad):
             yield Finding("agent", Level.PROBLEM, meaning.format_map(labels), f"see {where}")
-    for name, meaning, where in _COUNTED:
+    for name, counted, event in _COUNTED:
         for one in _select(state, name):
             if one.value:
-                found = meaning.format(**one.labels, count=f"{one.value:.0f}")
-                yield Finding("devices", Level.PROBLEM, found, f"see {where}")
+                found = f"{one.labels['driver']}: {counted}: {one.value:.0f}"
+                yield Finding("devices", Level.PROBLEM, found, f"see the Event {event} of the node, or the agent's log")
     yield from _judge_health(state)
 
 

@@ -53,13 +53,8 @@ _GATE_ADVICE = "enable it on API servers and schedulers if a backend needs it: d
 
 
 _TAINT = Taint(key="doctor.pydra.example/probe", effect=TaintEffect.NO_SCHEDULE)
-
-
 _PARTITION = CounterConsumption(counter_set="c", counters={"slots": "1"})
-
 _COUNTERS = (CounterSet(name="c", counters={"slots": "1"}),)
-
-
 _PROBES: tuple[tuple[str, str, Device], ...] = (
     (TAINTS, "unhealthy devices", Device(name="d", taints=(_TAINT,))),
     (PARTITIONS, "partitions", Device(name="d", consumes_counters=(_PARTITION,))),
