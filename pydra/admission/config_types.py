@@ -5,7 +5,6 @@ Importing a backend's module needs neither hardware nor a process: the contract 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import redirect_stdout
@@ -17,7 +16,7 @@ from msgspec.structs import replace
 from pydra.backends.backend_settings import read_settings
 from pydra.backends.claim_config import ConfigCheck, ConfigTypes, find_check
 from pydra.backends.contract_validation import find_object_violations
-from pydra.backends.discovery import LoadError, find_backend, is_target, load_object
+from pydra.backends.discovery import LoadError, find_backend, load_backend
 from pydra.errors import BackendError, ContractError, SettingsError
 from pydra.settings import find_backend_problems
 
@@ -59,11 +58,9 @@ def read_types(name: str, *, settings: Mapping[str, Any] | None = None) -> Known
         BackendError: it cannot be imported, or breaks the contract.
     """
     source = find_backend(name)
-    if is_target(name) and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
     try:
         with redirect_stdout(sys.stderr):  # what it prints is not part of the output
-            backend = load_object(source.target)
+            backend = load_backend(name, source)
     except LoadError as error:
         raise BackendError(source.name, str(error), details=error.fault.traceback) from error
     if violations := find_object_violations(backend):

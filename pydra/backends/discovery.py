@@ -174,6 +174,13 @@ class LoadError(Exception):
         super().__init__("; ".join(fault.problems))
 
 
+def load_backend(name: str, source: BackendSource) -> Any:
+    """Return the backend, `module:attribute` also from where the caller stands. Raises LoadError."""
+    if is_target(name) and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    return load_object(source.target)
+
+
 def load_object(target: str) -> Any:
     """Return the object that `module:attribute` names; the module itself for `module:`. Raises LoadError."""
     module, _, attribute = target.partition(":")

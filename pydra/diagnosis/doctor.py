@@ -12,15 +12,7 @@ from typing import Any
 import msgspec
 
 from pydra.backends.backend_settings import read_settings
-from pydra.backends.discovery import (
-    UNNAMED,
-    BackendSource,
-    LoadError,
-    find_backend,
-    is_target,
-    load_object,
-    variable_prefix,
-)
+from pydra.backends.discovery import UNNAMED, BackendSource, LoadError, find_backend, load_backend, variable_prefix
 from pydra.diagnosis import Finding, Level
 from pydra.diagnosis.agent_state import judge_agent, read_agent
 from pydra.diagnosis.cluster_checks import judge_cluster, judge_pool
@@ -81,9 +73,7 @@ def _judge(
 ) -> Iterator[Finding]:
     try:
         source = find_backend(name)
-        if is_target(name) and os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())
-        backend = load_object(source.target)
+        backend = load_backend(name, source)
     except (SettingsError, LoadError) as error:
         yield Finding(_SUBJECT, Level.PROBLEM, str(error))
         return

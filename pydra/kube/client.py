@@ -360,11 +360,7 @@ class KubeClient:
             return await self._repeat(error, attempt, began, None)
 
     async def _repeat(
-        self,
-        error: Unavailable,
-        attempt: Callable[..., Awaitable[T]],
-        began: float,
-        deadline: float | None,
+        self, error: Unavailable, attempt: Callable[..., Awaitable[T]], began: float, deadline: float | None
     ) -> T:
         """Repeat the request that failed with `error`, until the deadline; then raise the last informative error."""
         # Not at the top: importing it takes 10 ms, and the first attempt seldom fails.

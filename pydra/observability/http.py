@@ -92,12 +92,7 @@ class _KeptText:
 
 @asynccontextmanager
 async def serve_http(
-    host: str,
-    port: int,
-    *,
-    metrics: MetricsSource,
-    missing: Callable[[], Sequence[str]],
-    limits: Limits = _DEFAULTS,
+    host: str, port: int, *, metrics: MetricsSource, missing: Callable[[], Sequence[str]], limits: Limits = _DEFAULTS
 ) -> AsyncIterator[int]:
     """Serve the three pages while the block runs; yield the port, for a `port` of 0.
 

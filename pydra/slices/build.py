@@ -56,8 +56,10 @@ class WantedPool(msgspec.Struct, frozen=True, kw_only=True):
 
 def build_wanted(pool: Pool, *, driver: str, node: str) -> WantedPool:
     """Build the slices of a node's pool: counter sets first, in their own slices; one empty slice if there are none."""
+    sets, most = pool.counter_sets, SLICE_COUNTER_SETS
     slices: list[JsonObject] = [
-        {"sharedCounters": [build_counter_set(one) for one in group]} for group in _chunk(pool.counter_sets)
+        {"sharedCounters": list(map(build_counter_set, sets[start : start + most]))}
+        for start in range(0, len(sets), most)
     ]
     for group in split(pool.devices, has_mappings=pool.has_mappings):
         is_typed = pool.partition_type and any("consumesCounters" in device for device in group)
@@ -125,11 +127,6 @@ def build_device(device: Device, *, has_mappings: bool = False) -> JsonObject:
 def build_attributes(attributes: Mapping[str, AttributeValue]) -> JsonObject:
     """Build a Device's attributes, sorted by name."""
     return {name: _build_attribute(value) for name, value in sorted(attributes.items())}
-
-
-def _chunk(counter_sets: tuple[CounterSet, ...]) -> Iterator[tuple[CounterSet, ...]]:
-    for start in range(0, len(counter_sets), SLICE_COUNTER_SETS):
-        yield counter_sets[start : start + SLICE_COUNTER_SETS]
 
 
 def _build_amounts(counters: Mapping[str, Quantity]) -> JsonObject:
