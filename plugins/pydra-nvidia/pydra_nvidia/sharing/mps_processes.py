@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from pydra_pci import Roots, Tree, read_command
+from pydra_pci import Roots, Tree
 
 MARK = "PYDRA_NVIDIA_MPS"
 """Variable of the daemon and its servers: their daemon's directory on this node, by which they are known as ours."""
@@ -61,7 +61,8 @@ def has_mark(pid: int, mark: str) -> bool:
 def find_marked(mark: str) -> tuple[Process, ...]:
     """All processes of MPS with the mark, the oldest first. Blocks, but for no process that is not of MPS."""
     pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())
-    found = (identify(pid) for pid in pids if read_command(_REAL, pid) == COMMAND and has_mark(pid, mark))
+    ours = (pid for pid in pids if _REAL.read(_REAL.proc(f"{pid}/comm")) == COMMAND and has_mark(pid, mark))
+    found = map(identify, ours)
     return tuple(sorted(process for process in found if process is not None))
 
 
