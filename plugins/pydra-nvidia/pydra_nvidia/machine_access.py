@@ -12,8 +12,10 @@ from pydra_nvidia.host.driver_root import find_driver_root
 from pydra_nvidia.nvfm import load_nvfm
 from pydra_nvidia.nvml.maintenance_gate import Gate
 from pydra_nvidia.nvml.pynvml_library import load_pynvml
-from pydra_nvidia.settings import PREFIX, Settings, parse_settings
+from pydra_nvidia.settings import PREFIX, Settings, list_changed, parse_settings
 from pydra_pci import Roots, Tree, needs_simulation
+
+_PLACES = ("state", "host_root", "sys_root", "proc_root")
 
 
 class MachineAccess(NamedTuple):
@@ -40,7 +42,9 @@ def find_machine(environ: Mapping[str, str], settings: Settings | None = None) -
         state = default_state() if settings.state == Settings().state else settings.state
         simulation = open_simulation(settings.scenario, state)
         own = {name: value for name, value in environ.items() if name != f"{PREFIX}STATE"}
-        settings = replace(parse_settings(own, simulation.settings), **_differing(settings))
+        # What the settings file may have changed: where a simulated machine is, only that machine knows.
+        changed = {name: value for name, value in list_changed(settings).items() if name not in _PLACES}
+        settings = replace(parse_settings(own, simulation.settings), **changed)
         return MachineAccess(settings, simulation.tree, simulation.load, simulation.load_fabric, Gate(settings.state))
     tree = Tree(Roots(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root))
     return MachineAccess(
@@ -50,13 +54,3 @@ def find_machine(environ: Mapping[str, str], settings: Settings | None = None) -
         lambda: load_nvfm(find_driver_root(tree, settings)),
         Gate(settings.state),
     )
-
-
-def _differing(settings: Settings) -> Mapping[str, Any]:
-    """What the settings file may have changed: where a simulated machine is, only that machine knows."""
-    usual, places = Settings(), ("state", "host_root", "sys_root", "proc_root")
-    return {
-        name: value
-        for name in Settings.__struct_fields__
-        if name not in places and (value := getattr(settings, name)) != getattr(usual, name)
-    }

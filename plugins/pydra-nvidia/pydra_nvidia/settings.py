@@ -141,6 +141,12 @@ class Settings(DriverSettings, frozen=True, kw_only=True):
     their driver. All work for a claim may take at most two thirds of the agent's `prepareDeadline`: 26 of 40."""
 
 
+def list_changed(settings: Settings) -> dict[str, Any]:
+    """The fields that differ from their defaults, with their values."""
+    values = {name: getattr(settings, name) for name in Settings.__struct_fields__}
+    return {name: value for name, value in values.items() if value != getattr(Settings(), name)}
+
+
 def parse_settings(environ: Mapping[str, str], defaults: Mapping[str, Any] = {}) -> Settings:
     """The settings as the agent reads them for the backend, over `defaults` (by field name) that a scenario brings.
 

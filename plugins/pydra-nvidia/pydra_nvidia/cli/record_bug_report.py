@@ -29,7 +29,7 @@ from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.machine_access import MachineAccess
 from pydra_nvidia.nvml.read_only_library import CallLog, guard
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.settings import Settings
+from pydra_nvidia.settings import list_changed
 
 _SALT_BYTES = 32
 
@@ -94,9 +94,9 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 
 async def record(machine: MachineAccess, *, salt: bytes) -> Recording:
     """Record the node's hardware. Raises NvmlError if NVML as a whole does not answer."""
-    settings, tree, calls = machine.settings, machine.tree, CallLog()
+    tree, calls, changed = machine.tree, CallLog(), list_changed(machine.settings)
     # Whether partitions can be made is a setting, and says nothing about what there is.
-    all_of_it = replace(settings, vfio=True, dynamic_mig=False)
+    all_of_it = replace(machine.settings, vfio=True, dynamic_mig=False)
     try:
         reading = await read_once(NvmlSession(guard(machine.load, calls)), tree, all_of_it)
     except DriverMissing:
@@ -105,17 +105,11 @@ async def record(machine: MachineAccess, *, salt: bytes) -> Recording:
     return Recording(
         pydra=pydra.__version__,
         kernel=release[0] if release else "",
-        settings=_select_settings(settings),
+        settings=msgspec.to_builtins({name: changed[name] for name in KEPT_SETTINGS if name in changed}),
         reading=rename(reading, salt),
         refused=calls.refused(),
         missing=tuple(sorted(calls.missing)),
     )
-
-
-def _select_settings(settings: Settings) -> dict[str, Any]:
-    defaults = Settings()
-    values: dict[str, Any] = msgspec.to_builtins(settings)
-    return {name: values[name] for name in KEPT_SETTINGS if getattr(settings, name) != getattr(defaults, name)}
 
 
 def rename(reading: Reading, salt: bytes) -> Reading:
