@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from pydra import ClaimError, held_claims
 from pydra_nvidia.backend import NvidiaBackend
@@ -18,7 +19,7 @@ from pydra_nvidia.fabric.apply_fabric import ActivateFabricApplier
 from pydra_nvidia.hardware_reader import BASEBOARD_FILE, HardwareReader
 from pydra_nvidia.health.incident_store import FILE, IncidentStore
 from pydra_nvidia.health.monitor import HealthMonitor
-from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
+from pydra_nvidia.host.driver_root import find_driver_root
 from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.machine_access import MachineAccess
 from pydra_nvidia.mig.apply_partitions import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
@@ -58,10 +59,7 @@ async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
     )
     queries = SuspendedQueries(os.path.join(settings.state, QUERIES_FILE))
     health = HealthMonitor(session, IncidentStore(os.path.join(settings.state, FILE)), queries, settings=settings)
-
-    def find_root() -> DriverRoot:
-        return find_driver_root(tree, settings)
-
+    find_root = partial(find_driver_root, tree, settings)
     persistenced = Persistenced(tree, find_root)
     daemons = MpsDaemons(settings, tree, find_root)
     start_mps = StartMpsApplier(session, settings, daemons, hardware.reread)

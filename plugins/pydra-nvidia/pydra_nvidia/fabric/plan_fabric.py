@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydra import ClaimError, TerminalError
 from pydra_nvidia.claim_records import Entry
@@ -54,7 +54,7 @@ def plan_fabric(targets: Sequence[Target], reading: Reading) -> tuple[ActivateFa
         TerminalError: they are not the members of one partition.
         ClaimError: the partitions are not known.
     """
-    wanted = tuple(sorted({_address(one) for one in _find_users(targets)}))
+    wanted = _list_users(targets)
     if reading.fabric is None or not wanted:
         return ()
     if not reading.fabric.partitions:
@@ -77,7 +77,7 @@ def plan_fabric(targets: Sequence[Target], reading: Reading) -> tuple[ActivateFa
 def find_activated(targets: Iterable[Target], reading: Reading) -> tuple[ActivateFabric, ...]:
     """The step that NVIDIA's driver has done for a claim: the partition of exactly its GPUs is active."""
     partitions = reading.fabric.partitions if reading.fabric is not None else ()
-    users = tuple(sorted({_address(one) for one in _find_users(targets)}))
+    users = _list_users(targets)
     return tuple([_build_step(one, reading) for one in partitions if one.active and one.gpus == users])
 
 
@@ -111,11 +111,11 @@ def _explain_lost(step: ActivateFabric, found: FabricPartition | None) -> str:
     return f"{found.id}, which is not active: Fabric Manager {why}"
 
 
-def _find_users(targets: Iterable[Target]) -> Iterator[WholeGpu | Passthrough]:
-    for target in targets:
-        if isinstance(target, WholeGpu | Passthrough) and not target.allocated.admin_access:
-            yield target
-
-
-def _address(target: WholeGpu | Passthrough) -> str:
-    return target.gpu.pci if isinstance(target, WholeGpu) else target.function.address
+def _list_users(targets: Iterable[Target]) -> tuple[str, ...]:
+    """The PCI addresses of whole GPUs and functions, sorted. Who has admin access only looks."""
+    found = {
+        one.gpu.pci if isinstance(one, WholeGpu) else one.function.address
+        for one in targets
+        if isinstance(one, WholeGpu | Passthrough) and not one.allocated.admin_access
+    }
+    return tuple(sorted(found))

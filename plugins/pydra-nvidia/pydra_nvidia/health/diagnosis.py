@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.device_names import DRIVER
-from pydra_nvidia.hardware_types import Gpu, LostGpu, Placement, Reading
+from pydra_nvidia.hardware_types import Gpu, Placement, Reading
 from pydra_nvidia.health.incident_store import Incident
 from pydra_nvidia.health.xid_catalogue import APPLICATION_XIDS, PASSING_XIDS, RECOVERY_XID, explain
 from pydra_nvidia.host.device_nodes import UVM_NOT_LOADED
@@ -89,7 +89,8 @@ def diagnose(reading: Reading, incidents: Iterable[Incident], *, settings: Setti
             partitions[gpu.uuid, place] = _assess([*whole, *own], settings, silence=gpu.condition.silence)
     for lost in reading.lost:
         if lost.last is not None:
-            gpus[lost.last.uuid] = _assess([_lost(lost)], settings)
+            finding = Finding(Signal.GPU_LOST, f"the GPU is lost: {lost.message}")
+            gpus[lost.last.uuid] = _assess([finding], settings)
     return Diagnosis(
         gpus={uuid: assessment for uuid, assessment in gpus.items() if assessment != WELL},
         partitions={place: assessment for place, assessment in partitions.items() if assessment != WELL},
@@ -177,10 +178,6 @@ def _xids(incidents: Iterable[Incident], settings: Settings) -> Iterator[Finding
         signal = Signal.IGNORED_XID if _is_ignored(one.xid, settings) else Signal.XID
         # The vendor has one key for all XIDs, whether they are ignored or not.
         yield Finding(signal, explain(one.xid), str(one.xid), taint=Signal.XID.value)
-
-
-def _lost(lost: LostGpu) -> Finding:
-    return Finding(Signal.GPU_LOST, f"the GPU is lost: {lost.message}")
 
 
 def _assess(findings: Iterable[Finding], settings: Settings, *, silence: str = "") -> Assessment:

@@ -40,7 +40,7 @@ def read_facts(nvml: Nvml, handle: Any, *, index: int, uuid: str) -> Gpu:
         uuid=uuid,
         name=nvml.call("nvmlDeviceGetName", handle, subject=uuid),
         brand=nvml.look("nvmlDeviceGetBrand", handle, subject=uuid) or 0,
-        architecture=_or(nvml.look("nvmlDeviceGetArchitecture", handle, subject=uuid), Architecture.UNKNOWN),
+        architecture=read_architecture(nvml, handle, subject=uuid),
         compute=nvml.look("nvmlDeviceGetCudaComputeCapability", handle, subject=uuid) or (0, 0),
         pci=parse_bus_id(pci.busId),
         memory=None if memory is None else memory.total,
@@ -59,8 +59,10 @@ def parse_bus_id(bus_id: bytes | str) -> str:
     return f"{int(domain, 16):04x}:{rest}"
 
 
-def _or(value: int | None, otherwise: int) -> int:
-    return otherwise if value is None else value
+def read_architecture(nvml: Nvml, handle: Any, *, subject: str) -> int:
+    """Its generation; UNKNOWN where the driver does not report it."""
+    found: int | None = nvml.look("nvmlDeviceGetArchitecture", handle, subject=subject)
+    return Architecture.UNKNOWN if found is None else found
 
 
 def read_condition(nvml: Nvml, handle: Any, *, monitored: bool, subject: str) -> Condition:

@@ -14,9 +14,9 @@ import ctypes
 from typing import Any
 
 from pydra import ClaimError
-from pydra_nvidia.hardware_types import Architecture, GpuInstance, Placement, Profile
+from pydra_nvidia.hardware_types import GpuInstance, Placement, Profile
 from pydra_nvidia.nvml.errors import Code, NvmlError
-from pydra_nvidia.nvml.gpus import parse_bus_id
+from pydra_nvidia.nvml.gpus import parse_bus_id, read_architecture
 from pydra_nvidia.nvml.mig_state import (
     Kind,
     Mode,
@@ -112,8 +112,7 @@ def _change_mode(nvml: Nvml, gpu: str, *, on: bool) -> None:
 def is_resetless(nvml: Nvml, gpu: str) -> bool:
     """Whether the MIG mode changes without a reset; raises NvmlError."""
     handle = nvml.find(gpu)
-    architecture = nvml.look("nvmlDeviceGetArchitecture", handle, subject=gpu)
-    return read_resetless(nvml, handle, Architecture.UNKNOWN if architecture is None else architecture, subject=gpu)
+    return read_resetless(nvml, handle, read_architecture(nvml, handle, subject=gpu), subject=gpu)
 
 
 def find_instance(nvml: Nvml, gpu: str, profile: int, start: int) -> GpuInstance | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pydra import ClaimError, ContainerEdits, Inheritance, InheritedClaim, PreparedDevice, StepStage, describe_step
+from pydra import ClaimError, Inheritance, InheritedClaim, PreparedDevice, StepStage, describe_step
 from pydra_nvidia.cdi.edits import DeviceEdits, merge, mps_client_edits
 from pydra_nvidia.claim_records import build_data
 from pydra_nvidia.claim_targets import Partition, Target, identify
@@ -150,8 +150,9 @@ class VendorTakeover:
                 prepared.append(allocated.prepared())
                 continue
             edits = await asyncio.to_thread(self._edits.build, (target,), reading, converted.steps)
-            if device.mps:
-                edits.append(_mps_edits(f"{directory}/mps/{device.mps}"))
+            if device.mps:  # a daemon that NVIDIA's driver started, and whose directory may go with it
+                place = f"{directory}/mps/{device.mps}"
+                edits.append(mps_client_edits(f"{place}/pipe", f"{place}/shm", optional=True))
             prepared.append(allocated.prepared(merge(*edits), status=identify(target)))
         steps = tuple(
             [
@@ -197,8 +198,3 @@ def _find_result(step: Step, targets: Sequence[Target | None]) -> Any:
         if isinstance(one, Partition) and (one.gpu.uuid, one.placement) == (step.gpu, step.placement):
             return one.uuid
     return None
-
-
-def _mps_edits(root: str) -> ContainerEdits:
-    """For clients of an MPS control daemon that NVIDIA's driver started, and whose directory may go with it."""
-    return mps_client_edits(f"{root}/pipe", f"{root}/shm", optional=True)
