@@ -21,7 +21,7 @@ from aiohttp import web
 
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.api.feature_gates import build_gates
-from pydra_dev.api.kinds import KINDS, NAMESPACES, SERVICE_ACCOUNTS
+from pydra_dev.api.kinds import KINDS, NAMESPACES
 from pydra_dev.apiserver.custom_kinds import parse_definition
 from pydra_dev.apiserver.discovery import DEFAULT_VERSION, FIRST_DRA_MINOR, build_documents, parse_release
 from pydra_dev.apiserver.faults import Faults
@@ -170,7 +170,6 @@ async def serve_api(
     )
     for name in _NAMESPACES:
         api.create(NAMESPACES, {"metadata": {"name": name}})
-        api.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default"}}, namespace=name)
     handlers = Handlers(
         api,
         served=served,

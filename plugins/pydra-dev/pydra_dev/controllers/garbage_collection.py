@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pydra_dev.api.errors import JsonObject, attempt
-from pydra_dev.api.kinds import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Kind
+from pydra_dev.api.kinds import NAMESPACES, NODES, PODS, Kind
 from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.controllers.emit_events import emit_event
 
@@ -46,12 +46,10 @@ def _exists(api: Api, obj: JsonObject, owner: JsonObject) -> bool:
 
 
 def step_namespaces(api: Api) -> None:
-    """Give each namespace its service account; empty those that are being deleted, then remove them."""
+    """Empty the namespaces that are being deleted, then remove them."""
     for namespace in api.list(NAMESPACES).items:
         name = namespace["metadata"]["name"]
         if "deletionTimestamp" not in namespace["metadata"]:
-            if api.find(SERVICE_ACCOUNTS, "default", namespace=name) is None:
-                api.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default"}}, namespace=name)
             continue
         content = [
             (kind, obj)
