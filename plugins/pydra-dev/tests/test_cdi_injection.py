@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pydra_dev.container_runtime.cdi_injection import (
-    HostNode,
     InjectionError,
+    OciDevice,
     OciSpec,
     apply_edits,
     inject_devices,
@@ -26,12 +26,12 @@ from pydra_dev.container_runtime.cdi_specs import (
 from pydra_dev.output.descriptions import describe_changes
 
 NODES = {
-    "/dev/gpu0": HostNode(type="c", major=195, minor=0, file_mode=0o666),
-    "/dev/disk": HostNode(type="b", major=8, minor=1, file_mode=0o660),
+    "/dev/gpu0": OciDevice(path="/dev/gpu0", type="c", major=195, minor=0, file_mode=0o666),
+    "/dev/disk": OciDevice(path="/dev/disk", type="b", major=8, minor=1, file_mode=0o660),
 }
 
 
-def stat_node(path: str) -> HostNode:
+def stat_node(path: str) -> OciDevice:
     if path == "/etc/passwd":
         raise ValueError(f"{path} is not a device node")
     try:

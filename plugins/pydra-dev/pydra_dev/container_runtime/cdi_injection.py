@@ -21,19 +21,6 @@ DEFAULT_ACCESS = "rwm"
 ItemT = TypeVar("ItemT")
 
 
-class HostNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A device node of the host: what stat says of it."""
-
-    type: str
-    major: int
-    minor: int
-    file_mode: int
-
-
-StatNode = Callable[[str], HostNode]
-"""The device node at a path of the host; raises OSError when there is none, ValueError for another kind of file."""
-
-
 class OciDevice(msgspec.Struct, frozen=True, kw_only=True):
     """`linux.devices[]`, with the cgroup access of `linux.resources.devices[]`."""
 
@@ -45,6 +32,10 @@ class OciDevice(msgspec.Struct, frozen=True, kw_only=True):
     uid: int | None = None
     gid: int | None = None
     access: str = DEFAULT_ACCESS
+
+
+StatNode = Callable[[str], OciDevice]
+"""The device node at a path of the host; raises OSError when there is none, ValueError for another kind of file."""
 
 
 class OciSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,13 +110,14 @@ def apply_edits(oci: OciSpec, edits: Edits, stat_node: StatNode) -> OciSpec:
     )
 
 
-def stat_host_node(path: str) -> HostNode:
+def stat_host_node(path: str) -> OciDevice:
     """What the host has at `path`; raises OSError, and ValueError for anything but a device node."""
     found = os.stat(path)
     kind = {stat.S_IFCHR: "c", stat.S_IFBLK: "b", stat.S_IFIFO: "p"}.get(stat.S_IFMT(found.st_mode))
     if kind is None:
         raise ValueError(f"{path} is not a device node")
-    return HostNode(
+    return OciDevice(
+        path=path,
         type=kind,
         major=os.major(found.st_rdev),
         minor=os.minor(found.st_rdev),
