@@ -151,11 +151,6 @@ class NotRegistered(Exception):
         super().__init__(f"DRA driver {driver} is not registered")
 
 
-def choose_instance(instances: Sequence[PluginInstance]) -> PluginInstance:
-    """The latest registered that is connected, or else the latest; `instances` are in order of registration."""
-    return next((one for one in reversed(instances) if one.connected), instances[-1])
-
-
 class PluginRegistry:
     """Instances by driver, in order of registration; each has a connection of its own.
 
@@ -203,11 +198,11 @@ class PluginRegistry:
                 self._check_usable(driver)
 
     def choose(self, driver: str) -> PluginInstance:
-        """The instance to call; raises NotRegistered."""
+        """The instance to call: the latest that is connected, or else the latest; raises NotRegistered."""
         instances = self._instances.get(driver)
         if not instances:
             raise NotRegistered(driver)
-        return choose_instance(instances)
+        return next((one for one in reversed(instances) if one.connected), instances[-1])
 
     def _check_usable(self, driver: str) -> None:
         """Have the driver's slices deleted some time after it went away, unless it comes back."""

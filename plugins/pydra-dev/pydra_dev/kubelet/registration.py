@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeAlias
 from urllib.parse import quote
 
@@ -39,22 +39,10 @@ _NOTIFY_SECONDS = 5.0
 
 Identity: TypeAlias = tuple[int, int]
 """Inode and time of creation: what differs between two sockets at one path."""
-Sockets: TypeAlias = Mapping[str, Identity]
-
-
-def compare_sockets(known: Sockets, found: Sockets) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What is gone and what is new, in order; a replaced socket is both."""
-    gone = sorted(path for path, identity in known.items() if found.get(path) != identity)
-    new = sorted(path for path, identity in found.items() if known.get(path) != identity)
-    return tuple(gone), tuple(new)
-
-
-def scan_sockets(directory: str) -> Sockets:
-    """All sockets below the directory whose names do not begin with a dot."""
-    return dict(_scan(directory))
 
 
 def _scan(directory: str) -> Iterator[tuple[str, Identity]]:
+    """All sockets below the directory whose names do not begin with a dot."""
     try:
         entries = list(os.scandir(directory))
     except FileNotFoundError:
@@ -79,16 +67,16 @@ async def watch_registry(
     deregister: Callable[[str], None],
 ) -> None:
     """Look for changes until cancelled; `register` may take its time and is cancelled when its socket goes."""
-    known: Sockets = {}
+    known: dict[str, Identity] = {}
     attempts: dict[str, anyio.CancelScope] = {}
     async with anyio.create_task_group() as tasks:
         while True:
-            found = scan_sockets(settings.registry)
-            gone, new = compare_sockets(known, found)
-            for path in gone:
+            found = dict(_scan(settings.registry))
+            # A socket that was replaced is gone and new.
+            for path in sorted(dict(known.items() - found.items())):
                 attempts.pop(path).cancel()
                 deregister(path)
-            for path in new:
+            for path in sorted(dict(found.items() - known.items())):
                 attempts[path] = start_task(tasks, register, path, name=f"register {os.path.basename(path)}")
             known = found
             await anyio.sleep(settings.periods.registry_scan)

@@ -220,7 +220,8 @@ class Scheduler:
             own not in (None, node["metadata"]["name"])
         ):
             raise UnschedulableError("node(s) didn't match Pod's node affinity/selector")
-        if shortage := self._explain_shortage(pod, node):
+        classes, others = _parse_classes(self._api.list(DEVICE_CLASSES).items), self._list_pods(node)
+        if shortage := explain_extended_shortage(pod, node=node, others=others, classes=classes):
             raise UnschedulableError(shortage)
         new = []
         for claim in claims:
@@ -233,7 +234,7 @@ class Scheduler:
                 raise UnschedulableError("node(s) cannot reach the devices that the claim was given")
         allocations = self._allocate(new, node)
         entries = self._count_resources(pod, claims, allocations)
-        if entries is not None and (problem := explain_shortage(pod, entries, node=node, others=self._list_pods(node))):
+        if entries is not None and (problem := explain_shortage(pod, entries, node=node, others=others)):
             raise UnschedulableError(problem)
         return allocations
 
@@ -275,14 +276,6 @@ class Scheduler:
         name = node["metadata"]["name"]
         pods = self._api.list(PODS).items
         return [one for one in pods if one["spec"].get("nodeName") == name and not is_finished(one)]
-
-    def _explain_shortage(self, pod: JsonObject, node: JsonObject) -> str:
-        return explain_extended_shortage(
-            pod,
-            node=node,
-            others=self._list_pods(node),
-            classes=_parse_classes(self._api.list(DEVICE_CLASSES).items),
-        )
 
     def _allocate(self, claims: Sequence[JsonObject], node: JsonObject) -> Mapping[str, schema.Allocation]:
         if not claims:

@@ -166,7 +166,7 @@ class Search:
             devices += (
                 one
                 for one in pool.candidates
-                if self.selection.selects(wish, one) and not self._books.find_shortage(wish, one)
+                if self.selection.find_mismatch(wish, one) is None and not self._books.find_shortage(wish, one)
             )
         return replace(wish, count=len(devices), devices=tuple(devices))
 
@@ -196,7 +196,7 @@ class Search:
             raise AllocationError(f"no combination of devices found after {MAX_TRIES} attempts")
         if self._books.find_holder(wish, candidate):
             return False
-        if not self.selection.selects(wish, candidate) or self._books.find_shortage(wish, candidate):
+        if self.selection.find_mismatch(wish, candidate) is not None or self._books.find_shortage(wish, candidate):
             return False
         if self._books.find_incompatible(candidate) or not self._books.draw(candidate):
             return False
@@ -282,10 +282,6 @@ class Selection:
                 f"claim {self._claims[wish.claim].name}, request {wish.name}: device class {name} does not exist"
             )
         return found
-
-    def selects(self, wish: Wish, candidate: Candidate) -> bool:
-        """Whether the device is one that the request wants; raises AllocationError."""
-        return self.find_mismatch(wish, candidate) is None
 
     def find_mismatch(self, wish: Wish, candidate: Candidate) -> Mismatch | None:
         """Which selector does not select the device; None if all do. Raises AllocationError."""
