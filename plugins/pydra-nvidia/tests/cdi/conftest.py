@@ -13,7 +13,6 @@ import pytest
 from cdi_claims import HOOK, LIB
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.simulation.tree.elf_libraries import build_library
 from pydra_pci import Roots, Tree
 
 VERSION = "580.105.08"
@@ -75,7 +74,7 @@ class FakeNode:
     def library(self, folder: str, stem: str, soname: str = "", version: str = VERSION) -> None:
         """As a package installs it, with the links that ldconfig and the package make."""
         file, folder = f"{stem}.so.{version}", self.driver + folder
-        self.put(f"{folder}/{file}", build_library(soname or file))
+        self.put(f"{folder}/{file}")
         if soname:
             self.link(f"{folder}/{soname}", file)
 
