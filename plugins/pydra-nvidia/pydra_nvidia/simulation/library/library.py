@@ -12,24 +12,14 @@ import msgspec
 
 from pydra_nvidia.nvml.errors import Code, code_name
 from pydra_nvidia.simulation.call_faults import Fault, act
-from pydra_nvidia.simulation.library import (
-    devices,
-    events,
-    fields,
-    instances,
-    memory_and_processes,
-    memory_errors,
-    mig,
-    nvlink,
-    sensors,
-)
+from pydra_nvidia.simulation.library import devices, events, instances, memory_and_processes, mig, nvlink, telemetry
 from pydra_nvidia.simulation.library.arguments import Refusal, handle, number, put
 from pydra_nvidia.simulation.library.function_registry import SYMBOLS, Call, Kind, Symbol, Target, function, texts
 from pydra_nvidia.simulation.machine_state import View
 from pydra_nvidia.simulation.machine_store import Machine
 from pydra_nvidia.simulation.unhealthy_device_markers import UnhealthyFiles
 
-TOPICS = (devices, events, fields, instances, memory_and_processes, memory_errors, mig, nvlink, sensors)
+TOPICS = (devices, events, instances, memory_and_processes, mig, nvlink, telemetry)
 """Their functions are in SYMBOLS once they are imported."""
 
 XID_EVENT = 0x8
