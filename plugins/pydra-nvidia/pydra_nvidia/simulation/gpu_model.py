@@ -5,7 +5,6 @@ A scenario may bring its own models; those of the bundled scenarios are in `mode
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -140,10 +139,7 @@ class Model(_Table, frozen=True, kw_only=True):
     """A kind of GPU.
 
     `compute` is its CUDA capability, `power_limit` in watts, `addressing` NVML's mode (0 none, 1 HMM, 2 ATS; None: not
-    reported). `memory_reported` False: unified memory, which NVML does not
-    count. `events` is the mask of supported event types, `fields` the values of further
-    field ids. `unsupported` lists C symbols (`*` allowed) and `unsupported_fields` field ids that answer NOT_SUPPORTED
-    whatever else is said.
+    reported). `events` is the mask of supported event types. What else a GPU lacks, a fault of the scenario refuses.
     """
 
     name: str
@@ -153,7 +149,6 @@ class Model(_Table, frozen=True, kw_only=True):
     memory: Annotated[int, msgspec.Meta(ge=1)] = msgspec.field(name="memoryMiB")
     reserved: Natural = msgspec.field(name="reservedMiB", default=0)
     bar1: Natural = msgspec.field(name="bar1MiB", default=0)
-    memory_reported: bool = True
     pci: PciModel
     mig: MigModel | None = None
     nvlink: NvLinkModel | None = None
@@ -168,6 +163,3 @@ class Model(_Table, frozen=True, kw_only=True):
     module: bool = True
     serial: bool = True
     events: Natural = 0x01FF
-    fields: Mapping[int, int] = {}
-    unsupported: tuple[str, ...] = ()
-    unsupported_fields: tuple[Natural, ...] = ()

@@ -151,9 +151,6 @@ class Library:
             if target is not None:
                 call.resolve(view, target)
                 arguments = arguments[1:]
-                unsupported = call.board.model.unsupported
-                if unsupported and any(fnmatchcase(name, pattern) for pattern in unsupported):
-                    raise Refusal(Code.NOT_SUPPORTED)
             if symbol.root and not view.scenario.driver.privileged:
                 raise Refusal(Code.NO_PERMISSION)
             symbol.work(call, *arguments)

@@ -21,10 +21,8 @@ def _memory_info(call: Call, info: Any) -> None:
 
 
 def _memory(call: Call) -> tuple[int, int, int]:
-    """Total, reserved and used, in bytes; raises Refusal where NVML does not count it."""
+    """Total, reserved and used, in bytes."""
     model = call.board.model
-    if not model.memory_reported:
-        raise Refusal(Code.NOT_SUPPORTED)
     used = sum(process.memory for process in _processes(call)) * MIB
     if call.instance is not None and model.mig is not None:
         profile = model.mig.profile(call.instance.profile)

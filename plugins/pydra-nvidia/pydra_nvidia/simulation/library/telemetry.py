@@ -99,25 +99,11 @@ def _field_values(call: Call, count: Any, values: Any) -> None:
         entry = array[position]
         entry.timestamp, entry.latencyUsec = now, 0
         try:
-            wide, value = _read(call, entry.fieldId, entry.scopeId)
-            entry.valueType = UNSIGNED_LONG_LONG if wide else UNSIGNED_INT
-            entry.value.ullVal = value
+            entry.valueType, read = require(_FIELDS.get(entry.fieldId))
+            entry.value.ullVal = read(call, entry.scopeId)
             entry.nvmlReturn = int(Code.SUCCESS)
         except Refusal as refusal:
             entry.nvmlReturn = int(refusal.code)
-
-
-def _read(call: Call, field: int, scope: int) -> tuple[bool, int]:
-    model = call.board.model
-    if field in model.unsupported_fields:
-        raise Refusal(Code.NOT_SUPPORTED)
-    if (fixed := model.fields.get(field)) is not None:
-        return False, fixed
-    if (narrow := _NARROW.get(field)) is not None:
-        return False, narrow(call, scope)
-    if (wide := _WIDE.get(field)) is not None:
-        return True, wide(call, scope)
-    raise Refusal(Code.NOT_SUPPORTED)
 
 
 def _link(count: str) -> Reader:
@@ -132,15 +118,11 @@ def _link(count: str) -> Reader:
     return read
 
 
-_NARROW: Mapping[int, Reader] = {
-    184: lambda call, _scope: int(require(call.board.model.mig).resetless),
-    230: lambda call, _scope: call.gpu.recovery,
+_FIELDS: Mapping[int, tuple[int, Reader]] = {
+    161: (UNSIGNED_LONG_LONG, _link("nvlink_replays")),
+    162: (UNSIGNED_LONG_LONG, _link("nvlink_recoveries")),
+    163: (UNSIGNED_LONG_LONG, _link("nvlink_crc")),
+    184: (UNSIGNED_INT, lambda call, _scope: int(require(call.board.model.mig).resetless)),
+    230: (UNSIGNED_INT, lambda call, _scope: call.gpu.recovery),
 }
-"""Field ids of NVML_FI_DEV_* that backends read, those that are 32 bits wide."""
-
-_WIDE: Mapping[int, Reader] = {
-    161: _link("nvlink_replays"),
-    162: _link("nvlink_recoveries"),
-    163: _link("nvlink_crc"),
-}
-"""The same, those of 64 bits."""
+"""Type and value of the fields that backends read, by the id in NVML_FI_DEV_*."""
