@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pydra_nvidia.simulation.tree.device_numbers import compute_minor, instance_minor
+from pydra_nvidia.simulation.tree.kernel_driver_files import compute_minor, instance_minor
 from tests.e2e.cluster import STAY, Cluster
 from tests.e2e.nvidia import (
     LIBRARIES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pydra_nvidia.simulation.tree.device_numbers import compute_minor, instance_minor
+from pydra_nvidia.simulation.tree.kernel_driver_files import compute_minor, instance_minor
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import msgspec
 
 from pydra_nvidia.simulation.gpu_model import Model
 from pydra_nvidia.simulation.scenario_gpus import Board
-from pydra_nvidia.simulation.tree import device_numbers
+from pydra_nvidia.simulation.tree.kernel_driver_files import DRM
 from pydra_pci.simulation.files import Files, device, folder, text
 from pydra_pci.simulation.functions import MIB, Function, Region, Slot, function_files
 
@@ -101,6 +101,6 @@ def card_files(path: str, name: str, minor: int) -> Files:
     """A device of the DRM subsystem: that of the function at this path, and its node."""
     return {
         f"{path}/drm/{name}": folder(),
-        f"sys/class/drm/{name}/dev": text(f"{device_numbers.DRM}:{minor}"),
+        f"sys/class/drm/{name}/dev": text(f"{DRM}:{minor}"),
         f"dev/dri/{name}": device(),
     }

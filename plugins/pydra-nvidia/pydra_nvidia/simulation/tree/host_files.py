@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pydra_nvidia.simulation.scenario import HostPart
 from pydra_nvidia.simulation.scenario_gpus import derive_uuid
-from pydra_nvidia.simulation.tree.device_numbers import IOMMU_MINOR, MISC, VFIO_CONTROL_MINOR
+from pydra_nvidia.simulation.tree.kernel_driver_files import IOMMU_MINOR, MISC, VFIO_CONTROL_MINOR
 from pydra_pci.simulation.files import Files, device, exact, folder, link, text
 from pydra_pci.simulation.functions import driver_files, module_files
 

@@ -1,7 +1,8 @@
 """What the NVIDIA kernel modules show while they are loaded: /proc/driver, /sys/module, device nodes of no one GPU.
 
 Of partitions, nvidia-caps shows a directory and a device node for each instance, while it exists.
-Source: MIG user guide, "Device Nodes and Capabilities".
+Source: MIG user guide, "Device Nodes and Capabilities"; of the numbers also a whole file mig-minors of a machine
+(driver 450).
 """
 
 from __future__ import annotations
@@ -9,10 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pydra_nvidia.simulation.machine_state import InstanceState
-from pydra_nvidia.simulation.tree import device_numbers
-from pydra_nvidia.simulation.tree.device_numbers import CONFIG, IMEX_MANAGEMENT, MONITOR, compute_minor, instance_minor
 from pydra_pci.simulation.files import Files, device, folder, text
 from pydra_pci.simulation.functions import driver_files, module_files
+from pydra_pci.simulation.kernel import VFIO, VFIO_DEVICE
+
+NVIDIA, UVM, CAPS, IMEX, NVLINK, NVSWITCH = 195, 510, 237, 236, 238, 239
+DRM = 226
+MISC = 10
+VFIO_CONTROL_MINOR, IOMMU_MINOR = 196, 124
+
+_ALWAYS = {1: "mem", 4: "tty", 5: "ptmx", 7: "vcs", 10: "misc", 13: "input", 29: "fb", 89: "i2c", DRM: "drm"}
 
 COMMON_NODES = ("nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools")
 
@@ -31,8 +38,18 @@ def loaded_driver_files(version: str, architecture: str, *, open_module: bool, i
 
 
 def majors_files(*, driver: bool, imex: bool, vfio: bool) -> Files:
-    """/proc/devices."""
-    return {"proc/devices": text(device_numbers.describe_majors(driver=driver, imex=imex, vfio=vfio))}
+    """/proc/devices: with what the NVIDIA driver has, its IMEX channels, and vfio."""
+    majors = list(_ALWAYS.items())
+    if driver:
+        majors += [(NVIDIA, name) for name in ("nvidia", "nvidia-modeset", "nvidiactl")]
+        majors += [(CAPS, "nvidia-caps"), (NVLINK, "nvidia-nvlink"), (NVSWITCH, "nvidia-nvswitch"), (UVM, "nvidia-uvm")]
+        if imex:
+            majors.append((IMEX, "nvidia-caps-imex-channels"))
+    if vfio:
+        majors += [(VFIO, "vfio"), (VFIO_DEVICE, "vfio-dev")]
+    lines = "\n".join(f"{number:3d} {name}" for number, name in sorted(majors))
+    content = f"Character devices:\n{lines}\n\nBlock devices:\n  7 loop\n  8 sd\n259 blkext"
+    return {"proc/devices": text(content)}
 
 
 def _describe_version(version: str, architecture: str, *, open_module: bool) -> str:
@@ -45,6 +62,23 @@ def _describe_version(version: str, architecture: str, *, open_module: bool) -> 
         f"NVRM version: NVIDIA UNIX {module}  Wed Oct 29 22:15:01 UTC 2025\n"
         "GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04)"
     )
+
+
+CONFIG, MONITOR = 1, 2
+GPUS, INSTANCES, COMPUTE = 32, 15, 8
+_FIRST, _PER_INSTANCE = 3, 1 + COMPUTE
+IMEX_MANAGEMENT = _FIRST + _PER_INSTANCE * INSTANCES * GPUS
+"""The first number after those of partitions."""
+
+
+def instance_minor(gpu: int, instance: int) -> int:
+    """Of a GPU instance; `gpu` is the GPU's minor number."""
+    return _FIRST + _PER_INSTANCE * (INSTANCES * gpu + instance)
+
+
+def compute_minor(gpu: int, instance: int, compute: int) -> int:
+    """Of a compute instance in it."""
+    return instance_minor(gpu, instance) + 1 + compute
 
 
 _ROOT = "proc/driver/nvidia/capabilities"
