@@ -10,7 +10,9 @@ Any process may use it; the others see it at their next call, and those that wai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +30,7 @@ from pydra_nvidia.simulation.machine_transitions import (
 )
 from pydra_nvidia.simulation.scenario_gpus import Board, derive_mig_uuid
 
+_DEVICE = re.compile(r"gpu-(\d+)(-mig-.+)?")
 XID, MIG_CHANGE, UNAVAILABLE, RECOVERY_ACTION = 0x8, 0x100, 0x4000, 0x8000
 """NVML's event types."""
 
@@ -239,3 +242,32 @@ class Injector:
         with self._gpu(minor) as (_, _, gpu):
             for name, value in values.items():
                 setattr(where(gpu), name, value)
+
+
+class UnhealthyFiles:
+    """Files `unhealthy/DEVICE` in the machine's directory, by which the page of `pydra dev` breaks and repairs devices.
+
+    The GPU of a device with a file has fallen off the bus; a reset repairs it when none of its devices has one.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._directory = os.path.join(machine.path, "unhealthy")
+        self._names: Sequence[str] = ()
+        os.makedirs(self._directory, exist_ok=True)
+
+    def follow(self) -> None:
+        """Look whether there are other files now."""
+        names = os.listdir(self._directory)
+        if names == self._names:
+            return
+        self._names = names
+        minors = {int(found[1]) for found in map(_DEVICE.fullmatch, names) if found}
+        with self._machine.change() as view:
+            for board in view.boards.values():
+                gpu = view.state.gpus[board.uuid]
+                was, gpu.has_unhealthy_file = gpu.has_unhealthy_file, board.minor in minors
+                if gpu.has_unhealthy_file and not was:
+                    lose_gpu(self._machine, view, board)
+                elif was and not gpu.has_unhealthy_file:
+                    reset_gpu(gpu)

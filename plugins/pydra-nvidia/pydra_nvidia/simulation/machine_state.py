@@ -85,7 +85,7 @@ class GpuState(msgspec.Struct, kw_only=True):
     `override` is what its driver_override says. `epoch` counts the changes of its MIG mode: handles and registrations
     for events from before one are of no use. `time_slice` 0 default, 1 short, 2 medium, 3 long; `compute_mode` and
     `recovery` as NVML has them. `links_down` are the NVLinks that are inactive, whatever the scenario says.
-    `has_unhealthy_file`: it was lost by one (`unhealthy_device_markers`).
+    `has_unhealthy_file`: it was lost by one (`inject.UnhealthyFiles`).
     """
 
     plugged: bool = True

@@ -12,17 +12,16 @@ import msgspec
 
 from pydra_nvidia.nvml.errors import Code, code_name
 from pydra_nvidia.simulation.call_faults import Fault, act
+from pydra_nvidia.simulation.inject import XID, UnhealthyFiles, lose_gpu
 from pydra_nvidia.simulation.library import devices, events, instances, memory_and_processes, mig, nvlink, telemetry
 from pydra_nvidia.simulation.library.arguments import Refusal, handle, number, put
 from pydra_nvidia.simulation.library.function_registry import SYMBOLS, Call, Kind, Symbol, Target, function, texts
 from pydra_nvidia.simulation.machine_state import View
 from pydra_nvidia.simulation.machine_store import Machine
-from pydra_nvidia.simulation.unhealthy_device_markers import UnhealthyFiles
 
 TOPICS = (devices, events, instances, memory_and_processes, mig, nvlink, telemetry)
 """Their functions are in SYMBOLS once they are imported."""
 
-XID_EVENT = 0x8
 NO_GPUS_FLAG = 1
 _FITS: dict[Kind, tuple[str, ...]] = {
     "gpu": ("gpu",),
@@ -183,8 +182,9 @@ class Library:
         with self.machine.change() as view:
             for uuid in uuids:
                 if fault.do == "lost":
-                    view.state.gpus[uuid].lost = True
-                self.machine.record(view.state, uuid, XID_EVENT, fault.xid, gi=fault.gi, ci=fault.ci)
+                    lose_gpu(self.machine, view, view.boards[uuid])
+                else:
+                    self.machine.record(view.state, uuid, XID, fault.xid, gi=fault.gi, ci=fault.ci)
 
 
 def _error_string_function() -> Callable[[Any], bytes]:
