@@ -22,14 +22,14 @@ from typing import Annotated, Literal, NoReturn, TypeAlias
 import msgspec
 
 from pydra_nvidia.nvml.errors import Code
+from pydra_nvidia.simulation.gpu_model import Natural, Strict
 
 Effect: TypeAlias = Literal["raise", "delay", "hang", "gil-hang", "segfault", "exit", "lost", "drop-reply", "xid"]
-Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 NO_INSTANCE = 0xFFFFFFFF
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+class Fault(Strict, frozen=True, kw_only=True):
     """`do` this to calls of `op`, a C symbol in which `*` and `?` match anything; `device` (a minor) only for its GPU.
 
     It strikes `count` times (default: always) after `after` calls, each time with the probability `p`.

@@ -16,11 +16,11 @@ SLICE_ENUMS = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}
 """NVML_GPU_INSTANCE_PROFILE_n_SLICE and NVML_COMPUTE_INSTANCE_PROFILE_n_SLICE, by n; of the latter the ids, too."""
 
 
-class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """Strict, and in camel case."""
 
 
-class ComputeProfile(_Table, frozen=True, kw_only=True):
+class ComputeProfile(Strict, frozen=True, kw_only=True):
     """A kind of compute instance within a GPU instance. `id` is NVML's constant and the hardware's id alike."""
 
     id: Natural
@@ -29,7 +29,7 @@ class ComputeProfile(_Table, frozen=True, kw_only=True):
     starts: tuple[Natural, ...]
 
 
-class GpuProfile(_Table, frozen=True, kw_only=True):
+class GpuProfile(Strict, frozen=True, kw_only=True):
     """A kind of GPU instance. `enum` is NVML's constant, `id` the hardware's; `name` lacks the prefix `MIG `.
 
     It can be at the memory slices `starts`, and takes `size` of them.
@@ -67,7 +67,7 @@ class GpuProfile(_Table, frozen=True, kw_only=True):
         )
 
 
-class MigModel(_Table, frozen=True, kw_only=True):
+class MigModel(Strict, frozen=True, kw_only=True):
     """How the GPU can be partitioned: `memory_slices` places, of which instances use `compute_slices` at most.
 
     `resetless`: the mode changes without a reset (Hopper and newer). `persistent`: it outlives a reboot (Ampere).
@@ -91,7 +91,7 @@ class MigModel(_Table, frozen=True, kw_only=True):
         return next((one for one in self.profiles if one.name == name), None)
 
 
-class NvLinkModel(_Table, frozen=True, kw_only=True):
+class NvLinkModel(Strict, frozen=True, kw_only=True):
     """`links` of NVLink `version`; `switched`: they end at NVSwitches, else at the other GPUs."""
 
     links: Annotated[int, msgspec.Meta(ge=1, le=36)]
@@ -99,7 +99,7 @@ class NvLinkModel(_Table, frozen=True, kw_only=True):
     switched: bool = True
 
 
-class FabricModel(_Table, frozen=True, kw_only=True):
+class FabricModel(Strict, frozen=True, kw_only=True):
     """What nvmlDeviceGetGpuFabricInfoV says: `state` 0 not supported, 1 not started, 2 in progress, 3 completed.
 
     `cluster` is a UUID; `summary` 0 not supported, 1 healthy, 2 unhealthy, 3 limited capacity.
@@ -113,7 +113,7 @@ class FabricModel(_Table, frozen=True, kw_only=True):
     summary: Annotated[int, msgspec.Meta(ge=0, le=3)] = 1
 
 
-class PciModel(_Table, frozen=True, kw_only=True):
+class PciModel(Strict, frozen=True, kw_only=True):
     """The PCI function. `regions` are its memory regions in MiB (BAR 0, 1 and 3)."""
 
     device: HexId
@@ -126,7 +126,7 @@ class PciModel(_Table, frozen=True, kw_only=True):
     regions: tuple[Natural, ...] = msgspec.field(name="regionsMiB", default=())
 
 
-class ClockModel(_Table, frozen=True, kw_only=True):
+class ClockModel(Strict, frozen=True, kw_only=True):
     """Highest clocks in MHz."""
 
     graphics: Natural = 1980
@@ -135,7 +135,7 @@ class ClockModel(_Table, frozen=True, kw_only=True):
     video: Natural = 1545
 
 
-class Model(_Table, frozen=True, kw_only=True):
+class Model(Strict, frozen=True, kw_only=True):
     """A kind of GPU.
 
     `compute` is its CUDA capability, `power_limit` in watts, `addressing` NVML's mode (0 none, 1 HMM, 2 ATS; None: not

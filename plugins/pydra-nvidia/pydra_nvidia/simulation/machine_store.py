@@ -70,7 +70,7 @@ class Machine:
             # Not what readers have: that must not change under them.
             stamp, view = self._load(self.scenario.read(), self._known[1] if self._known else None)
             yield view
-            self._known = self._write(view.state, stamp), view
+            self._known = replace_stamped(self._file, msgspec.json.encode(view.state), stamp), view
             for follower in self.followers:
                 follower(view)
 
@@ -153,16 +153,6 @@ class Machine:
                 state.gpus[uuid] = new_gpu(board)
         return stamp, View(scenario=scenario, boards=boards, faults=faults, state=state)
 
-    def _write(self, state: State, before: int) -> int:
-        draft = f"{self._file}.draft"
-        with open(draft, "wb") as file:
-            file.write(msgspec.json.encode(state))
-        # Readers tell changes apart by this time alone, and the clock of files is coarse.
-        stamp = max(time.time_ns(), before + 1)
-        os.utime(draft, ns=(stamp, stamp))
-        os.replace(draft, self._file)
-        return stamp
-
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with self._mutex:
@@ -172,6 +162,19 @@ class Machine:
                 yield
             finally:
                 os.close(descriptor)
+
+
+def replace_stamped(path: str, content: bytes, before: int) -> int:
+    """Replace a file; its time, which is later than `before`, in ns.
+
+    Readers tell changes apart by the time alone, and the clock of files is coarse.
+    """
+    draft, stamp = f"{path}.draft", max(time.time_ns(), before + 1)
+    with open(draft, "wb") as file:
+        file.write(content)
+    os.utime(draft, ns=(stamp, stamp))
+    os.replace(draft, path)
+    return stamp
 
 
 def noted_scenario(state: str) -> str:

@@ -17,9 +17,8 @@ import msgspec
 
 from pydra import PydraError
 from pydra_nvidia.simulation.call_faults import Fault
-from pydra_nvidia.simulation.gpu_model import FabricModel, Model
+from pydra_nvidia.simulation.gpu_model import FabricModel, Model, Natural, Strict
 
-Natural = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=64)]
 PciAddress = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]$")]
 
@@ -31,16 +30,10 @@ class ScenarioError(PydraError):
     reason = "InvalidScenario"
 
     def __init__(self, source: str, problem: str) -> None:
-        self.source = source
-        self.problem = problem
         super().__init__(f"scenario {source}: {problem}")
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Strict, and in camel case."""
-
-
-class DriverPart(_Part, frozen=True, kw_only=True):
+class DriverPart(Strict, frozen=True, kw_only=True):
     """The NVIDIA driver. `cuda` as NVML counts: 13000 is 13.0.
 
     `state`: `loaded`, `unloaded` (the library is there, the module is not), or `absent` (neither); what it is later is
@@ -62,7 +55,7 @@ class DriverPart(_Part, frozen=True, kw_only=True):
     fabric_first: Annotated[int, msgspec.Meta(ge=0, le=32)] = 0
 
 
-class HostPart(_Part, frozen=True, kw_only=True):
+class HostPart(Strict, frozen=True, kw_only=True):
     """The node around the GPUs; where `simulation.tree` puts what. Memory in MiB.
 
     `driver_root` is where the driver's files are on the host: `/`, or that of a containerised driver. `cdi_hook` is
@@ -83,7 +76,7 @@ class HostPart(_Part, frozen=True, kw_only=True):
     files: Mapping[str, str] = {}
 
 
-class Preset(_Part, frozen=True, kw_only=True):
+class Preset(Strict, frozen=True, kw_only=True):
     """A GPU instance that is there when the machine is new: its profile's name and first memory slice.
 
     `compute` has the slices of each of its compute instances; without it, one fills it.
@@ -94,7 +87,7 @@ class Preset(_Part, frozen=True, kw_only=True):
     compute: tuple[Count, ...] | None = None
 
 
-class GroupPart(_Part, frozen=True, kw_only=True):
+class GroupPart(Strict, frozen=True, kw_only=True):
     """`count` GPUs of one model, by its name in `models` or of a bundled one.
 
     The lists have one value for each GPU, or are empty: made up then. `numa_nodes`: spread evenly over so many, unless
@@ -127,7 +120,7 @@ class GroupPart(_Part, frozen=True, kw_only=True):
             raise ValueError("instances need mig: true")
 
 
-class Scenario(_Part, frozen=True, kw_only=True):
+class Scenario(Strict, frozen=True, kw_only=True):
     """A machine. `seed` makes its UUIDs and serials."""
 
     seed: str = "pydra"

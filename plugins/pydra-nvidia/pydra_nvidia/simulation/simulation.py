@@ -6,7 +6,6 @@ All other code uses the simulation through this module.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -21,6 +20,7 @@ from pydra_nvidia.simulation.machine_store import Machine, noted_scenario
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.tree.sync import build_tree
 from pydra_pci import Tree
+from pydra_pci.simulation import machine_tree
 
 __all__ = [
     "InjectionError",
@@ -64,7 +64,7 @@ class Simulation:
 
 def default_state() -> str:
     """Where the machine's memory is when nobody says where."""
-    return os.path.join(tempfile.gettempdir(), f"pydra-nvidia-{os.getuid()}")
+    return machine_tree.default_state("pydra-nvidia")
 
 
 def open_simulation(scenario: str, state: str) -> Simulation:

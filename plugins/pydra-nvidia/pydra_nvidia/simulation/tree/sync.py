@@ -11,7 +11,6 @@ what somebody damaged on purpose stays damaged. All is done under the machine's 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
@@ -19,7 +18,7 @@ import msgspec
 
 from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.simulation.machine_state import View
-from pydra_nvidia.simulation.machine_store import Machine
+from pydra_nvidia.simulation.machine_store import Machine, replace_stamped
 from pydra_nvidia.simulation.machine_transitions import release_gpu
 from pydra_nvidia.simulation.tree.host_files import BOOT_ID, boot_entry
 from pydra_nvidia.simulation.tree.installation import hook_path
@@ -156,13 +155,8 @@ class TreeSync:
             self._made.clear()
 
     def _write_notes(self) -> None:
-        self._stamp = max(time.time_ns(), self._stamp + 1)  # others tell by it that there are other notes
-        draft = f"{self._notes}.draft"
-        os.makedirs(os.path.dirname(draft), exist_ok=True)
-        with open(draft, "wb") as file:
-            file.write(msgspec.json.encode(self._made))
-        os.utime(draft, ns=(self._stamp, self._stamp))
-        os.replace(draft, self._notes)
+        os.makedirs(os.path.dirname(self._notes), exist_ok=True)
+        self._stamp = replace_stamped(self._notes, msgspec.json.encode(self._made), self._stamp)
 
 
 class SyncedTree(Tree):
