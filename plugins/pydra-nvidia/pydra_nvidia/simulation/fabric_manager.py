@@ -24,7 +24,7 @@ from pydra_nvidia.nvfm import (
 from pydra_nvidia.simulation.library.arguments import number, pointed
 from pydra_nvidia.simulation.machine_state import View
 from pydra_nvidia.simulation.machine_store import Machine
-from pydra_nvidia.simulation.scenario_gpus import Board
+from pydra_nvidia.simulation.scenario_gpus import Board, spell_bus_id
 
 BAD_PARAMETER = -1
 HOPPER = 9
@@ -63,8 +63,7 @@ class FabricLibrary:
             for place, board in zip(entry.gpuInfo, members, strict=False):
                 place.physicalId, place.pciBusId = board.module, b"00000000:00:00.0"
                 if board.model.architecture < HOPPER:
-                    domain, _, rest = board.address.partition(":")
-                    place.uuid, place.pciBusId = board.uuid.encode(), f"{domain:0>8}:{rest}".upper().encode()
+                    place.uuid, place.pciBusId = board.uuid.encode(), spell_bus_id(board.address).encode()
                     place.physicalId = 9 - board.module
         return SUCCESS
 

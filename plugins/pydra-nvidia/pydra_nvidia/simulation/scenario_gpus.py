@@ -58,6 +58,12 @@ def find_boards(scenario: Scenario) -> tuple[Board, ...]:
     return _linked(tuple(sorted(boards, key=lambda board: board.address)))
 
 
+def spell_bus_id(address: str) -> str:
+    """A PCI address as NVML spells it: `00000000:0F:00.0`."""
+    domain, _, rest = address.partition(":")
+    return f"{domain:0>8}:{rest}".upper()
+
+
 def derive_uuid(*parts: object) -> str:
     """A UUID that is always the same for the same parts."""
     return str(uuid.uuid5(_NAMESPACE, "/".join(str(part) for part in parts)))

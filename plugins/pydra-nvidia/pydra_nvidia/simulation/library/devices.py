@@ -17,7 +17,7 @@ from pydra_nvidia.simulation.library.function_registry import (
     texts,
 )
 from pydra_nvidia.simulation.machine_state import View
-from pydra_nvidia.simulation.scenario_gpus import Board
+from pydra_nvidia.simulation.scenario_gpus import spell_bus_id
 
 if TYPE_CHECKING:
     from pydra_nvidia.simulation.library.library import Library
@@ -45,7 +45,7 @@ def _by_address(library: Library, view: View, arguments: tuple[Any, ...]) -> str
     if match is None:
         raise Refusal(Code.INVALID_ARGUMENT)
     wanted = int(match[1] or "0", 16), int(match[2], 16), int(match[3], 16)
-    return next((uuid for uuid in library.check(view).uuids if _numbers(view.boards[uuid]) == wanted), None)
+    return next((uuid for uuid in library.check(view).uuids if _numbers(view.boards[uuid].address) == wanted), None)
 
 
 @function("system", "nvmlDeviceGetHandleByIndex_v2", finds=_by_index)
@@ -121,17 +121,12 @@ def _addressing_mode(call: Call, info: Any) -> None:
 
 @function("device", "nvmlDeviceGetPciInfo_v3")
 def _pci_info(call: Call, info: Any) -> None:
-    board = call.board
-    domain, bus, slot = _numbers(board)
+    pci = call.board.model.pci
+    fill_place(info, call.board.address)
     fill(
         info,
-        busIdLegacy=f"{domain & 0xFFFF:04X}:{bus:02X}:{slot:02X}.0".encode(),
-        busId=f"{domain:08X}:{bus:02X}:{slot:02X}.0".encode(),
-        domain=domain,
-        bus=bus,
-        device=slot,
-        pciDeviceId=_pair(board.model.pci.device, board.model.pci.vendor),
-        pciSubSystemId=_pair(board.model.pci.subsystem_device, board.model.pci.subsystem_vendor),
+        pciDeviceId=_pair(pci.device, pci.vendor),
+        pciSubSystemId=_pair(pci.subsystem_device, pci.subsystem_vendor),
     )
 
 
@@ -152,8 +147,15 @@ def _set_persistence_mode(call: Call, mode: Any) -> None:
         call.gpu.persistence = bool(number(mode))
 
 
-def _numbers(board: Board) -> tuple[int, int, int]:
-    domain, bus, rest = board.address.split(":")
+def fill_place(info: Any, address: str) -> None:
+    """Where a function is on the bus, into NVML's struct."""
+    domain, bus, slot = _numbers(address)
+    spelled = spell_bus_id(address).encode()
+    fill(info, busIdLegacy=spelled[4:], busId=spelled, domain=domain, bus=bus, device=slot)
+
+
+def _numbers(address: str) -> tuple[int, int, int]:
+    domain, bus, rest = address.split(":")
     return int(domain, 16), int(bus, 16), int(rest.partition(".")[0], 16)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put
+from pydra_nvidia.simulation.library.devices import fill_place
 from pydra_nvidia.simulation.library.function_registry import Call, function
 from pydra_nvidia.simulation.scenario_gpus import NvLink
 
@@ -31,16 +32,7 @@ def _link_remote_pci(call: Call, link: Any, info: Any) -> None:
     part = _live_link(call, link)
     if not part.address:
         raise Refusal(Code.NOT_SUPPORTED)
-    domain, bus, rest = part.address.split(":")
-    slot = rest.partition(".")[0]
-    fill(
-        info,
-        busIdLegacy=part.address.upper()[-12:].encode(),
-        busId=f"{int(domain, 16):08X}:{bus.upper()}:{slot.upper()}.0".encode(),
-        domain=int(domain, 16),
-        bus=int(bus, 16),
-        device=int(slot, 16),
-    )
+    fill_place(info, part.address)
 
 
 @function("gpu", "nvmlDeviceGetNvLinkErrorCounter")

@@ -17,6 +17,7 @@ from pydra_nvidia.simulation.library.library import Library
 from pydra_nvidia.simulation.machine_state import View
 from pydra_nvidia.simulation.machine_store import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
+from pydra_nvidia.simulation.scenario_gpus import spell_bus_id
 
 OP = "nvidia_smi"
 TIME_SLICES = ("Default", "Short", "Medium", "Long")
@@ -58,7 +59,7 @@ def set_time_slice(machine: Machine, library: Library, uuid: str, word: str) -> 
         raise Ended(_INVALID, f"Invalid timeslice value: {word}. Use 0 (default), 1 (short), 2 (medium), 3 (long).")
     check(library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(ctypes.c_void_p())))
     view = machine.read()
-    address = _address(view, uuid)
+    address = spell_bus_id(view.boards[uuid].address)
     failed = f"Failed to set timeslice for GPU {address}"
     for fault in view.faults.draw(OP, view.boards[uuid].minor):
         check(Code[fault.code] if fault.do == "raise" else Code.SUCCESS, failed)
@@ -75,7 +76,7 @@ def list_gpus(view: View) -> Iterator[str]:
     for index, uuid in enumerate(view.attached()):
         board, gpu = view.boards[uuid], view.state.gpus[uuid]
         if gpu.lost:
-            yield f"Unable to determine the device handle for gpu {_address(view, uuid)}: GPU is lost."
+            yield f"Unable to determine the device handle for gpu {spell_bus_id(board.address)}: GPU is lost."
             continue
         yield f"GPU {index}: {board.model.name} (UUID: {uuid})"
         made = [(one, compute) for one in gpu.instances for compute in one.compute]
@@ -84,12 +85,6 @@ def list_gpus(view: View) -> Iterator[str]:
             name = profile.name if profile else ""
             name = name if profile and compute.slices == profile.slices else f"{compute.slices}c.{name}"
             yield f"  MIG {name:<12} Device {number:>2}: (UUID: {compute.uuid})"
-
-
-def _address(view: View, uuid: str) -> str:
-    """`00000000:0F:00.0`."""
-    domain, _, rest = view.boards[uuid].address.partition(":")
-    return f"{domain:0>8}:{rest}".upper()
 
 
 def run(arguments: Sequence[str], facts: Mapping[str, str]) -> Iterator[str]:
