@@ -19,16 +19,16 @@ from typing import Any
 import msgspec
 
 from pydra import PydraError
-from pydra_nvidia.simulation.machine_state import ComputeState, Counters, Gauges, GpuState, InstanceState, Process, View
+from pydra_nvidia.simulation.machine_state import Counters, Gauges, GpuState, Process, View
 from pydra_nvidia.simulation.machine_store import Machine
 from pydra_nvidia.simulation.machine_transitions import (
-    lowest_instance_id,
+    make_instance,
     reboot,
     release_gpu,
     reload_driver,
     reset_gpu,
 )
-from pydra_nvidia.simulation.scenario_gpus import Board, derive_mig_uuid
+from pydra_nvidia.simulation.scenario_gpus import Board
 
 _DEVICE = re.compile(r"gpu-(\d+)(-mig-.+)?")
 XID, MIG_CHANGE, UNAVAILABLE, RECOVERY_ACTION = 0x8, 0x100, 0x4000, 0x8000
@@ -137,26 +137,15 @@ class Injector:
         """Somebody else makes an instance, and a compute instance that fills it; returns the UUID."""
         with self._gpu(minor) as (view, board, gpu):
             kind = board.model.mig.named(profile) if board.model.mig and gpu.mig else None
-            if board.model.mig is None or kind is None or start not in kind.starts:
+            if kind is None or start not in kind.starts:
                 raise InjectionError(f"GPU {minor} has no {profile} at {start} now")
             if any(start < one.start + one.size and one.start < start + kind.size for one in gpu.instances):
                 raise InjectionError(f"the place {start} of GPU {minor} is taken")
-            fill = next(one for one in kind.compute_profiles() if one.slices == kind.slices)
-            whole = kind.size == board.model.mig.memory_slices
-            id_ = lowest_instance_id(gpu.instances, whole=whole)
-            uuid = derive_mig_uuid(board.uuid, id_, 0)
-            gpu.instances.append(
-                InstanceState(
-                    id=id_,
-                    profile=kind.id,
-                    start=start,
-                    size=kind.size,
-                    serial=self._machine.new_number(view.state),
-                    compute=[ComputeState(id=0, profile=fill.id, start=0, slices=fill.slices, uuid=uuid)],
-                )
-            )
+            serial = self._machine.new_number(view.state)
+            made = make_instance(board, gpu.instances, kind, start, serial=serial, compute=(kind.slices,))
+            gpu.instances.append(made)
             self._machine.record(view.state, board.uuid, MIG_CHANGE)
-            return uuid
+            return made.compute[0].uuid
 
     def destroy_mig(self, minor: int, start: int) -> None:
         """Somebody else destroys the instance at this memory slice, with what runs on it."""

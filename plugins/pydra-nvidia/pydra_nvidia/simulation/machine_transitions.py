@@ -5,8 +5,9 @@ The state is changed in place, within `Machine.change`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+from pydra_nvidia.simulation.gpu_model import ComputeProfile, GpuProfile
 from pydra_nvidia.simulation.machine_state import ComputeState, GpuState, InstanceState, View
 from pydra_nvidia.simulation.scenario_gpus import Board, derive_mig_uuid
 
@@ -30,29 +31,42 @@ def _new_instances(board: Board) -> list[InstanceState]:
         assert board.model.mig is not None  # the scenario was checked
         profile = board.model.mig.named(preset.profile)
         assert profile is not None
-        id_ = lowest_instance_id(instances, whole=profile.size == board.model.mig.memory_slices)
-        compute: list[ComputeState] = []
-        for position, slices in enumerate((profile.slices,) if preset.compute is None else preset.compute):
-            kind = next(one for one in profile.compute_profiles() if one.slices == slices)
-            start, uuid = sum(one.slices for one in compute), derive_mig_uuid(board.uuid, id_, position)
-            compute.append(ComputeState(id=position, profile=kind.id, start=start, slices=slices, uuid=uuid))
-        instances.append(
-            InstanceState(
-                id=id_,
-                profile=profile.id,
-                start=preset.start,
-                size=profile.size,
-                serial=-1 - number,
-                compute=compute,
-            )
-        )
+        compute = (profile.slices,) if preset.compute is None else preset.compute
+        instances.append(make_instance(board, instances, profile, preset.start, serial=-1 - number, compute=compute))
     return instances
 
 
-def lowest_instance_id(instances: Collection[InstanceState], *, whole: bool) -> int:
-    """The id that a new GPU instance gets: 0 for one that has the whole GPU, else the lowest free from 1 on."""
-    used = {one.id for one in instances}
-    return 0 if whole else next(number for number in range(1, 64) if number not in used)
+def make_instance(
+    board: Board,
+    others: Collection[InstanceState],
+    profile: GpuProfile,
+    start: int,
+    *,
+    serial: int,
+    compute: Sequence[int] = (),
+) -> InstanceState:
+    """A GPU instance beside these, with compute instances of so many slices each.
+
+    Its id is 0 if it has the whole GPU, else the lowest free from 1 on.
+    """
+    used = {one.id for one in others}
+    is_whole = board.model.mig is not None and profile.size == board.model.mig.memory_slices
+    id_ = 0 if is_whole else next(number for number in range(1, 64) if number not in used)
+    made = InstanceState(id=id_, profile=profile.id, start=start, size=profile.size, serial=serial)
+    for slices in compute:
+        kind = next(one for one in profile.compute_profiles() if one.slices == slices)
+        add_compute(board, made, kind, sum(one.slices for one in made.compute))
+    return made
+
+
+def add_compute(board: Board, instance: InstanceState, profile: ComputeProfile, start: int) -> ComputeState:
+    """Another compute instance in a GPU instance, with the lowest free id."""
+    used = {one.id for one in instance.compute}
+    id_ = next(number for number in range(8) if number not in used)
+    uuid = derive_mig_uuid(board.uuid, instance.id, id_)
+    made = ComputeState(id=id_, profile=profile.id, start=start, slices=profile.slices, uuid=uuid)
+    instance.compute = sorted([*instance.compute, made], key=lambda one: one.id)
+    return made
 
 
 def switch_mode(gpu: GpuState, enabled: bool) -> None:

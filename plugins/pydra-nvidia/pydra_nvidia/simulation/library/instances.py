@@ -10,8 +10,7 @@ from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, poi
 from pydra_nvidia.simulation.library.function_registry import Call, Target, function, gpu_target
 from pydra_nvidia.simulation.library.mig import mig_model, profile_of
 from pydra_nvidia.simulation.machine_state import ComputeState, GpuState, InstanceState
-from pydra_nvidia.simulation.machine_transitions import lowest_instance_id
-from pydra_nvidia.simulation.scenario_gpus import derive_mig_uuid
+from pydra_nvidia.simulation.machine_transitions import add_compute, make_instance
 
 COMPUTE_INFO_V2 = 0x02000088
 
@@ -27,13 +26,8 @@ def _create_instance_at(call: Call, profile: Any, placement: Any, reference: Any
         _needs_mode(call)
         if not _fits(model, call.gpu, wanted, place.start):
             raise Refusal(Code.INSUFFICIENT_RESOURCES)
-        made = InstanceState(
-            id=lowest_instance_id(call.gpu.instances, whole=wanted.size == model.memory_slices),
-            profile=wanted.id,
-            start=place.start,
-            size=wanted.size,
-            serial=call.library.machine.new_number(call.view.state),
-        )
+        serial = call.library.machine.new_number(call.view.state)
+        made = make_instance(call.board, call.gpu.instances, wanted, place.start, serial=serial)
         call.gpu.instances.append(made)
     put_handle(reference, _instance_address(call, made))
 
@@ -96,17 +90,7 @@ def _create_compute(call: Call, profile: Any, reference: Any) -> None:
         start = next((one for one in found.starts if _is_free(call, one, found.slices)), None)
         if start is None or sum(1 for one in call.instance.compute if one.profile == found.id) >= found.most:
             raise Refusal(Code.INSUFFICIENT_RESOURCES)
-        used = {one.id for one in call.instance.compute}
-        id_ = next(one for one in range(8) if one not in used)
-        made = ComputeState(
-            id=id_,
-            profile=found.id,
-            start=start,
-            slices=found.slices,
-            uuid=derive_mig_uuid(call.board.uuid, call.instance.id, id_),
-        )
-        call.instance.compute.append(made)
-        call.instance.compute.sort(key=lambda one: one.id)
+        made = add_compute(call.board, call.instance, found, start)
         put_handle(reference, _compute_address(call, call.instance, made))
 
 
