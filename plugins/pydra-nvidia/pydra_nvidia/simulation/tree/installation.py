@@ -107,14 +107,12 @@ def installed_files(root: str, version: str, architecture: str) -> Files:
     return _below(root, files)
 
 
-def daemon_files(*, persistence: bool, fabric: bool, starts: int = 0) -> Files:
+def daemon_files(*, fabric: bool, starts: int) -> Files:
     """The sockets of the daemons that run: nvidia-persistenced, and the fabric manager of nodes with NVSwitches.
 
     That of the latter is another one after each of its `starts`.
     """
-    files: Files = {}
-    if persistence:
-        files |= {"run/nvidia-persistenced/socket": socket()}
+    files = {"run/nvidia-persistenced/socket": socket()}
     if fabric:
         files |= {"run/nvidia-fabricmanager/socket": f"{socket()}{starts}"}
     return files

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import msgspec
-
 from pydra_nvidia.simulation.scenario_gpus import Board
 from pydra_nvidia.simulation.tree.gpu_files import card_files
 from pydra_pci.simulation.files import Files, text
-from pydra_pci.simulation.functions import Function, Region, Slot, driver_files, function_files
+from pydra_pci.simulation.functions import Function, Slot, driver_files, function_files
 
 _ROOT = "pci0000:00"
 _MANAGEMENT = "0000:02:00.0"
@@ -32,20 +30,17 @@ _LAST_WITH_SWITCHES_ON_PCI = 9
 """Hopper: later NVSwitches are not functions of the node's own bus."""
 
 
-def neighbour_files(boards: Iterable[Board], *, iommu: bool, driver: bool) -> Files:
-    """All of them; `driver`: NVIDIA's is loaded, and has the NVSwitches."""
+def neighbour_files(boards: Iterable[Board], *, driver: bool) -> Files:
+    """All of them, in no IOMMU group; `driver`: NVIDIA's is loaded, and has the NVSwitches."""
     boards = tuple(boards)
     taken = {board.address for board in boards}
     files: Files = {}
     for name in _DRIVERS:
         files |= driver_files(name)
-    groups = iter(range(1000)) if iommu else None
-    used = {board.iommu_group for board in boards}
     for function in _functions(boards, driver=driver):
         if function.slot.address not in taken:
             taken.add(function.slot.address)
-            group = next((one for one in groups if one not in used), None) if groups is not None else None
-            files |= function_files(msgspec.structs.replace(function, group=group))
+            files |= function_files(function)
     management = Slot(root=_ROOT, address=_MANAGEMENT, bridges=("0000:00:1c.0",))
     switches = {address for board in boards for address in _switches(board)} if driver else ()
     files |= {f"proc/driver/nvidia-nvswitch/devices/{one}": text("") for one in switches}
@@ -60,25 +55,15 @@ def has_switches(boards: Iterable[Board]) -> bool:
 def _functions(boards: tuple[Board, ...], *, driver: bool) -> Iterator[Function]:
     for address, bridges, vendor, device_id, kind, bound in _OTHERS:
         slot = Slot(root=_ROOT, address=address, bridges=bridges, numa=0)
-        region = Region(bar=0, start=int(address.replace(":", "").replace(".", ""), 16) << 20, size=1 << 20)
-        yield Function(slot=slot, vendor=vendor, device=device_id, pci_class=kind, driver=bound, regions=(region,))
+        yield Function(slot=slot, vendor=vendor, device=device_id, pci_class=kind, driver=bound)
     for board in boards:
         for position, address in enumerate(board.bridges):
             slot = Slot(root=board.root, address=address, bridges=board.bridges[:position], numa=board.numa)
             yield Function(slot=slot, vendor="0x1000", device="0xc030", pci_class="0x060400", driver="pcieport")
     vendor, device_id, kind, bound = _NVSWITCH
     for address in sorted({address for board in boards for address in _switches(board)}):
-        root = f"pci{address.rpartition(':')[0]}"
-        slot = Slot(root=root, address=address, numa=0)
-        region = Region(bar=0, start=int(address[5:7], 16) << 28, size=32 << 20)
-        yield Function(
-            slot=slot,
-            vendor=vendor,
-            device=device_id,
-            pci_class=kind,
-            driver=bound if driver else "",
-            regions=(region,),
-        )
+        slot = Slot(root=f"pci{address.rpartition(':')[0]}", address=address, numa=0)
+        yield Function(slot=slot, vendor=vendor, device=device_id, pci_class=kind, driver=bound if driver else "")
 
 
 def _switches(board: Board) -> set[str]:

@@ -76,7 +76,7 @@ def _node_sections(root: str, view: View) -> Iterator[Section]:
         lambda: self_link(root) | host_files(host, seed=scenario.seed, boot=boot),
     )
     if not host.only_gpus:
-        yield "bus", (scenario, loaded), lambda: neighbour_files(boards, iommu=host.iommu, driver=loaded)
+        yield "bus", (scenario, loaded), lambda: neighbour_files(boards, driver=loaded)
     yield (
         "majors",
         (scenario, loaded),
@@ -113,7 +113,7 @@ def _driver_sections(root: str, view: View, location: str, state: str) -> Iterat
     yield (
         "daemons",
         (scenario, loaded, starts),
-        lambda: daemon_files(persistence=True, fabric=has_switches(boards), starts=starts) if loaded else {},
+        lambda: daemon_files(fabric=has_switches(boards), starts=starts) if loaded else {},
     )
     yield "installation", (scenario, absent, version), lambda: {} if absent else make_installed()
     hook = hook_path(host.cdi_hook)
