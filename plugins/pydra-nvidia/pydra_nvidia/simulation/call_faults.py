@@ -73,14 +73,10 @@ class FaultPlan:
     def __init__(self, faults: Sequence[Fault], path: str) -> None:
         self._faults = tuple(faults)
         self._path = path
-        self._by_symbol: dict[str, tuple[Fault, ...]] = {}
 
     def find(self, symbol: str) -> tuple[Fault, ...]:
         """The faults that calls of this C symbol may meet."""
-        if (found := self._by_symbol.get(symbol)) is None:
-            found = tuple(fault for fault in self._faults if fnmatchcase(symbol, fault.op))
-            self._by_symbol[symbol] = found
-        return found
+        return tuple(fault for fault in self._faults if fnmatchcase(symbol, fault.op))
 
     def draw(self, symbol: str, minor: int | None) -> list[Fault]:
         """The faults that strike this call, of the GPU with this minor number or of none; it is counted."""

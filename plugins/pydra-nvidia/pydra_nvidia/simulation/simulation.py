@@ -14,23 +14,13 @@ from pydra import PydraError
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.pynvml_library import use_library
 from pydra_nvidia.simulation.fabric_manager import FabricLibrary
-from pydra_nvidia.simulation.inject import InjectionError, Injector
+from pydra_nvidia.simulation.inject import Injector
 from pydra_nvidia.simulation.library.library import Library
 from pydra_nvidia.simulation.machine_store import Machine, noted_scenario
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.tree.sync import build_tree
 from pydra_pci import Tree
 from pydra_pci.simulation import machine_tree
-
-__all__ = [
-    "InjectionError",
-    "Injector",
-    "NoMachine",
-    "Simulation",
-    "default_state",
-    "open_simulation",
-    "reopen_simulation",
-]
 
 
 class NoMachine(PydraError):
