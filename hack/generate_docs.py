@@ -16,7 +16,7 @@ import msgspec
 from api_page import api_parts, texts_below
 
 from pydra.admission.webhook import AdmissionMetrics
-from pydra.backends.json_validation import describe
+from pydra.backends.backend_settings import describe_settings
 from pydra.cli.options import AGENT, WEBHOOK, OptionTable, default_text, flag_of, key_of, variable_of
 from pydra.cli.tool import build_parser
 from pydra.observability.metrics import Metrics
@@ -198,31 +198,14 @@ def compute_domain_settings() -> Iterator[str]:
 
 def backend_settings_table(kind: type[msgspec.Struct], prefix: str) -> Iterator[str]:
     """A row for each setting of a backend, with the text below its field."""
-    defaults, told = kind(), texts_below(kind)
+    told, empty = texts_below(kind), ("", "[]", "{}", "null")
     yield from ("| variable | allowed | default | |", "|---|---|---|---|")
-    for field in msgspec.structs.fields(kind):
-        default = f"`{text}`" if (text := as_text(getattr(defaults, field.name))) else "–"
-        allowed = describe(msgspec.inspect.type_info(field.type)).replace("|", "\\|")
-        allowed = re.sub(r"(?<=that matches )\S+", r"`\g<0>`", allowed)  # brackets would be links
-        yield f"| `{prefix}{field.name.upper()}` | {allowed} | {default} | {told[field.name]} |"
-
-
-def as_text(value: Any) -> str:
-    """A default as an admin would write it; empty for nothing."""
-    match value:
-        case bool():
-            return str(value).lower()
-        case Enum():
-            return str(value.value)
-        case int() | float():
-            return f"{value:g}"
-        case str():
-            return value
-    if value in ((), {}, None):
-        return ""
-    if isinstance(value, tuple):
-        return ",".join(map(as_text, value))
-    raise ValueError(f"no text for the default {value!r}")
+    for name, one in zip(kind.__struct_fields__, describe_settings(kind(), "", prefix, {}, {}), strict=True):
+        default = one.default.strip('"').removesuffix(".0")
+        allowed = re.sub(
+            r"(?<=that matches )\S+", r"`\g<0>`", one.allowed.replace("|", "\\|")
+        )  # else brackets are links
+        yield f"| `{one.variable}` | {allowed} | {'–' if default in empty else f'`{default}`'} | {told[name]} |"
 
 
 if __name__ == "__main__":
