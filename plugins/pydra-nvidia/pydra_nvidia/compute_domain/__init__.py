@@ -10,33 +10,24 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from pydra_nvidia.compute_domain.claim_config import CONFIG_TYPES
+from pydra_nvidia.compute_domain.names import CHANNEL_CLASS, DAEMON_CLASS, DRIVER
 from pydra_nvidia.compute_domain.settings import Settings
 from pydra_nvidia.compute_domain.steps import STEP_TYPES
 
 if TYPE_CHECKING:
     from pydra_nvidia.compute_domain.backend import ComputeDomainBackend
 
-DRIVER = "compute-domain.nvidia.com"
 SETTINGS_TYPE = Settings
 
 __all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "STEP_TYPES", "connect"]
 
-_DEVICE = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}']"
-
+_TYPE = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].?type.orValue('')"
 DEVICE_CLASSES: Mapping[str, Mapping[str, Any]] = {
-    "compute-domain-daemon.nvidia.com": {
-        "selectors": [{"cel": {"expression": f"{_DEVICE}.?type.orValue('') == 'daemon'"}}]
-    },
-    "compute-domain-default-channel.nvidia.com": {
-        "selectors": [
-            {
-                "cel": {
-                    "expression": f"{_DEVICE}.?type.orValue('') == 'channel' && "
-                    f"device.attributes['{DRIVER}'].?id.orValue(-1) == 0"
-                }
-            }
-        ]
-    },
+    name: {"selectors": [{"cel": {"expression": expression}}]}
+    for name, expression in (
+        (DAEMON_CLASS, f"{_TYPE} == 'daemon'"),
+        (CHANNEL_CLASS, f"{_TYPE} == 'channel' && device.attributes['{DRIVER}'].?id.orValue(-1) == 0"),
+    )
 }
 """Specs by name, those of NVIDIA's chart: its controller makes claims for them."""
 

@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 
 from pydra import SettingsError
 from pydra_nvidia.compute_domain.daemon.configuration import (
+    SPACING,
+    Loaded,
     find_own,
     merge_hosts,
     parse_peers,
+    plan_reload,
     render_configuration,
     render_nodes,
 )
 from pydra_nvidia.compute_domain.daemon.readiness import find_problems, judge
-from pydra_nvidia.compute_domain.daemon.reloads import SPACING, Loaded, plan_reload
 from pydra_nvidia.compute_domain.daemon.settings import parse_settings
 from pydra_nvidia.compute_domain.imex_directories import TEMPLATE
 

@@ -118,7 +118,6 @@ def _build_pod(domain: JsonObject, settings: ControllerSettings) -> JsonObject:
                     ("POD_IP", "status.podIP"),
                     ("POD_NAME", "metadata.name"),
                     ("POD_NAMESPACE", "metadata.namespace"),
-                    ("POD_UID", "metadata.uid"),
                 )
             ),
             {"name": "COMPUTE_DOMAIN_NAME", "value": metadata["name"]},

@@ -1,5 +1,9 @@
 """The files that nvidia-imex reads: its configuration, the list of nodes, and their addresses in /etc/hosts. Pure.
 
+It looks up its peers, and reads the files of its TLS, again when it is signalled. It acts on SIGUSR1 at most once in
+5 s and forgets the others, so a signal that is sent too early leaves it with old addresses until the next change. Here
+none is sent too early: what changes meanwhile waits for the next one.
+
 All nodes of a domain must have the same list of nodes, or IMEX refuses to connect them until it is restarted. So the
 list has fixed names, as many as a clique may have nodes, and /etc/hosts says which address a name has now.
 Source: kubernetes-sigs/dra-driver-nvidia-gpu, cmd/compute-domain-daemon; NVIDIA's IMEX guide.
@@ -9,6 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import msgspec
 
 from pydra import SettingsError
 from pydra.controllers import JsonObject
@@ -17,6 +24,11 @@ from pydra_nvidia.compute_domain.names import peer_name
 KEY_FILES = ("tls.key", "tls.crt", "ca.crt")
 """Of a Secret with the keys for IMEX's TLS."""
 BEGIN, END = "# Begin: nodes of the ComputeDomain", "# End: nodes of the ComputeDomain"
+SPACING = 6.0
+"""Seconds between two signals, and from the start to the first; IMEX's own 5 s begin when it handles one."""
+
+Peers: TypeAlias = tuple[tuple[int, str], ...]
+"""Index and address of each peer: what a signal tells."""
 _NAME = re.compile(r"\scompute-domain-daemon-\d{4}(\s|$)")
 _FIELD = re.compile(r"\{\{-?\s*\.(\w+)\s*-?\}\}")
 
@@ -74,3 +86,18 @@ def merge_hosts(text: str, peers: Mapping[int, tuple[str, str]]) -> str:
             skipping = False
     own = [f"{address}\t{peer_name(index)}" for index, (_, address) in peers.items()]
     return "\n".join([*kept, BEGIN, *own, END]) + "\n"
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """What nvidia-imex knows, and since when: by its start, or by the last signal. `keys` are digests, of its TLS."""
+
+    peers: Peers
+    keys: tuple[str, ...] = ()
+    at: float
+
+
+def plan_reload(
+    loaded: Loaded, peers: Peers, now: float, keys: tuple[str, ...] = (), *, spacing: float = SPACING
+) -> float | None:
+    """Seconds until the signal is due, 0 for now; None if IMEX knows these peers and keys."""
+    return None if (loaded.peers, loaded.keys) == (peers, keys) else max(0.0, loaded.at + spacing - now)

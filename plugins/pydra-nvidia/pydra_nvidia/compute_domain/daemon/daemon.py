@@ -20,16 +20,19 @@ from pydra.controllers import PODS, Informer, KubeClient, KubeError, Resource
 from pydra_nvidia.atomic_files import replace_file
 from pydra_nvidia.compute_domain.daemon.configuration import (
     KEY_FILES,
+    SPACING,
+    Loaded,
+    Peers,
     find_own,
     merge_hosts,
     parse_peers,
+    plan_reload,
     render_configuration,
     render_nodes,
 )
 from pydra_nvidia.compute_domain.daemon.metrics import DaemonMetrics
 from pydra_nvidia.compute_domain.daemon.process import DOMAIN_SECONDS, QUERY_SECONDS, ImexProcess, ask
 from pydra_nvidia.compute_domain.daemon.readiness import find_problems, judge
-from pydra_nvidia.compute_domain.daemon.reloads import SPACING, Loaded, Peers, plan_reload
 from pydra_nvidia.compute_domain.daemon.settings import DaemonSettings
 from pydra_nvidia.compute_domain.imex_directories import DOMAIN_FILE
 from pydra_nvidia.compute_domain.names import GROUP, IMEX_CONDITION, VERSION, clique_name
