@@ -10,7 +10,6 @@ bytes, so a test can tell stale code from fresh.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import os
 import subprocess
@@ -39,18 +38,31 @@ class Message(betterproto2.Message):
 '''
 
 
-def compile_proto(source: Path, output: Path, *, client: str) -> str:
+def files() -> dict[Path, str]:
+    """The files as they should be."""
+    texts = [compile_proto(source, client="none") for source in sorted(PROTO.glob("*.proto"))]
+    head = HEADER.format(name="*") + '"""The messages of the kubelet\'s gRPC services."""\n\n'
+    stem = TPU_PROTO.stem
+    tpu_head = HEADER.format(name=stem) + f'"""The messages and the client of proto/{stem}.proto."""\n\n'
+    return {
+        PB: shorten(texts, head, base=MESSAGE),
+        TPU_PB: shorten([compile_proto(TPU_PROTO, client="async")], tpu_head),
+    }
+
+
+def compile_proto(source: Path, *, client: str) -> str:
     """What the compiler makes of one .proto file: the text of its only module."""
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{source.parent}", f"--python_betterproto2_out={output}"]
-    options = f"--python_betterproto2_opt=server_generation=none,client_generation={client}"
     path = sysconfig.get_path("scripts") + os.pathsep + os.environ.get("PATH", "")
-    done = subprocess.run(
-        [*command, options, source.name], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        sys.exit(f"{source.name}: {done.stderr.strip()}")
-    [module] = [path for path in output.rglob("__init__.py") if "@generated" in path.read_text()[:1000]]
-    return module.read_text()
+    protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{source.parent}", source.name]
+    protoc += [f"--python_betterproto2_opt=server_generation=none,client_generation={client}"]
+    with tempfile.TemporaryDirectory() as output:
+        protoc += [f"--python_betterproto2_out={output}"]
+        done = subprocess.run(protoc, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"{source.name}: {done.stderr.strip()}")
+        made = [path.read_text() for path in Path(output).rglob("__init__.py")]
+    [module] = [text for text in made if "@generated" in text[:1000]]
+    return module
 
 
 def shorten(texts: Sequence[str], head: str, *, base: str = "") -> str:
@@ -84,25 +96,6 @@ def is_left_out(statement: ast.stmt) -> bool:
     return is_text(statement) or text.startswith("__all__") or "default_message_pool" in text
 
 
-def generate(source: Path, *, client: str) -> str:
-    """What the compiler makes of one .proto file, in a directory that is gone afterwards."""
-    with tempfile.TemporaryDirectory() as scratch:
-        return compile_proto(source, Path(scratch), client=client)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Generate the kubelet's messages from proto/*.proto.")
-    parser.add_argument("--output", type=Path, default=PB, help="file to write the kubelet's to")
-    parser.add_argument("--tpu-output", type=Path, default=TPU_PB, help="file to write those of the TPU runtime to")
-    arguments = parser.parse_args()
-    texts = [generate(source, client="none") for source in sorted(PROTO.glob("*.proto"))]
-    head = HEADER.format(name="*") + '"""The messages of the kubelet\'s gRPC services."""\n\n'
-    arguments.output.write_text(shorten(texts, head, base=MESSAGE))
-    head = (
-        HEADER.format(name=TPU_PROTO.stem) + f'"""The messages and the client of proto/{TPU_PROTO.stem}.proto."""\n\n'
-    )
-    arguments.tpu_output.write_text(shorten([generate(TPU_PROTO, client="async")], head))
-
-
 if __name__ == "__main__":
-    main()
+    for made, content in files().items():
+        made.write_text(content)
