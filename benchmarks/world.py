@@ -17,9 +17,14 @@ from typing import Any
 
 import grpc
 
-from benchmarks import objects
 from benchmarks.stats import children_of
 from pydra.kubelet import pb
+
+DRIVER = "sim.pydra.dev"
+NODE = "bench-node"
+PER_GROUP = 200
+CONFIG = {"apiVersion": f"{DRIVER}/v1alpha1", "kind": "SimConfig", "clockMHz": 1200}
+"""A configuration of the simulated accelerators."""
 
 START_SECONDS = 30.0
 SETTLED = 13
@@ -38,7 +43,7 @@ class World:
     server: subprocess.Popen[str]
     agent: subprocess.Popen[bytes] | None = None
     started: float = 0.0
-    driver: str = objects.DRIVER
+    driver: str = DRIVER
 
     @property
     def socket(self) -> Path:
@@ -70,13 +75,13 @@ class World:
 
     def create_claims(self, numbers: Sequence[int]) -> list[pb.Claim]:
         """Allocated claims for a simulated accelerator each, with a configuration, as the kubelet would name them."""
-        names = [objects.device_name(number) for number in numbers]
-        return [claim for name in names for claim in self.create_claim(f"claim-{name}", [name], objects.CONFIG)]
+        names = [_name_device(number) for number in numbers]
+        return [claim for name in names for claim in self.create_claim(f"claim-{name}", [name], CONFIG)]
 
     def create_claim(self, name: str, devices: Sequence[str], config: dict[str, Any] | None = None) -> list[pb.Claim]:
         """One allocated claim for these devices of the driver, as a list for the kubelet's calls."""
         collection = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
-        claim, status = objects.claim(name, self.driver, devices, config)
+        claim, status = _describe_claim(name, self.driver, devices, config)
         made = self.request("POST", collection, claim)
         self.request("PUT", f"{collection}/{name}/status", {**made, "status": status})
         return [pb.Claim(namespace="default", uid=made["metadata"]["uid"], name=name)]
@@ -89,14 +94,14 @@ class World:
     def start_agent(self, devices: int, **settings: str) -> None:
         """Start the agent over a machine with this many accelerators; `wait_registered` and `wait_slices` follow."""
         scenario = self.root / "scenario.yaml"
-        scenario.write_text(objects.scenario(devices))
+        scenario.write_text(_describe_machine(devices))
         variables = {"PYDRA_SIM_SCENARIO": f"{scenario}", "PYDRA_SIM_STATE": f"{self.volatile}/hardware"}
         self.start_agent_of("sim", variables | settings)
 
     def start_agent_of(self, backend: str, settings: Mapping[str, str]) -> None:
         """Start the agent with this backend and its variables."""
         arguments = [
-            "--backend", backend, "--node-name", objects.NODE, "--kubeconfig", f"{self.root}/kubeconfig",
+            "--backend", backend, "--node-name", NODE, "--kubeconfig", f"{self.root}/kubeconfig",
             "--kubelet-root", f"{self.root}", "--cdi-dir", f"{self.volatile}/cdi",
             "--records-dir", f"{self.volatile}/run", "--http-address", "",
         ]  # fmt: skip
@@ -180,7 +185,7 @@ def open_world() -> Iterator[World]:
         with _serve_api(root / "kubeconfig") as server:
             assert server.stdout is not None
             world = World(root=root, volatile=Path(volatile), url=server.stdout.readline().strip(), server=server)
-            world.request("POST", "/api/v1/nodes", objects.node())
+            world.request("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
             try:
                 yield world
             finally:
@@ -196,3 +201,41 @@ def _serve_api(kubeconfig: Path) -> Iterator[subprocess.Popen[str]]:
     finally:
         server.kill()
         server.communicate()
+
+
+def _name_device(number: int) -> str:
+    """The name of the simulated accelerator with this number."""
+    return f"g{number // PER_GROUP}-{number % PER_GROUP}"
+
+
+def _describe_machine(devices: int) -> str:
+    """A machine with this many whole accelerators, in YAML."""
+    groups = []
+    for first in range(0, devices, PER_GROUP):
+        count = min(PER_GROUP, devices - first)
+        groups.append(f"  - {{name: g{first // PER_GROUP}, count: {count}}}")
+    return "groups:\n" + "\n".join(groups) + "\n"
+
+
+def _describe_claim(
+    name: str, driver: str, devices: Sequence[str], config: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A claim for devices of the class that is called as its driver, and the status that a scheduler would give it."""
+    configs = [{"opaque": {"driver": driver, "parameters": config}}] if config else []
+    request = {"name": "devices", "exactly": {"deviceClassName": driver, "count": len(devices)}}
+    made = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"devices": {"requests": [request], "config": configs}},
+    }
+    results = [{"request": "devices", "driver": driver, "pool": NODE, "device": device} for device in devices]
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [NODE]}]}]
+    status = {
+        "allocation": {
+            "devices": {"results": results, "config": [{"source": "FromClaim", **one} for one in configs]},
+            "nodeSelector": {"nodeSelectorTerms": terms},
+        },
+        "reservedFor": [{"resource": "pods", "name": f"pod-{name}", "uid": f"pod-{name}-uid"}],
+    }
+    return made, status
