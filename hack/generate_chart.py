@@ -139,17 +139,17 @@ def backend_settings(name: str) -> dict[str, Any]:
     with suppress(ValueError):  # its types carry the texts
         told = texts_below(own)
     properties = {}
-    for field in msgspec.structs.fields(own):
+    for field, (key, one) in zip(msgspec.structs.fields(own), schema["properties"].items(), strict=True):
         if field.name in ROOTS:
             continue
-        part = inline(schema["properties"][camel(field.name)], schema.get("$defs", {}))
+        part = inline(one, schema.get("$defs", {}))
         part.pop("default", None)
         if field.name in told:
             part["description"] = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", told[field.name])
         match msgspec.inspect.type_info(field.type):
             case msgspec.inspect.DictType(key_type=msgspec.inspect.EnumType(cls=keys)):
-                part |= closed({str(one.value): part["additionalProperties"] for one in keys})
-        properties[camel(field.name)] = part
+                part |= closed({str(name.value): part["additionalProperties"] for name in keys})
+        properties[key] = part
     return closed(properties)
 
 
@@ -165,12 +165,6 @@ def name_allowed(part: Any) -> None:
             part["propertyNames"] = {"enum": list(properties)}
     for below in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
         name_allowed(below)
-
-
-def camel(name: str) -> str:
-    """`dynamicMig` for dynamic_mig."""
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
