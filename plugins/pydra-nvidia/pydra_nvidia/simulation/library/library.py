@@ -13,13 +13,13 @@ import msgspec
 from pydra_nvidia.nvml.errors import Code, code_name
 from pydra_nvidia.simulation.call_faults import Fault, act
 from pydra_nvidia.simulation.inject import XID, UnhealthyFiles, lose_gpu
-from pydra_nvidia.simulation.library import devices, events, instances, memory_and_processes, mig, nvlink, telemetry
+from pydra_nvidia.simulation.library import devices, events, memory_and_processes, mig, nvlink, telemetry
 from pydra_nvidia.simulation.library.arguments import Refusal, handle, number, put
 from pydra_nvidia.simulation.library.function_registry import SYMBOLS, Call, Kind, Symbol, Target, function, texts
 from pydra_nvidia.simulation.machine_state import View
 from pydra_nvidia.simulation.machine_store import Machine
 
-TOPICS = (devices, events, instances, memory_and_processes, mig, nvlink, telemetry)
+TOPICS = (devices, events, memory_and_processes, mig, nvlink, telemetry)
 """Their functions are in SYMBOLS once they are imported."""
 
 NO_GPUS_FLAG = 1

@@ -190,11 +190,10 @@ class GpuListener(Listener):
 
     def users(self, address: str) -> Sequence[int]:
         """The processes that use the GPU, and those that have NVML open: they keep it open once they asked about it."""
-        view = self._machine.read()
-        for uuid in view.attached():
-            if view.boards[uuid].address == address:
-                return (*(process.pid for process in view.state.gpus[uuid].processes), *self._machine.clients())
-        return ()
+        view, uuid = self._machine.read(), self._find(address)
+        if uuid not in view.attached():
+            return ()
+        return (*(process.pid for process in view.state.gpus[uuid].processes), *self._machine.clients())
 
     def moved(self, address: str, driver: str) -> None:
         """The GPU comes to, or goes from, NVML; what the NVIDIA driver managed is forgotten."""
