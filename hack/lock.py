@@ -21,24 +21,15 @@ INSTALLING = ("pip", "hatchling", "editables")
 """What installs the pins, and the sources as they are."""
 
 
-def main() -> None:
-    RUN.write_text(chosen())
-
-
 def chosen() -> str:
-    """The text of constraints-run.txt."""
-    return select([*RUNNING, *INSTALLING])
+    """The text of constraints-run.txt: the pins of what running needs, without extras, in the order of the others."""
+    needed = needs([*RUNNING, *INSTALLING])
+    return "".join(f"{block}\n" for name, block in pins().items() if name in needed)
 
 
 def project_names() -> list[str]:
     """The distributions of this repository."""
     return [tomllib.loads((one / "pyproject.toml").read_text())["project"]["name"] for one in PROJECTS]
-
-
-def select(names: Iterable[str]) -> str:
-    """The pins of everything that these distributions need, without their extras, in the order of constraints.txt."""
-    needed = needs(names)
-    return "".join(f"{block}\n" for name, block in pins().items() if name in needed)
 
 
 def needs(names: Iterable[str]) -> set[str]:
@@ -76,4 +67,4 @@ def canonical(requirement: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    RUN.write_text(chosen())
