@@ -133,9 +133,8 @@ class MetadataStore:
             for name in _list(self.paths.cdi_directory):
                 if name.startswith(self.paths.spec_prefix) and name.endswith(".json"):
                     uid = name.removeprefix(self.paths.spec_prefix).rpartition("_")[0]
-                    files.setdefault(uid, {})[f"{self.paths.cdi_directory}/{name}"] = _read(
-                        f"{self.paths.cdi_directory}/{name}"
-                    )
+                    path = f"{self.paths.cdi_directory}/{name}"
+                    files.setdefault(uid, {})[path] = _read(path)
             for path in self._find_files():
                 content = _read(path)
                 if uid := _find_uid(content):
@@ -145,9 +144,8 @@ class MetadataStore:
         return files
 
     def _find_files(self, claim: str = "") -> Iterator[str]:
-        for directory in (
-            (claim,) if claim else [f"{self.paths.directory}/{one}" for one in _list(self.paths.directory)]
-        ):
+        all_claims = (f"{self.paths.directory}/{one}" for one in _list(self.paths.directory))
+        for directory in (claim,) if claim else all_claims:
             for request in _list(directory):
                 yield f"{directory}/{request}/metadata.json"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 from msgspec.structs import replace
@@ -99,20 +100,16 @@ def _taint(device: Device, own: Sequence[Taint], problems: list[str]) -> Device:
 
 
 def _build_health(pool: str, device: str, snapshot: Snapshot) -> DeviceHealth:
-    state = snapshot.health_states.get(device)
+    state, build = snapshot.health_states.get(device), partial(DeviceHealth, pool=pool, device=device)
     if snapshot.unavailable or state is None:
-        return DeviceHealth(
-            pool=pool, device=device, status=HealthStatus.UNKNOWN, message=snapshot.unavailable or "not yet reported"
-        )
-    if state.reported.status is HealthStatus.UNKNOWN:
-        message = state.reported.message or state.reported.reason
-        return DeviceHealth(pool=pool, device=device, status=HealthStatus.UNKNOWN, message=message)
+        return build(status=HealthStatus.UNKNOWN, message=snapshot.unavailable or "not yet reported")
+    reported, cause = state.reported, state.cause
+    if reported.status is HealthStatus.UNKNOWN:
+        return build(status=HealthStatus.UNKNOWN, message=reported.message or reported.reason)
     if not state.unhealthy:
-        message = state.reported.message if state.reported.status is HealthStatus.HEALTHY else ""
-        return DeviceHealth(pool=pool, device=device, status=HealthStatus.HEALTHY, message=message)
-    cause = state.cause
-    message = cause.message or cause.reason
-    return DeviceHealth(pool=pool, device=device, status=HealthStatus.UNHEALTHY, message=message, problem=cause.taint)
+        message = reported.message if reported.status is HealthStatus.HEALTHY else ""
+        return build(status=HealthStatus.HEALTHY, message=message)
+    return build(status=HealthStatus.UNHEALTHY, message=cause.message or cause.reason, problem=cause.taint)
 
 
 def _label_value(word: str) -> str:
