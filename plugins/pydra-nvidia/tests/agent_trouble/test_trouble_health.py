@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 from pydra.kube.api_resources import PODS
-from pydra_dev.kubelet.observations import PodEnded
 
 if TYPE_CHECKING:
     from conftest import Scene
@@ -140,19 +139,6 @@ async def test_a_partition_made_for_a_claim_is_known_at_once_by_its_instance(mak
 
 async def _is_tainted(scene: Scene, device: str) -> bool:
     return (await scene.taints()).get(device) == {XID: ("94", "NoSchedule")}
-
-
-async def test_an_admin_can_have_pods_evicted(make_scene: MakeScene) -> None:
-    signals = {"PYDRA_NVIDIA_SIGNALS": "xid=NoExecute,ecc=Ignore"}
-    async with make_scene() as scene, scene.agent(environ={**LONG, **signals}):
-        await scene.start("pod", "gpu")
-        await scene.wait_running("pod")
-        scene.inject.count(0, ecc_uncorrected_volatile=1)
-        scene.inject.xid(0, 48)
-        await scene.wait_taints({"gpu-0": {XID: ("48", "NoExecute")}})
-        await scene.until(lambda: any(isinstance(one, PodEnded) and "pod" in one.pod for one in scene.steps))
-        await scene.end("pod")
-        await scene.wait_clean()
 
 
 async def test_a_gpu_is_watched_again_when_it_was_passed_through(make_scene: MakeScene) -> None:
