@@ -95,13 +95,15 @@ async def run_webhook(
                 process.kill()
 
 
-async def test_the_webhook_serves_renews_and_leaves_without_failing_a_review(tmp_path: Path) -> None:
+async def test_the_webhook_serves_logs_refusals_renews_and_leaves_without_failing_a_review(tmp_path: Path) -> None:
     mount = SecretMount(tmp_path / "tls", AUTHORITY.issue(name="first.example.com"))
     async with (
         run_webhook(tmp_path, mount, "--drain-grace", "0.5") as webhook,
         connect(AUTHORITY) as session,
     ):
         assert (await review(session, webhook.url, configs=[RIGHT]))["allowed"] is True
+        await review(session, webhook.url, configs=[entry("sim.pydra.dev", sim(n=1))], namespace="team")
+        refused = next(line for line in webhook.lines() if line["message"].startswith("refused"))
         mount.replace(AUTHORITY.issue(name="second.example.com"))
         await webhook.wait_log("serving the certificate for second.example.com")
 
@@ -116,6 +118,11 @@ async def test_the_webhook_serves_renews_and_leaves_without_failing_a_review(tmp
             await review(session, webhook.url, configs=[RIGHT])
         kinds = next(line["message"] for line in webhook.lines() if "takes" in line["message"])
         assert kinds == "driver sim.pydra.dev of backend sim takes sim.pydra.dev/v1alpha1/SimConfig"
+    assert refused["message"] == (
+        "refused: spec.devices.config[0].opaque.parameters.n: unknown field, allowed: clockMHz, env, sharing"
+    )
+    assert (refused["object"], refused["operation"]) == ("team/a", "CREATE")
+    assert refused["resource"] == "resourceclaims.v1.resource.k8s.io"
 
 
 async def test_a_crowd_of_reviews_is_answered_and_as_many_as_may_come_fit_into_the_memory_of_the_container(
@@ -176,18 +183,6 @@ async def test_an_expired_certificate_is_no_readiness_until_the_files_hold_a_val
         await webhook.wait(is_renewed)
 
 
-async def test_a_refusal_is_in_the_log_with_the_object(tmp_path: Path) -> None:
-    mount = SecretMount(tmp_path / "tls", AUTHORITY.issue())
-    async with run_webhook(tmp_path, mount) as webhook, connect(AUTHORITY) as session:
-        await review(session, webhook.url, configs=[entry("sim.pydra.dev", sim(n=1))], namespace="team")
-        line = next(line for line in webhook.lines() if line["message"].startswith("refused"))
-    assert line["message"] == (
-        "refused: spec.devices.config[0].opaque.parameters.n: unknown field, allowed: clockMHz, env, sharing"
-    )
-    assert (line["object"], line["operation"]) == ("team/a", "CREATE")
-    assert line["resource"] == "resourceclaims.v1.resource.k8s.io"
-
-
 async def test_sighup_reads_the_log_level_and_the_certificate(tmp_path: Path) -> None:
     config = tmp_path / "webhook.yaml"
     config.write_text("logLevel: info\n")
@@ -234,7 +229,8 @@ def test_what_cannot_be_done_is_said_without_a_traceback(arguments: tuple[str, .
 
 
 def test_the_policy_is_printed_as_yaml_for_the_driver_that_is_named() -> None:
-    done = run("policy", "--backend", "sim", "--driver", "accel.example.com")
+    command = ("policy", "--backend", "sim", "--driver", "accel.example.com")
+    done = run_forked("pydra.cli.tool", command, environment())
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("# Written by `pydra policy --backend sim --driver accel.example.com` from the types")
     policy, binding = yaml.safe_load_all(done.stdout)
