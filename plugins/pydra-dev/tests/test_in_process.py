@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pydra.cli.tool import main
+from tests.forked import run_forked
 
 BACKEND = """
 from contextlib import asynccontextmanager
@@ -35,8 +36,11 @@ async def connect(settings): yield Machine(settings)
 
 
 def run(backend: Path, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pydra", "dev", "--in-process", "--backend", str(backend), *arguments]
-    return subprocess.run(command, input=typed, capture_output=True, text=True, timeout=60, check=False)
+    command = ("dev", "--in-process", "--backend", str(backend), *arguments)
+    if not typed:
+        return run_forked("pydra.cli.tool", command, os.environ)
+    anew = [sys.executable, "-m", "pydra", *command]
+    return subprocess.run(anew, input=typed, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_a_claim_is_prepared_and_unprepared_as_on_a_node(tmp_path: Path) -> None:
