@@ -10,9 +10,7 @@ from anyio import CancelScope
 from anyio.abc import SocketAttribute, SocketStream
 
 NOT_UTF8 = "~BYTE~"
-UNPAIRED_SURROGATE = "~HALF~"
-_REPLACED = {NOT_UTF8.encode(): b"\xe9" * 6, UNPAIRED_SURROGATE.encode(): b"\\ud800"}
-"""As long as what they replace, so that lengths in headers stay right."""
+"""Replaced by as many bytes that are not UTF-8, so that lengths in headers stay right."""
 
 
 @asynccontextmanager
@@ -38,9 +36,7 @@ async def _copy(source: SocketStream, target: SocketStream, scope: CancelScope, 
     try:
         async for chunk in source:
             seen += chunk
-            for marker, content in _REPLACED.items():
-                chunk = chunk.replace(marker, content)  # noqa: PLW2901 - one after the other
-            await target.send(chunk)
+            await target.send(chunk.replace(NOT_UTF8.encode(), b"\xe9" * len(NOT_UTF8)))
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):
         pass
     finally:
