@@ -21,15 +21,15 @@ def _remove_node(root: str, machine: MachineType) -> None:
 
 
 def _unbind_driver(root: str, machine: MachineType) -> None:
-    function = list_functions(machine)[-1]
-    os.unlink(f"{root}/{function.directory}/driver")
-    shutil.rmtree(f"{root}/sys/class/accel/accel{function.number}", ignore_errors=True)
+    last = list_functions(machine)[-1]
+    os.unlink(f"{root}/{last.function.slot.path}/driver")
+    shutil.rmtree(f"{root}/sys/class/accel/{os.path.basename(last.node)}", ignore_errors=True)
 
 
 def _remove_function(root: str, machine: MachineType) -> None:
-    function = list_functions(machine)[-1]
-    shutil.rmtree(f"{root}/{function.directory}")
-    os.unlink(f"{root}/sys/bus/pci/devices/{function.address}")
+    slot = list_functions(machine)[-1].function.slot
+    shutil.rmtree(f"{root}/{slot.path}")
+    os.unlink(f"{root}/sys/bus/pci/devices/{slot.address}")
 
 
 def _hold_chip(root: str, machine: MachineType) -> None:
