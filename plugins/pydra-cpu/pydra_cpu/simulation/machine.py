@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from pydra_cpu.cpu_list import format_cpu_list
+from pydra_pci.simulation.files import change_files, text
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,10 +38,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     def write(self, root: Path) -> None:
         """Write its files below `sys` and `proc` of this directory."""
-        for path, text in self._files().items():
-            target = root / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(f"{text}\n")
+        change_files(str(root), {}, {path: text(content) for path, content in self._files().items()})
 
     def _files(self) -> dict[str, str]:
         of_node = self.caches * self.cores

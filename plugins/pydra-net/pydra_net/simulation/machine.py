@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +9,8 @@ import msgspec
 
 from pydra_net.network_types import Address, Link, RdmaDevice, Reading, Route
 from pydra_net.simulation.kernel import LOOPBACK
+from pydra_pci.simulation.files import Files, change_files, device, folder, link, text
+from pydra_pci.simulation.functions import Function, Slot, driver_files, function_files
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +25,19 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     rdma: str = ""
     alone: bool = False
     most_functions: int = 0
+
+    def build_function(self) -> Function:
+        """Its PCI function, below a PCIe root of its NUMA node."""
+        return Function(
+            slot=Slot(root=f"pci0000:{self.numa:02x}", address=self.address, numa=self.numa),
+            vendor="0x15b3",
+            device="0x101d",
+            subsystem_vendor="0x15b3",
+            subsystem_device="0x0016",
+            pci_class="0x020700" if self.alone else "0x020000",
+            driver="mlx5_core",
+            virtual=self.most_functions or None,
+        )
 
 
 UPLINK = Card(name="eth0", address="0000:01:00.0")
@@ -54,54 +67,27 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def write(self, root: Path) -> None:
-        """Write the files of its hardware below `sys` of this directory."""
-        driver = root / "sys/bus/pci/drivers/mlx5_core"
-        driver.mkdir(parents=True)
-        (root / "sys/bus/pci/devices").mkdir()
-        for card in (UPLINK, *self.cards):
-            place = f"devices/pci0000:{card.numa:02x}/{card.address}"  # a PCIe root in each NUMA node
-            real = root / "sys" / place
-            real.mkdir(parents=True)
-            files = {
-                "vendor": "0x15b3",
-                "device": "0x101d",
-                "class": "0x020700" if card.alone else "0x020000",
-                "numa_node": str(card.numa),
-            }
-            for name, text in files.items():
-                (real / name).write_text(f"{text}\n")
-            (real / "driver").symlink_to("../../../bus/pci/drivers/mlx5_core")
-            if card.most_functions:
-                (real / "sriov_totalvfs").write_text(f"{card.most_functions}\n")
-                (real / "sriov_numvfs").write_text("0\n")
-            if card.rdma:
-                (real / "infiniband" / card.rdma).mkdir(parents=True)
-                _write_rdma(root, card.rdma, f"{place}/infiniband/{card.rdma}")
-            (root / f"sys/bus/pci/devices/{card.address}").symlink_to(f"../../../{place}")
+        """Write the files of its hardware below `sys` and `dev` of this directory."""
+        cards = (UPLINK, *self.cards)
+        files = driver_files("mlx5_core")
+        for card in cards:
+            files |= function_files(card.build_function())
+        for number, card in enumerate(one for one in cards if one.rdma):
+            files |= _list_rdma_files(number, card)
+        change_files(str(root), {}, files)
 
 
-def _write_rdma(root: Path, name: str, place: str) -> None:
-    """Write what the kernel has of an RDMA device."""
-    classes, nodes = root / "sys/class", root / "dev/infiniband"
-    (classes / "infiniband").mkdir(parents=True, exist_ok=True)
-    (classes / "misc/rdma_cm").mkdir(parents=True, exist_ok=True)
-    nodes.mkdir(parents=True, exist_ok=True)
-    number = len(list((classes / "infiniband").iterdir()))
-    (classes / f"infiniband/{name}").symlink_to(f"../../{place}")
-    for kind, node in (("infiniband_verbs", f"uverbs{number}"), ("infiniband_mad", f"umad{number}")):
-        (classes / kind / node).mkdir(parents=True)
-        (classes / kind / node / "ibdev").write_text(f"{name}\n")
-        _make_node(nodes / node)
-    if not number:
-        _make_node(nodes / "rdma_cm")
-
-
-def _make_node(path: Path) -> None:
-    """Make a device node, as container runtimes demand it, or a link to one without the right to."""
-    try:
-        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
-    except PermissionError:
-        path.symlink_to("/dev/null")
+def _list_rdma_files(number: int, card: Card) -> Files:
+    """What the kernel has of an RDMA device."""
+    place = f"{card.build_function().slot.path}/infiniband/{card.rdma}"
+    return {
+        place: folder(),
+        f"sys/class/infiniband/{card.rdma}": link(f"../../../{place}"),
+        f"sys/class/infiniband_verbs/uverbs{number}/ibdev": text(card.rdma),
+        f"sys/class/infiniband_mad/umad{number}/ibdev": text(card.rdma),
+        "sys/class/misc/rdma_cm": folder(),
+        **{f"dev/infiniband/{node}": device() for node in (f"uverbs{number}", f"umad{number}", "rdma_cm")},
+    }
 
 
 def _build_route(index: int) -> Route:

@@ -57,6 +57,7 @@ def test_devices_have_the_names_and_attributes_of_dranet(tmp_path: Path) -> None
         "pciAddress": "0000:30:00.0",
         "pciVendor": "0x15b3",
         "pciDevice": "0x101d",
+        "pciSubsystem": "15b3:0016",
         "driver": "mlx5_core",
         "numaNode": 1,
         "sriov": False,
