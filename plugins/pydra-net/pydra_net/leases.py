@@ -12,11 +12,11 @@ from contextlib import suppress
 
 from pydra import ClaimError
 from pydra_net.dhcp.client import Client, Identity
-from pydra_net.dhcp.messages import FOREVER, Lease
+from pydra_net.dhcp.messages import Lease
 from pydra_net.find_interface import find
 from pydra_net.interface_diff import find_given, find_leased, plan_given, plan_lease
 from pydra_net.kernel import Kernel, Namespace
-from pydra_net.network_types import Address, Link
+from pydra_net.network_types import FOREVER, Address, Link
 from pydra_net.steps import InterfaceStep, ShareInterface, Step
 
 _PAUSE = 10.0

@@ -15,7 +15,7 @@ BY_KERNEL, BY_ADVERTISEMENT = 2, 9
 """Protocols of routes that the kernel adds: RTPROT_KERNEL, RTPROT_RA."""
 LINK_SCOPE, MAIN_TABLE = 253, 254
 FOREVER = 0xFFFFFFFF
-"""The lifetime of an address that does not end."""
+"""The seconds of an address, and of a lease, that does not end."""
 LEAST_MTU_OF_IPV6 = 1280
 _EVERYBODY = b"\xff" * 4
 

@@ -14,7 +14,6 @@ from pydra_net.dhcp.messages import (
     ACK,
     DECLINE,
     DISCOVER,
-    FOREVER,
     LEAST,
     NAK,
     OFFER,
@@ -27,6 +26,7 @@ from pydra_net.dhcp.messages import (
     encode,
 )
 from pydra_net.kernel import Packets
+from pydra_net.network_types import FOREVER
 
 _FIRST, _LONGEST = 1.0, 64.0
 """Seconds until a message is repeated: twice as long each time."""

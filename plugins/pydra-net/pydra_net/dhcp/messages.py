@@ -11,8 +11,6 @@ import msgspec
 from pydra_net.network_types import is_of_host
 
 DISCOVER, OFFER, REQUEST, DECLINE, ACK, NAK, RELEASE = 1, 2, 3, 4, 5, 6, 7
-FOREVER = 0xFFFFFFFF
-"""The seconds of a lease that does not end."""
 
 _HEADER = struct.Struct("!BBBBIHH4s4s4s4s16s64s128s4s")
 _COOKIE = b"\x63\x82\x53\x63"
