@@ -45,8 +45,6 @@ from pydra.backends.wire import (
     build_result,
     find_unencodable,
 )
-from pydra.claim import Claim, ClaimStep
-from pydra.errors import ClaimError, InvalidConfig, UndoLater
 from pydra.message_text import encodable
 
 P = ParamSpec("P")
@@ -82,14 +80,6 @@ class CallThreads(ThreadPoolExecutor):
         tracked[future] = thread
         future.add_done_callback(lambda done: tracked.pop(done, None))
         return future
-
-
-class _NotStarted(Exception):
-    """The call failed before the backend's code ran, because of `cause`."""
-
-    def __init__(self, cause: ClaimError) -> None:
-        self.cause = cause
-        super().__init__(str(cause))
 
 
 class CallServer:
@@ -193,8 +183,9 @@ class CallServer:
         try:
             if earlier:
                 await asyncio.wait(earlier)
+            arguments = self._decode_arguments(call)
             reached = True
-            result = await self._perform(call)
+            result = await self._perform(call, arguments)
             violations = find_answer_type_violations(call.method, result)
             if not violations and call.method is Method.PLAN:
                 result, violations = self._types.describe_plan(result)
@@ -206,10 +197,8 @@ class CallServer:
             trace = build_fault(error).traceback
             fault = Fault(kind=FaultKind.CANCELLED, message="it was cancelled", traceback=trace, reached=reached)
             return Failure(id=call.id, fault=fault)
-        except _NotStarted as error:
-            return Failure(id=call.id, fault=replace(build_fault(error.cause), reached=False, traceback=""))
         except BaseException as error:  # noqa: BLE001 - the child's call boundary
-            return Failure(id=call.id, fault=build_fault(error))
+            return Failure(id=call.id, fault=replace(build_fault(error), reached=reached))
 
     def _reply(self, call: Call, result: Any) -> Reply | Failure:
         try:
@@ -218,47 +207,38 @@ class CallServer:
             parts = tuple(f"{call}: {part}" for part in find_unencodable(result, "$"))
             return _broken(call, parts or (f"{call} returned what JSON cannot hold: {error}",))
 
-    async def _perform(self, call: Call) -> Any:
+    def _decode_arguments(self, call: Call) -> tuple[Any, ...]:
+        """Return what the coroutine is called with, in the backend's own types.
+
+        Raises InvalidConfig, for the claim's author, or UndoLater for a step of a type that this version does not know.
+        """
+        claim, types = call.claim, self._types
+        if claim is None and call.method is Method.RESTORE:
+            return (self._held.read(),)
+        if claim is None:
+            return (call.directory,) if call.method is Method.INHERIT else ()
+        if call.method in (Method.UNPREPARE, Method.UNDO):
+            decoded = types.decode_what_fits(claim)
+        else:
+            decoded = types.decode_steps(decode_claim(claim, types.configs, self._check))
+        match call.method:
+            case Method.PLAN:
+                return decoded, tuple([one for one in self._held.read() if one.claim.uid != claim.uid])
+            case Method.APPLY | Method.UNDO:
+                one = types.decode_step(claim.steps[call.step])
+                return one.step, one.result, decoded
+            case Method.UNPREPARE:
+                return decoded, call.prepared
+        return (decoded,)
+
+    async def _perform(self, call: Call, arguments: tuple[Any, ...]) -> Any:
         hints = call.method is Method.WAIT_CHANGED
         coroutine: Any = self._wait_changed if hints else getattr(self._backend, call.method.value)
-        match call:
-            case Call(method=Method.PREPARE, claim=claim) if claim is not None:
-                return await coroutine(self._decode(claim))
-            case Call(method=Method.PLAN, claim=claim) if claim is not None:
-                held = tuple([one for one in self._held.read() if one.claim.uid != claim.uid])
-                return await coroutine(self._decode(claim), held)
-            case Call(method=Method.APPLY, claim=claim, step=place) if claim is not None:
-                one = self._decode_step(claim, place)
-                return await coroutine(one.step, one.result, self._decode(claim))
-            case Call(method=Method.UNDO, claim=claim, step=place) if claim is not None:
-                one = self._decode_step(claim, place)
-                return await coroutine(one.step, one.result, self._types.decode_what_fits(claim))
-            case Call(method=Method.UNPREPARE, claim=claim) if claim is not None:
-                return await coroutine(self._types.decode_what_fits(claim), call.prepared)
-            case Call(method=Method.RESTORE):
-                return await coroutine(self._held.read())
-            case Call(method=Method.INHERIT):
-                return await coroutine(call.directory)
-            case _:
-                return await coroutine()
+        return await coroutine(*arguments)
 
     async def _wait_changed(self) -> Any:
         """Call it from a function of its own, by which `crash_diagnosis` finds it in a stack."""
         return await self._backend.wait_changed()
-
-    def _decode(self, claim: Claim) -> Claim:
-        """Decode configs and steps. Raises _NotStarted: the claim's author has to change something."""
-        try:
-            return self._types.decode_steps(decode_claim(claim, self._types.configs, self._check))
-        except InvalidConfig as error:
-            raise _NotStarted(error) from error
-
-    def _decode_step(self, claim: Claim, place: int) -> ClaimStep:
-        """Return the step to apply or undo. Raises _NotStarted if it is of a type that this version does not know."""
-        try:
-            return self._types.decode_step(claim.steps[place])
-        except UndoLater as error:
-            raise _NotStarted(error) from error
 
 
 async def _wait_ended(threads: _Threads) -> None:

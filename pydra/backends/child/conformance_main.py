@@ -55,17 +55,8 @@ _UNAWAITED = re.compile(
     r' *File "(?P<file>.*)", line (?P<line>\d+), in (?P<name>.*)'
 )
 _CHANGES = {
-    "os.mkdir",
-    "os.remove",
-    "os.rename",
-    "os.rmdir",
-    "os.link",
-    "os.symlink",
-    "os.truncate",
-    "os.chmod",
-    "os.chown",
-    "os.kill",
-    "os.setxattr",
+    *("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.link", "os.symlink", "os.truncate"),
+    *("os.chmod", "os.chown", "os.setxattr", "os.kill"),
 }
 """Events of `sys.addaudithook` for calls that change something outside of the process."""
 _ATTEMPTS = {"fcntl.ioctl", "os.posix_spawn", "os.system", "socket.connect", "socket.sendto", "subprocess.Popen"}
@@ -181,13 +172,13 @@ class ObservedCalls(CallServer):
         self._watch.start()
         super().receive(message)
 
-    async def _perform(self, call: Call) -> Any:
+    async def _perform(self, call: Call, arguments: tuple[Any, ...]) -> Any:
         order = self._take_order(call.method)
         changes: list[str] = []
         given = self._encode_held()
         if call.method in (Method.PLAN, Method.APPLY, Method.UNDO):
             _changes.set((changes, _CHANGES | _ATTEMPTS if call.method is Method.UNDO else _CHANGES))
-        running = _Interrupted(super()._perform(call), order, self._threads_of.get(call.id, {}))
+        running = _Interrupted(super()._perform(call, arguments), order, self._threads_of.get(call.id, {}))
         try:
             return await running
         finally:
