@@ -84,18 +84,16 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reached: bool = True
 
 
-# Subclasses before their bases: the first match names the kind.
-_KINDS: tuple[tuple[type[ClaimError], FaultKind], ...] = (
-    (TerminalError, FaultKind.TERMINAL),
-    (InvalidConfig, FaultKind.INVALID_CONFIG),
-    (UnknownDevice, FaultKind.UNKNOWN_DEVICE),
-    (DeviceInUse, FaultKind.DEVICE_IN_USE),
-    (EditConflict, FaultKind.EDIT_CONFLICT),
-    (NotAllocated, FaultKind.NOT_ALLOCATED),
-    (Replaced, FaultKind.REPLACED),
-    (LeftBehind, FaultKind.LEFT_BEHIND),
-    (UndoLater, FaultKind.UNDO_LATER),
-)
+_OF_MESSAGE: Mapping[FaultKind, type[ClaimError]] = {
+    FaultKind.TERMINAL: TerminalError,
+    FaultKind.UNKNOWN_DEVICE: UnknownDevice,
+    FaultKind.EDIT_CONFLICT: EditConflict,
+    FaultKind.NOT_ALLOCATED: NotAllocated,
+    FaultKind.REPLACED: Replaced,
+    FaultKind.LEFT_BEHIND: LeftBehind,
+    FaultKind.UNDO_LATER: UndoLater,
+}
+"""The classes that are made of a message only, of which none is derived from another."""
 
 
 def build_fault(error: BaseException) -> Fault:
@@ -134,7 +132,9 @@ def _build_claim_fault(error: ClaimError) -> Fault:
         case InvalidConfig(problems=problems):
             return Fault(kind=FaultKind.INVALID_CONFIG, problems=_clip_all(problems))
         case _:
-            return Fault(kind=_claim_kind(error), message=_clip(_text(error), MAX_MESSAGE))
+            other = FaultKind.CLAIM if error.retryable else FaultKind.TERMINAL
+            kind = next((kind for kind, error_type in _OF_MESSAGE.items() if isinstance(error, error_type)), other)
+            return Fault(kind=kind, message=_clip(_text(error), MAX_MESSAGE))
 
 
 def parse_fault(fault: Fault, backend: str, doing: str, *, repeated: bool = False) -> PydraError:
@@ -170,8 +170,7 @@ def _parse_error(fault: Fault, backend: str, doing: str) -> PydraError:
         case FaultKind.BACKEND | FaultKind.CANCELLED:
             return BackendError(backend, f"{doing} failed: {fault.message}", details=fault.traceback)
         case kind:
-            types = {known: error_type for error_type, known in _KINDS}
-            return types.get(kind, ClaimError)(fault.message)
+            return _OF_MESSAGE.get(kind, ClaimError)(fault.message)
 
 
 def is_reason(word: str) -> bool:
@@ -212,13 +211,6 @@ def _strip_internal_frames(error: BaseException) -> TracebackType | None:
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(INTERNAL_PATHS):
         frame = frame.tb_next
     return frame if frame is not None or isinstance(error, SyntaxError) else error.__traceback__
-
-
-def _claim_kind(error: ClaimError) -> FaultKind:
-    for error_type, kind in _KINDS:
-        if isinstance(error, error_type) and kind is not FaultKind.DEVICE_IN_USE:
-            return kind
-    return FaultKind.CLAIM if error.retryable else FaultKind.TERMINAL
 
 
 def _text(error: BaseException) -> str:
