@@ -133,9 +133,8 @@ class Checks:
         conclude(Rule.BLOCKING, [f"it was blocked for {one:.1f} s: {at}" for at, one in blocked.items()])
         conclude(Rule.AWAITED, [one.unawaited for one in observed if one.unawaited])
         conclude(Rule.FORKED, [one.forked for one in observed if one.forked])
-        conclude(Rule.LEAKED_TASKS, self._leaks.tasks)
-        conclude(Rule.LEAKED_THREADS, self._leaks.threads)
-        conclude(Rule.LEAKED_DESCRIPTORS, self._leaks.descriptors)
+        for rule, problems in self._leaks.problems.items():
+            conclude(rule, problems)
 
 
 def _explain(stored: Sequence[StoredRecord]) -> str:
