@@ -398,8 +398,9 @@ def find_inheritance_violations(inheritance: Inheritance) -> Iterator[str]:
         names = (claim.namespace, claim.name) if is_named else ("default", "unknown")
         if problem := find_name_problem(claim.uid, *names):
             yield f"inherit: a claim {problem}"
-    for uid, count in _repeated(claim.uid for claim in claims):
-        yield f"inherit: the claim with uid {uid} is listed {count} times"
+    for uid, count in sorted(Counter(claim.uid for claim in claims).items()):
+        if count > 1:
+            yield f"inherit: the claim with uid {uid} is listed {count} times"
     for one in inheritance.claims:
         for violation in (*_device_name_problems(one.claim), *find_prepared_violations(one.claim, one.prepared)):
             yield f"inherit: claim {one.claim.uid}: {violation}"
@@ -434,7 +435,3 @@ def _identity(device: Any) -> tuple[str, str, str, str]:
 def _spell(identity: tuple[str, str, str, str]) -> str:
     request, pool, device, share = identity
     return f"device {device} of pool {pool} for request {request}" + (f" (share {share})" if share else "")
-
-
-def _repeated(names: Iterator[str]) -> list[tuple[str, int]]:
-    return sorted((name, n) for name, n in Counter(names).items() if n > 1)
