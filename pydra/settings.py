@@ -170,7 +170,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_file: str = ""
 
     def __post_init__(self) -> None:
-        if problems := _problems(self):
+        if problems := (*_name_problems(self), *_time_problems(self), *_place_problems(self)):
             raise SettingsError(problems)
 
     @property
@@ -306,22 +306,14 @@ _PLAIN_WORDS = {
 }
 
 
-def _problems(settings: Settings) -> list[str]:
-    return [*_name_problems(settings), *_time_problems(settings), *_place_problems(settings)]
-
-
 def _name_problems(settings: Settings) -> Iterator[str]:
     yield from find_backend_problems(settings.backends, settings.drivers)
-    yield from _setting_problems(settings)
+    yield from _find_unknown_backends("backendSettings", settings.backend_settings, settings.backends)
     yield from _process_problems(settings)
     if settings.pod_uid and not _POD_UID.fullmatch(settings.pod_uid):
         yield f"podUid: {settings.pod_uid!r} is not a pod uid: letters, digits and '-', at most 64 bytes"
     if len(settings.node_name) > 253 or not SUBDOMAIN.fullmatch(settings.node_name):
         yield f"nodeName: {settings.node_name!r} is not a node name: a lower-case DNS subdomain of at most 253 bytes"
-
-
-def _setting_problems(settings: Settings | WebhookSettings) -> Iterator[str]:
-    yield from _find_unknown_backends("backendSettings", settings.backend_settings, settings.backends)
 
 
 def _find_unknown_backends(key: str, named: Iterable[str], backends: Sequence[str]) -> Iterator[str]:
@@ -418,7 +410,7 @@ def parse_webhook_settings(values: Mapping[str, Any]) -> WebhookSettings:
 
 def _webhook_problems(settings: WebhookSettings) -> Iterator[str]:
     yield from find_backend_problems(settings.backends, settings.drivers)
-    yield from _setting_problems(settings)
+    yield from _find_unknown_backends("backendSettings", settings.backend_settings, settings.backends)
     if not is_address(settings.address):
         yield f"address: {settings.address!r} is not HOST:PORT"
     if settings.http_address and not is_address(settings.http_address):
