@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
@@ -13,23 +13,14 @@ from pydra.claim import Claim, HeldClaim, PreparedDevice, StepStage
 from pydra.claims.steps import StepIndex, StepRunner
 from pydra.errors import UndoLater
 
+if TYPE_CHECKING:
+    from pydra.backends.supervisor import BackendSupervisor
+
 _SECONDS = 3600.0
 
 
-class BackendCalls(Protocol):
-    """The calls of a backend for claims: those of a `BackendSupervisor`, or of a backend in this process."""
-
-    async def plan(self, claim: Claim, *, until: float) -> Claim: ...  # noqa: D102
-    async def apply(self, claim: Claim, step: int, *, until: float) -> Any: ...  # noqa: D102
-    async def undo(self, claim: Claim, step: int, *, until: float) -> None: ...  # noqa: D102
-    async def prepare(self, claim: Claim, *, until: float) -> Sequence[PreparedDevice]: ...  # noqa: D102
-    async def unprepare(  # noqa: D102
-        self, claim: Claim, prepared: Sequence[PreparedDevice], *, until: float
-    ) -> None: ...
-
-
 class CallsInProcess:
-    """The calls of a backend's coroutines in this process, which `call` awaits; a subclass plans."""
+    """The calls of a backend's coroutines in this process, which `call` awaits, as a `BackendSupervisor` has them."""
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend
@@ -37,6 +28,10 @@ class CallsInProcess:
     async def call(self, _name: str, call: Coroutine[Any, Any, Any]) -> Any:
         """Return what the coroutine returns."""
         return await call
+
+    async def plan(self, claim: Claim, *, until: float) -> Claim:
+        """Return the claim with its plan and its steps; of a subclass."""
+        raise NotImplementedError
 
     async def apply(self, claim: Claim, step: int, *, until: float) -> Any:  # noqa: D102
         one = claim.steps[step]
@@ -59,7 +54,7 @@ class CallsInProcess:
 class ClaimsInMemory:
     """What is held of one driver, by uid in `records`; the agent's own code carries out the steps and undoes them."""
 
-    def __init__(self, calls: BackendCalls, records: dict[str, HeldClaim] | None = None) -> None:
+    def __init__(self, calls: BackendSupervisor | CallsInProcess, records: dict[str, HeldClaim] | None = None) -> None:
         self.records = {} if records is None else records
         self._calls = calls
         self._index = StepIndex()
