@@ -90,16 +90,15 @@ async def serve(settings: Settings, backends: Sequence[SpawnedBackend], reread: 
 
 
 class Cluster:
-    """Checks periodically whether the cluster is supported, until it is; an upgrade is noticed."""
+    """Checks periodically whether the cluster is supported, until it is; an upgrade is noticed.
+
+    `missing` says why nothing can be served; it is empty if no reason is known.
+    """
 
     def __init__(self, client: KubeClient, reports: Reports) -> None:
         self._client = client
         self._reports = reports
-        self._missing = ""
-
-    def missing(self) -> str:
-        """Return why nothing can be served; empty if no reason is known."""
-        return self._missing
+        self.missing = ""
 
     async def run(self) -> None:
         """Run until the cluster is supported."""
@@ -107,7 +106,7 @@ class Cluster:
             try:
                 version = await check_server(self._client)
             except Unsupported as error:
-                self._missing = str(error)
+                self.missing = str(error)
                 _log.error("%s", error)
                 self._reports.cluster_unsupported(error)
             except KubeError as error:
@@ -115,7 +114,7 @@ class Cluster:
             else:
                 break
             await anyio.sleep(_CLUSTER_RETRY_SECONDS)
-        self._missing = ""
+        self.missing = ""
         self._reports.cluster_supported()
         _log.info("the cluster runs Kubernetes %s", version)
 
@@ -154,5 +153,5 @@ def _reload_settings(settings: Settings, reread: Callable[[], Settings]) -> None
 
 def _build_readiness(client: KubeClient, cluster: Cluster, drivers: Sequence[Driver]) -> Callable[[], Sequence[str]]:
     return lambda: [
-        text for text in (client.problem(), cluster.missing(), *(driver.missing() for driver in drivers)) if text
+        text for text in (client.problem(), cluster.missing, *(driver.missing() for driver in drivers)) if text
     ]

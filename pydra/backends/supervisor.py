@@ -31,10 +31,6 @@ from pydra.errors import BackendTimeout, ClaimQuarantined, ContractError, PydraE
 from pydra.settings import ProcessRights
 
 
-def ignore_event(event: BackendEvent) -> None:
-    """Do not report."""
-
-
 class BackendSupervisor:
     """Serves a backend's coroutines across restarts of its process, while `run` is running.
 
@@ -58,7 +54,7 @@ class BackendSupervisor:
         rights: ProcessRights = ProcessRights(),  # noqa: B008 - frozen
         spawn: Spawn = spawn_program,
         refresh: Callable[[BackendSource], BackendSource] = refresh_source,
-        report: Callable[[BackendEvent], None] = ignore_event,
+        report: Callable[[BackendEvent], None] = lambda _: None,
     ) -> None:
         """`settings` are the backend's own, from the agent's settings file; `program` is what its process runs."""
         self._deadlines = deadlines

@@ -220,8 +220,8 @@ class RecordStore:
         if self._follows_own:
             self._on_change(uid)
 
-    async def leave_over(self, record: Record) -> Record:
-        """Make the record, of a claim that is being undone, one of what is left over; return it, under its new uid.
+    async def leave_over(self, record: Record) -> None:
+        """Make the record, of a claim that is being undone, one of what is left over, under a new uid.
 
         A rename, which needs no disk space; if the steps that are left cannot be written, the file has all of them.
         Under another uid, because the claim may be prepared again under its own.
@@ -239,7 +239,6 @@ class RecordStore:
         except CheckpointError as error:
             _log.warning("%s", error)
             self._on_change(left.claim.uid)
-        return left
 
     async def remove(self, uid: str) -> None:
         """Remove all files of the claim, also those that were set aside. Succeeds if there are none."""
