@@ -96,15 +96,9 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _WAIT_CHANGED = re.compile(r' *File "[^"\n]*/pydra/backends/child/calls\.py", line \d+ in _wait_changed')
-
 _FRAME = re.compile(r'^ *File "(?P<file>[^"\n]*)", line (?P<line>\d+),? in (?P<function>.+)$', re.MULTILINE)
-
-
 _STATUS = re.compile(r"status: (?P<text>.*)\n")
-
 _CURRENT = re.compile(r"^Current thread [^\n]*\(most recent call first\):\n", re.MULTILINE)
-
-
 _STACKS = re.compile(r"^(Fatal Python error: |Current thread |Thread 0x)", re.MULTILINE)
 
 

@@ -198,7 +198,7 @@ class BackendProcess:
         await self._spawn()
         self._on_change()
         exited = asyncio.ensure_future(self._wait_exit())
-        timers = [self._loop.call_later(connect, self._fail_late_start, connect)]
+        late = self._loop.call_later(connect, self._fail_late_start, connect)
         self._timer = self._loop.call_later(self._timeouts.ping_interval, self._tick)
         try:
             return await self._reap(await asyncio.shield(self._ended))
@@ -206,7 +206,7 @@ class BackendProcess:
             await self._stop()
             raise
         finally:
-            for timer in (*timers, self._timer):
+            for timer in (late, self._timer):
                 timer.cancel()
             exited.cancel()
             self.kill()
@@ -301,13 +301,11 @@ class BackendProcess:
             await self._kill_and_wait()
         status = self._process.returncode if self._process is not None and not closed_only else None
         ending = msgspec.structs.replace(ending, status=status, output=self._output.tail())
-        if status == -signal.SIGKILL and ending.cause is Cause.DIED and self._is_out_of_memory():
+        was_killed = status == -signal.SIGKILL and ending.cause is Cause.DIED
+        if was_killed and self._cgroup is not None and has_oom_kill(self._cgroup):
             reason = f"its memoryLimit is {self._options.rights.memory_limit}"
             return msgspec.structs.replace(ending, cause=Cause.OVER_MEMORY, reason=reason)
         return ending
-
-    def _is_out_of_memory(self) -> bool:
-        return self._cgroup is not None and has_oom_kill(self._cgroup)
 
     async def _stop(self) -> None:
         """Stop the process by closing our half of the connection. Shielded from cancellation."""
@@ -331,8 +329,10 @@ class BackendProcess:
         A signal handler in C writes them, so they show a call that holds the GIL, too.
         """
         before = self._output.received()
-        if self._signal(signal.SIGUSR1):
-            await self._output.wait_quiet(before, self._timeouts.stack_dump_timeout)
+        with suppress(ProcessLookupError):
+            if self._process is not None and self.exists:
+                self._process.send_signal(signal.SIGUSR1)
+                await self._output.wait_quiet(before, self._timeouts.stack_dump_timeout)
 
     def kill(self) -> None:
         """SIGKILL; the only signal that a call holding the GIL cannot delay.
@@ -343,15 +343,6 @@ class BackendProcess:
         if self._process is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> bool:
-        if self._process is None or self._process.returncode is not None:
-            return False
-        try:
-            self._process.send_signal(number)
-        except ProcessLookupError:
-            return False
-        return True
 
     async def _wait(self) -> None:
         """Wait for its end; forever, if the kernel cannot kill it."""

@@ -172,11 +172,7 @@ class Rule(Enum):
         "it would answer beside the backend's own: call `os._exit` in it, or start a program with subprocess",
     )
     LEAKED_TASKS = "leaked-tasks", "repeated calls leave no tasks behind", "the agent calls it for months"
-    LEAKED_THREADS = (
-        "leaked-threads",
-        "repeated calls leave no threads behind",
-        "their number is limited",
-    )
+    LEAKED_THREADS = "leaked-threads", "repeated calls leave no threads behind", "their number is limited"
     LEAKED_DESCRIPTORS = (
         "leaked-descriptors",
         "repeated calls leave no descriptors open",
