@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from pydra.backends.answers import AnswerReader
 from pydra.backends.contract_validation import MAX_STATE
+from pydra.backends.supervisor import AnswerReader
 from pydra.backends.wire import MAX_CONTAINERS, Reply
 from pydra.claim import AllocatedDevice, Claim
 from pydra.errors import ContractError
