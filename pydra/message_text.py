@@ -11,7 +11,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-_UNSAFE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+UNSAFE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 """Control characters, line breaks, changes of direction (which hide or reorder text), and halves of characters."""
 
 
@@ -68,11 +68,4 @@ def encodable(text: str) -> str:
 
 def escape(text: str, *, keep: str = "") -> str:
     r"""Write characters that a terminal or a reader of lines acts on as `\n`, `\x1b`, `\u2028`; `keep` stay."""
-    return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
-
-
-def escape_json(document: bytes) -> bytes:
-    """Escape such characters in a JSON document without white space; JSON itself demands it of a few only."""
-    if document.isascii() and b"\x7f" not in document:
-        return document
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", document.decode()).encode()
+    return UNSAFE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)

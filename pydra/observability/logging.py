@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from pydra.message_text import cut, escape, escape_json
+from pydra.message_text import UNSAFE, cut, escape
 from pydra.settings import LogFormat, LogLevel
 
 _log = logging.getLogger(__name__)
@@ -87,9 +87,12 @@ def format_json(record: logging.LogRecord) -> bytes:
     if record.exc_info:
         line["traceback"] = cut(_TRACEBACKS.formatException(record.exc_info), MAX_DETAILS)
     try:
-        return escape_json(msgspec.json.encode(line, enc_hook=str))
+        document = msgspec.json.encode(line, enc_hook=str)
     except UnicodeEncodeError:  # an unpaired surrogate in a client's text, which must be escaped
         return json.dumps(line, default=str).encode()
+    if document.isascii() and b"\x7f" not in document:  # of other characters, JSON itself demands this of a few only
+        return document
+    return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", document.decode()).encode()
 
 
 class LineHandler(logging.Handler):
