@@ -15,6 +15,7 @@ from pydra.backends.error_codec import parse_fault
 from pydra.backends.process import BackendProcess
 from pydra.backends.restarted_process import RestartedProcess
 from pydra.backends.supervisor_events import BackendEvent, BackendFacts, Trouble, build_trouble
+from pydra.backends.timeouts import find_pause
 from pydra.backends.wire import Call, Failure, Method, Reply, build_held
 from pydra.claim import HeldClaim
 from pydra.errors import BackendError, PydraError
@@ -99,7 +100,7 @@ class HeldClaimsSync:
                 self._process.note_restore_failed()  # also if it ended the process, which is reported as that
                 if process is self._process.open:
                     failures += 1
-                    delay = min(2.0 ** (failures - 1), _RETRY_CAP_SECONDS)
+                    delay = find_pause(failures, first=1.0, cap=_RETRY_CAP_SECONDS)
                     self._report_failed(error, delay)
                     await anyio.sleep(delay)
             else:

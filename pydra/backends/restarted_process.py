@@ -29,7 +29,7 @@ from pydra.backends.supervisor_events import (
     Trouble,
     build_trouble,
 )
-from pydra.backends.timeouts import RestartPolicy
+from pydra.backends.timeouts import RestartPolicy, find_pause
 from pydra.backends.wire import Call, Hello, Method, Refusal
 from pydra.errors import BackendUnavailable, ClaimQuarantined, ContractError, PydraError, SettingsError
 
@@ -144,7 +144,7 @@ class RestartedProcess:
                     self._refuse(event)
                     break
                 failures = 1 if anyio.current_time() - began >= self._restarts.healthy else failures + 1
-                delay = self._restarts.delay(failures)
+                delay = find_pause(failures, first=self._restarts.first, cap=self._restarts.cap)
                 self._report_down(event, delay)
                 await anyio.sleep(delay)
                 await self._check_for_upgrade()

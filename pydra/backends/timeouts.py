@@ -48,6 +48,7 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
     unkillable: int = 3
     unkillable_look: float = 5.0
 
-    def delay(self, failures: int) -> float:
-        """Return the seconds before the start that follows `failures` ends in a row (at least 1)."""
-        return min(self.cap, self.first * 2.0 ** min(failures - 1, 30))
+
+def find_pause(failures: int, *, first: float, cap: float) -> float:
+    """Return the seconds to wait after `failures` in a row (at least 1): `first`, doubled each time up to `cap`."""
+    return min(cap, first * 2.0 ** min(failures - 1, 30))  # 2.0**1024, after a day of failures, is no float

@@ -13,6 +13,7 @@ from pydra.backends.error_codec import parse_fault
 from pydra.backends.process import BackendProcess
 from pydra.backends.restarted_process import RestartedProcess
 from pydra.backends.supervisor_events import BackendEvent, Trouble, build_trouble
+from pydra.backends.timeouts import find_pause
 from pydra.backends.wire import Call, Failure, Method, Reply
 from pydra.errors import BackendDied
 
@@ -85,7 +86,7 @@ class Hints:
                 case _:
                     continue
             failures += 1
-            await anyio.sleep(min(2.0**failures, _RETRY_CAP_SECONDS))
+            await anyio.sleep(find_pause(failures, first=2.0, cap=_RETRY_CAP_SECONDS))
 
     async def _wait_process(self, call_id: int) -> BackendProcess:
         """Wait for a process that gives hints, while no suspects are tried: another call would make that ambiguous.
