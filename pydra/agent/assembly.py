@@ -19,7 +19,7 @@ from pydra import __version__
 from pydra.agent.driver import AgentContext, Driver
 from pydra.agent.entry import SpawnedBackend
 from pydra.agent.metrics_and_events import Reports
-from pydra.agent.process_maintenance import reap_orphans, return_memory
+from pydra.agent.orphans_and_memory import reap_orphans, return_memory
 from pydra.errors import KubeError, SettingsError, Unsupported
 from pydra.kube.api_resources import EVENTS, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kube.client import KubeClient

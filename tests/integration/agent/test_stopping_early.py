@@ -31,8 +31,8 @@ def children(pid: int) -> list[int]:
 
 AS_PROCESS_1 = """\
 import asyncio, os, resource, sys, uvloop
-from pydra.agent.process_maintenance import reap_orphans
-from pydra.agent.process_maintenance import return_memory
+from pydra.agent.orphans_and_memory import reap_orphans
+from pydra.agent.orphans_and_memory import return_memory
 
 async def run():
     reaping = asyncio.create_task(reap_orphans(0.05))

@@ -14,7 +14,7 @@ from tests.integration.kubelet.raw import frame, raw_client
 
 SERVER = """\
 import asyncio, sys, uvloop
-from pydra.agent.process_maintenance import return_memory
+from pydra.agent.orphans_and_memory import return_memory
 from pydra.kubelet.grpc_server import GrpcServer
 from pydra.kubelet.sockets import bind_socket
 
