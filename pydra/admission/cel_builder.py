@@ -15,7 +15,7 @@ from textwrap import indent
 
 import msgspec
 
-from pydra.backends.json_validation import MAX_SHOWN
+from pydra.backends.type_mismatches import MAX_SHOWN
 
 _WHOLE = "9007199254740992.0"
 """2 to the 53rd, below which a double can have a fraction: JSON's 1500.0 is not an integer, but a text of `1500` is."""
@@ -66,7 +66,7 @@ def problem(path: Path) -> str:
 
 
 def show(value: str) -> str:
-    """Show a value in the form of `json_validation.show`; `value` is an expression that is cheap to evaluate twice."""
+    """Show a value in the form of `type_mismatches.show`; `value` is an expression that is cheap to evaluate twice."""
     return (
         f"(type({value}) == string ? {show_text(value)}"
         f' : type({value}) == map ? "an object"'

@@ -1,6 +1,6 @@
 """Translates the types of configs to CEL: the checks of a ValidatingAdmissionPolicy.
 
-A check finds the same problems, with the same texts, as `pydra.backends.json_validation`.
+A check finds the same problems, with the same texts, as `pydra.backends.type_mismatches`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pydra.admission.cel_builder import (
     show_text,
     translate_pattern,
 )
-from pydra.backends.json_validation import EXAMPLES, LEAVES, describe, is_quantity_type
+from pydra.backends.type_mismatches import EXAMPLES, LEAVES, describe, is_quantity_type
 
 Object = mi.StructType | mi.TypedDictType | mi.DataclassType
 _OBJECTS = (mi.StructType, mi.TypedDictType, mi.DataclassType)

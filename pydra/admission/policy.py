@@ -2,7 +2,7 @@
 
 The policy decides like the webhook: one message has all problems, each with its path, and what was stored before
 passes. Each type is translated to CEL that reports the same problems, with the same texts, as
-`pydra.backends.json_validation`; what CEL cannot check is left to the webhook and the node, and an annotation lists it.
+`pydra.backends.type_mismatches`; what CEL cannot check is left to the webhook and the node, and an annotation lists it.
 
 Sources: k8s.io/api/admissionregistration/v1; a message is one line of at most 5 KiB (MaxEvaluatedMessageExpression-
 SizeBytes), an expression may cost 1,000,000 and a binding 10,000,000 (k8s.io/apiserver/pkg/apis/cel/config.go).
@@ -21,7 +21,7 @@ from pydra.admission.config_type_to_cel import Checks, Value
 from pydra.admission.config_types import KnownBackend
 from pydra.admission.review import OPERATIONS, PLACES, build_rules
 from pydra.backends.claim_config import describe_kinds
-from pydra.backends.json_validation import read_type
+from pydra.backends.type_mismatches import read_type
 
 UNCHECKED = "pydra.dev/unchecked"
 """The annotation that lists what the policy leaves to the webhook, or to the node."""

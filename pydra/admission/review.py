@@ -20,7 +20,7 @@ import msgspec
 
 from pydra.admission.config_types import KnownBackend
 from pydra.backends.claim_config import find_config_problems, take_first
-from pydra.backends.json_validation import show
+from pydra.backends.type_mismatches import show
 from pydra.json_encodable import find_json_problems
 
 GROUP = "resource.k8s.io"

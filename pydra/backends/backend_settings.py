@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect as mi
 
-from pydra.backends.json_validation import describe, find_mismatches
+from pydra.backends.type_mismatches import describe, find_mismatches
 from pydra.backends.wire import SettingValue
 from pydra.errors import SettingsError
 from pydra.message_text import suggest

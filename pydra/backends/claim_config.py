@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from pydra.backends.json_validation import find_mismatches, show
+from pydra.backends.type_mismatches import find_mismatches, show
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
 from pydra.errors import InvalidConfig
 from pydra.message_text import find_similar, format_suggestion, suggest

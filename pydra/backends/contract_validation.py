@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from pydra.api_name_formats import DRIVER_RULE, SUBDOMAIN, is_driver_name
 from pydra.backends.contract import Inheritance, InheritedClaim
-from pydra.backends.json_validation import find_mismatches
+from pydra.backends.type_mismatches import find_mismatches
 from pydra.backends.wire import Method
 from pydra.cdi.edits import ContainerEdits
 from pydra.claim import Claim, PreparedDevice, find_device_name_problem, find_name_problem

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec import Meta
 
 from pydra.backends.claim_config import find_config_problems
-from pydra.backends.json_validation import find_mismatches
+from pydra.backends.type_mismatches import find_mismatches
 from pydra.devices import Device, Quantity
 
 
