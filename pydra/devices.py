@@ -280,8 +280,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 class DeviceHealth(msgspec.Struct, frozen=True, kw_only=True):
     """The debounced health of one published device, for the kubelet's health stream and the metrics.
 
-    `problem` is the key of the taint of an unhealthy one, which says what the matter is. `updated` is the time of that
-    report, in seconds since 1970; 0 if unknown.
+    `problem` is the key of the taint of an unhealthy one, which says what the matter is.
     """
 
     pool: str
@@ -289,7 +288,6 @@ class DeviceHealth(msgspec.Struct, frozen=True, kw_only=True):
     status: HealthStatus
     message: str = ""
     problem: str = ""
-    updated: int = 0
 
 
 # Samples

@@ -21,7 +21,6 @@ from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup
-from msgspec.structs import replace
 
 from pydra import atomic_files
 from pydra.agent.entry import SpawnedBackend
@@ -453,8 +452,7 @@ class DriverService:
 
         def publish(published: Published) -> None:
             nonlocal shown
-            now = int(time.time())
-            self._board.publish(tuple(replace(one, updated=now) for one in published.health))
+            self._board.publish(published.health, updated=int(time.time()))
             if published is not shown:
                 shown = published
                 if published.known:

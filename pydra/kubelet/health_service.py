@@ -15,7 +15,7 @@ from contextlib import suppress
 import msgspec
 from grpclib import GRPCError, Status
 
-from pydra.devices import DeviceHealth, HealthStatus
+from pydra.devices import DeviceHealth
 from pydra.kubelet.grpc_server import Method
 from pydra.kubelet.message_conversion import build_health_check, build_health_report, parse_health_check
 from pydra.kubelet.pb import HealthCheckResponseServingStatus as ServingStatus
@@ -32,26 +32,23 @@ class HealthStreams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HealthBoard:
-    """The last known health of all devices of a driver. Streams wait on `changed`."""
+    """The last known health of all devices of a driver, and since when it is known. Streams wait on `changed`."""
 
     def __init__(self) -> None:
         self.devices: tuple[DeviceHealth, ...] = ()
+        self.updated = 0
         self.changed = asyncio.Event()
 
-    def publish(self, devices: tuple[DeviceHealth, ...]) -> None:
-        """Replace the list; wake the streams if a device, status or message has changed."""
-        before, self.devices = self.devices, devices
-        if _states(before) != _states(devices):
+    def publish(self, devices: tuple[DeviceHealth, ...], *, updated: int = 0) -> None:
+        """Replace the list and its time, in seconds since 1970; wake the streams if a device has changed."""
+        before, self.devices, self.updated = self.devices, devices, updated
+        if devices != before:
             self.wake()
 
     def wake(self) -> None:
         """Wake the streams. Each waits on the event that it got before it read the list, so it misses no change."""
         self.changed.set()
         self.changed = asyncio.Event()
-
-
-def _states(devices: tuple[DeviceHealth, ...]) -> tuple[tuple[str, str, HealthStatus, str], ...]:
-    return tuple((device.pool, device.device, device.status, device.message) for device in devices)
 
 
 class HealthService:
@@ -81,7 +78,7 @@ class HealthService:
         try:
             while not self._stopping:
                 changed = self._board.changed
-                yield build_health_report(self._board.devices, lease=self._lease)
+                yield build_health_report(self._board.devices, updated=self._board.updated, lease=self._lease)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._period):
                         await changed.wait()

@@ -130,8 +130,11 @@ def parse_registration_status(request: bytes) -> tuple[bool, str]:
     return bool(status.plugin_registered), str(status.error)
 
 
-def build_health_report(devices: Sequence[DeviceHealth], *, lease: int) -> bytes:
-    """Build a NodeWatchResourcesResponse, for v1 and v1alpha1, valid for `lease` seconds."""
+def build_health_report(devices: Sequence[DeviceHealth], *, updated: int, lease: int) -> bytes:
+    """Build a NodeWatchResourcesResponse, for v1 and v1alpha1.
+
+    `updated` is when this was known, in seconds since 1970, or 0; the kubelet believes it for `lease` seconds.
+    """
     limit = min(MAX_HEALTH_BYTES, error_limit(len(devices)))
     return bytes(
         pb.NodeWatchResourcesResponse(
@@ -139,7 +142,7 @@ def build_health_report(devices: Sequence[DeviceHealth], *, lease: int) -> bytes
                 pb.DeviceHealth(
                     device=pb.DeviceIdentifier(pool_name=device.pool, device_name=device.device),
                     health=_HEALTH[device.status],
-                    last_updated_time=device.updated,
+                    last_updated_time=updated,
                     health_check_timeout_seconds=lease,
                     message=one_line(device.message, limit),
                 )

@@ -255,21 +255,20 @@ def test_protobuf_reads_the_unprepared_claims_that_the_agent_wrote(reference: Ca
 
 def test_protobuf_reads_the_health_that_the_agent_wrote(reference: Callable[[str, str], Any]) -> None:
     numbers = {HealthStatus.UNKNOWN: 0, HealthStatus.HEALTHY: 1, HealthStatus.UNHEALTHY: 2}
-    health = st.builds(
-        DeviceHealth, pool=TEXT, device=TEXT, status=st.sampled_from(HealthStatus), message=TEXT, updated=INT64
-    )
+    health = st.builds(DeviceHealth, pool=TEXT, device=TEXT, status=st.sampled_from(HealthStatus), message=TEXT)
 
     @settings(deadline=None)
-    @given(devices=st.lists(health, max_size=3), lease=st.integers(1, 10**6))
-    def agree(devices: list[DeviceHealth], lease: int) -> None:
+    @given(devices=st.lists(health, max_size=3), updated=INT64, lease=st.integers(1, 10**6))
+    def agree(devices: list[DeviceHealth], updated: int, lease: int) -> None:
         response = reference("dra_health_v1", "NodeWatchResourcesResponse").FromString(
-            build_health_report(devices, lease=lease)
+            build_health_report(devices, updated=updated, lease=lease)
         )
         assert [
-            (one.device.pool_name, one.device.device_name, one.health, one.last_updated_time, one.message)
-            for one in response.devices
-        ] == [(one.pool, one.device, numbers[one.status], one.updated, one_line(one.message, 1024)) for one in devices]
-        assert {one.health_check_timeout_seconds for one in response.devices} <= {lease}
+            (one.device.pool_name, one.device.device_name, one.health, one.message) for one in response.devices
+        ] == [(one.pool, one.device, numbers[one.status], one_line(one.message, 1024)) for one in devices]
+        assert {(one.last_updated_time, one.health_check_timeout_seconds) for one in response.devices} <= {
+            (updated, lease)
+        }
 
     agree()
 

@@ -34,7 +34,7 @@ def version(request: pytest.FixtureRequest) -> str:
 
 
 def device(name: str, health: Health = Health()) -> DeviceHealth:  # noqa: B008 - frozen
-    return DeviceHealth(pool="node-1", device=name, status=health.status, message=health.message, updated=1_700_000_000)
+    return DeviceHealth(pool="node-1", device=name, status=health.status, message=health.message)
 
 
 def watch(kubelet: Kubelet, version: str) -> Any:
@@ -67,7 +67,7 @@ async def test_a_stream_tells_the_state_at_once_and_every_change(root: Path, ver
 
 async def test_a_list_is_sent_again_while_nothing_changes(root: Path, version: str) -> None:
     async with serve(root, health_period=0.01) as running, grpcio_kubelet(running.paths.service) as kubelet:
-        running.board.publish((device("gpu-0", SICK),))
+        running.board.publish((device("gpu-0", SICK),), updated=1_700_000_000)
         async with watch(kubelet, version) as reports:
             for _ in range(3):
                 with anyio.fail_after(DEADLINE):

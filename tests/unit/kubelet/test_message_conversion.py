@@ -107,9 +107,11 @@ def test_the_errors_of_any_call_fit_into_one_message(count: int) -> None:
 
 def test_the_health_of_very_many_devices_fits_into_one_report() -> None:
     devices = [
-        DeviceHealth(pool="p", device=f"gpu-{n}", status=HealthStatus.UNHEALTHY, message="x" * 2000, updated=0)
+        DeviceHealth(pool="p", device=f"gpu-{n}", status=HealthStatus.UNHEALTHY, message="x" * 2000)
         for n in range(5000)
     ]
-    assert len(message_conversion.build_health_report(devices, lease=30)) < MAX_MESSAGE
-    [one] = pb.NodeWatchResourcesResponse.parse(message_conversion.build_health_report(devices[:1], lease=30)).devices
-    assert len(one.message) == 1024
+    report = message_conversion.build_health_report(devices, updated=0, lease=30)
+    assert len(report) < MAX_MESSAGE
+    assert len(pb.NodeWatchResourcesResponse.parse(report).devices) == 5000
+    one = message_conversion.build_health_report(devices[:1], updated=0, lease=30)
+    assert len(pb.NodeWatchResourcesResponse.parse(one).devices[0].message) == 1024
