@@ -271,6 +271,10 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pod: PodRef | None = None
     """The pod that uses it, for a backend with `ONE_POD`; None for others."""
 
+    def __str__(self) -> str:
+        """For messages, after the word "claim"; only the UID is known of a held one whose record cannot be read."""
+        return f"{self.namespace}/{self.name}" if self.name else f"with uid {self.uid}"
+
 
 def answers_exactly(claim: Claim, prepared: Sequence[PreparedDevice]) -> bool:
     """Return whether each of the claim's devices has one entry, in order, without state, attributes and status."""

@@ -229,6 +229,6 @@ def _describe(pending: _Pending, now: float) -> CallInFlight:
         doing=str(call),
         elapsed=now - pending.started,
         deadline=pending.deadline,
-        claim=f"{call.claim.namespace}/{call.claim.name}" if call.claim else "",
+        claim=str(call.claim) if call.claim else "",
         uid=call.claim.uid if call.claim else "",
     )

@@ -211,7 +211,7 @@ class CrashAttribution:
             pool=one.pool if one else "",
             device=one.device if one else "",
             uid=claim.uid,
-            claim=f"{claim.namespace}/{claim.name}",
+            claim=str(claim),
             crashes=crashes.count,
             line=crashes.line,
             again=self._undo_again if crashes.is_undoing else 0.0,

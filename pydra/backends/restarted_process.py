@@ -301,7 +301,7 @@ class RestartedProcess:
     def _report_slow(self, call: Call, seconds: float, where: str) -> None:
         waiting = f"; it is waiting in {where}" if where else ""
         message = f"{call} has been running for {seconds:.0f} s{waiting}"
-        claim = {"claim": f"{call.claim.namespace}/{call.claim.name}", "uid": call.claim.uid} if call.claim else {}
+        claim = {"claim": str(call.claim), "uid": call.claim.uid} if call.claim else {}
         _log.warning("backend %s: %s", self._source, message, extra={"fields": {"backend": self.name, **claim}})
         if call.claim is None:  # the duration of a claim's call is reported when it ends
             self._report(build_trouble(self.name, Trouble.SLOW, message))

@@ -110,8 +110,7 @@ class DeviceIndex:
         """
         uid = claim.uid
         consumption = {**recorded, **self.find_consumption(claim)}
-        name = f"{claim.namespace}/{claim.name}" if claim.name else f"with uid {uid}"
-        holder = Holder(uid=uid, name=name, devices=claim.devices, consumption=consumption, left_over=left_over)
+        holder = Holder(uid=uid, name=str(claim), devices=claim.devices, consumption=consumption, left_over=left_over)
         before = self._holders.get(uid)
         if before == holder:
             return

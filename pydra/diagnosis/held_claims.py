@@ -96,8 +96,7 @@ def judge_left_over(held: Iterable[ClaimRecord]) -> Iterator[Finding]:
             yield Finding(
                 "left over",
                 Level.PROBLEM,
-                f"{record.claim.namespace}/{record.claim.name} of driver {one.driver} has ended and still holds "
-                f"{devices}: {record.left_over}",
+                f"{record.claim} of driver {one.driver} has ended and still holds {devices}: {record.left_over}",
                 "the agent tries again; repair or reset the hardware, or reboot the node",
             )
 
@@ -182,7 +181,7 @@ async def judge_files(settings: Settings, held: Sequence[ClaimRecord]) -> list[F
         (one, await judge_file(settings, one)) for one in held if one.stage == Stage.COMPLETED.value and one.claim.name
     ]
     return [
-        replace(finding, found=f"{finding.found}: claim {one.claim.namespace}/{one.claim.name}")
+        replace(finding, found=f"{finding.found}: claim {one.claim}")
         for one, finding in findings
         if finding.level is not Level.OK
     ]

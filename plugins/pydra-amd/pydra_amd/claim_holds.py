@@ -51,7 +51,7 @@ def read_holds(claim: Claim) -> tuple[Hold, ...]:
     try:
         return msgspec.convert(claim.plan, _Data).holds
     except msgspec.ValidationError as error:
-        raise PlanUnknown(f"the plan of claim {name_claim(claim)} cannot be read: {error}") from error
+        raise PlanUnknown(f"the plan of claim {claim} cannot be read: {error}") from error
 
 
 def list_steps(claim: Claim) -> tuple[Step, ...]:
@@ -62,8 +62,3 @@ def list_steps(claim: Claim) -> tuple[Step, ...]:
 def find_begun(held: Iterable[HeldClaim]) -> dict[str, Step]:
     """Return the steps that claims have, by key."""
     return {step.key: step for one in held for step in list_steps(one.claim)}
-
-
-def name_claim(claim: Claim) -> str:
-    """Return the claim's name for messages; of a claim whose record cannot be read, only the uid is known."""
-    return f"{claim.namespace}/{claim.name}" if claim.name else f"with uid {claim.uid}"

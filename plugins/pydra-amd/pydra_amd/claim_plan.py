@@ -18,7 +18,7 @@ from pydra import (
     UnknownDevice,
 )
 from pydra_amd.claim_config import GpuConfig, VfioDeviceConfig
-from pydra_amd.claim_holds import Hold, PlanUnknown, build_data, find_begun, list_steps, name_claim, read_holds
+from pydra_amd.claim_holds import Hold, PlanUnknown, build_data, find_begun, list_steps, read_holds
 from pydra_amd.compute_unit_shares import ShareRefused, choose_units
 from pydra_amd.devices import Offered, OfferedFunction, name_gpu
 from pydra_amd.steps import SetComputePartition, SetMemoryPartition, Step
@@ -115,7 +115,7 @@ def _refuse_conflicts(holds: Sequence[Hold], held: Iterable[HeldClaim]) -> None:
     """
     mine = [hold for hold in holds if not hold.admin]
     for other in held:
-        name = name_claim(other.claim)
+        name = str(other.claim)
         for theirs in _read_known_holds(other):
             for hold in mine:
                 if hold.gpu != theirs.gpu:
@@ -179,7 +179,7 @@ def _plan_memory(
                 holder = next(other.claim for other in held if begun in list_steps(other.claim))
                 raise ModeConflict(
                     f"{one.name} needs the memory mode {memory}, and all GPUs of this node are in {begun.target} as "
-                    f"long as claims need it, such as {name_claim(holder)}; ask for a device of {begun.target}, or "
+                    f"long as claims need it, such as {holder}; ask for a device of {begun.target}, or "
                     "for another node"
                 )
         return (begun,)
@@ -199,7 +199,7 @@ def _plan_memory(
 
 def _refuse_reload(one: Offered, target: str, held: Iterable[HeldClaim]) -> None:
     """Nothing may have any GPU of the node, since all of them lose the driver for a moment."""
-    if others := sorted({name_claim(other.claim) for other in held if not other.left_over}):
+    if others := sorted({str(other.claim) for other in held if not other.left_over}):
         raise ModeConflict(
             f"{one.name} needs the memory mode {target}, for which amdgpu is reloaded for all GPUs of this node, "
             f"and claims have some of them: {', '.join(others)}; it can change when they have ended, or ask for a "

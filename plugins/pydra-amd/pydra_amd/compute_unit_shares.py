@@ -23,7 +23,7 @@ from pydra import (
     TerminalError,
     parse_quantity,
 )
-from pydra_amd.claim_holds import PlanUnknown, Units, name_claim, read_holds
+from pydra_amd.claim_holds import PlanUnknown, Units, read_holds
 from pydra_amd.hardware_types import Gpu, Partition
 
 MASK = "HSA_CU_MASK"
@@ -77,7 +77,7 @@ def choose_units(device: AllocatedDevice, gpu: Gpu, one: Partition, held: Iterab
             f"{device.device} cannot be shared by {asked} compute units: a share has at least one of each of its "
             f"{one.xccs} XCCs; ask for computeUnits in steps of {one.xccs}"
         )
-    taken = {name_claim(other.claim): _list_taken(other, device, gpu.address, one) for other in held}
+    taken = {str(other.claim): _list_taken(other, device, gpu.address, one) for other in held}
     free = sorted(set(range(blocks)) - {block for some in taken.values() for block in some})
     wanted = min(asked // one.xccs, blocks)
     if len(free) < wanted:

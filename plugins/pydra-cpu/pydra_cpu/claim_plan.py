@@ -61,7 +61,7 @@ def plan_claim(
             raise UnknownDevice(f"device {device.device} has no CPU that is online; delete the pod to get another")
         share = _plan_device(device, cpus, taken, topology)
         shares.append(share)
-        taken |= dict.fromkeys(parse_cpu_list(share.taken), f"claim {claim.namespace}/{claim.name}")
+        taken |= dict.fromkeys(parse_cpu_list(share.taken), f"claim {claim}")
     return tuple(shares)
 
 
@@ -79,11 +79,10 @@ def _list_taken(held: Sequence[HeldClaim]) -> dict[int, str]:
     """The CPUs that claims have, with the claim. Raises ClaimError for one of which that cannot be known."""
     taken: dict[int, str] = {}
     for one in held:
-        name = f"claim {one.claim.namespace}/{one.claim.name}"
+        name = f"claim {one.claim}"
         if one.plan is None:
             raise ClaimError(
-                f"the CPUs of {name} (uid {one.claim.uid}) are not known, since its record cannot be read; "
-                "delete the pods of that claim"
+                f"the CPUs of {name} are not known, since its record cannot be read; delete the pods of that claim"
             )
         for share in read_shares(one.plan):
             if share is not None:

@@ -49,7 +49,7 @@ def _find_lost(device: str, held: Sequence[HeldClaim], online: frozenset[int]) -
             lost = parse_cpu_list(share.taken) - online if share and allocated.device == device else ()
             if lost:
                 message = (
-                    f"CPU {format_cpu_list(lost)} of claim {one.claim.namespace}/{one.claim.name} is off-line; "
+                    f"CPU {format_cpu_list(lost)} of claim {one.claim} is off-line; "
                     "bring it back, or delete the claim's pods"
                 )
                 yield Health(

@@ -159,7 +159,7 @@ def _find_shares(
             f"{container} has the variable {variable[:200]!a}, which is not of a claim that is prepared here; remove "
             "it from the pod or image"
         )
-    name = f"claim {one.claim.namespace}/{one.claim.name}"
+    name = f"claim {one.claim}"
     if are_reported and not any(f"={one.claim.uid}:" in device for device in container.cdi_devices):
         raise PinRefused(
             f"{container} has the variable {variable[:200]!a}, but no CDI device of {name}; name the claim in the "

@@ -48,7 +48,7 @@ def examine_interfaces(kernel: Kernel, host: Namespace, held: Sequence[HeldClaim
 
 
 def _examine(kernel: Kernel, claim: HeldClaim, step: InterfaceStep, places: Sequence[Namespace]) -> Iterator[str]:
-    name = f"{step.name} ({step.device}) of claim {claim.claim.namespace}/{claim.claim.name}"
+    name = f"{step.name} ({step.device}) of claim {claim.claim}"
     for place in places:
         try:
             reading = kernel.read(place)

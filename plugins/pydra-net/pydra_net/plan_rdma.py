@@ -23,12 +23,7 @@ def plan_rdma(
     """
     shares = {one.device for one in claim_steps if isinstance(one, ShareInterface)}
     moves = node.reading.exclusive_rdma
-    taken = {
-        step.name: f"claim {one.claim.namespace}/{one.claim.name}"
-        for one in held
-        for step in list_rdma((one,))
-        if step.moves
-    }
+    taken = {step.name: f"claim {one.claim}" for one in held for step in list_rdma((one,)) if step.moves}
     steps = []
     for device in devices:
         offered = node.rdma.get(device.device)

@@ -22,9 +22,7 @@ def list_gives(held: Sequence[HeldClaim]) -> list[GiveInterface]:
 
 def list_holders(held: Sequence[HeldClaim], own: Sequence[InterfaceStep]) -> list[tuple[InterfaceStep, str]]:
     """The interfaces that claims have, with words for the claim, and those of the claim that is planned."""
-    theirs = [
-        (step, f"claim {one.claim.namespace}/{one.claim.name}") for one in held for step in list_interfaces((one,))
-    ]
+    theirs = [(step, f"claim {one.claim}") for one in held for step in list_interfaces((one,))]
     return [*theirs, *((step, "the same claim") for step in own)]
 
 

@@ -103,7 +103,7 @@ def _read(held: HeldClaim) -> Entry:
     names = {device.device for device in claim.devices}
     return Entry(
         uid=claim.uid,
-        name=f"{claim.namespace}/{claim.name}",
+        name=str(claim),
         holds=tuple([hold for hold in data.holds if hold.device in names]),
         steps=tuple([one.step for one in known]),
         begun=tuple([one.step for one in known if one.stage is not StepStage.PLANNED]),

@@ -71,6 +71,6 @@ def _build_line(record: logging.LogRecord) -> LogLine:
         logger=cut(encodable(record.name), MAX_NAME),
         message=cut(encodable(record.getMessage()), MAX_MESSAGE),
         exception=cut(encodable(exception), MAX_EXCEPTION),
-        claim=f"{claim.namespace}/{claim.name}" if claim is not None else "",
+        claim=str(claim) if claim is not None else "",
         uid=claim.uid if claim is not None else "",
     )

@@ -7,7 +7,7 @@ from functools import partial
 
 from pydra import AllocatedDevice, ClaimError, HeldClaim
 from pydra_amd.claim_config import Iommu, VfioDeviceConfig
-from pydra_amd.claim_holds import list_steps, name_claim
+from pydra_amd.claim_holds import list_steps
 from pydra_amd.devices import Offered, OfferedFunction
 from pydra_amd.models import AMDGPU
 from pydra_amd.steps import BindVfio
@@ -26,7 +26,7 @@ def plan_passthrough(
     """
     functions = [(device, found) for device, found in wanted if isinstance(found, OfferedFunction)]
     owners = {
-        step.address: Owner(name_claim(one.claim), left_over=one.left_over)
+        step.address: Owner(str(one.claim), left_over=one.left_over)
         for one in held
         for step in list_steps(one.claim)
         if isinstance(step, BindVfio)

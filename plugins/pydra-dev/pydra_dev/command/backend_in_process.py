@@ -194,7 +194,7 @@ class _Calls(CallsInProcess):
         else:
             claim = replace(claim, plan=described)
         details = tuple(f"step {one.label}" for one in claim.steps) or (str(claim.plan),)
-        self.say(Paragraph(headline=f"planned: claim {claim.namespace}/{claim.name}", details=details))
+        self.say(Paragraph(headline=f"planned: claim {claim}", details=details))
         return claim
 
     async def prepare(self, claim: Claim, *, until: float) -> tuple[PreparedDevice, ...]:
@@ -202,7 +202,7 @@ class _Calls(CallsInProcess):
         begun = time.monotonic()
         prepared = await super().prepare(claim, until=until)
         took = (time.monotonic() - begun) * 1000
-        self.say(Paragraph(headline=f"prepared: claim {claim.namespace}/{claim.name} in {took:.1f} ms"))
+        self.say(Paragraph(headline=f"prepared: claim {claim} in {took:.1f} ms"))
         if violations := find_prepared_violations(claim, prepared):
             raise RunError("prepare breaks the contract", violations)
         return prepared
@@ -261,7 +261,7 @@ class Session:
 
     async def _undo(self, held: HeldClaim) -> RunError | None:
         """Unprepare a claim; what is against it."""
-        name = f"{held.claim.namespace}/{held.claim.name}"
+        name = str(held.claim)
         try:
             await self._calls.claims.release(held.claim, held.prepared)
         except RunError as error:
