@@ -30,6 +30,8 @@ async def test_a_list_is_shown_as_a_table_of_the_kinds_columns(api_server: ApiHa
         await client.create(scratch.claims, claim_body("one"))
         answer = await client.request("GET", scratch.claims, headers=TABLE)
         assert read_rows(answer.body) == [["Name", "State", "Age"], ["one", "pending", "AGE"]]
+        formats = [column["format"] for column in answer.body["columnDefinitions"]]
+        assert formats == ["name", "", ""], "by which kubectl finds the name, to put the kind before it"
         (row,) = answer.body["rows"]
         assert row["object"]["kind"] == "PartialObjectMetadata"
         assert row["object"]["metadata"]["namespace"] == scratch.namespace

@@ -49,7 +49,11 @@ def build_table(
 ) -> JsonObject:
     """Objects of a kind as a Table; `include` is the query's includeObject."""
     columns = COLUMNS.get(kind, PLAIN)
-    definitions = [{"name": one.name, "type": "string", "format": "", "priority": int(one.wide)} for one in columns]
+    # By the format kubectl finds the column of names, which it prints with the kind where several kinds are asked for.
+    definitions = [
+        {"name": one.name, "type": "string", "format": "name" if one is _NAME else "", "priority": int(one.wide)}
+        for one in columns
+    ]
     rows = [
         {"cells": [one.build_cell(store_form(obj), now) for one in columns], **_build_object(obj, include)}
         for obj in objects
