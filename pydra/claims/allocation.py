@@ -16,8 +16,6 @@ from pydra.errors import ClaimError, ClaimShared, NotAllocated, Replaced
 from pydra.json_encodable import find_json_problems
 from pydra.message_text import cut
 
-_NOT_STORABLE = (OverflowError, UnicodeEncodeError, RecursionError)
-
 
 class _Opaque(msgspec.Struct, frozen=True):
     driver: str
@@ -118,17 +116,18 @@ def parse_allocation(resource_claim: object, ref: ClaimRef, driver: str, *, one_
     ]
     pod = _find_only_pod(pods, ref, driver) if one_pod else None
     claim = Claim(uid=ref.uid, namespace=ref.namespace, name=ref.name, devices=tuple(devices), pod=pod)
+    # The API's JSON allows what neither the wire nor a record can contain: huge integers, unpaired surrogates.
+    configs = {config.position: config for device in devices for config in device.configs}
+    if problems := [
+        f"{position}: {problem}"
+        for position, config in configs.items()
+        for problem in find_json_problems(config.parameters, "$")
+    ]:
+        raise ClaimError(f"claim {ref}: {'; '.join(problems)}")
     try:
         msgspec.msgpack.encode(claim)
-    except _NOT_STORABLE as error:
-        # The API's JSON allows what neither the wire nor a record can contain: huge integers, unpaired surrogates.
-        configs = {config.position: config for device in devices for config in device.configs}
-        problems = [
-            f"{position}: {problem}"
-            for position, config in configs.items()
-            for problem in find_json_problems(config.parameters, "$")
-        ]
-        raise ClaimError(f"claim {ref}: {'; '.join(problems) or f'status.allocation: {error}'}") from error
+    except UnicodeEncodeError as error:
+        raise ClaimError(f"claim {ref}: status.allocation: {error}") from error
     return Allocation(claim=claim, pods=tuple(pods))
 
 
