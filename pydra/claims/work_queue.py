@@ -118,7 +118,8 @@ class WorkQueue:
 
     def has(self, uid: str) -> bool:
         """Return whether work on the claim is in progress."""
-        return uid in self._latest
+        work = self._latest.get(uid)
+        return work is not None and work.task is not None and not work.task.done()
 
     def count(self, operation: Operation) -> int:
         """Return how many claims are being prepared, or unprepared; called from any thread."""
