@@ -113,9 +113,8 @@ PROOFS = {
     Rule.CONFIG: Proof(config("array"), says="does not name the field"),
     Rule.CONFIG_TYPES: Proof(config("    n: Any = None"), says="Mode: n takes a value of any type"),
     Rule.CONFIG_RULES: Proof(
-        config("    n: int = 1\n    def __post_init__(self): 1 // self.n"),
-        says="Mode with n 0: $: cannot be checked, the backend's own rules fail with ZeroDivisionError: "
-        "integer division or modulo by zero (proof.py:",
+        config("    n: int = 1\n    def __post_init__(self): self.n or {}[0]"),
+        says="Mode with n 0: $: cannot be checked, the backend's own rules fail with KeyError: 0 (proof.py:",
     ),
     Rule.UNKNOWN: Proof("async def prepare(claim): return [one.prepared() for one in claim.devices]"),
     Rule.UNPREPARE_NOTHING: Proof(

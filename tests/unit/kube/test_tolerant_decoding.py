@@ -81,7 +81,7 @@ json_values = st.recursive(
 def test_a_list_with_one_item_nested_too_deep_gives_all_others(bodies: list[dict[str, object]], place: int) -> None:
     items = [{**body, "metadata": {"name": f"n{number}"}} for number, body in enumerate(bodies)]
     encoded = [msgspec.json.encode(item) for item in items]
-    encoded.insert(place, b'{"metadata":{"name":"deep"},"spec":%s}' % (b"[" * 20_000 + b"]" * 20_000))
+    encoded.insert(place, b'{"metadata":{"name":"deep"},"spec":%s}' % (b"[" * 200_000 + b"]" * 200_000))
     page = b'{"metadata":{"resourceVersion":"7"}, "items": [%s]}' % b", ".join(encoded)
     assert decode_page(page) == ({"resourceVersion": "7"}, items, ["deep (it is nested too deep)"])
 
