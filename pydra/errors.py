@@ -10,6 +10,7 @@ PydraError
 ├── ClaimError               the claim, or what it asks for
 │   ├── NotAllocated         the scheduler has not allocated it
 │   ├── Replaced             another claim of the same name took its place
+│   ├── ClaimShared          several pods, or none, use what only one pod can use
 │   ├── DeviceInUse          another claim holds the device
 │   ├── UnknownDevice        the hardware has no such device
 │   ├── InvalidConfig        its opaque parameters: all problems at once
@@ -18,6 +19,7 @@ PydraError
 │   ├── LeftBehind           applying a step failed, and some of it may be done
 │   ├── UndoLater            a step cannot be undone now
 │   └── TerminalError        trying again cannot help
+│       └── ClaimQuarantined it ended its backend's process too often
 ├── CheckpointError          the node's disk
 ├── CdiError                 the node's CDI directory, or a file in it
 ├── InternalError            pydra itself: an internal error, and the log has its traceback
