@@ -141,20 +141,23 @@ async def _is_tainted(scene: Scene, device: str) -> bool:
     return (await scene.taints()).get(device) == {XID: ("94", "NoSchedule")}
 
 
-async def test_a_gpu_is_watched_again_when_it_was_passed_through(make_scene: MakeScene) -> None:
-    async with make_scene(settings={"vfio": True}) as scene, scene.agent(*SOON, environ=LONG):
+async def test_a_gpu_is_watched_again_when_it_was_passed_through_and_tainted_with_the_admins_effect(
+    make_scene: MakeScene,
+) -> None:
+    signals = {"PYDRA_NVIDIA_SIGNALS": "xid=NoExecute"}
+    async with make_scene(settings={"vfio": True}) as scene, scene.agent(*SOON, environ={**LONG, **signals}):
         await scene.start("guest", "vfio")
         await scene.wait_running("guest")
         (device,) = await scene.allocated("guest")
         index = int(device.rpartition("-")[2])
         scene.inject.xid(1 - index, 48)
-        taints = {f"gpu-{1 - index}": {XID: ("48", "NoSchedule")}}
+        taints = {f"gpu-{1 - index}": {XID: ("48", "NoExecute")}}
         await scene.until(lambda: _has(scene, taints))
         await scene.end("guest")
         await scene.wait_clean()
         await scene.until(lambda: _is_published(scene, f"gpu-{index}"))
         scene.inject.xid(index, 62)
-        await scene.until(lambda: _has(scene, {f"gpu-{index}": {XID: ("62", "NoSchedule")}}))
+        await scene.until(lambda: _has(scene, {f"gpu-{index}": {XID: ("62", "NoExecute")}}))
 
 
 async def _has(scene: Scene, wanted: dict[str, dict[str, tuple[str, str]]]) -> bool:
