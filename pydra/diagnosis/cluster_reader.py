@@ -58,6 +58,7 @@ class Reader:
         self.client = client
         self.findings: list[Finding] = []
         self._listed: dict[tuple[Resource, str, str], Sequence[JsonObject]] = {}
+        self._rules: Sequence[JsonObject] | None = None
 
     async def list(self, resource: Resource, *, namespace: str = "", field_selector: str = "") -> Sequence[JsonObject]:
         """Return the objects; none if they cannot be listed."""
@@ -80,6 +81,11 @@ class Reader:
 
         One without a selector selects nothing, but every device up to Kubernetes 1.37 (kubernetes#141648).
         """
+        if self._rules is None:
+            self._rules = await self._list_taint_rules()
+        return self._rules
+
+    async def _list_taint_rules(self) -> Sequence[JsonObject]:
         for resource in DEVICE_TAINT_RULES:
             try:
                 rules = (await self.client.list(resource)).items

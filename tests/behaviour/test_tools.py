@@ -427,6 +427,25 @@ def test_what_the_agents_account_may_not_list_is_unknown_and_no_failure(quiet: N
     quiet.kubelet.release(claim)
 
 
+def test_of_a_pod_with_several_claims_what_may_not_be_listed_is_said_once(quiet: Node, tool: Tool) -> None:
+    claims, path = [quiet.api.create_claim(quiet.board.device()) for _ in range(2)], "/api/v1/namespaces/default/pods"
+    entries = [{"name": one.name, "resourceClaimName": one.name} for one in claims]
+    spec = {"containers": [{"name": "main", "image": "none"}], "resourceClaims": entries}
+    quiet.api.request("POST", path, {"metadata": {"name": "both"}, "spec": spec})
+    for resource in ("devicetaintrules", "events"):
+        quiet.api_fault(verb="list", resource=resource, status=403, times=None)
+    try:
+        report = tool.json("explain", "pod", "both")
+    finally:
+        quiet.server.faults.clear()
+        quiet.api.request("DELETE", f"{path}/both")
+    assert len(report["claims"]) == 2
+    assert [(one["subject"], one["level"]) for one in report["findings"]] == [
+        ("devicetaintrules", "unknown"),
+        ("events", "unknown"),
+    ]
+
+
 @pytest.mark.parametrize("damaged", [False, True], ids=["", "beside records that cannot be read"])
 def test_a_driver_that_left_claims_behind_is_reported_with_what_to_do(quiet: Node, tool: Tool, damaged: bool) -> None:
     left, other = (quiet.root / "run" / driver / "claims" for driver in ("gone.example.com", "damaged.example.com"))
