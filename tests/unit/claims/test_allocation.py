@@ -255,6 +255,11 @@ def test_parameters_that_cannot_be_kept_are_refused_where_they_stand(value: obje
         parse(resource_claim(result(), configs=[config(1), config(value, kind="B")]))
 
 
+def test_parameters_may_have_whatever_json_can_hold() -> None:
+    value = ["Zürich", {"größe": "\U0001f600"}, 2**64 - 1, -(2**63), 0.5, True, None, nest(61)]
+    assert values(parse(resource_claim(result(), configs=[config(value)]))) == [value]
+
+
 @pytest.mark.parametrize("depth", [100, 5_000, 500_000])
 def test_parameters_nested_too_deep_are_refused(depth: int) -> None:
     copied, written = (config(nest(depth)) for _ in range(2))
