@@ -26,9 +26,8 @@ from pydra import (
 from pydra_amd.amdsmi.links_and_throttling import GpuReading
 from pydra_amd.amdsmi.session import AmdsmiSession
 from pydra_amd.cdi.edits import build_edits, build_function_edits
-from pydra_amd.claim_holds import Hold, read_holds
 from pydra_amd.claim_plan import find_memory_step, plan_claim
-from pydra_amd.compute_unit_shares import MASK, build_mask
+from pydra_amd.claim_records import Hold, read_holds
 from pydra_amd.devices import identify, list_functions, list_offered
 from pydra_amd.hardware_reader import HardwareReader
 from pydra_amd.hardware_types import Gpu, Partition, Reading
@@ -41,6 +40,7 @@ from pydra_amd.models import CLASSES, VENDOR
 from pydra_amd.modes.compute_partition import GpuGone
 from pydra_amd.samples import read_samples
 from pydra_amd.settings import Partitioning, Settings
+from pydra_amd.sharing import MASK, build_mask
 from pydra_amd.step_appliers import StepAppliers
 from pydra_amd.steps import Step
 from pydra_amd.takeover import inherit_claims

@@ -18,9 +18,9 @@ from pydra import (
     UnknownDevice,
 )
 from pydra_amd.claim_config import GpuConfig, VfioDeviceConfig
-from pydra_amd.claim_holds import Hold, PlanUnknown, build_data, find_begun, list_steps, read_holds
-from pydra_amd.compute_unit_shares import ShareRefused, choose_units
+from pydra_amd.claim_records import Hold, PlanUnknown, build_data, find_begun, list_steps, read_holds
 from pydra_amd.devices import Offered, OfferedFunction, name_gpu
+from pydra_amd.sharing import ShareRefused, choose_units
 from pydra_amd.steps import SetComputePartition, SetMemoryPartition, Step
 from pydra_amd.vfio.plan_passthrough import plan_passthrough
 from pydra_pci import VfioHost

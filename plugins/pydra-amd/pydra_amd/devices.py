@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from pydra import DeviceStatus
-from pydra_amd.compute_unit_shares import is_shareable
 from pydra_amd.hardware_types import Gpu, Mode, Partition, Reading
 from pydra_amd.models import AMDGPU, WHOLE, list_modes
 from pydra_amd.settings import Partitioning
+from pydra_amd.sharing import is_shareable
 from pydra_pci import PciFunction, is_vfio
 
 DRIVER = "gpu.amd.com"

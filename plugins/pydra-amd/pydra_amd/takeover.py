@@ -20,7 +20,7 @@ import msgspec
 
 from pydra import AllocatedDevice, Claim, ClaimError, Inheritance, InheritedClaim
 from pydra_amd.cdi.edits import build_edits
-from pydra_amd.claim_holds import Hold, build_data
+from pydra_amd.claim_records import Hold, build_data
 from pydra_amd.devices import Offered, identify, list_offered
 from pydra_amd.hardware_types import Reading
 from pydra_amd.settings import Partitioning

@@ -6,11 +6,11 @@ import os
 import stat
 
 from pydra import AllocatedDevice, ClaimError, ContainerEdits, DeviceNode
-from pydra_amd.claim_holds import Units
-from pydra_amd.compute_unit_shares import build_mask
+from pydra_amd.claim_records import Units
 from pydra_amd.devices import DRIVER
 from pydra_amd.hardware_types import Partition
 from pydra_amd.host.amdgpu import list_nodes
+from pydra_amd.sharing import build_mask
 from pydra_pci import Tree, list_vfio_nodes, read_iommu_group
 
 

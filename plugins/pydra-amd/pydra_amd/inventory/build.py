@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pydra import Capacity, Device, Inventory, Taint, TaintEffect
-from pydra_amd.compute_unit_shares import build_shared_capacity
 from pydra_amd.devices import DRIVER, Offered, OfferedFunction, list_functions, list_offered
 from pydra_amd.hardware_types import Reading
 from pydra_amd.inventory.attributes import build_attributes, build_function_attributes
 from pydra_amd.inventory.counters import build_consumption, build_counter_set, build_whole_consumption
 from pydra_amd.models import BY_DEVICE
 from pydra_amd.settings import Partitioning
+from pydra_amd.sharing import build_shared_capacity
 from pydra_pci import Assessment, PciFunction
 
 GIB = 1 << 30

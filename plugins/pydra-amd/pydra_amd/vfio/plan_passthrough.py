@@ -7,7 +7,7 @@ from functools import partial
 
 from pydra import AllocatedDevice, ClaimError, HeldClaim
 from pydra_amd.claim_config import Iommu, VfioDeviceConfig
-from pydra_amd.claim_holds import list_steps
+from pydra_amd.claim_records import list_steps
 from pydra_amd.devices import Offered, OfferedFunction
 from pydra_amd.models import AMDGPU
 from pydra_amd.steps import BindVfio

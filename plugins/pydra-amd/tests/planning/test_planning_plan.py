@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from amd_values import allocated_device, claim_of, gpu_of, held_claim, reading_of
 from pydra import Claim, ClaimError, ClaimStep, DeviceInUse, HeldClaim, Plan, UnknownDevice
-from pydra_amd.claim_holds import Hold, list_steps, read_holds
 from pydra_amd.claim_plan import ModeConflict, plan_claim
+from pydra_amd.claim_records import Hold, list_steps, read_holds
 from pydra_amd.devices import list_functions, list_offered
 from pydra_amd.hardware_types import Mode, Reading
 from pydra_amd.settings import Partitioning

@@ -17,12 +17,12 @@ from pydra import (
     SettingsError,
     read_settings,
 )
-from pydra_amd.claim_holds import Units, read_holds
 from pydra_amd.claim_plan import plan_claim
-from pydra_amd.compute_unit_shares import ComputeUnitsTaken, ShareRefused, build_mask
+from pydra_amd.claim_records import Units, read_holds
 from pydra_amd.devices import list_offered
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.settings import Partitioning, Settings
+from pydra_amd.sharing import ComputeUnitsTaken, ShareRefused, build_mask
 
 NAME = "gpu-0-128"
 

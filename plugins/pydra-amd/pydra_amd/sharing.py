@@ -23,7 +23,7 @@ from pydra import (
     TerminalError,
     parse_quantity,
 )
-from pydra_amd.claim_holds import PlanUnknown, Units, read_holds
+from pydra_amd.claim_records import PlanUnknown, Units, read_holds
 from pydra_amd.hardware_types import Gpu, Partition
 
 MASK = "HSA_CU_MASK"
