@@ -36,6 +36,9 @@ class FunctionConfigurer(StepApplier[ConfigureFunction]):
             self._apply(step, card, self._kernel.read_function(self._host, card, step.number), step.before)
             raise ClaimError(f"{step.card_name} does not take the configuration of {step.name}: {'; '.join(refused)}")
 
+    def give(self, step: ConfigureFunction, pod: Namespace, others: Sequence[Namespace] = ()) -> None:
+        """Do nothing: the card does it."""
+
     def take_back(self, step: ConfigureFunction, _pods: Sequence[Namespace]) -> None:
         """Configure it as it was, if it is there still. Raises UndoLater."""
         found = self._find_function(step)
@@ -44,6 +47,9 @@ class FunctionConfigurer(StepApplier[ConfigureFunction]):
             return
         if refused := self._apply(step, *found, step.before):
             raise UndoLater(f"{step.card_name} does not take back the configuration of {step.name}: {refused[0]}")
+
+    def _find(self, _step: ConfigureFunction, _where: Namespace) -> None:
+        """Nothing of it is in a pod."""
 
     def _find_function(self, step: ConfigureFunction) -> tuple[int, VirtualFunctionState] | None:
         """The card's interface, and how the function is now."""

@@ -5,6 +5,7 @@ Every function can be interrupted anywhere and called again: it looks where the 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
@@ -22,24 +23,24 @@ class AttachFailed(ClaimError):
     reason = "InterfaceNotAttached"
 
 
-class StepApplier(Generic[StepT]):
+class StepApplier(ABC, Generic[StepT]):
     """For the steps of one kind, on one node."""
 
     def __init__(self, kernel: Kernel, host: Namespace) -> None:
         self._kernel = kernel
         self._host = host
 
+    @abstractmethod
     def mark(self, step: StepT, pods: Sequence[Namespace]) -> None:
         """Prepare what can be done before the pod exists. Raises ClaimError, LeftBehind."""
-        raise NotImplementedError
 
+    @abstractmethod
     def give(self, step: StepT, pod: Namespace, others: Sequence[Namespace] = ()) -> None:
         """Let the pod have the interface, and `others`, its earlier sandboxes, not. Raises AttachFailed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take_back(self, step: StepT, pods: Sequence[Namespace]) -> None:
         """Let no pod have the interface; the node is as it was. Raises UndoLater."""
-        raise NotImplementedError
 
     def unmark(self, step: StepT) -> None:
         """Leave no trace of the claim on the node. Most kinds of steps have left none."""
@@ -50,5 +51,6 @@ class StepApplier(Generic[StepT]):
             return self._find(step, pod) is not None
         return False
 
+    @abstractmethod
     def _find(self, step: StepT, where: Namespace) -> object | None:
-        raise NotImplementedError
+        """What the step is about, if it is in this namespace."""
