@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _SECONDS = 3600.0
 
 
-class CallsInProcess:
+class CallsInProcess(ABC):
     """The calls of a backend's coroutines in this process, which `call` awaits, as a `BackendSupervisor` has them."""
 
     def __init__(self, backend: Any) -> None:
@@ -29,9 +30,9 @@ class CallsInProcess:
         """Return what the coroutine returns."""
         return await call
 
+    @abstractmethod
     async def plan(self, claim: Claim, *, until: float) -> Claim:
-        """Return the claim with its plan and its steps; of a subclass."""
-        raise NotImplementedError
+        """Return the claim with its plan and its steps."""
 
     async def apply(self, claim: Claim, step: int, *, until: float) -> Any:  # noqa: D102
         one = claim.steps[step]

@@ -39,8 +39,8 @@ def run(backend: Path, *arguments: str, typed: str = "") -> subprocess.Completed
     command = ("dev", "--in-process", "--backend", str(backend), *arguments)
     if not typed:
         return run_forked("pydra.cli.tool", command, os.environ)
-    anew = [sys.executable, "-m", "pydra", *command]
-    return subprocess.run(anew, input=typed, capture_output=True, text=True, timeout=60, check=False)
+    program = [sys.executable, "-m", "pydra", *command]
+    return subprocess.run(program, input=typed, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_a_claim_is_prepared_and_unprepared_as_on_a_node(tmp_path: Path) -> None:
