@@ -15,6 +15,7 @@ import anyio
 import msgspec
 
 from pydra.backends.supervisor import BackendSupervisor
+from pydra.backoff import find_pause
 from pydra.devices import DeviceHealth, HealthStatus, Inventory, Pool
 from pydra.errors import BackendError, PydraError
 from pydra.inventory.build_pool import Published, build_pool, stale_key
@@ -199,7 +200,7 @@ class InventoryLoop:
     def _pause(self) -> float:
         """Return the seconds until the next `discover`."""
         if self._failures:
-            retry = FIRST_RETRY * 2.0 ** min(self._failures - 1, 16)
+            retry = find_pause(self._failures, first=FIRST_RETRY, cap=self._rescan_period)
             if not self._stale:
                 retry = min(retry, max(FIRST_RETRY, self._failing_since + self._policy.stale_after - time.monotonic()))
             return min(self._rescan_period, retry)

@@ -15,8 +15,8 @@ from pydra.backends.error_codec import parse_fault
 from pydra.backends.process import BackendProcess
 from pydra.backends.restarted_process import RestartedProcess
 from pydra.backends.supervisor_events import BackendEvent, BackendFacts, Trouble, build_trouble
-from pydra.backends.timeouts import find_pause
 from pydra.backends.wire import Call, Failure, Method, Reply, build_held
+from pydra.backoff import find_pause
 from pydra.claim import HeldClaim
 from pydra.errors import BackendError, PydraError
 

@@ -29,8 +29,9 @@ from pydra.backends.supervisor_events import (
     Trouble,
     build_trouble,
 )
-from pydra.backends.timeouts import RestartPolicy, find_pause
+from pydra.backends.timeouts import RestartPolicy
 from pydra.backends.wire import Call, Hello, Method, Refusal
+from pydra.backoff import find_pause
 from pydra.errors import BackendUnavailable, ClaimQuarantined, ContractError, PydraError, SettingsError
 
 _log = logging.getLogger(__name__)

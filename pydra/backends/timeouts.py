@@ -47,8 +47,3 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
     crashes: int = 2
     unkillable: int = 3
     unkillable_look: float = 5.0
-
-
-def find_pause(failures: int, *, first: float, cap: float) -> float:
-    """Return the seconds to wait after `failures` in a row (at least 1): `first`, doubled each time up to `cap`."""
-    return min(cap, first * 2.0 ** min(failures - 1, 30))  # 2.0**1024, after a day of failures, is no float

@@ -13,8 +13,8 @@ from pydra.backends.error_codec import parse_fault
 from pydra.backends.process import BackendProcess
 from pydra.backends.restarted_process import RestartedProcess
 from pydra.backends.supervisor_events import BackendEvent, Trouble, build_trouble
-from pydra.backends.timeouts import find_pause
 from pydra.backends.wire import Call, Failure, Method, Reply
+from pydra.backoff import find_pause
 from pydra.errors import BackendDied
 
 _log = logging.getLogger(__name__)

@@ -24,6 +24,7 @@ import anyio
 import msgspec
 from yarl import URL
 
+from pydra.backoff import find_pause
 from pydra.errors import Gone, KubeError, Unavailable
 from pydra.kube.api_resources import JsonObject, ObjectList, Resource, WatchEvent, WatchEventType, build_path
 from pydra.kube.credentials import Credentials
@@ -46,7 +47,7 @@ log = logging.getLogger(__name__)
 
 REQUEST_DEADLINE = 10.0
 RETRY_FOR = 20.0
-RETRY_PAUSE, RETRY_PAUSE_LIMIT = 0.05, 2.0
+RETRY_PAUSE, RETRY_PAUSE_LIMIT = 0.1, 2.0
 REQUESTS = 256
 """Requests in flight, watches apart. The kubelet prepares as many claims at once as a node has pods, 110 to 250; more
 would cost descriptors and handshakes. What waits for its slot is not counted as waiting for the API server."""
@@ -370,7 +371,7 @@ class KubeClient:
         left = limit
 
         def choose_pause(state: RetryCallState) -> float:
-            longest = min(RETRY_PAUSE * 2**state.attempt_number, RETRY_PAUSE_LIMIT)
+            longest = find_pause(state.attempt_number, first=RETRY_PAUSE, cap=RETRY_PAUSE_LIMIT)
             return max(error.retry_after, self._uniform(longest / 2, longest))
 
         def is_over(state: RetryCallState) -> bool:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from pydra.backoff import find_pause
 from pydra.errors import Gone, KubeError, Unavailable
 from pydra.kube.api_resources import (
     JsonObject,
@@ -25,7 +26,7 @@ from pydra.kube.client import KubeClient
 
 log = logging.getLogger(__name__)
 
-PAUSE, PAUSE_LIMIT = 0.1, 2.0
+PAUSE, PAUSE_LIMIT = 0.2, 2.0
 """Short on purpose: after an outage, a slice must be back within a second or two. 429 and Retry-After are honoured."""
 REFUSED_PAUSE_LIMIT = 30.0
 HEALTHY_SECONDS = 1.0
@@ -137,7 +138,7 @@ class Informer:
         if self._failures == 1 and (error is None or isinstance(error, Gone)):
             return 0.0
         refused = error is not None and not isinstance(error, Gone | Unavailable)
-        longest = min(PAUSE * 2.0 ** min(self._failures, 16), REFUSED_PAUSE_LIMIT if refused else PAUSE_LIMIT)
+        longest = find_pause(self._failures, first=PAUSE, cap=REFUSED_PAUSE_LIMIT if refused else PAUSE_LIMIT)
         asked = error.retry_after if isinstance(error, Unavailable) else 0.0
         return max(asked, self._uniform(longest / 2, longest))
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import anyio
 import msgspec
 
+from pydra.backoff import find_pause
 from pydra.errors import Conflict, Invalid, KubeError, NotFound, Unavailable
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
         over = self.rounds - self.free
         if over < 0 or now - self.last >= self.quiet:
             return now
-        return max(now, self.last + min(self.pause * 2.0 ** min(over, 32), self.limit))
+        return max(now, self.last + find_pause(over + 1, first=self.pause, cap=self.limit))
 
     def after(self, now: float) -> Backoff:
         """Return the backoff after a round at `now`."""
@@ -69,7 +70,7 @@ _PAUSES: tuple[tuple[type[KubeError], float, float], ...] = (
 def retry_pause(error: KubeError, failures: int) -> tuple[float, float]:
     """Return the range in seconds of the random pause after `failures` (1 or more) in a row, the last with `error`."""
     first, limit = next((first, limit) for kind, first, limit in _PAUSES if isinstance(error, kind))
-    longest = min(first * 2.0 ** min(failures - 1, 32), limit)
+    longest = find_pause(failures, first=first, cap=limit)
     if isinstance(error, Unavailable) and error.retry_after > longest:
         return error.retry_after, error.retry_after + longest
     return longest / 2, longest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pydra.backends.timeouts import find_pause
+from pydra.backoff import find_pause
 
 
 @pytest.mark.parametrize(
