@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from pydra_pci.simulation import files
 from pydra_pci.simulation.files import Files
 
+KINDS = {"k": lambda text: int(text) * b"k"}
+"""A kind of file that a simulator adds."""
+
 ENTRIES = st.one_of(
     st.sampled_from(["one", "two"]).map(files.text),
     st.sampled_from(["#!/bin/sh\n"]).map(files.program),
     st.sampled_from(["../elsewhere", "/proc/nowhere"]).map(files.link),
-    st.sampled_from([files.folder(), files.device(), files.socket()]),
+    st.sampled_from([files.folder(), files.device(), files.socket(), "k7"]),
 )
 
 
@@ -56,9 +59,9 @@ def found(root: str) -> dict[str, str]:
 @given(before=SETS, after=SETS)
 def test_a_directory_that_was_changed_is_as_one_made_new(before: Files, after: Files) -> None:
     with tempfile.TemporaryDirectory() as changed, tempfile.TemporaryDirectory() as new:
-        files.change_files(changed, {}, before)
-        files.change_files(changed, before, after)
-        files.change_files(new, {}, after)
+        files.change_files(changed, {}, before, KINDS)
+        files.change_files(changed, before, after, KINDS)
+        files.change_files(new, {}, after, KINDS)
         there = found(changed)
         for path in [path for path, words in there.items() if words == "folder" and path not in found(new)]:
             assert path in before  # it was one before, and is in nobody's way

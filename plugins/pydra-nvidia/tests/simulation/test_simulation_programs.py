@@ -43,6 +43,7 @@ class Node:
 
     def run(self, name: str, *arguments: str, text: str = "") -> tuple[int, str]:
         """Its status, and what it said."""
+        libraries = self.root / "usr/lib/x86_64-linux-gnu"
         ran = subprocess.run(
             [str(self.root / "usr/bin" / name), *arguments],
             input=text,
@@ -54,6 +55,7 @@ class Node:
             cwd="/",
             env={
                 "PATH": os.defpath,
+                "LD_PRELOAD": str(libraries / "libnvidia-ml.so.1") if os.uname().machine == "x86_64" else "",
                 "CUDA_VISIBLE_DEVICES": self.uuid,
                 "CUDA_MPS_PIPE_DIRECTORY": str(self.folder / "p"),
                 "CUDA_MPS_LOG_DIRECTORY": str(self.folder / "l"),

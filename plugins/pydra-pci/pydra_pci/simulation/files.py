@@ -1,7 +1,8 @@
 """Files as values, and what brings a directory from one set of them to another.
 
 A set maps paths below the tree's root to what is there, in a notation that is small to keep: a letter for the kind,
-then the text. What others changed in the tree stays as it is, until the same file has to change here.
+then the text. A simulator may have kinds of its own, whose content is made from the text when the file is written. What
+others changed in the tree stays as it is, until the same file has to change here.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import os
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TypeAlias
 
 Files: TypeAlias = dict[str, str]
+Contents: TypeAlias = Mapping[str, Callable[[str], bytes]]
+"""What makes the content of a file from its text, by the letter of its kind."""
 
 NODE_MODE = 0o666
 _NULL_DEVICE = os.makedev(1, 3)
@@ -56,10 +60,13 @@ def folder() -> str:
     return "d"
 
 
-def change_files(root: str, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+def change_files(
+    root: str, before: Mapping[str, str], after: Mapping[str, str], contents: Contents = MappingProxyType({})
+) -> None:
     """Make the files below `root` those of `after`, where they were those of `before`; raises OSError.
 
-    Links go first and come last: a function is on the bus after its files are there, and until they go.
+    `contents` has the kinds of the simulator. Links go first and come last: a function is on the bus after its files
+    are there, and until they go.
     """
     gone = [
         path for path, entry in before.items() if entry != after.get(path) and _is_in_the_way(entry, after.get(path))
@@ -72,7 +79,7 @@ def change_files(root: str, before: Mapping[str, str], after: Mapping[str, str])
     come = [path for path, entry in after.items() if before.get(path) != entry]
     for path in sorted(come, key=lambda one: after[one][0] == "l"):
         _make_folder(root, path.rpartition("/")[0], made)
-        _make(f"{root}/{path}", after[path])
+        _make(f"{root}/{path}", after[path], contents)
 
 
 def _make_folder(root: str, path: str, made: set[str]) -> None:
@@ -89,7 +96,7 @@ def _is_in_the_way(before: str, after: str | None) -> bool:
     return after is None or "d" in (before[0], after[0])
 
 
-def _make(path: str, entry: str) -> None:
+def _make(path: str, entry: str, contents: Contents) -> None:
     kind, content = entry[0], entry[1:]
     if kind == "l":
         _replace(path, lambda draft: os.symlink(content, draft))
@@ -100,7 +107,8 @@ def _make(path: str, entry: str) -> None:
     elif kind == "d":
         os.makedirs(path, exist_ok=True)
     else:
-        _replace(path, lambda draft: _write(draft, content.encode(), 0o755 if kind == "x" else 0o644))
+        written = contents.get(kind, str.encode)(content)
+        _replace(path, lambda draft: _write(draft, written, 0o755 if kind == "x" else 0o644))
 
 
 def _write(path: str, content: bytes, mode: int) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from pydra_nvidia.simulation.tree.elf_libraries import AARCH64, X86_64, library
 from pydra_nvidia.simulation.tree.host_files import usual_links
 from pydra_pci.simulation.files import Files, exact, link, program, socket, text
 
@@ -94,7 +95,7 @@ def find_layout(root: str, architecture: str) -> Layout:
 def installed_files(root: str, version: str, architecture: str) -> Files:
     """All but the programs that do something; `root` is the installation's, as the host sees it."""
     layout = find_layout(root, architecture)
-    files = _library_files(layout, version)
+    files = _library_files(layout, version, AARCH64 if architecture == ARM else X86_64)
     for name in _OTHER_PROGRAMS:
         files[f"{layout.programs}/{name}"] = program(
             f"#!/bin/sh\necho '{name}: this machine is simulated, and {name} is not part of that' >&2\nexit 1\n"
@@ -118,22 +119,21 @@ def daemon_files(*, fabric: bool, starts: int) -> Files:
     return files
 
 
-def _library_files(layout: Layout, version: str) -> Files:
-    """The backend goes by the names of libraries and links: what is in them nobody loads."""
+def _library_files(layout: Layout, version: str, machine: int) -> Files:
     files: Files = {}
     for path in _LIBRARIES:
         folder, _, soname = path.rpartition("/")
         stem = soname.partition(".so")[0]
         place = f"{layout.libraries}/{folder}" if folder else layout.libraries
-        files[f"{place}/{stem}.so.{version}"] = text(soname)
+        files[f"{place}/{stem}.so.{version}"] = library(soname, machine)
         files[f"{place}/{soname}"] = link(f"{stem}.so.{version}")
         if soname in _FOR_COMPILERS:
             files[f"{place}/{stem}.so"] = link(soname)
     for name in _VERSIONED:
-        files[f"{layout.libraries}/{name}.{version}"] = text(name)
+        files[f"{layout.libraries}/{name}.{version}"] = library(f"{name}.{version}", machine)
     for soname, own in _OF_THEIR_OWN.items():
         stem = soname.partition(".so")[0]
-        files[f"{layout.libraries}/{stem}.so.{own}"] = text(soname)
+        files[f"{layout.libraries}/{stem}.so.{own}"] = library(soname, machine)
         files[f"{layout.libraries}/{soname}"] = link(f"{stem}.so.{own}")
     return files
 

@@ -20,6 +20,7 @@ from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.simulation.machine_state import View
 from pydra_nvidia.simulation.machine_store import Machine, replace_stamped
 from pydra_nvidia.simulation.machine_transitions import release_gpu
+from pydra_nvidia.simulation.tree.elf_libraries import CONTENTS
 from pydra_nvidia.simulation.tree.host_files import BOOT_ID, boot_entry
 from pydra_nvidia.simulation.tree.installation import hook_path
 from pydra_nvidia.simulation.tree.sections import installation_root, list_sections, wanted_driver
@@ -140,7 +141,7 @@ class TreeSync:
 
     def _bring(self, name: str, files: Files, *, rebooted: bool = False) -> None:
         before = self._made.get(name, {})
-        change_files(self.root, dict.fromkeys(before, folder()) if rebooted else before, files)
+        change_files(self.root, dict.fromkeys(before, folder()) if rebooted else before, files, CONTENTS)
         self._made[name] = files
 
     def _read_notes(self) -> None:
