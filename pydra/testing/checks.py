@@ -13,6 +13,7 @@ from pydra.backends.wire import Method
 from pydra.checkpoint.record_files import StoredRecord
 from pydra.devices import Inventory
 from pydra.errors import PydraError, SettingsError
+from pydra.testing.available_devices import AgentRecords, take_free
 from pydra.testing.check_recorder import NotChecked, Progress, Recorder
 from pydra.testing.claim_checks import ClaimChecks
 from pydra.testing.leaks import Leaks
@@ -21,7 +22,6 @@ from pydra.testing.reading_checks import ReadingChecks
 from pydra.testing.report import Check
 from pydra.testing.rules import Rule
 from pydra.testing.session import Session
-from pydra.testing.usable_devices import AgentRecords, take_free
 
 _LATE_SECONDS = 30.0
 """For what starts the process, and ends it if it is late: then it is known where the process was."""

@@ -23,6 +23,7 @@ from pydra.errors import (
     InvalidConfig,
     PydraError,
 )
+from pydra.testing.available_devices import find_pair, list_kinds, list_usable
 from pydra.testing.check_recorder import NotChecked, Probe, Recorder
 from pydra.testing.compare_answers import (
     find_differences,
@@ -36,7 +37,6 @@ from pydra.testing.process_failures import BackendEvents
 from pydra.testing.reading_checks import ReadingChecks
 from pydra.testing.rules import Rule
 from pydra.testing.session import ABSENT, Session
-from pydra.testing.usable_devices import find_pair, list_kinds, list_usable
 
 _DRIVER = "conformance.example.com"
 

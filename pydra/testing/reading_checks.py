@@ -13,12 +13,12 @@ from pydra.claim import OpaqueConfig
 from pydra.devices import Device, Inventory, find_left_out
 from pydra.errors import InvalidConfig
 from pydra.inventory.api_rules import validate_inventory
+from pydra.testing.available_devices import find_unaffordable
 from pydra.testing.check_recorder import Recorder
 from pydra.testing.compare_answers import find_changes
 from pydra.testing.leaks import Leaks
 from pydra.testing.rules import Rule
 from pydra.testing.session import ABSENT, Session
-from pydra.testing.usable_devices import find_unaffordable
 
 _HINTS = 3
 _IDLE_SECONDS = 1.0
