@@ -169,8 +169,7 @@ class PciNode:
         await binder.apply(step, ours, take)
 
     async def undo(self, step: BindVfio) -> None:
-        if step.before != step.target:
-            await self._build_binder().undo(step, asyncio.to_thread, deadline=0.05)
+        await self._build_binder().undo(step, asyncio.to_thread, deadline=0.05)
 
     def _build_binder(self, load: Callable[[str], None] | None = None) -> VfioBinder:
         async def loader(module: str) -> None:
