@@ -97,14 +97,20 @@ async def test_it_is_told_that_the_module_which_cuda_needs_is_not_loaded(
     async with open_backend(find_machine({**variables, "PYDRA_NVIDIA_POLL_PERIOD": "0.02"})) as backend:
         before = await backend.discover()
         assert list(examine(node, ())) == []
+        for times in (1, 2):
+            assert not [taint for one in (await backend.discover()).devices for taint in one.taints]
+            devices.write_text("".join(line for line in loaded.splitlines(True) if "nvidia-uvm" not in line))
+            await asyncio.wait_for(backend.wait_changed(), 20)
+            for _ in range(2):
+                found = await backend.discover()
+                assert {(taint.key, taint.effect) for one in found.devices for taint in one.taints} == {
+                    ("gpu.nvidia.com/uvm-not-loaded", TaintEffect.NONE)
+                }
+            logged = [text for text in caplog.messages if "nvidia_uvm is not loaded" in text]
+            assert logged == [*examine(node, ())] * times, "once, and again when it was loaded meanwhile"
+            devices.write_text(loaded)
         devices.write_text("".join(line for line in loaded.splitlines(True) if "nvidia-uvm" not in line))
-        await asyncio.wait_for(backend.wait_changed(), 20)
-        for _ in range(2):
-            found = await backend.discover()
-            assert {(taint.key, taint.effect) for one in found.devices for taint in one.taints} == {
-                ("gpu.nvidia.com/uvm-not-loaded", TaintEffect.NONE)
-            }
-        assert [text for text in caplog.messages if "nvidia_uvm is not loaded" in text] == [*examine(node, ())], "once"
+        await backend.discover()
         for function in (Path(node.sys_root) / "bus/pci/drivers/nvidia").glob("0000:*"):
             function.unlink()
             (Path(node.sys_root) / "bus/pci/devices" / function.name / "driver").unlink()

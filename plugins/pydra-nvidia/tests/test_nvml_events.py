@@ -73,6 +73,14 @@ def test_an_event_has_its_gpu_its_code_and_its_instance(watch: Watch) -> None:
     assert watch.poll() == NOTHING
 
 
+def test_a_gpu_that_reports_other_events_but_no_xids_is_unmonitored(tmp_path: Path) -> None:
+    model = {"name": "X", "architecture": 3, "compute": [3, 5], "memoryMiB": 1, "pci": {"device": "0x1234"}}
+    watch = Watch(tmp_path, models={"x": {**model, "events": DOUBLE_BIT}}, gpus=[{"model": "x"}])
+    watch.begin()
+    assert watch.watcher.unmonitored == {*watch.uuids}
+    watch.session.close()
+
+
 def test_events_from_before_are_not_heard(watch: Watch) -> None:
     watch.inject.xid(0, 48)
     assert watch.begin() == NOTHING

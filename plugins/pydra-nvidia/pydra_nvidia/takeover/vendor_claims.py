@@ -200,7 +200,7 @@ def _steps(device: VendorDevice, target: Target, settings: Settings, overridden:
     match target:
         case Partition():
             # That driver writes partitions that it made and those that it found alike; its gate tells them apart.
-            if settings.dynamic_mig and target.instance is not None:
+            if settings.dynamic_mig:
                 yield from create_partition(target)
         case Passthrough(function=function) if function.address in overridden:
             yield _binding(function)

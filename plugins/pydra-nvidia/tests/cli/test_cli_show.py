@@ -14,7 +14,7 @@ import pytest
 from gpu_values import gpu
 from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.cli.show import Look, describe, table
-from pydra_nvidia.hardware_types import Driver, LostGpu, Mig, NvLinks, Reading
+from pydra_nvidia.hardware_types import VGPU_GUEST, Driver, LostGpu, Mig, NvLinks, Reading
 from pydra_nvidia.health.diagnosis import Diagnosis
 from pydra_nvidia.health.incident_store import FILE, Incident, IncidentStore
 from pydra_nvidia.settings import Settings
@@ -189,6 +189,14 @@ def test_what_is_not_reported_is_a_dash_and_what_is_pending_is_said() -> None:
         "3/4 to GPUs: 2",
         "well",
     ]
+
+
+@pytest.mark.parametrize(("virtualization", "said"), [(0, True), (VGPU_GUEST, False)], ids=["own", "a vGPU guest's"])
+def test_gpus_whose_mig_mode_can_be_changed_could_be_partitioned_for_claims(virtualization: int, said: bool) -> None:
+    gpu = msgspec.structs.replace(
+        GPU, virtualization=virtualization, mig=Mig(enabled=False, pending=False, resetless=True)
+    )
+    assert any("could be partitioned for claims" in line for line in look(Reading(gpus=(gpu,)))) is said
 
 
 def test_a_sick_gpu_says_why() -> None:

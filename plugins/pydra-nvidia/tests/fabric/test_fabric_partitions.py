@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -365,24 +364,28 @@ async def test_no_shorter_list_is_sent_for_a_refusal_that_is_not_of_an_id(tmp_pa
     assert machine.active == [pair.partition, other.partition]
 
 
-async def test_what_is_activated_while_lost_partitions_are_added_stays_active(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gets_active", [True, False], ids=["activated", "deactivated"])
+def test_what_is_changed_while_lost_partitions_are_added_stays_so(tmp_path: Path, gets_active: bool) -> None:
     machine = Machine(tmp_path)
     pair, other = machine.step(1, 2), machine.step(3, 4)
     machine.inject.restart_fabric_manager()
-    machine.manager.set_active([])
+    machine.manager.set_active([] if gets_active else [other.partition])
+    for address in other.gpus:
+        machine.session.run_here(lambda nvml, address=address: set_persistence(nvml, address, on=False))
+    machine.session.close()
     with ThreadPoolExecutor(1) as threads:
-        begun = list[Future[bool]]()
+        begun = list[Future[None]]()
 
         def begin() -> None:
             if not begun:
-                apply = machine.applier.apply(other, None, build_claim("v", other))
-                begun.append(threads.submit(asyncio.run, apply))
-                wait(begun, timeout=0.5)
+                change = machine.partitions.activate if gets_active else machine.partitions.deactivate
+                begun.append(threads.submit(change, other.partition))
+                wait(begun, timeout=0.2)
 
         machine.held, machine.when_read = (hold(pair),), begin
         machine.partitions.list_groups()
-        assert begun[0].result()
-    assert machine.active == [pair.partition, other.partition]
+        begun[0].result()
+    assert machine.active == [pair.partition, *([other.partition] if gets_active else [])]
 
 
 async def test_an_id_that_names_other_gpus_by_now_is_neither_listed_nor_deactivated(tmp_path: Path) -> None:

@@ -126,6 +126,11 @@ def test_a_partition_that_a_claim_made_is_held_by_a_step_of_every_claim_that_has
     assert steps == (MigModeOn(gpu=UUID), create(gpu, "3g.", 0))
 
 
+def test_a_partition_of_a_vgpu_guest_leaves_the_mode_to_the_hypervisor() -> None:
+    gpu = put(make_gpu(virtualization=VGPU_GUEST), "3g.", 0)
+    assert plan([name_of(gpu, "3g.", 0)], gpu, owned=[(UUID, Placement(0, 4))]) == (create(gpu, "3g.", 0),)
+
+
 def test_a_plan_is_the_same_before_and_after_it_was_carried_out() -> None:
     before = make_gpu(on=False)
     name = name_of(before, "2g.", 4)

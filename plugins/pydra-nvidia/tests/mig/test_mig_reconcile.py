@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pydra import AllocatedDevice, Claim
 from pydra_nvidia.claim_records import Hold, build_data, read_entries
-from pydra_nvidia.hardware_types import Placement, Reading
+from pydra_nvidia.hardware_types import VGPU_GUEST, Placement, Reading
 from pydra_nvidia.mig.reconcile_partitions import plan_cleanup, reconcile
 from pydra_nvidia.settings import Orphans, Settings
 from pydra_nvidia.steps import MigModeOn
@@ -118,6 +118,12 @@ async def test_an_empty_gpu_leaves_mig_mode_unless_a_claim_has_it(node: MakeNode
     (line,) = await clean(one, settings)
     assert line.startswith(f"{one.uuids[0]} left MIG mode")
     assert [one.mode(minor) for minor in range(3)] == [False, True, True]
+
+
+def test_the_mode_of_an_empty_gpu_in_a_vgpu_guest_is_the_hypervisors(node: MakeNode) -> None:
+    (gpu,) = node(h100()).read().gpus
+    guest = replace(gpu, virtualization=VGPU_GUEST)
+    assert plan_cleanup(Reading(gpus=(gpu, guest)), (), settings=ADOPT).empty == (gpu,)
 
 
 async def test_a_static_node_keeps_its_mode(node: MakeNode) -> None:

@@ -120,6 +120,13 @@ def test_shares_with_other_configs_are_refused_with_what_differs(
     )
 
 
+@pytest.mark.parametrize("who", ["mine", "theirs"])
+def test_a_share_with_admin_access_need_not_be_configured_as_the_others_are(kit: Any, reading: Any, who: str) -> None:
+    one = claim(kit, reading, "mine", kit.give(OTHER, sliced("Long"), share="s1", admin=who == "mine"))
+    other = claim(kit, reading, "theirs", kit.give(OTHER, share="s2", admin=who == "theirs"))
+    assert find_conflict(one.holds, [other]) is None
+
+
 def test_two_shares_in_one_claim_must_agree_too(kit: Any, reading: Any) -> None:
     devices = (kit.give(OTHER, sliced("Long"), share="s1"), kit.give(OTHER, sliced("Short"), share="s2"))
     conflict = find_conflict(claim(kit, reading, "mine", *devices).holds, [])
