@@ -33,7 +33,7 @@ def read_samples(tree: Tree, gpu: Gpu, reading: GpuReading) -> Iterator[Sample]:
         number = tree.read(path)
         return int(number) / unit if re.fullmatch(r"-?\d{1,20}", number) else None
 
-    total = read(f"{folder}/mem_info_vram_total") or None  # 0: it has none of its own
+    total = read(f"{folder}/mem_info_vram_total")  # 0: it has none of its own
     used = read(f"{folder}/mem_info_vram_used") if total else None
     power = read(f"{monitor}/power1_average", _MICRO)
     for name, text, found in (

@@ -64,15 +64,18 @@ def nodes_of(prepared: PreparedDevice) -> list[str]:
     return [one.path for one in prepared.edits.device_nodes]
 
 
-@pytest.mark.parametrize(("scenario", "vfio", "sharing"), [("w7900", "true", "false"), ("mi300x-2", "false", "true")])
+@pytest.mark.parametrize(
+    ("scenario", "vfio", "sharing", "device"),
+    [("w7900", "true", "false", "gpu-vfio-0"), ("mi300x-2", "false", "true", FIRST)],
+)
 def test_it_keeps_the_contract(
-    scenario: str, vfio: str, sharing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scenario: str, vfio: str, sharing: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYDRA_AMD_SCENARIO", scenario)
     monkeypatch.setenv("PYDRA_AMD_VFIO", vfio)
     monkeypatch.setenv("PYDRA_AMD_SHARING", sharing)
     monkeypatch.setenv("PYDRA_AMD_STATE", str(tmp_path))
-    report = check_backend("amd")
+    report = check_backend("amd", device=device)
     assert report.ok, report.text
 
 
@@ -283,6 +286,8 @@ async def test_numbers_of_a_gpu_are_measured_and_what_it_does_not_tell_is_left_o
         (folder / "gpu_busy_percent").write_text("50\n")
         (folder / "hwmon" / "hwmon4" / "power1_average").write_text("N/A\n")
         samples = [one for one in await backend.measure() if one.device == FIRST]
+        (folder / "hwmon" / "hwmon4" / "power1_input").write_text("95000000\n")
+        power = {one.value for one in await backend.measure() if (one.device, one.name) == (FIRST, "power_watts")}
     found = {(one.name, *one.labels.values()): one.value for one in samples}
     assert found["memory_used_bytes",] + found["memory_free_bytes",] == 192 * GIB - (16 << 20)
     assert found["utilization_ratio",] == 0.5
@@ -294,6 +299,7 @@ async def test_numbers_of_a_gpu_are_measured_and_what_it_does_not_tell_is_left_o
     ]
     assert found["bad_pages",] == 0
     assert ("power_watts",) not in found
+    assert power == {95}, "where the driver has no average"
     assert found["power_limit_watts",] == 750
 
 

@@ -62,6 +62,15 @@ def test_a_gpu_in_another_mode_for_a_claim_is_refused_whatever_the_scheduler_bel
     assert plan("gpu-8-136", uid="uid-2", held=(first,)).claim.steps == ()
 
 
+def test_the_driver_is_reloaded_for_another_memory_mode_when_the_claims_of_other_gpus_have_ended() -> None:
+    offered = list_offered(reading_of(gpu_of(), gpu_of(index=1)), Partitioning.MEMORY)
+    wanted, other = claim_of("gpu-0-128-cpx-nps4-0", uid="uid-2"), plan("gpu-8-136-cpx-nps1-0")
+    with pytest.raises(ModeConflict, match="amdgpu is reloaded .* claims have some of them: default/claim-uid-1"):
+        plan_claim(wanted, offered, held=(other,))
+    planned = plan_claim(wanted, offered, held=(replace(other, left_over=True),))
+    assert any(isinstance(step, SetMemoryPartition) for step in planned.steps)
+
+
 def test_admin_access_holds_nothing_and_changes_nothing() -> None:
     looks = plan(allocated_device("gpu-0-128", admin_access=True), held=(plan(f"{CPX}-0"),))
     assert looks.claim.steps == ()
