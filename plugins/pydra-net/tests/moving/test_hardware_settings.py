@@ -152,6 +152,8 @@ async def test_ebpf_programs_are_told_and_detached_in_the_pod(node: TestNode, ca
         assert device.attributes["ebpf"] is True
         assert device.attributes["tcxProgramNames"] == "handle_ingress,by_link"
         await agent.prepare("claim", "nic0", pod="trainer", configs=config(interface={"disableEbpfPrograms": True}))
+        (device,) = [one for one in (await agent.backend.discover()).devices if one.name == "nic0"]
+        assert device.attributes["tcxProgramNames"] == "handle_ingress,by_link", "until the pod begins"
         await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
         inside = KERNEL.open(pod.path)
         link = KERNEL.read_links(inside).find_name("nic0")
@@ -160,6 +162,8 @@ async def test_ebpf_programs_are_told_and_detached_in_the_pod(node: TestNode, ca
             False,
             Programs(),
         )
+        (device,) = [one for one in (await agent.backend.discover()).devices if one.name == "nic0"]
+        assert "tcxProgramNames" not in device.attributes
         inside.close()
         await agent.unprepare("claim")
     assert (

@@ -8,9 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from pydra import HealthStatus, PreparedDevice
+from pydra_net.apply_rdma import RdmaMover
 from pydra_net.kernel import KernelRefused
-from pydra_net.simulation.kernel import HOST
+from pydra_net.simulation.kernel import HOST, SimulatedNamespace
 from pydra_net.simulation.machine import MACHINE_TYPES, Card, Machine
+from pydra_net.steps import GiveRdma
 from pydra_nri.simulation.runtime import OperationFailed
 from simulated_node import SimulatedNode
 
@@ -60,6 +62,25 @@ async def test_an_rdma_device_of_one_namespace_is_moved_with_its_interface_and_b
         await agent.runtime.stop_pod(sandbox)
         assert node.is_as_before()
         await agent.unprepare("claim")
+
+
+async def test_a_claim_ends_although_an_rdma_device_that_all_namespaces_have_is_gone(tmp_path: Path) -> None:
+    """As when only the module for RDMA was unloaded, which nobody has to wait for."""
+    node = SimulatedNode(SHARED_MODE, tmp_path)
+    async with node.run() as agent:
+        await agent.prepare("claim", ALONE, pod="trainer")
+        node.kernel.namespaces[HOST] = replace(node.before, rdma=())
+        await agent.unprepare("claim")
+        assert agent.held == {}
+
+
+def test_an_rdma_device_is_found_in_a_pod_beside_one_whose_namespace_has_ended(tmp_path: Path) -> None:
+    node = SimulatedNode(EXCLUSIVE_MODE, tmp_path)
+    pod = node.kernel.open(node.begin_pod("trainer").network_namespace)
+    mover = RdmaMover(node.kernel, node.kernel.open(HOST), lambda _: True)
+    step = GiveRdma(device=ALONE, name="mlx5_5", moves=True)
+    mover.give(step, pod)
+    mover.mark(step, [SimulatedNamespace(node.kernel, "/pods/ended"), pod])
 
 
 async def test_a_pod_does_not_start_without_the_rdma_device_that_the_kernel_does_not_move(tmp_path: Path) -> None:

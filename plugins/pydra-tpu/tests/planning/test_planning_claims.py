@@ -107,6 +107,12 @@ def test_single_chips_that_are_a_sub_slice_together_are_one_mesh() -> None:
     assert [one.edits.device_nodes[0].path for one in prepared] == [f"/dev/vfio/{index}" for index in range(8)]
 
 
+def test_chips_that_a_claim_only_looks_at_are_no_part_of_its_mesh() -> None:
+    looks = allocated_device("2x2-4", admin_access=True)
+    prepared = prepare_claim(claim_of("chip-0", looks), V5E, OFFERED, Settings())
+    assert [one.edits.env["TPU_TOPOLOGY"] for one in prepared] == ["1x1", "2x2"]
+
+
 @pytest.mark.parametrize("topology", [None, Bounds(2, 3, 4)])
 @pytest.mark.parametrize("generation", ["v4", "v5p", "v6e"])
 def test_a_whole_host_of_unknown_topology_is_told_its_own_bounds_only(generation: str, topology: Bounds | None) -> None:

@@ -94,6 +94,20 @@ async def test_an_answer_that_changes_is_published_and_a_server_that_goes_takes_
         assert (await attributes(backend))["workerId"] == 3
 
 
+async def test_an_answer_that_stays_the_same_is_no_change() -> None:
+    server = FakeMetadataServer()
+    server.attributes["tpu-env"] = WORKER
+    async with server.serve() as address:
+        metadata = MetadataServer(address, first_pause=0.001, deadline=30)
+        asking = asyncio.create_task(metadata.run())
+        await metadata.wait_changed(60)
+        waiting = asyncio.create_task(metadata.wait_changed(60))
+        await server.be_asked(3 * len(ATTRIBUTES))
+        assert not waiting.done()
+        for task in (asking, waiting):
+            task.cancel()
+
+
 async def test_metadata_of_another_machine_is_told_and_not_used(tmp_path: Path) -> None:
     server = FakeMetadataServer()
     server.attributes["tpu-env"] = "ACCELERATOR_TYPE: 'tpu7x-8'\nTOPOLOGY: '2x2x1'\n"
