@@ -65,7 +65,7 @@ def test_a_gpu_in_another_mode_for_a_claim_is_refused_whatever_the_scheduler_bel
 def test_the_driver_is_reloaded_for_another_memory_mode_when_the_claims_of_other_gpus_have_ended() -> None:
     offered = list_offered(reading_of(gpu_of(), gpu_of(index=1)), Partitioning.MEMORY)
     wanted, other = claim_of("gpu-0-128-cpx-nps4-0", uid="uid-2"), plan("gpu-8-136-cpx-nps1-0")
-    with pytest.raises(ModeConflict, match="amdgpu is reloaded .* claims have some of them: default/claim-uid-1"):
+    with pytest.raises(ModeConflict, match=r"amdgpu is reloaded .* claims have some of them: default/claim-uid-1"):
         plan_claim(wanted, offered, held=(other,))
     planned = plan_claim(wanted, offered, held=(replace(other, left_over=True),))
     assert any(isinstance(step, SetMemoryPartition) for step in planned.steps)
