@@ -70,9 +70,8 @@ class PodInterfaces:
             await asyncio.to_thread(self._appliers[type(step)].unmark, step)
             self._problems.pop(step.key, None)
         for sandbox in self.sandboxes.list_of_pod(claim.pod.uid) if claim.pod else ():
-            sandbox.attached.discard(step.key)
-            if not sandbox.attached:  # the pod has ended, and nobody may tell
-                self.sandboxes.forget(sandbox)
+            sandbox.discard(step.key)
+            self.sandboxes.forget_empty(sandbox)  # the pod has ended, and nobody may tell
 
     async def attach(self, sandbox: Sandbox, steps: Sequence[Step], limit: float) -> None:
         """Move all of them into the sandbox, or none, within a limit of seconds. What comes later is undone.
@@ -107,16 +106,16 @@ class PodInterfaces:
         for step in steps:
             try:
                 async with self._locks[step.key]:
+                    sandbox.attached.discard(step.key)
+                    sandbox.left.add(step.key)
                     await self.leases.end(step, release=True, pod=sandbox.namespace)
                     if await asyncio.to_thread(self._appliers[type(step)].is_in, step, sandbox.namespace):
-                        sandbox.attached.add(step.key)
                         await asyncio.to_thread(self._appliers[type(step)].take_back, step, (sandbox.namespace,))
-                    sandbox.attached.discard(step.key)
+                    sandbox.left.discard(step.key)
                     self.changed.set()
             except ClaimError as error:
                 _log.warning("%s", error)
-        if not sandbox.attached:
-            self.sandboxes.forget(sandbox)
+        self.sandboxes.forget_empty(sandbox)
 
     async def locate(self, gives: Sequence[GiveInterface]) -> tuple[Mapping[str, Link], frozenset[str]]:
         """The links of interfaces that are in pods, by the keys of steps, and which of the keys nobody moves now."""
@@ -163,7 +162,7 @@ class PodInterfaces:
             earlier = [one.namespace for one in self.sandboxes.list_of_pod(sandbox.pod_uid) if one is not sandbox]
             await asyncio.to_thread(self._appliers[type(step)].give, step, sandbox.namespace, earlier)
             for other in self.sandboxes.list_of_pod(sandbox.pod_uid):
-                other.attached.discard(step.key)
+                other.discard(step.key)
             if isinstance(step, GiveInterface | ShareInterface) and step.target.is_given_addresses:
                 await self.leases.begin(step, sandbox.namespace)
             sandbox.attached.add(step.key)

@@ -9,7 +9,10 @@ from pydra_nri import PodSandbox
 
 
 class Sandbox:
-    """A pod's sandbox. `attached` are the devices that are in it; `is_abandoned`: none may stay in it."""
+    """A pod's sandbox. `attached` are the devices that are in it, `left` those that may be, since something failed.
+
+    `is_abandoned`: none may stay in it.
+    """
 
     def __init__(self, pod: PodSandbox, namespace: Namespace) -> None:
         self.id = pod.id
@@ -18,7 +21,13 @@ class Sandbox:
         self.name = f"{pod.namespace}/{pod.name}"
         self.namespace = namespace
         self.attached: set[str] = set()
+        self.left: set[str] = set()
         self.is_abandoned = False
+
+    def discard(self, device: str) -> None:
+        """The device is not in it."""
+        self.attached.discard(device)
+        self.left.discard(device)
 
 
 class Sandboxes:
@@ -56,17 +65,21 @@ class Sandboxes:
         """The ids of sandboxes, each with a device that is in it."""
         return frozenset((one.id, device) for one in self._known.values() for device in one.attached)
 
-    def forget(self, sandbox: Sandbox) -> None:
-        """Let the namespace end."""
+    def forget_empty(self, sandbox: Sandbox) -> None:
+        """Let the namespace end, unless a device is, or may be, in it."""
+        if not (sandbox.attached or sandbox.left):
+            self._forget(sandbox)
+
+    def _forget(self, sandbox: Sandbox) -> None:
         if self._known.pop(sandbox.id, None) is not None:
             sandbox.namespace.close()
 
     def keep_only(self, ids: Sequence[str]) -> None:
         """Forget the others, unless an interface is in them."""
-        for one in [one for one in self._known.values() if one.id not in ids and not one.attached]:
-            self.forget(one)
+        for one in [one for one in self._known.values() if one.id not in ids]:
+            self.forget_empty(one)
 
     def close(self) -> None:
         """Forget all."""
         for one in list(self._known.values()):
-            self.forget(one)
+            self._forget(one)

@@ -13,10 +13,12 @@ from msgspec.structs import replace
 from net_agent import build_sandbox
 from pydra import UndoLater, UnknownDevice
 from pydra_net.doctor_claim_interfaces import examine_interfaces
+from pydra_net.kernel import KernelRefused, Namespace
 from pydra_net.network_change_types import SetLink
 from pydra_net.network_types import Link, Reading
-from pydra_net.simulation.kernel import HOST
+from pydra_net.simulation.kernel import HOST, SimulatedKernel
 from pydra_net.simulation.machine import MACHINE_TYPES
+from pydra_nri import Container
 from pydra_nri.simulation.runtime import OperationFailed
 from simulated_node import SimulatedNode
 
@@ -87,6 +89,56 @@ async def test_an_interface_that_is_on_its_way_back_is_not_lost(node: SimulatedN
         await ends
         assert [one.warning for one in found.claim_statuses] == [""]
         assert {one.health.reason for one in found.devices} == {""}
+
+
+class ShortOfMemory(SimulatedKernel):
+    """Reading is a step, too."""
+
+    def read_link(self, where: Namespace, index: int) -> Link | None:
+        self.step("read")
+        return super().read_link(where, index)
+
+
+async def test_an_interface_does_not_end_with_a_pod_that_cannot_be_looked_into(tmp_path: Path) -> None:
+    """The kernel has no memory for messages when it has moved the interface, and so the pod does not begin."""
+    node = SimulatedNode(MACHINE_TYPES["server"], tmp_path, ShortOfMemory)
+    sandbox, done = node.begin_pod("trainer"), list[str]()
+
+    def refuse(what: str) -> None:
+        done.append(what)
+        if "moved" in done:
+            raise KernelRefused("No buffer space available")
+
+    async with node.run() as agent:
+        await agent.prepare("claim", "dummy0", pod="trainer")
+        works, node.kernel.step = node.kernel.step, refuse
+        with pytest.raises(OperationFailed, match="No buffer space available"):
+            await agent.runtime.run_pod(sandbox)
+        node.kernel.end_namespace(sandbox.network_namespace)
+        node.kernel.step = works
+        await agent.unprepare("claim")
+        assert node.kernel.list_open() == [HOST]
+    assert node.is_as_before()
+
+
+async def test_a_container_does_not_begin_without_an_interface_that_could_not_be_put_back(node: SimulatedNode) -> None:
+    """It cannot be configured in the pod, and the network manager has made another of its name on the node."""
+    sandbox = node.begin_pod("trainer")
+    container = Container(id="trainer-main", name="main", pod_sandbox_id=sandbox.id)
+    node.agent.runtime.pods[sandbox.id] = sandbox  # it began while the backend did not run
+
+    def step(what: str) -> None:
+        if what == "moved" and node.kernel.namespaces[HOST].find_name("dummy0") is None:
+            node.kernel.add_link(Link(index=90, name="dummy0", kind="dummy"))
+        if what == "set up True":
+            raise KernelRefused("Invalid argument")
+
+    async with node.run() as agent:
+        await agent.prepare("claim", "dummy0", pod="trainer")
+        node.kernel.step = step
+        for _ in range(2):
+            with pytest.raises(OperationFailed, match=r"dummy0 .* cannot be configured in the pod"):
+                await agent.runtime.create_container(container)
 
 
 async def test_nothing_is_kept_of_shares_whose_claims_have_ended(tmp_path: Path) -> None:

@@ -24,10 +24,12 @@ class Killed(Exception):
 class SimulatedNode:
     """A node whose records, kernel and container runtime outlive the backend."""
 
-    def __init__(self, machine: Machine, root: Path, **settings: str) -> None:
+    def __init__(
+        self, machine: Machine, root: Path, kernel: type[SimulatedKernel] = SimulatedKernel, **settings: str
+    ) -> None:
         machine.write(root)
         self.before = machine.build()
-        self.kernel = SimulatedKernel({HOST: self.before}, step=self._step)
+        self.kernel = kernel({HOST: self.before}, step=self._step)
         self.cards = SimulatedCards(root, self.kernel)
         self.agent = NetAgent(
             Settings(
