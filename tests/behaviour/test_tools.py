@@ -362,7 +362,15 @@ def test_a_claim_of_a_node_that_is_gone_is_told_and_one_without_requests(quiet: 
         quiet.api.request("PUT", f"{path}/{claim.name}/status", {**body, "status": {"allocation": allocation}})
     code, printed = tool.run("explain", "claim", lost.name)
     assert code == 1
-    assert "problem  node       there is no node gone any more, which has its devices" in printed
+    problem = "problem  node       there is no node gone any more, which has its devices"
+    assert problem in printed
+    container = {"name": "main", "image": "none", "resources": {"claims": [{"name": "own"}]}}
+    spec = {"containers": [container], "resourceClaims": [{"name": "own", "resourceClaimName": lost.name}]}
+    quiet.api.request("POST", "/api/v1/namespaces/default/pods", {"metadata": {"name": "waits"}, "spec": spec})
+    code, printed = tool.run("explain", "pod", "waits")
+    of_pod = tool.json("explain", "pod", "waits")["findings"]
+    quiet.api.request("DELETE", "/api/v1/namespaces/default/pods/waits")
+    assert ([one["level"] for one in of_pod if one["level"] == "problem"], problem in printed, code) == ([], True, 1)
     assert "note     allocated  no device: it has no requests" in tool.run("explain", "claim", nothing.name)[1]
 
 

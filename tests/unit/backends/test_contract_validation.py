@@ -122,6 +122,12 @@ def test_an_inherited_claim_whose_names_are_invalid_is_refused(names: dict[str, 
     assert [one.startswith(violation) for one in found] == ([True] if violation else [])
 
 
+def test_a_claim_that_is_inherited_twice_is_refused() -> None:
+    inherited = InheritedClaim(claim=CLAIM, prepared=(A.prepared(), B.prepared(), SHARE.prepared()))
+    found = find_inheritance_violations(Inheritance(claims=(inherited, inherited)))
+    assert found == (f"inherit: the claim with uid {CLAIM.uid} is listed 2 times",)
+
+
 @pytest.mark.parametrize(("field", "name"), [("pool", "../x"), ("device", "GPU-0"), ("request", ""), ("share_id", "/")])
 def test_an_inherited_device_whose_names_are_invalid_is_refused(field: str, name: str) -> None:
     device = replace(A, **{field: name})

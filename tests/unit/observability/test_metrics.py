@@ -28,6 +28,7 @@ def test_a_backends_series_exist_before_anything_happened() -> None:
         'pydra_resourceslice_writes_total{driver="sim.pydra.dev",verb="create"} 0.0',
         'pydra_checkpoint_records{driver="sim.pydra.dev",stage="completed"} 0.0',
         'pydra_sweeps_total{driver="sim.pydra.dev",result="ok"} 0.0',
+        'pydra_claim_statuses_total{driver="sim.pydra.dev",result="failed"} 0.0',
         'pydra_events_total{result="dropped"} 0.0',
         'pydra_resourceslice_publish_failures_total{driver="sim.pydra.dev",reason="Unavailable"} 0.0',
     ):
