@@ -14,6 +14,14 @@ REQUIRED = {
     *("backend", "cdi", "claim_config", "composition", "hardware_reader", "hardware_types", "health"),
     *("host", "inventory", "settings", "simulation"),
 }
+OWN = {
+    "amd": "amdsmi models required_privileges",
+    "nvidia": "atomic_files claim_targets cli compute_domain container_written_files doctor_modules fabric"
+    " machine_access mig nvfm nvml prior_state waiting",
+    "tpu": "generations geometry libtpu pci_functions_to_chips runtime_metrics slice_facts",
+}
+"""What the table has no name for: the vendor's libraries, and what no other vendor's hardware has."""
+
 PARTS = {"cdi": ("edits",), "simulation": ("simulation",), "vfio": ("apply_passthrough", "plan_passthrough")}
 
 
@@ -40,6 +48,11 @@ def test_the_backend_has_the_modules_that_all_backends_have(vendor: str) -> None
         if not (modules[name] / f"{part}.py").exists()
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_a_module_has_a_name_of_the_table_unless_it_is_known_as_the_vendors_own(vendor: str) -> None:
+    assert sorted(find_modules(vendor).keys() - set(read_names())) == OWN[vendor].split()
 
 
 def test_the_table_names_what_several_backends_have_and_nothing_that_none_has() -> None:
