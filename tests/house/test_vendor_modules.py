@@ -15,12 +15,12 @@ REQUIRED = {
     *("host", "inventory", "settings", "simulation"),
 }
 OWN = {
-    "amd": "amdsmi models required_privileges",
+    "amd": "amdsmi models modes required_privileges",
     "nvidia": "atomic_files claim_targets cli compute_domain container_written_files doctor_modules fabric"
     " machine_access mig nvfm nvml prior_state waiting",
     "tpu": "generations geometry libtpu pci_functions_to_chips runtime_metrics slice_facts",
 }
-"""What the table has no name for: the vendor's libraries, and what no other vendor's hardware has."""
+"""What the table has no name for: the vendor's libraries, subjects of steps, what only its hardware has."""
 
 PARTS = {"cdi": ("edits",), "simulation": ("simulation",), "vfio": ("apply_passthrough", "plan_passthrough")}
 
