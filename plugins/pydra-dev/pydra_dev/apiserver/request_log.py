@@ -53,9 +53,9 @@ class RequestLog:
             and (subresource is None or subresource == call.subresource)
         )
 
-    def count(self, verb: str = "", resource: str = "", subresource: str | None = None) -> int:
+    def count(self, verb: str = "", resource: str = "") -> int:
         """How many there were."""
-        return len(self.select(verb, resource, subresource))
+        return len(self.select(verb, resource))
 
     def writes(self) -> tuple[Call, ...]:
         """The calls that were meant to change something."""

@@ -70,10 +70,10 @@ class Injector:
         with self._gpu(minor) as (view, board, _):
             self._machine.record(view.state, board.uuid, XID, code, gi=gi, ci=ci)
 
-    def event(self, minor: int, kind: int, data: int = 0) -> None:
+    def event(self, minor: int, kind: int) -> None:
         """Any other event, by NVML's type."""
         with self._gpu(minor) as (view, board, _):
-            self._machine.record(view.state, board.uuid, kind, data)
+            self._machine.record(view.state, board.uuid, kind, 0)
 
     def lose(self, minor: int) -> None:
         """The GPU falls off the bus: XID 79, and GPU_IS_LOST from every call."""
