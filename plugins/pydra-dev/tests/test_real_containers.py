@@ -126,9 +126,20 @@ async def test_a_container_with_work_to_do_has_failed_when_its_time_is_over(ends
     step = ContainerCreated(pod="default/real", container="main", cdi_ids=(), before=spec, after=spec)
     async with run_containers("runc", str(tmp_path), lambda *_: None) as containers:
         containers.start(step, ends=ends)
-        await containers.wait_ended(seconds=0.2, endless_seconds=0.1)
+        await containers.wait_ended(seconds=0.2 if ends else 60, endless_seconds=0.1)
         told = "main of pod default/real still runs after 0.2 s; --timeout gives it more"
         assert containers.failed == (told if ends else "")
+
+
+@needs_runc
+async def test_a_container_whose_hook_hangs_has_failed_when_its_time_is_over(tmp_path: Path) -> None:
+    hang = Hook(hook_name="createContainer", path="/bin/sleep", args=("sleep", "2"))
+    spec = OciSpec(args=("/bin/sleep", "1000"), hooks=(hang,))
+    step = ContainerCreated(pod="default/real", container="main", cdi_ids=(), before=spec, after=spec)
+    async with run_containers("runc", str(tmp_path), lambda *_: None) as containers:
+        containers.start(step, ends=False)
+        await containers.wait_ended(seconds=0.2, endless_seconds=0.1)
+        assert "main of pod default/real has not begun after 0.2 s, as when a hook of its" in containers.failed
 
 
 @needs_runc

@@ -37,6 +37,10 @@ CAPABILITIES = (
 ENDLESS = ("sleep", "infinity")
 """What a container without a command runs."""
 
+_PID = "pid"
+_LOOK = 0.1
+"""Seconds between two looks whether containers have begun."""
+
 
 def ends_by_itself(step: ContainerCreated) -> bool:
     """Whether the container ends when its work is done, as far as its pod says."""
@@ -149,7 +153,8 @@ class Containers:
         self._tasks = tasks
         self._tell = tell
         self._ids: dict[str, set[str]] = {}
-        self._running: dict[str, bool] = {}
+        self._running: dict[tuple[str, str], bool] = {}
+        """Whether each ends by itself; by its title and its name for the runtime."""
         self._inits: dict[str, list[anyio.Event]] = {}
         """By pod, that its init containers have done their work, or that it is stopped."""
         self._ended = anyio.Event()
@@ -160,7 +165,7 @@ class Containers:
         """Start a container that the kubelet has created; `ends`: it runs until its work is done."""
         name = f"{step.pod.replace('/', '-')}-{step.container}"
         self._ids.setdefault(step.pod, set()).add(name)
-        self._running[f"{step.container} of pod {step.pod}"] = ends
+        self._running[f"{step.container} of pod {step.pod}", name] = ends
         inits, done = self._inits.setdefault(step.pod, []), anyio.Event()
         before = inits[-1] if inits else None
         if step.is_init:
@@ -183,18 +188,28 @@ class Containers:
             await self.stop(pod)
 
     async def wait_ended(self, *, seconds: float, endless_seconds: float) -> None:
-        """Wait until those with work to do have ended, then for the others, at most so long.
+        """Wait until those with work to do have ended and the others have begun, then for these, at most so long.
 
-        One that has work to do, and still runs then, has failed.
+        One that has work to do and still runs then, or has not begun, has failed.
         """
         with anyio.move_on_after(seconds):
-            while any(self._running.values()) and not self.failed:
-                await self._ended.wait()
-        for title in (title for title, ends in self._running.items() if ends):
-            self.failed = self.failed or f"{title} still runs after {seconds:g} s; --timeout gives it more"
+            while self._list_late(seconds) and not self.failed:
+                with anyio.move_on_after(_LOOK):
+                    await self._ended.wait()
+        for what in self._list_late(seconds):
+            self.failed = self.failed or f"{what}; --timeout gives it more"
         with anyio.move_on_after(0 if self.failed else endless_seconds):
             while self._running:
                 await self._ended.wait()
+
+    def _list_late(self, seconds: float) -> list[str]:
+        """What is not as it shall be after so long: the runtime writes the file when a container's program begins."""
+        running = [f"{title} still runs after {seconds:g} s" for (title, _), ends in self._running.items() if ends]
+        return running + [
+            f"{title} has not begun after {seconds:g} s, as when a hook of its devices hangs"
+            for (title, name), ends in self._running.items()
+            if not ends and not os.path.exists(f"{self._root}/{name}/{_PID}")
+        ]
 
     def _command(self) -> list[str]:
         return [self._runtime, "--root", f"{self._root}/state"]
@@ -210,7 +225,7 @@ class Containers:
                 return
             status = await self._run(step, name)
         finally:
-            self._running.pop(title, None)
+            self._running.pop((title, name), None)
             self._ended.set()
             self._ended = anyio.Event()
         if name in self._ids.get(step.pod, ()):
@@ -225,7 +240,7 @@ class Containers:
         if step.is_init and not spec.args:  # the command of its image, which is not here, would end
             spec = replace(spec, args=("true",))
         write_bundle(bundle, build_config(spec, step.pod.rpartition("/")[2], bundle))
-        command = [*self._command(), "run", "--bundle", bundle, name]
+        command = [*self._command(), "run", "--pid-file", f"{bundle}/{_PID}", "--bundle", bundle, name]
         async with await anyio.open_process(command, stdin=None, start_new_session=True) as process:
             async with anyio.create_task_group() as readers:
                 for stream in filter(None, (process.stdout, process.stderr)):
