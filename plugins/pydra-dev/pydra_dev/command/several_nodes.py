@@ -1,28 +1,19 @@
 """`pydra dev --nodes N`: several nodes, each with the real agent, and what their pods do together.
 
 A pod runs on each node; the last node dies and another one joins; at the end all is deleted, and nothing may be left.
-What a backend needs beside its agents (kinds of its own, a controller, programs in containers) is in
-`samples/BACKEND.nodes.yaml`; those programs run as processes of this machine.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
-import re
-import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, nullcontext
-from importlib.resources import files
 from typing import Any
 
 import anyio
 import msgspec
-import yaml
-from anyio.abc import Process, TaskGroup, TaskStatus
+from anyio.abc import TaskGroup, TaskStatus
 
 from pydra.errors import PydraError
 from pydra_dev.api.errors import JsonObject
@@ -39,12 +30,12 @@ from pydra_dev.api.kinds import (
 from pydra_dev.apiserver.custom_kinds import parse_definition
 from pydra_dev.apiserver.verbs import Api, Query
 from pydra_dev.command.backend_declarations import read_declarations
+from pydra_dev.command.backend_programs import Programs, load_definitions, read_needs
 from pydra_dev.command.options import Options
 from pydra_dev.command.wait_for_step import RunError, describe_failure, wait_until
 from pydra_dev.kubelet.observations import Called, ContainerCreated, HealthChanged, PodFailed, PodRunning, Step
 from pydra_dev.manifests import Manifest, choose_manifests, create_object, find_kind, read_sample
 from pydra_dev.node import (
-    END_WITH_PARENT,
     AgentProcess,
     EmbeddedNode,
     join_node,
@@ -54,48 +45,11 @@ from pydra_dev.node import (
     scenario_environment,
 )
 from pydra_dev.output.descriptions import LONG, Paragraph, describe_event, describe_step, full_name
-from pydra_dev.output.terminal import Printer, read_lines
+from pydra_dev.output.terminal import Printer
 from pydra_dev.page.server import Page
 
 MOST_NODES = 16
 READY = "Ready"
-_LOG_START = re.compile(r"^\d\d:\d\d:\d\d\.\d+ (INFO +[\w.-]+: )?")
-_RUN = f"{END_WITH_PARENT}os.execv(sys.argv[1], sys.argv[1:])"
-
-
-class Container(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a program runs outside its container: variables with the places that paths of the container have here.
-
-    `hosts` is the variable with the path of the container's /etc/hosts.
-    """
-
-    paths: Mapping[str, str] = {}
-    hosts: str = ""
-
-
-class Needs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a backend needs on several nodes, beside its agents.
-
-    `definitions` is the place of its CustomResourceDefinitions, as `module:attribute`, `controller` a command, and
-    `containers` has the programs that run for real, by name. The Pod of `manifests` is created once for each node.
-    """
-
-    definitions: str = ""
-    controller: tuple[str, ...] = ()
-    containers: Mapping[str, Container] = {}
-    manifests: tuple[JsonObject, ...] = ()
-
-
-def read_needs(backend: str) -> Needs:
-    """Those of a backend; none for one that has no such file."""
-    place = files("pydra_dev").joinpath("samples", f"{backend}.nodes.yaml")
-    return msgspec.convert(yaml.safe_load(place.read_text()), Needs) if place.is_file() else Needs()
-
-
-def load_definitions(place: str) -> Sequence[JsonObject]:
-    """The CustomResourceDefinitions at `module:attribute`."""
-    module, _, attribute = place.partition(":")
-    return list(getattr(importlib.import_module(module), attribute)) if place else []
 
 
 class Member:
@@ -127,16 +81,15 @@ class NodesRun:
         self._kinds = [parse_definition(one).kind for one in self._definitions]
         self._scope = anyio.CancelScope()
         self._members = dict[str, Member]()
-        self._programs = dict[str, list[Process]]()
         self._running = set[str]()
         self._told = dict[tuple[str, ...], object]()
         self._labels = dict[str, object]()
         self._applied = list[JsonObject]()
-        self._failed = ""
         self._may_end = False
         self._first: EmbeddedNode
         self._api: Api
         self._tasks: TaskGroup
+        self._programs: Programs
 
     def stop(self) -> None:
         """Clean up now."""
@@ -162,11 +115,12 @@ class NodesRun:
             self._first = await stack.enter_async_context(first)
             self._api = self._first.server.api
             self._say(Paragraph(headline=f"ready: API server {self._first.server.url}, nodes below {root}"))
-            stack.push_async_callback(self._stop_programs)
+            self._programs = Programs(self._needs, self._first, self._tasks, options.backend, self._say)
+            stack.push_async_callback(self._programs.stop_all)
             self._tasks.start_soon(self._follow_api, name="follow the API")
             with self._scope:
                 code = await self._try(self._show)
-            self._may_end, self._failed = True, ""
+            self._may_end = True
             with anyio.CancelScope(shield=True):
                 if (ended := await self._try(self._end)) or code is not None:
                     code = code or ended
@@ -187,7 +141,7 @@ class NodesRun:
     async def _show(self) -> None:
         options, count = self._options, self._options.nodes
         if self._needs.controller:
-            await self._start("controller", self._needs.controller, {"POD_NAME": "controller"})
+            await self._programs.start("controller", self._needs.controller, {"POD_NAME": "controller"})
         for number in range(1, count + 1):
             await self._add_node(number)
         declared = await read_declarations(options.backend)
@@ -297,9 +251,7 @@ class NodesRun:
         """Its power fails, and the control plane notices that after a while."""
         member = self._members.pop(name)
         for pod in self._list_pods(name):
-            for program in self._programs.pop(full_name(pod), ()):
-                os.killpg(program.pid, signal.SIGKILL)  # as the end of a container's first process ends the others
-                await program.wait()
+            await self._programs.kill(full_name(pod))
         os.kill(member.agent.pid, signal.SIGKILL)
         await member.agent.wait()
         await member.end()
@@ -309,62 +261,15 @@ class NodesRun:
     def _list_pods(self, node: str) -> Sequence[JsonObject]:
         return self._api.list(PODS, Query(field_selector=f"spec.nodeName={node}")).items
 
-    # Programs
-
-    async def _start(self, title: str, command: Sequence[str], environ: Mapping[str, str], pod: str = "") -> None:
-        """Start a program that is installed beside this one, with this cluster's kubeconfig; it ends with the pod."""
-        beside = os.path.dirname(sys.executable)
-        path = shutil.which(command[0], path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
-        if path is None:
-            raise RunError(f"{command[0]} is not installed: install the distribution of {self._options.backend}")
-        known = {"KUBECONFIG": str(self._first.server.kubeconfig), "PYDRA_LOG_FORMAT": "text"}
-        process = await anyio.open_process(
-            [sys.executable, "-c", _RUN, str(os.getpid()), path, *command[1:]],
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **known, **environ},
-            start_new_session=True,
-        )
-        self._programs.setdefault(pod, []).append(process)
-        self._say(Paragraph(headline=f"{title}: started: {' '.join(command)} (pid {process.pid})"))
-        self._tasks.start_soon(self._follow, title, process, pod, name=f"output of {title}")
-
-    async def _follow(self, title: str, process: Process, pod: str) -> None:
-        """Tell what a program says, and that it has ended by itself."""
-        assert process.stdout is not None
-        async for line in read_lines(process.stdout):
-            self._say(Paragraph(headline=f"{title}: {_LOG_START.sub('', line)}"))
-        status = await process.wait()
-        if process in self._programs.get(pod, ()) and not self._may_end:
-            self._failed = f"{title} ended with status {status}"
-
-    async def _start_container(self, node: str, step: ContainerCreated) -> None:
-        """The program of a container, if it is one that runs for real."""
-        container = self._needs.containers[step.after.args[0]]
-        places = {one.container_path: one.host_path for one in step.after.mounts}
-        given = dict(one.split("=", 1) for one in step.after.env if not one.startswith("PATH="))
-        hosts = anyio.Path(self._first.root, f"hosts-{step.pod.replace('/', '-')}")
-        await hosts.write_text("127.0.0.1\tlocalhost\n")
-        paths = {name: places.get(path, path) for name, path in container.paths.items()}
-        paths.update({container.hosts: str(hosts)} if container.hosts else {})
-        await self._start(f"{node}, {step.container}", step.after.args, {**given, **paths}, step.pod)
-
     async def _stop_pod(self, pod: str) -> None:
-        for program in self._programs.pop(pod, ()):
-            if program.returncode is None:
-                program.terminate()
-            await program.wait()
-
-    async def _stop_programs(self) -> None:
-        for pod in tuple(self._programs):
-            await self._stop_pod(pod)
+        await self._programs.stop(pod)
 
     # What happens
 
     def _hear(self, node: str) -> Callable[[Step], None]:
         def report(step: Step) -> None:
-            if isinstance(step, ContainerCreated) and {*step.after.args[:1]} & self._needs.containers.keys():
-                self._tasks.start_soon(self._start_container, node, step, name=f"container of {step.pod}")
+            if isinstance(step, ContainerCreated):
+                self._programs.note_container(node, step)
             if isinstance(step, PodRunning):
                 self._running.add(step.pod)
             told = describe_step(step)
@@ -461,5 +366,5 @@ class NodesRun:
             if member.agent.returncode is not None:
                 log = member.agent.log_tail().splitlines()
                 raise RunError(f"the agent of {name} ended with status {member.agent.returncode}", log)
-        if self._failed:
-            raise RunError(self._failed)
+        if self._programs.failed and not self._may_end:
+            raise RunError(self._programs.failed)
