@@ -62,8 +62,11 @@ class ClaimFiles:
         self.metadata.write(build_metadata_files(record, self.metadata.paths))
 
     async def mend(self, record: Record) -> tuple[tuple[ContainerDevice, ...], bool]:
-        """Check the host's paths and restore files; return the devices as `write` does, and whether one was wrong."""
-        await resolve(record.prepared, root=self._host_root)
+        """Check the host's paths and restore files; return the devices as `write` does, and whether one was wrong.
+
+        The record keeps the optional edits whose paths the host lacks now: they may come back.
+        """
+        record = replace(record, prepared=await resolve(record.prepared, root=self._host_root))
         spec = build_spec(self._driver, record.claim.uid, record.prepared)
         is_restored = spec.content is not None and self.cdi.ensure(record.claim.uid, spec.content)
         if record.metadata is not None:

@@ -26,6 +26,7 @@ from pydra import (
 )
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claims.device_use import PublishedPool
+from pydra.claims.gc import GarbageCounts
 from pydra.claims.work_queue import Operation, OperationEnded
 from pydra.errors import (
     BackendTimeout,
@@ -255,6 +256,26 @@ async def test_a_host_path_that_is_missing_undoes_the_claim(node: Node) -> None:
         assert isinstance(outcome, HostPathMissing)
         await agent.preparer.queue.wait_idle()
     assert node.traces() == NOTHING
+
+
+async def test_an_optional_mount_that_has_gone_since_is_left_out_for_the_next_pod(node: Node) -> None:
+    node.api.allocate("a", "gpu-0")
+    (logs := node.root / "logs").mkdir()
+    async with node.running() as agent:
+
+        async def prepare(claim: Claim, *, until: float) -> object:
+            edits = ContainerEdits().with_env("A", "1").with_mount(str(logs), optional=True)
+            return tuple(device.prepared(edits) for device in claim.devices)
+
+        agent.hardware.prepare = prepare  # type: ignore[assignment, method-assign]
+        await agent.prepare("a")
+        (file,) = (node.root / "cdi").iterdir()
+        mounted = [str(logs) in file.read_text()]
+        logs.rmdir()
+        await agent.prepare("a")
+        mounted.append(str(logs) in file.read_text())
+        assert (await agent.garbage.collect()).counts == GarbageCounts()
+    assert mounted == [True, False]
 
 
 # What happens over a reboot
