@@ -243,6 +243,8 @@ def find_value_problems(values: Mapping[str, Any], kind: type[msgspec.Struct], *
             msgspec.convert(found, field.type, strict=False)
         except msgspec.ValidationError as error:
             yield f"{key}: {_explain(field.type, error)} (found {cut(repr(found), 100)})"
+        except UnicodeEncodeError:
+            yield from find_json_problems(found, key)
         else:
             if isinstance(found, str) and not found.isprintable():  # NUL and unpaired surrogates are invalid in names
                 yield f"{key}: must not contain control characters (found {cut(repr(found), 100)})"

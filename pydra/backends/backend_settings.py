@@ -18,6 +18,7 @@ from msgspec import inspect as mi
 from pydra.backends.type_mismatches import describe, find_mismatches
 from pydra.backends.wire import SettingValue
 from pydra.errors import SettingsError
+from pydra.json_encodable import find_json_problems
 from pydra.message_text import suggest
 
 RESERVED = ("STATE", "SCENARIO")
@@ -42,7 +43,8 @@ def read_settings(
         place, value, source = _find(field, backend, prefix, environ, values)
         if not source:
             continue
-        problems += [_explain(place, mismatch, field) for mismatch in find_mismatches(value, field.type)]
+        unusable = [*find_json_problems(value, place)]
+        problems += unusable or [_explain(place, mismatch, field) for mismatch in find_mismatches(value, field.type)]
         found[field.encode_name] = value
     if problems:
         raise SettingsError(problems)

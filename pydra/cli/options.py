@@ -296,15 +296,14 @@ def _parse_text(option: Option, given: Any) -> Any:
 
 
 def _read_file(path: str) -> dict[str, Any]:
-    import yaml  # noqa: PLC0415 - costs memory, and only a node configured by file needs it
+    from pydra.yaml_documents import NotYaml, decode_yaml  # noqa: PLC0415 - only a node configured by file needs it
 
     try:
-        document = yaml.safe_load(Path(path).read_bytes())
+        document = decode_yaml(Path(path).read_bytes())
     except OSError as error:
         raise SettingsError([f"{path}: cannot be read: {error.strerror}"]) from error
-    except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
-        # PyYAML raises the last four for values such as 2026-13-45, `!!bool x` and ten thousand brackets.
-        raise SettingsError([f"{path}: is not valid YAML: {' '.join(str(error).split())}"]) from error
+    except NotYaml as error:
+        raise SettingsError([f"{path}: is not valid YAML: {error}"]) from error
     if document is None:
         return {}
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):

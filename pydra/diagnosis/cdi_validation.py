@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
-import yaml
 from msgspec.structs import replace
 
 from pydra.atomic_files import read_regular_file
@@ -16,6 +15,7 @@ from pydra.cdi.edits import ContainerEdits
 from pydra.cdi.spec import EditsDocument, SpecDocument, find_lowest_version
 from pydra.cdi.store import MAX_BYTES
 from pydra.diagnosis import Finding, Level
+from pydra.yaml_documents import NotYaml, decode_yaml
 
 SUFFIXES = (".json", ".yaml")
 """Of the files that runtimes read."""
@@ -44,11 +44,11 @@ def _find_problems(path: str) -> tuple[str, ...]:
     except OSError as error:
         return (f"cannot be read: {(error.strerror or str(error)).lower()}",)
     try:
-        document = msgspec.json.decode(content) if path.endswith(".json") else yaml.safe_load(content)
+        document = msgspec.json.decode(content) if path.endswith(".json") else decode_yaml(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return (f"is not JSON: {error}",)
-    except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:  # as for settings
-        return (f"is not YAML: {' '.join(str(error).split())}",)
+    except NotYaml as error:
+        return (f"is not YAML: {error}",)
     return find_spec_problems(document)
 
 

@@ -58,6 +58,7 @@ def test_texts_from_flags_and_variables_become_what_they_mean() -> None:
         pytest.param({"sweepPeriod": 0}, "sweepPeriod: must be a number of seconds > 0.0 (found 0)", id="zero period"),
         pytest.param({"healthPeriod": 30}, "healthPeriod: 30 s is too long", id="longer than the lease"),
         pytest.param({"logLevel": "loud"}, "logLevel: must be one of debug, info, warning, error", id="unknown level"),
+        pytest.param({"logLevel": "\ud800"}, "logLevel has an unpaired surrogate", id="a level that is not Unicode"),
         pytest.param({"kubeletRoot": "var"}, "kubeletRoot: must be an absolute path", id="relative path"),
         pytest.param({"recordsDir": "run"}, "recordsDir: must be an absolute path", id="relative records"),
         pytest.param({"cdiDir": "/a/../b"}, "cdiDir: '/a/../b' must not contain '..'", id="path that climbs"),

@@ -13,6 +13,7 @@ import yaml
 
 from pydra.errors import SettingsError
 from pydra.message_text import suggest
+from pydra.yaml_documents import NotYaml, decode_yaml_documents
 from pydra_dev.api.errors import JsonObject, StatusError
 from pydra_dev.api.kinds import DEVICE_CLASSES, KINDS, Kind
 from pydra_dev.apiserver.registry_strategy import find_unknown_fields
@@ -116,9 +117,9 @@ def parse_manifests(text: str, source: str) -> tuple[Manifest, ...]:
 
 def _parse(text: bytes, path: str, problems: list[str], kinds: Sequence[Kind] = KINDS) -> Iterator[Manifest]:
     try:
-        documents = list(yaml.safe_load_all(text))
-    except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
-        problems.append(f"{path}: is not valid YAML: {' '.join(str(error).split())}")
+        documents = decode_yaml_documents(text)
+    except NotYaml as error:
+        problems.append(f"{path}: is not valid YAML: {error}")
         return
     for number, body in enumerate(documents, start=1):
         if body is None:

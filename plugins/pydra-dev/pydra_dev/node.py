@@ -20,7 +20,6 @@ from typing import Any
 
 import anyio
 import msgspec
-import yaml
 from anyio.abc import Process
 
 from pydra.backends.discovery import extend_module_path, is_target, locate_file, variable_prefix
@@ -30,6 +29,7 @@ from pydra.errors import SettingsError
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
 from pydra.settings import Settings, parse_settings
+from pydra.yaml_documents import decode_yaml
 from pydra_dev.api.kinds import NODES, PODS
 from pydra_dev.api.pod_fields import build_condition, set_condition
 from pydra_dev.apiserver.discovery import DEFAULT_VERSION, parse_release
@@ -100,7 +100,7 @@ class EmbeddedNode:
 
         `config` is the agent's own file, whose other settings stay.
         """
-        given = yaml.safe_load(Path(config).read_bytes()) if config else None
+        given = decode_yaml(Path(config).read_bytes()) if config else None
         path = Path(self.root, "config.json")
         settings = {"backends": [locate_file(backend)[0]], **self._places, "httpAddress": http_address}
         path.write_bytes(msgspec.json.encode({**(given or {}), **settings}))

@@ -77,6 +77,7 @@ def test_a_variable_wins_over_the_file_and_the_file_over_the_default() -> None:
 
 def test_all_faults_come_at_once_each_with_its_place_what_was_found_and_the_default() -> None:
     environ = {"PYDRA_X_MAX_SHARES": "0", "PYDRA_X_RATOI": "1", "PYDRA_X_LIMITS": '{"memory": "lots"}'}
+    environ["PYDRA_X_ROOT"] = "\udcff"  # what Python makes of a byte that is not UTF-8
     assert refused(environ, enabled="perhaps", modes="off", mode="of") == (
         'PYDRA_X_RATOI: this backend has no such setting (did you mean "PYDRA_X_RATIO"?), allowed: '
         "PYDRA_X_MAX_SHARES, PYDRA_X_RATIO, PYDRA_X_ENABLED, PYDRA_X_MODE, PYDRA_X_DEVICES, PYDRA_X_LIMITS, "
@@ -88,6 +89,7 @@ def test_all_faults_come_at_once_each_with_its_place_what_was_found_and_the_defa
         'backendSettings.x.mode: found "of", allowed: "off", "strict", default: "off"',
         'PYDRA_X_LIMITS.memory: found "lots", allowed: a quantity such as 2, 80Gi, 1500m or 1e3, '
         'default: {"memory":"1Gi"}',
+        "PYDRA_X_ROOT has an unpaired surrogate, which is not valid Unicode",
     )
 
 
