@@ -262,7 +262,12 @@ class DriverService:
         await self._supervisor.wait_restored(_RESTORE_PATIENCE_SECONDS)
         # Slices are written until `stop` only: what an instance that takes over publishes is not undone.
         self._start_publishing(claims, parts, front)
-        front.start_soon(self._build_plugin(claims).run, name=f"kubelet plugin {self._driver}")
+        while True:
+            async with anyio.create_task_group() as served:
+                served.start_soon(self._build_plugin(claims).run, name=f"kubelet plugin {self._driver}")
+                await self._supervisor.wait_restore_failed()
+                served.cancel_scope.cancel()  # the kubelet calls the instance before this one again
+            await self._supervisor.wait_restored(0)
 
     async def open(self) -> None:
         """Read what earlier instances left. If the disk cannot be used, report that and retry."""

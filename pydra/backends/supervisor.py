@@ -228,6 +228,15 @@ class BackendSupervisor:
         while process.has_failed_to_restore and not process.has_restored:
             await process.wait_change()
 
+    async def wait_restore_failed(self) -> None:
+        """Wait until `restore` has failed, for ever if a process knows what the node holds."""
+        process = self._process
+        while not process.has_restored:
+            if process.has_failed_to_restore:
+                return
+            await process.wait_change()
+        await anyio.sleep_forever()
+
     def missing_restore(self) -> str:
         """Return why no process knows yet what the node holds, as text; empty if one did since the agent started."""
         return "" if self._process.has_restored else str(self._process.unavailable())

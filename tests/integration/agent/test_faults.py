@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from pydra_dev.kubelet.observations import Step
 from pydra_dev.node import EmbeddedNode, run_node
@@ -80,14 +81,20 @@ async def test_faults_that_leave_the_process_alive_cost_one_claim_each_and_no_re
         assert await scene.metric('pydra_backend_restarts_total{backend="sim"}') == 0
 
 
-async def test_an_agent_whose_backend_cannot_restore_leaves_the_node_to_the_one_before_it() -> None:
+@pytest.mark.parametrize(
+    ("seconds", "deadline", "failures"), [(0.001, 1, 3), (5.5, 10, 1)], ids=["at once", "when it is registered"]
+)
+async def test_an_agent_whose_backend_cannot_restore_leaves_the_node_to_the_one_before_it(
+    seconds: float, deadline: int, failures: int
+) -> None:
     async with staged(flags=("--pod-uid", "old")) as scene:
         scenario = Path(scene.node.root, "of-the-new.yaml")
-        scenario.write_bytes(msgspec.yaml.encode({"faults": [{"call": "restore", "do": "raise", "count": 1000}]}))
+        faults = [{"call": "restore", "do": "slow", "seconds": seconds}, {"call": "restore", "do": "raise"}]
+        scenario.write_bytes(msgspec.yaml.encode({"faults": faults}))
         environ = {"PYDRA_SIM_SCENARIO": str(scenario)}
-        flags = ("--backend", "sim", "--pod-uid", "new", "--discover-deadline", "1", "--stale-after", "1")
+        flags = ("--backend", "sim", "--pod-uid", "new", "--discover-deadline", str(deadline), "--stale-after", "1")
         async with run_agent(scene.node, *flags, name="new", environ=environ) as agent:
-            await agent.wait_log(lambda text: text.count("restore failed") == 3)
+            await agent.wait_log(lambda text: text.count("restore failed") == failures)
             status, text = await agent.get("/readyz")
             assert status == 503
             assert "cannot be called until restore has succeeded: restore failed: RuntimeError: a simulated" in text
