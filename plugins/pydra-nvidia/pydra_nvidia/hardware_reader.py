@@ -97,6 +97,7 @@ class HardwareReader:
         self._settings = settings
         what = "the positions of GPUs on the baseboard"
         self._baseboard = StateFile(baseboard, dict[str, int], what, _log.warning) if baseboard else None
+        self._positions: dict[str, int] | None = None
         self._partitions = partitions
         self._switches: tuple[object, bool] | None = None
         self._said: list[str] = []
@@ -197,11 +198,11 @@ class HardwareReader:
         NVML reports them only while its driver has the GPUs, and what is published of a function must not depend on its
         driver. They belong to the addresses, so those of functions that are bound for a guest are kept.
         """
-        before = self._last.modules if self._last is not None else file.read() or {}
-        modules = {**before, **{gpu.pci: gpu.module for gpu in gpus if gpu.module}}
-        if modules != before:
-            file.write(modules)
-        return modules
+        before = self._positions if self._positions is not None else file.read() or {}
+        self._positions = {**before, **{gpu.pci: gpu.module for gpu in gpus if gpu.module}}
+        if self._positions != before:
+            file.write(self._positions)
+        return self._positions
 
     def _read_fabric(self, reading: Reading) -> SharedFabric | None:
         """Fabric Manager's partitions; as they were while it does not answer, so that devices stay published alike."""

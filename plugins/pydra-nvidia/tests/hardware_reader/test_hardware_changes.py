@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Driver, Placement, Reading
 from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.nvml.errors import Code, NvmlError
+from pydra_nvidia.waiting import Busy
 
 Open = Callable[[str], Any]
 
@@ -103,6 +106,33 @@ async def test_the_position_of_a_gpu_that_is_bound_for_a_guest_is_known_after_a_
         machine.bind(address, "vfio-pci")
     after = await read()
     assert (after.gpus, after.modules) == ((), before.modules)
+
+
+async def test_the_position_of_a_gpu_is_known_although_the_reading_that_found_it_came_to_nothing(
+    node: Open, tmp_path: Path
+) -> None:
+    machine = node("settings: {vfio: true}\ngpus: [{model: h100-80gb, count: 2}]\n")
+    functions = [*(await machine.hardware.read()).functions]
+    driver = ""
+
+    def list_groups() -> tuple[()]:
+        if driver == "nvidia":
+            raise Busy("Fabric Manager is busy with something else")
+        return ()
+
+    partitions: Any = SimpleNamespace(list_groups=list_groups)
+    baseboard = str(tmp_path / "baseboard.json")
+    reader = HardwareReader(
+        machine.session, machine.simulation.tree, settings=machine.settings, baseboard=baseboard, partitions=partitions
+    )
+    found = []
+    for driver in ("vfio-pci", "nvidia", "vfio-pci"):
+        machine.session.close()
+        for address in functions:
+            machine.bind(address, driver)
+        with contextlib.suppress(Busy):
+            found.append(len((await reader.read()).modules))
+    assert found == [0, 2]
 
 
 async def test_a_gpu_whose_driver_changes_while_it_is_read_is_read_with_the_new_one(node: Open) -> None:
