@@ -45,7 +45,7 @@ class Machine:
 
     def __init__(self, scenario: str, directory: str) -> None:
         bundled = Path(__file__).parent / "scenarios" / f"{scenario}.yaml"
-        self._file = bundled if bundled.exists() else Path(scenario)
+        self._file = bundled if os.path.exists(bundled) else Path(scenario)
         self._text, self._scenario = b"", Scenario()
         self._parts = {part.name: part for part in _build_parts(self._scenario)}
         self._state = Path(directory)

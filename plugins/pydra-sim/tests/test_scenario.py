@@ -64,8 +64,9 @@ def test_bundled_scenarios_are_valid(file: Path) -> None:
     assert parse_scenario(file.read_bytes(), file.name) != Scenario()
 
 
-async def test_a_scenario_that_is_not_there_is_reported_with_the_bundled_ones(tmp_path: Path) -> None:
-    async with pydra_sim.connect(Settings(scenario="dgx", state=str(tmp_path))) as sim:
+@pytest.mark.parametrize("scenario", ["dgx", "x" * 300])
+async def test_a_scenario_that_is_not_there_is_reported_with_the_bundled_ones(tmp_path: Path, scenario: str) -> None:
+    async with pydra_sim.connect(Settings(scenario=scenario, state=str(tmp_path))) as sim:
         with pytest.raises(ScenarioError, match="bundled are: partitions, shared, trouble"):
             await sim.discover()
 
