@@ -92,7 +92,7 @@ class NetlinkKernel:
 
     def read_rdma(self, where: Namespace) -> Sequence[RdmaDevice]:
         """The RDMA devices only."""
-        return _opened(where).run(read_rdma)
+        return _run(where, read_rdma)
 
     def move_rdma(self, where: Namespace, index: int, to: Namespace) -> None:
         """Move an RDMA device to another namespace. Raises KernelRefused."""
