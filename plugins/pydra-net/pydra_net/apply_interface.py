@@ -99,7 +99,8 @@ class Mover(StepApplier[GiveInterface]):
                 f"{step.device} is back as {link.name}, since another interface has its name {wanted.name}; rename "
                 "that one"
             )
-        for refused in self._kernel.apply(self._host, plan_changes(wanted, link, reading)):
+        lost = [f"its master {wanted.master} is gone"] if wanted.master and not reading.find_name(wanted.master) else []
+        for refused in (*lost, *self._kernel.apply(self._host, plan_changes(wanted, link, reading))):
             _log.warning("%s is back, but not as it was before: %s", name, refused)
 
     def unmark(self, step: GiveInterface) -> None:

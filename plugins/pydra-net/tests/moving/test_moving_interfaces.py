@@ -252,6 +252,20 @@ async def test_a_port_of_a_bridge_whose_settings_could_not_be_put_back_stays(
             await agent.prepare("claim", "nic0", pod="trainer")
 
 
+async def test_an_interface_whose_bridge_is_gone_meanwhile_comes_back_with_a_warning(
+    node: TestNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.host.run("ip link add br0 type bridge; ip link set nic0 master br0")
+    agent = build_agent(node)
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer")
+        await agent.runtime.run_pod(build_sandbox("trainer", node.begin_pod("trainer").path))
+        node.host.run("ip link delete br0")
+        await agent.unprepare("claim")
+    assert "nic0 is back, but not as it was before: its master br0 is gone" in caplog.text
+    assert "nic0" in node.host.run("ip -o link show nic0")
+
+
 async def test_flags_that_a_pod_sets_are_not_there_for_the_next_one(node: TestNode) -> None:
     node.host.run("ip link set nic0 txqueuelen 500 group 7")
     described = "ip -o link show nic0 | sed 's/^[0-9]*: //'"
