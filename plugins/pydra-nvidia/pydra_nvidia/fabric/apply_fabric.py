@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from pydra import Claim, ClaimError, UndoLater
+from pydra import Claim, ClaimError, LeftBehind, UndoLater
 from pydra_nvidia.fabric.active_partitions import ActivePartitions, RecordsUnread
 from pydra_nvidia.fabric.plan_fabric import find_group
 from pydra_nvidia.nvfm import AWAY, FabricManagerError, Group
@@ -35,15 +35,20 @@ class ActivateFabricApplier:
         self._persistence = persistence
 
     async def apply(self, step: ActivateFabric, _result: Any, claim: Claim, /) -> bool:
-        """Raises FabricManagerError, FabricChanged, NvmlError, PersistenceFailed with nothing changed."""
+        """Raises LeftBehind; FabricManagerError, FabricChanged, NvmlError, PersistenceFailed with nothing changed."""
         self._partitions.begin(claim.uid, step)
         found = await self._find(step)
         if found is None:
             raise FabricChanged(f"Fabric Manager no longer has a partition of exactly {', '.join(step.gpus)}")
-        if not found.active:
-            await self._change(step, partial(self._partitions.activate, found.id))
-        else:
+        if found.active:
             await self._restore(step.persistent)
+            return True
+        try:
+            await self._change(step, partial(self._partitions.activate, found.id))
+        except ClaimError as error:
+            if await self._may_be_active(step):
+                raise LeftBehind(f"Fabric Manager's partition {found.id} may be active: {error}") from error
+            raise
         return True
 
     async def undo(self, step: ActivateFabric, _result: Any, claim: Claim, /) -> None:
@@ -64,6 +69,14 @@ class ActivateFabricApplier:
 
     async def _find(self, step: ActivateFabric) -> Group | None:
         return find_group(await in_thread(self._partitions.list_groups), step)
+
+    async def _may_be_active(self, step: ActivateFabric) -> bool:
+        """Whether it is active, or Fabric Manager does not say: it may have done what it has not answered."""
+        try:
+            found = await self._find(step)
+        except ClaimError:
+            return True
+        return found is not None and found.active
 
     async def _change(self, step: ActivateFabric, work: Callable[[], None]) -> None:
         kept: list[str] = []

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_values import gpu
-from pydra import AllocatedDevice, ClaimError, TerminalError, UndoLater
+from pydra import AllocatedDevice, ClaimError, LeftBehind, TerminalError, UndoLater
 from pydra_nvidia.claim_records import Entry, Hold
 from pydra_nvidia.claim_targets import Passthrough, WholeGpu
 from pydra_nvidia.fabric.active_partitions import ActivePartitions, RecordsUnread
@@ -27,6 +27,7 @@ from pydra_nvidia.nvfm import (
     ACTIVE_VERSION,
     CONNECT_VERSIONS,
     LIST_VERSION,
+    TIMEOUT,
     ActiveStruct,
     ConnectStruct,
     FabricManager,
@@ -36,6 +37,7 @@ from pydra_nvidia.nvfm import (
     Member,
     PartitionStruct,
 )
+from pydra_nvidia.nvml.maintenance_gate import Gate
 from pydra_nvidia.nvml.persistence import PersistenceMode, set_persistence
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import parse_settings
@@ -144,7 +146,7 @@ def test_a_gpu_has_the_partition_of_each_size_unless_there_are_two() -> None:
 class Machine:
     """Eight GPUs of a model, whose Fabric Manager runs in this mode; all are in persistence mode."""
 
-    def __init__(self, path: Path, model: str = "h100-80gb") -> None:
+    def __init__(self, path: Path, model: str = "h100-80gb", gate: Gate | None = None) -> None:
         self._path = path / "scenario.yaml"
         self._model = model
         self.set_mode(1)
@@ -154,16 +156,19 @@ class Machine:
         self.tree = simulation.tree
         self.settings = parse_settings({}, simulation.settings)
         self.refusals = list[int]()
+        self.answer: Callable[[int], int] = lambda code: code
 
         def load() -> Any:
-            """The library; the next lists of active partitions get the answers in `refusals`."""
+            """The library; `answer` changes those for activations, `refusals` are those for the next lists."""
             library = simulation.load_fabric()
+            activate = library.fmActivateFabricPartition
+            library.fmActivateFabricPartition = lambda *given: self.answer(activate(*given))
             if self.refusals:
                 library.fmSetActivatedFabricPartitions = lambda *_: self.refusals.pop()
             return library
 
         self.manager = FabricManager(load, "/run/socket")
-        self.session = NvmlSession(simulation.load)
+        self.session = NvmlSession(simulation.load, gate)
 
         persistenced = Persistenced(simulation.tree, lambda: find_driver_root(simulation.tree, self.settings))
         self.held: tuple[Entry, ...] = ()
@@ -272,6 +277,35 @@ async def test_a_partition_waits_for_a_fabric_manager_that_is_away(tmp_path: Pat
             await machine.applier.apply(other, None, claim)
     await machine.applier.undo(step, True, claim)
     assert machine.active == []
+
+
+@pytest.mark.parametrize("trouble", ["maintenance begins", "the answer comes too late", "no answer comes any more"])
+async def test_a_partition_that_was_activated_before_something_failed_is_given_back(
+    tmp_path: Path, trouble: str
+) -> None:
+    gate = Gate(str(tmp_path / "run"))
+    machine = Machine(tmp_path, gate=gate)
+    step = machine.step(1, 2)
+    step = replace(step, persistent=step.gpus)
+    claim = build_claim("c1", step)
+
+    def answer(code: int) -> int:
+        if trouble == "maintenance begins":
+            gate.ask(600)
+            return code
+        if trouble == "no answer comes any more":
+            machine.set_mode(None)
+        return TIMEOUT
+
+    machine.answer = answer
+    with pytest.raises(LeftBehind, match=rf"partition {step.partition} may be active"):
+        await machine.applier.apply(step, None, claim)
+    assert machine.active == [step.partition]
+    gate.withdraw()
+    machine.set_mode(1)
+    await machine.applier.undo(step, None, claim)
+    assert (machine.active, machine.persistent()) == ([], {True})
+    machine.session.close()
 
 
 def hold(*steps: ActivateFabric, left_over: bool = False, unread: bool = False) -> Entry:
