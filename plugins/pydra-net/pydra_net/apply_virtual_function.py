@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from pydra import ClaimError, UndoLater
+from pydra import ClaimError, LeftBehind, UndoLater
 from pydra_net.hardware_types import VirtualFunction
 from pydra_net.kernel import Kernel, Namespace
 from pydra_net.network_change_types import SetFunction
@@ -27,14 +27,12 @@ class FunctionConfigurer(StepApplier[ConfigureFunction]):
         self._read = read
 
     def mark(self, step: ConfigureFunction, _pods: Sequence[Namespace]) -> None:
-        """Configure it: that needs no pod. Raises ClaimError; it is as before then."""
+        """Configure it: that needs no pod. Raises ClaimError; LeftBehind when the card refuses a part."""
         found = self._find_function(step)
         if found is None:
             raise ClaimError(f"the virtual function {step.name} ({step.device}) was removed just now; try again")
-        card, present = found
-        if refused := self._apply(step, card, present, step.target):
-            self._apply(step, card, self._kernel.read_function(self._host, card, step.number), step.before)
-            raise ClaimError(f"{step.card_name} does not take the configuration of {step.name}: {'; '.join(refused)}")
+        if refused := self._apply(step, *found, step.target):
+            raise LeftBehind(f"{step.card_name} does not take the configuration of {step.name}: {'; '.join(refused)}")
 
     def give(self, step: ConfigureFunction, pod: Namespace, others: Sequence[Namespace] = ()) -> None:
         """Do nothing: the card does it."""
@@ -59,11 +57,11 @@ class FunctionConfigurer(StepApplier[ConfigureFunction]):
         return found.link.index, found.state
 
     def _apply(
-        self, step: ConfigureFunction, card: int, present: VirtualFunctionState | None, wanted: VirtualFunctionState
+        self, step: ConfigureFunction, card: int, present: VirtualFunctionState, wanted: VirtualFunctionState
     ) -> Sequence[str]:
         operations = []
         for names in _TOGETHER:
-            known = {name: getattr(present, name, None) for name in names}
+            known = {name: getattr(present, name) for name in names}
             changes = {name: value for name, value in wanted.list_known().items() if name in names}
             if any(value != known[name] for name, value in changes.items()):
                 state = VirtualFunctionState(**{**known, **changes})

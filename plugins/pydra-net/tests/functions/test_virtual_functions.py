@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from pydra import ClaimError, HealthStatus, PreparedDevice, TerminalError
+from pydra import ClaimError, HealthStatus, PreparedDevice, TerminalError, UndoLater
 from pydra_net.claim_config import NetworkConfig
 from pydra_net.kernel import KernelRefused
 from pydra_net.network_types import VirtualFunctionState
@@ -115,6 +115,23 @@ async def test_a_card_that_refuses_leaves_the_function_as_it_was(tmp_path: Path)
         assert node.is_as_before()
         await prepare(node, FUNCTION, hardwareAddr="02:00:00:00:00:aa")  # which the function has itself
         await node.agent.unprepare("claim")
+
+
+async def test_a_claim_stays_held_while_the_card_does_not_take_back_what_it_took(tmp_path: Path) -> None:
+    """As i40e, which refuses everything while the function is reset for the VLAN."""
+    node = make_node(tmp_path)
+
+    def reset(what: str) -> None:
+        if what.startswith(("set vlan 0", "set trust")):
+            raise KernelRefused("Resource temporarily unavailable")
+
+    async with node.run():
+        node.kernel.step = reset
+        with pytest.raises(UndoLater, match=r"eth5 does not take back the configuration of VF 1: .*unavailable"):
+            await prepare(node, FUNCTION, vf={"vlan": 100, "trust": True})
+        node.kernel.step = lambda _: None
+        await node.agent.unprepare("claim")
+        assert node.is_as_before()
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from pydra import (
     StepStage,
     describe_step,
 )
+from pydra.claims.steps import changed_nothing
 from pydra_net.backend import NetBackend
 from pydra_net.composition import open_backend
 from pydra_net.kernel import Kernel
@@ -95,7 +96,9 @@ class NetAgent:
             self._set_stage(uid, place, StepStage.BEGUN)
             try:
                 result = await self.backend.apply(claim.steps[place].step, None, claim)
-            except ClaimError:
+            except ClaimError as error:
+                if changed_nothing(error):
+                    self._set_stage(uid, place, StepStage.PLANNED)
                 await self.unprepare(uid)
                 raise
             self._set_stage(uid, place, StepStage.DONE, result)
