@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENGINE = os.environ.get("PYDRA_IMAGE_ENGINE", "")
 ARGUMENTS = shlex.split(os.environ.get("PYDRA_IMAGE_ARGS", ""))
 NAME = "localhost/pydra-image-test"
-BACKENDS = ("amd", "cpu", "nvidia", "nvidia-compute-domain", "sim", "tpu")
+BACKENDS = ("amd", "cpu", "net", "nvidia", "nvidia-compute-domain", "sim", "tpu")
 IMAGES = (f"{NAME}:1", *(f"{NAME}-{backend}:1" for backend in BACKENDS))
 MOMENT = 1700000000
 MEGABYTE = 1 << 20
@@ -166,9 +166,9 @@ def test_each_image_has_its_backend(ids: dict[str, str], tmp_path: Path) -> None
         scratch = tmp_path / str(number)
         scratch.mkdir()
         image = Image(name, scratch)
-        found[name] = [line.split()[0] for line in image.run("pydra", "backends").splitlines() if "(" in line]
+        found[name] = [one["name"] for one in json.loads(image.run("pydra", "backends", "--output", "json"))]
     nvidia = ["nvidia", "nvidia-compute-domain"]
-    assert found == dict(zip(IMAGES, ([], ["amd"], ["cpu"], nvidia, nvidia, ["sim"], ["tpu"]), strict=True))
+    assert found == dict(zip(IMAGES, ([], ["amd"], ["cpu"], ["net"], nvidia, nvidia, ["sim"], ["tpu"]), strict=True))
 
 
 def test_no_image_has_what_only_developers_need(image: Image) -> None:
