@@ -298,5 +298,7 @@ def _clean_up(nvml: Nvml, step: CreateMig, created: Any, error: NvmlError) -> No
         found = find_instance(nvml, step.gpu, step.profile, step.placement.start)
         if found is not None and not found.compute:
             _remove(nvml, step, found)
+        elif found is not None and error.call == "nvmlGpuInstanceCreateComputeInstance":
+            raise LeftBehind(f"{error}; its compute instance is there all the same")
     except NvmlError as failed:
         raise LeftBehind(f"{error}; and removing what was made until then failed: {failed}") from error
