@@ -288,7 +288,7 @@ def _is_ours(nvml: Nvml, step: CreateMig, found: GpuInstance, uuid: str) -> bool
 
 
 def _clean_up(nvml: Nvml, step: CreateMig, created: Any, error: NvmlError) -> None:
-    """Remove the GPU instance that could not be completed; raises LeftBehind.
+    """Remove the GPU instance that could not be completed, or was in spite of the error; raises LeftBehind.
 
     `created` is the handle that creating it returned, or None: the driver may not find it by other ways yet.
     """
@@ -296,7 +296,7 @@ def _clean_up(nvml: Nvml, step: CreateMig, created: Any, error: NvmlError) -> No
         return
     try:
         found = find_instance(nvml, step.gpu, step.profile, step.placement.start)
-        if found is not None and not found.compute:
+        if found is not None and (created is not None or not found.compute):
             _remove(nvml, step, found)
         elif found is not None and error.call == "nvmlGpuInstanceCreateComputeInstance":
             raise LeftBehind(f"{error}; its compute instance is there all the same")

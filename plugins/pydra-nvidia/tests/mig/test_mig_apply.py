@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nvml_libraries import answer_late
 from pydra import ClaimError, LeftBehind
 from pydra_nvidia.claim_records import read_entries
 from pydra_nvidia.mig.apply_partitions import GpuBusy, NoRoom, PlaceTaken
@@ -316,6 +317,15 @@ async def test_a_gpu_instance_that_cannot_be_filled_is_removed_again(node: MakeN
             await one.agent.carry_out(build_claim("one", one.create("3g", 4)))
         one.fault()
         assert (one.instances(), one.agent.records) == ((), {})
+
+
+async def test_a_partition_that_was_made_in_spite_of_an_error_is_removed_again(node: MakeNode) -> None:
+    one = node(h100())
+    assert one.instances() == ()
+    answer_late("nvmlGpuInstanceCreateComputeInstance", Code.UNKNOWN)
+    with pytest.raises(ClaimError, match="UNKNOWN"):
+        await one.agent.carry_out(build_claim("one", one.create("3g", 4)))
+    assert (one.instances(), one.agent.records) == ((), {})
 
 
 async def test_what_cannot_even_be_removed_stays_to_be_undone_by_the_next_call(node: MakeNode) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pynvml
 
@@ -29,3 +30,19 @@ def nvml(**functions: Callable[..., int]) -> Nvml:
 
 def answer(code: int) -> Callable[..., int]:
     return lambda *_arguments: code
+
+
+def answer_late(symbol: str, code: int) -> None:
+    """Let the library in use do what this C function is for, once, and answer this code all the same."""
+    library: Any = pynvml.nvmlLib
+
+    def call(*arguments: Any) -> int:
+        use_library(pynvml, library)
+        getattr(library, symbol)(*arguments)
+        return code
+
+    class Late(Library):
+        def __getattr__(self, name: str) -> Callable[..., int]:
+            return call if name == symbol else getattr(library, name)  # type: ignore[no-any-return]
+
+    use_library(pynvml, Late())
