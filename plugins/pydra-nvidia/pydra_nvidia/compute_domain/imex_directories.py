@@ -15,8 +15,9 @@ import json
 import logging
 import os
 from collections.abc import Collection
+from contextlib import suppress
 
-from pydra import ClaimError, TerminalError, UndoLater
+from pydra import ClaimError, LeftBehind, TerminalError, UndoLater
 from pydra_nvidia.atomic_files import replace_file
 from pydra_nvidia.container_written_files import read_clients_file, remove_clients_directory
 
@@ -67,14 +68,14 @@ class ImexDirectories:
         return os.path.join(self._root, domain)
 
     def make(self, domain: str) -> str:
-        """The directory, with the template. Raises ClaimError."""
+        """The directory, with the template. Raises LeftBehind."""
         path = self.path(domain)
         template = os.path.join(path, "imexd.cfg.tmpl")
         try:
             os.makedirs(path, mode=0o755, exist_ok=True)
             replace_file(template, TEMPLATE.encode())
         except OSError as error:
-            raise ClaimError(f"the directory of the IMEX daemon, {path}, cannot be made: {error.strerror}") from error
+            raise LeftBehind(f"the directory of the IMEX daemon, {path}, cannot be made: {error.strerror}") from error
         return path
 
     def adopt(self, domain: str, place: str) -> None:
@@ -91,13 +92,12 @@ class ImexDirectories:
         """It goes; nothing to remove is success. Raises UndoLater."""
         path = self.path(domain)
         try:
-            remove_clients_directory(os.path.realpath(path))
-        except FileNotFoundError:
-            pass
+            with suppress(FileNotFoundError):
+                remove_clients_directory(os.path.realpath(path))
+            if os.path.islink(path):
+                os.unlink(path)
         except OSError as error:
             raise UndoLater(f"{path} cannot be removed: {error.strerror}") from error
-        if os.path.islink(path):
-            os.unlink(path)
 
     def remove_all_but(self, domains: Collection[str]) -> None:
         """Those of other ComputeDomains go; what cannot be removed is logged, and stays until the next start."""

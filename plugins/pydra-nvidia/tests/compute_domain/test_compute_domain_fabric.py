@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -34,6 +35,7 @@ from pydra_nvidia.compute_domain.settings import Settings
 from pydra_nvidia.compute_domain.steps import MakeDomainDirectory
 from pydra_nvidia.nvml.maintenance_gate import Gate
 from pydra_nvidia.nvml.nvlink import GpuFabric, NodeFabric, find_fabric
+from step_agent import StepAgent
 
 ID = "0f4a1c5e-7d0b-4f38-9d3a-5a0c4f7e2b11"
 RACK = {"cluster": "5a4f3c1e-9d27-4b86-a0c5-7e1f2b3d4c5a", "clique": 2}
@@ -278,6 +280,20 @@ async def test_a_daemons_directory_is_removed_however_deep_its_container_made_it
             assert list(node.domains.iterdir()) == []
         finally:  # what is left pytest could not remove
             subprocess.run(["rm", "-rf", node.domains], check=True)  # noqa: ASYNC221
+
+
+async def test_a_directory_that_a_full_disk_has_no_place_for_does_not_stay(tmp_path: Path) -> None:
+    async with machine(tmp_path, gpus({})) as node:
+        agent = StepAgent(node.backend)
+        planned = await agent.plan(claim("daemon"))
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        try:
+            with pytest.raises(ClaimError, match="cannot be made: File too large"):
+                await agent.carry_out(planned)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert list(node.domains.iterdir()) == []
 
 
 async def test_a_daemon_is_not_had_twice_and_not_with_its_channel(tmp_path: Path) -> None:
