@@ -132,6 +132,7 @@ class PodInterfaces:
         """Keep nothing of steps whose claims have ended: each share has a name that never comes again."""
         held = {one.step.key for claim in self._held() for one in claim.claim.steps}
         self._ended &= held
+        self.sandboxes.forget_ended(held)
         self._problems = {key: text for key, text in self._problems.items() if key in held}
         for key in [key for key, lock in self._locks.items() if key not in held and not lock.locked()]:
             del self._locks[key]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from pydra_net.kernel import Kernel, Namespace
 from pydra_nri import PodSandbox
@@ -69,6 +69,12 @@ class Sandboxes:
         """Let the namespace end, unless a device is, or may be, in it."""
         if not (sandbox.attached or sandbox.left):
             self._forget(sandbox)
+
+    def forget_ended(self, held: Set[str]) -> None:
+        """Keep no namespace for what may be in it, but of claims that have ended: it was found, or is nowhere."""
+        for one in [one for one in self._known.values() if not one.left <= held]:
+            one.left &= held
+            self.forget_empty(one)
 
     def _forget(self, sandbox: Sandbox) -> None:
         if self._known.pop(sandbox.id, None) is not None:

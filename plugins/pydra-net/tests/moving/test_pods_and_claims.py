@@ -121,6 +121,33 @@ async def test_an_interface_does_not_end_with_a_pod_that_cannot_be_looked_into(t
     assert node.is_as_before()
 
 
+async def test_no_namespace_is_kept_for_a_claim_that_ended_before_its_pod(tmp_path: Path) -> None:
+    """The kernel needs longer to move the first interface back than the runtime waits."""
+    node = SimulatedNode(MACHINE_TYPES["server"], tmp_path, ShortOfMemory)
+    sandbox, moves, goes_on = node.begin_pod("trainer"), threading.Event(), threading.Event()
+
+    def step(what: str) -> None:
+        if what == "move" and not moves.is_set():
+            moves.set()
+            goes_on.wait()
+        if what == "read" and goes_on.is_set():
+            raise KernelRefused("No buffer space available")
+
+    async with node.run() as agent:
+        await agent.prepare("first", ETH1, pod="trainer")
+        await agent.prepare("second", ETH2, pod="trainer")
+        await agent.runtime.run_pod(sandbox)
+        node.kernel.step = step
+        ends = asyncio.create_task(agent.runtime.stop_pod(sandbox))
+        await asyncio.to_thread(moves.wait)
+        await agent.unprepare("second")
+        goes_on.set()
+        await ends
+        await agent.unprepare("first")
+        await agent.backend.discover()
+        assert node.kernel.list_open() == [HOST]
+
+
 async def test_a_container_does_not_begin_without_an_interface_that_could_not_be_put_back(node: SimulatedNode) -> None:
     """It cannot be configured in the pod, and the network manager has made another of its name on the node."""
     sandbox = node.begin_pod("trainer")
