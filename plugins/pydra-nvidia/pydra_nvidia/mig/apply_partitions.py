@@ -296,9 +296,8 @@ def _clean_up(nvml: Nvml, step: CreateMig, created: Any, error: NvmlError) -> No
         return
     try:
         found = find_instance(nvml, step.gpu, step.profile, step.placement.start)
-        if found is not None and (created is not None or not found.compute):
+        is_ours = created is not None or error.call == "nvmlGpuInstanceCreateComputeInstance"
+        if found is not None and (is_ours or not found.compute):
             _remove(nvml, step, found)
-        elif found is not None and error.call == "nvmlGpuInstanceCreateComputeInstance":
-            raise LeftBehind(f"{error}; its compute instance is there all the same")
     except NvmlError as failed:
         raise LeftBehind(f"{error}; and removing what was made until then failed: {failed}") from error
