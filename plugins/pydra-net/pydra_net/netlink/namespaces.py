@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from pydra_net.kernel import Namespace, NamespaceGone
+from pydra_net.kernel import KernelRefused, Namespace, NamespaceGone
 
 T = TypeVar("T")
 _CLONE_NEWNET = 0x40000000
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""The process or the node is short of something; the namespace is there all the same."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -23,7 +26,7 @@ class OpenNamespace:
         try:
             self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise NamespaceGone(f"there is no network namespace at {path}: {error.strerror}") from error
+            raise _explain(f"cannot open the network namespace at {path}", error.errno or 0) from error
         found = os.fstat(self.fd)
         self.inode = found.st_dev, found.st_ino
 
@@ -42,13 +45,18 @@ class OpenNamespace:
 
         Raises:
             NamespaceGone: the file is not that of a network namespace, or may not be entered.
+            KernelRefused: nobody knows, for want of memory.
         """
 
         def enter_and_work() -> T:
             if _libc.setns(self.fd, _CLONE_NEWNET):
-                reason = os.strerror(ctypes.get_errno())
-                raise NamespaceGone(f"cannot enter the network namespace at {self.path}: {reason}")
+                raise _explain(f"cannot enter the network namespace at {self.path}", ctypes.get_errno())
             return work()
 
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="netns") as thread:
             return thread.submit(enter_and_work).result()
+
+
+def _explain(text: str, code: int) -> KernelRefused | NamespaceGone:
+    kind = KernelRefused if code in _SHORT else NamespaceGone
+    return kind(f"{text}: {os.strerror(code)}")
