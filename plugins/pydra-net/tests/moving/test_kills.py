@@ -1,4 +1,4 @@
-"""The backend is killed at each thing that it does to the kernel: the interfaces are on the node again at the end."""
+"""The backend is killed, or refused once, at each thing that it does to the kernel: no interface is lost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pydra import ClaimError
+from pydra_net.kernel import KernelRefused
 from pydra_net.simulation.machine import MACHINE_TYPES
 from pydra_nri import Container
 from pydra_nri.simulation.runtime import OperationFailed
@@ -45,6 +46,36 @@ async def test_no_interface_is_lost_wherever_the_backend_is_killed(tmp_path: Pat
                 await agent.unprepare("claim")
         assert node.is_as_before(), f"killed before {whole.steps[place]} ({place})"
         assert node.list_in_pods() == [], f"killed before {whole.steps[place]} ({place})"
+
+
+async def test_no_interface_is_lost_whatever_the_kernel_refuses_once(tmp_path: Path) -> None:
+    whole = SimulatedNode(SERVER, tmp_path / "whole", shared="eth2")
+    await live(whole)
+    for place, what in enumerate(whole.steps):
+        node = SimulatedNode(SERVER, tmp_path / str(place), shared="eth2")
+        done = list[str]()
+
+        def refuse(step: str, place: int = place, done: list[str] = done) -> None:
+            done.append(step)
+            if len(done) == place + 1:
+                raise KernelRefused("No buffer space available")
+
+        node.kernel.step = refuse
+        async with node.run() as agent:
+            for number in (1, 2):
+                sandbox = node.begin_pod("trainer", number=number)
+                with suppress(OperationFailed, ClaimError):
+                    if "claim" not in agent.held:
+                        await agent.prepare("claim", HARDWARE, VIRTUAL, SHARE, pod="trainer")
+                    await agent.runtime.run_pod(sandbox)
+                    await agent.runtime.stop_pod(sandbox)
+                    break
+                node.kernel.end_namespace(sandbox.network_namespace)
+            while "claim" in agent.held:
+                with suppress(ClaimError):
+                    await agent.unprepare("claim")
+        assert node.list_in_pods() == [], what
+        assert node.is_as_before() or what.startswith("remove the alternative name"), what
 
 
 async def test_a_pod_that_goes_on_has_its_interfaces_wherever_the_backend_was_killed(tmp_path: Path) -> None:
