@@ -100,10 +100,11 @@ async def run_program(
     `command` is its name in errors; `deadline` in seconds. It is waited for, not its output: what it leaves running
     may hold that open. Raises ProgramFailed when it cannot be started, fails, or has to be killed.
     """
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as stdin:
-        stdin.write(text.encode())
-        stdin.seek(0)
+    with contextlib.ExitStack() as stack:
         try:
+            said, stdin = [stack.enter_context(tempfile.TemporaryFile(buffering=0)) for _ in range(2)]
+            stdin.write(text.encode())
+            stdin.seek(0)
             process = await asyncio.create_subprocess_exec(
                 *argv,
                 stdin=stdin,

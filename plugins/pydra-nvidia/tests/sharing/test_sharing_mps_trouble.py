@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -34,6 +35,19 @@ async def test_a_gpu_that_falls_off_the_bus_does_not_keep_its_daemon(
     await applier.apply(STEP, None, entry)
     bench.hardware.errors["nvmlDeviceGetHandleByUUID", "GPU-1"] = Code.GPU_IS_LOST
     await applier.undo(STEP, None, entry)
+    assert daemons_of(bench) == ()
+    assert bench.hardware.modes["GPU-2"] == DEFAULT
+
+
+async def test_a_full_disk_does_not_keep_a_daemon(bench: Any, kit: Any, applier: StartMpsApplier) -> None:
+    entry = bench.note(kit.entry("u1", STEP))
+    await applier.apply(STEP, None, entry)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        await applier.undo(STEP, None, entry)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert daemons_of(bench) == ()
     assert bench.hardware.modes["GPU-2"] == DEFAULT
 
