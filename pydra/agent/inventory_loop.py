@@ -203,7 +203,7 @@ class InventoryLoop:
             retry = find_pause(self._failures, first=FIRST_RETRY, cap=self._rescan_period)
             if not self._stale:
                 retry = min(retry, max(FIRST_RETRY, self._failing_since + self._policy.stale_after - time.monotonic()))
-            return min(self._rescan_period, retry)
+            return retry
         due = self._snapshot.debounced_at if self._snapshot is not None else None
         if due is None:
             return self._rescan_period
