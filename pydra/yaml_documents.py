@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import yaml
 from yaml.constructor import ConstructorError
+
+T = TypeVar("T")
 
 _ERRORS = (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError)
 """PyYAML raises the last four for values such as 2026-13-45, `!!bool x` and ten thousand brackets."""
@@ -29,15 +32,16 @@ class _Loader(yaml.SafeLoader):
 
 def decode_yaml(content: bytes) -> Any:
     """Decode the only document; None if there is none. Raises NotYaml."""
-    try:
-        return yaml.load(content, _Loader)  # noqa: S506 - a safe one
-    except _ERRORS as error:
-        raise NotYaml(" ".join(str(error).split())) from error
+    return _decode(yaml.load, content)
 
 
 def decode_yaml_documents(content: bytes) -> list[Any]:
     """Decode all documents. Raises NotYaml."""
+    return _decode(lambda *given: list(yaml.load_all(*given)), content)
+
+
+def _decode(load: Callable[[bytes, type[_Loader]], T], content: bytes) -> T:
     try:
-        return list(yaml.load_all(content, _Loader))
+        return load(content, _Loader)
     except _ERRORS as error:
         raise NotYaml(" ".join(str(error).split())) from error

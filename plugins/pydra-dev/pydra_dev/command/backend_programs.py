@@ -17,9 +17,9 @@ from importlib.resources import files
 
 import anyio
 import msgspec
-import yaml
 from anyio.abc import Process, TaskGroup
 
+from pydra.yaml_documents import decode_yaml
 from pydra_dev.api.errors import JsonObject
 from pydra_dev.command.wait_for_step import RunError
 from pydra_dev.kubelet.observations import ContainerCreated
@@ -57,7 +57,7 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def read_needs(backend: str) -> Needs:
     """Those of a backend; none for one that has no such file."""
     place = files("pydra_dev").joinpath("samples", f"{backend}.nodes.yaml")
-    return msgspec.convert(yaml.safe_load(place.read_text()), Needs) if place.is_file() else Needs()
+    return msgspec.convert(decode_yaml(place.read_bytes()), Needs) if place.is_file() else Needs()
 
 
 def load_definitions(place: str) -> Sequence[JsonObject]:
