@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pydra import HeldClaim
+from pydra_cpu.claim_plan import list_taken
 from pydra_cpu.container_reader import Running, read_containers
 from pydra_cpu.cpu_list import format_cpu_list
 from pydra_cpu.devices import find_offered
@@ -36,12 +37,14 @@ def find_differences(
     manager: str = "",
 ) -> Iterator[str]:
     """Yield a sentence for each container that differs; `manager` says which of the kubelet's own restricts them."""
-    pins = find_pins([one.container for one in running], held, offered)
+    pins, taken = find_pins([one.container for one in running], held, offered), list_taken(held)
     for one in running:
         pin = pins[one.container.id]
         if isinstance(pin, PinRefused):
             yield str(pin)
         else:
+            if not one.container.variables:  # it may have CPUs of claims only after the runtime's next event
+                pin = Pin(cpus=pin.cpus - (taken - (one.container.cpus or online)))
             yield from _compare(one, pin, online, manager)
 
 

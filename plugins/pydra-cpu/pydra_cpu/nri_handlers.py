@@ -21,6 +21,9 @@ from pydra_cpu.pinning import Container, Pin, PinRefused, find_pins
 _CFS_PERIOD = 100_000
 """The kernel's default, in microseconds."""
 
+_START_SECONDS = 240.0
+"""How long a container can be starting: the kubelet waits 2 minutes for its creation and for its start."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -36,12 +39,15 @@ class ContainerHandlers:
         self.claims_known = asyncio.Event()
         self.held = held
         self._reserved = reserved
+        self._starting: dict[str, float] = {}
+        """Containers that are being created or started, and until when (of the event loop's clock) this is believed."""
 
     def build(self) -> nri.Handlers:
         """The handlers, for the connection to the runtime."""
         return nri.Handlers(
             synchronize=self.synchronize,
             create_container=self.create_container,
+            post_start_container=self.post_start_container,
             update_container=self.update_container,
             stop_container=self.stop_container,
             remove_container=self.remove_container,
@@ -62,6 +68,7 @@ class ContainerHandlers:
         self.containers = {
             one.id: _read_container(sandboxes.get(one.pod_sandbox_id) or _read_labels(one), one) for one in containers
         }
+        self._starting = {one.id: _find_start_limit() for one in containers if one.state == nri.CREATED}
         return _build_updates(self._correct(self._find_pins()))
 
     async def create_container(self, pod: nri.PodSandbox, container: nri.Container) -> nri.CreateContainerResponse:
@@ -76,9 +83,14 @@ class ContainerHandlers:
             _log.warning("something else restricts containers to CPUs, too: %s was to have %s", created, text)
         self.containers[created.id] = created
         wrong = self._correct(pins)
+        self._starting[created.id] = _find_start_limit()
         own = wrong.pop(created.id, None)
         adjust = nri.ContainerAdjustment() if own is None else nri.ContainerAdjustment.of(_build_cpuset(own))
         return nri.CreateContainerResponse(adjust=adjust, update=_build_updates(wrong))
+
+    async def post_start_container(self, _pod: nri.PodSandbox, container: nri.Container) -> None:
+        """From now on, updates reach the container."""
+        self._starting.pop(container.id, None)
 
     async def update_container(
         self, _pod: nri.PodSandbox, container: nri.Container, wanted: nri.LinuxResources
@@ -96,21 +108,29 @@ class ContainerHandlers:
 
     async def stop_container(self, _pod: nri.PodSandbox, container: nri.Container) -> Sequence[nri.ContainerUpdate]:
         """Forget the container, and give its CPUs to others. Its claim has them again with its next container."""
-        self.containers.pop(container.id, None)
+        self._forget(container)
         return _build_updates(self._correct(self._find_pins()))
 
     async def remove_container(self, _pod: nri.PodSandbox, container: nri.Container) -> None:
         """Forget the container."""
+        self._forget(container)
+
+    def _forget(self, container: nri.Container) -> None:
         self.containers.pop(container.id, None)
+        self._starting.pop(container.id, None)
 
     def _correct(self, pins: Mapping[str, Pin | PinRefused]) -> dict[str, Pin]:
-        """Those of containers that have other CPUs than they should, which count as changed from now on."""
+        """Those of containers that have other CPUs than they should, which count as changed from now on.
+
+        Those that are starting do not: the update may be lost, so the next event after their start repeats it.
+        """
         wrong = {
             key: pin
             for key, pin in pins.items()
             if isinstance(pin, Pin) and pin.cpus != self._list_cpus(self.containers[key])
         }
-        self.containers |= {key: self.containers[key].with_cpus(pin.cpus) for key, pin in wrong.items()}
+        reached = wrong.keys() - self._list_starting()
+        self.containers |= {key: self.containers[key].with_cpus(wrong[key].cpus) for key in reached}
         return wrong
 
     def _list_cpus(self, container: Container) -> frozenset[int]:
@@ -119,7 +139,16 @@ class ContainerHandlers:
         return self.topology.online if unrestricted else container.cpus
 
     def _find_pins(self, *created: Container) -> Mapping[str, Pin | PinRefused]:
-        return find_pins(self.containers.values(), self.held(), self.list_offered(), *created)
+        containers, starting = self.containers.values(), self._list_starting()
+        return find_pins(containers, self.held(), self.list_offered(), *created, starting=starting)
+
+    def _list_starting(self) -> frozenset[str]:
+        now = asyncio.get_running_loop().time()
+        return frozenset(key for key, until in self._starting.items() if now < until)
+
+
+def _find_start_limit() -> float:
+    return asyncio.get_running_loop().time() + _START_SECONDS
 
 
 def _read_labels(container: nri.Container) -> nri.PodSandbox:

@@ -8,7 +8,7 @@ containers, those must say it, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -75,27 +75,48 @@ def build_variable(claim: Claim, shares: Shares, request: str) -> tuple[str, str
 
 
 def find_pins(
-    containers: Iterable[Container], held: Sequence[HeldClaim], offered: frozenset[int], *created: Container
+    containers: Iterable[Container],
+    held: Sequence[HeldClaim],
+    offered: frozenset[int],
+    *created: Container,
+    starting: Collection[str] = (),
 ) -> dict[str, Pin | PinRefused]:
     """Return, by id, what containers may use, or why a container cannot be created; `created` do not run yet.
 
     A claim without a container leaves its CPUs in the pool. So the pool grows when the last container of a claim
     ends, which is an event of the runtime; the end of a claim is none. If only such CPUs are left, containers that run
     have them: no other is created, nor one that would take the last of these.
+
+    Containers that are created, or among those that are `starting` (ids), have none of the CPUs of claims: the runtime
+    may lose an update of these. A container that needs CPUs which one has all the same is not created.
     """
     running = tuple(containers)
     pins, pool = _pin_claimed((*running, *created), held, offered)
     others = [one for one in running if not one.variables]
-    pins |= {one.id: Pin(cpus=pool) if pool else _refuse(one) for one in others}
+    unclaimed = pool - list_taken(held)
+    for one in others:
+        cpus = unclaimed or pool if one.id in starting else pool
+        pins[one.id] = Pin(cpus=cpus) if cpus else _refuse(one)
     for container in created:
+        pin = pins.get(container.id)
         if not container.variables:
-            pins[container.id] = Pin(cpus=pool) if pool - list_taken(held) else _refuse(container)
+            pins[container.id] = Pin(cpus=unclaimed) if unclaimed else _refuse(container)
+        elif isinstance(pin, Pin) and (late := _find_starting(pin, others, starting)):
+            pins[container.id] = PinRefused(
+                f"{container} waits for {late}, which is just starting, also on CPU {format_cpu_list(pin.cpus)}, and "
+                "which the runtime can move only then; the kubelet tries again"
+            )
         elif others and not pool and find_pool(running, held, offered):
             pins[container.id] = PinRefused(
                 f"{container} would leave no CPU to containers without a claim (now {len(others)}, such as "
                 f"{others[0]}); delete their pods, or those of another claim"
             )
     return pins
+
+
+def _find_starting(pin: Pin, others: Iterable[Container], starting: Collection[str]) -> Container | None:
+    """The first container that is starting on CPUs of the pin."""
+    return next((one for one in others if one.id in starting and (not one.cpus or one.cpus & pin.cpus)), None)
 
 
 def _refuse(container: Container) -> PinRefused:

@@ -49,6 +49,7 @@ def test_nothing_is_said_of_containers_that_have_what_claims_give_them() -> None
     shared = replace(SHARED, container=replace(SHARED.container, cpus=parse_cpu_list("0-1,4-7")))
     assert compare(run("2-3", created="2-3"), shared) == []
     assert compare(SHARED) == [], "no container uses the claim, so that nothing restricts it"
+    assert compare(shared) == [], "and one that was created after the claim gets its CPUs later"
 
 
 @pytest.mark.parametrize(

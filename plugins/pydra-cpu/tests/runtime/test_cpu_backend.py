@@ -21,6 +21,7 @@ from pydra_cpu.hardware_reader import CpusUnreadable
 from pydra_cpu.settings import KubeletManagers, Settings
 from pydra_cpu.simulation.machine import Machine
 from pydra_nri import (
+    CREATED,
     CDIDevice,
     Container,
     LinuxContainer,
@@ -41,13 +42,15 @@ class Node(Agent):
         super().__init__(namespace=POD.namespace)
         self.runtime = runtime
 
-    async def create(self, name: str, *prepared: PreparedDevice, limit: int = 0, cdi: Sequence[str] = ()) -> str:
+    async def create(
+        self, name: str, *prepared: PreparedDevice, limit: int = 0, cdi: Sequence[str] = (), start: bool = True
+    ) -> str:
         """The CPUs of a new container with these devices, and a limit of so many CPUs."""
         env = tuple(f"{key}={value}" for one in prepared for key, value in one.edits.env.items())
         linux = LinuxContainer(resources=LinuxResources(cpu=LinuxCPU(quota=limit * 100_000 or None)))
         devices = tuple(CDIDevice(name=one) for one in cdi)
         container = Container(id=name, name=name, pod_sandbox_id=POD.id, env=env, linux=linux, cdi_devices=devices)
-        await self.runtime.create_container(container)
+        await self.runtime.create_container(container, start=start)
         return self.cpus(name)
 
     async def stop(self, name: str) -> None:
@@ -91,6 +94,43 @@ async def test_a_container_has_the_cpus_of_its_claim_and_its_neighbours_have_the
         assert node.cpus("neighbour") == "3-7"
         assert await node.create("later") == "3-7"
         assert node.runtime.containers["fast"].linux.resources.cpu.mems == "0"
+
+
+async def test_a_container_that_is_starting_is_never_on_the_cpus_of_a_claim(tmp_path: Path) -> None:
+    """The runtime may lose what would move it, and no later event need come."""
+    async with serve(tmp_path) as node:
+        await node.create("before", start=False)
+        prepared = await node.prepare("claim", 3)
+        with pytest.raises(OperationFailed, match="fast of pod team/trainer waits for container before of pod team"):
+            await node.create("fast", prepared)
+        assert await node.create("after", start=False) == "3-7"
+        await node.runtime.start_container(node.runtime.containers["before"])
+        assert await node.create("fast", prepared) == "0-2"
+        assert (node.cpus("before"), node.cpus("after")) == ("3-7", "3-7")
+
+
+async def test_a_container_that_has_started_gets_the_cpus_of_claims_without_one(tmp_path: Path) -> None:
+    async with serve(tmp_path) as node:
+        await node.prepare("claim", 3)
+        assert await node.create("first") == "3-7"
+        await node.create("second")
+        assert (node.cpus("first"), node.cpus("second")) == ("0-7", "3-7")
+
+
+async def test_what_the_runtime_has_created_but_not_started_when_it_registers_the_backend_is_corrected_later(
+    tmp_path: Path,
+) -> None:
+    node = Node(FakeRuntime(request_timeout=100.0))
+    node.runtime.pods[POD.id] = POD
+    await node.create("early", start=False)
+    node.runtime.containers["early"] = replace(node.runtime.containers["early"], state=CREATED)
+    async with serve(tmp_path, node=node):
+        prepared = await node.prepare("claim", 3)
+        with pytest.raises(OperationFailed, match="waits for container early"):
+            await node.create("fast", prepared)
+        await node.runtime.start_container(node.runtime.containers["early"])
+        await node.create("fast", prepared)
+        assert node.cpus("early") == "3-7"
 
 
 async def test_neighbours_get_the_cpus_back_when_the_last_container_of_the_claim_ends(tmp_path: Path) -> None:
@@ -221,7 +261,7 @@ async def test_while_the_list_of_cpus_cannot_be_read_nothing_changes(tmp_path: P
         (tmp_path / "sys/devices/system/cpu/online").write_text("")
         with pytest.raises(CpusUnreadable, match="the setting sysRoot must be where the host's /sys is mounted"):
             await node.backend.discover()
-        assert await node.create("neighbour") == ""
+        assert await node.create("neighbour") == "3-7"
         assert await node.create("fast", prepared) == "0-2"
         assert node.cpus("neighbour") == "3-7"
 

@@ -44,6 +44,7 @@ _EVENTS = {
     "RemovePodSandbox": 3,
     "CreateContainer": 4,
     "StartContainer": 6,
+    "PostStartContainer": 7,
     "UpdateContainer": 8,
     "StopContainer": 10,
     "RemoveContainer": 11,
@@ -91,6 +92,7 @@ class FakeRuntime:
         """What happened to plugins: `registered cpu`, `closed cpu`, `skipped cpu at CreateContainer`."""
         self._changed = asyncio.Condition()
         self._lock = asyncio.Lock()
+        self._starting: set[str] = set()
         self._connections: dict[asyncio.Task[None], PluginConnection] = {}
 
     @asynccontextmanager
@@ -216,8 +218,8 @@ class FakeRuntime:
         await self._send("RemovePodSandbox", ObjectRequest(pod=pod))
         del self.pods[pod.id]
 
-    async def create_container(self, container: Container) -> Container:
-        """A container of a known pod; as the plugins have changed it."""
+    async def create_container(self, container: Container, *, start: bool = True) -> Container:
+        """A container of a known pod, which also starts; as the plugins have changed it."""
         pod = self.pods[container.pod_sandbox_id]
         owners: Owners = {}
         async with self._lock:
@@ -232,7 +234,17 @@ class FakeRuntime:
                     container = msgspec.structs.replace(_set(container, cpu, owners, plugin), env=env)
                     self._apply(answer.update, owners, plugin)
             self.containers[container.id] = container
+            self._starting.add(container.id)
+        if start:
+            await self.start_container(container)
         return container
+
+    async def start_container(self, container: Container) -> None:
+        """A container that has been created starts."""
+        request = ObjectRequest(pod=self.pods[container.pod_sandbox_id], container=container)
+        await self._send("StartContainer", request)
+        self._starting.discard(container.id)
+        await self._send("PostStartContainer", request)
 
     async def update_container(self, container: Container, resources: LinuxResources) -> Container:
         """The kubelet asks for other resources; what the container has then."""
@@ -247,6 +259,7 @@ class FakeRuntime:
         """A container has ended and is removed."""
         request = ObjectRequest(pod=self.pods[container.pod_sandbox_id], container=container)
         del self.containers[container.id]
+        self._starting.discard(container.id)
         self._apply(await self._send("StopContainer", request), {})
         await self._send("RemoveContainer", request)
 
@@ -280,12 +293,18 @@ class FakeRuntime:
     def _apply(
         self, updates: Sequence[ContainerUpdate], owners: Owners, plugin: Registered | None = None
     ) -> list[ContainerUpdate]:
-        """Change containers; returns updates of unknown ones."""
+        """Change containers; returns updates of unknown ones.
+
+        One that is being created or started stays as it is, as in containerd: until it is stored it is not found, and
+        once its process exists only what is stored changes.
+        """
         failed = []
         for update in updates:
             container = self.containers.get(update.container_id)
             if container is None:
                 failed.append(update)
+                continue
+            if container.id in self._starting:
                 continue
             try:
                 self.containers[container.id] = _set(container, update.linux.resources.cpu, owners, plugin)
