@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from pydra import ClaimError, LeftBehind, UndoLater
 from pydra_net.find_interface import find, locating
 from pydra_net.interface_diff import plan_changes, plan_rest
 from pydra_net.interface_state import find_state_before
 from pydra_net.kernel import Kernel, KernelRefused, Namespace
-from pydra_net.network_change_types import DetachPrograms, Mark, SetLink
+from pydra_net.network_change_types import DetachPrograms, KeepNames, Mark, Operation, SetLink
 from pydra_net.network_types import Link, Programs, Reading
 from pydra_net.step_appliers import AttachFailed, StepApplier
 from pydra_net.steps import GiveInterface, InterfaceStep
@@ -99,8 +99,9 @@ class Mover(StepApplier[GiveInterface]):
                 f"{step.device} is back as {link.name}, since another interface has its name {wanted.name}; rename "
                 "that one"
             )
+        changes = (*_plan_names(step, link), *plan_changes(wanted, link, reading))
         lost = [f"its master {wanted.master} is gone"] if wanted.master and not reading.find_name(wanted.master) else []
-        for refused in (*lost, *self._kernel.apply(self._host, plan_changes(wanted, link, reading))):
+        for refused in (*lost, *self._kernel.apply(self._host, changes)):
             _log.warning("%s is back, but not as it was before: %s", name, refused)
 
     def unmark(self, step: GiveInterface) -> None:
@@ -152,6 +153,7 @@ class Mover(StepApplier[GiveInterface]):
                 return False
             where, link = found
             self._detach_programs(step, where, link)
+            self._kernel.apply(where, tuple(_plan_names(step, link)))  # the node may have such a name
             try:
                 self._kernel.move(where, link.index, self._host, wanted)
             except KernelRefused as error:
@@ -187,3 +189,12 @@ class Mover(StepApplier[GiveInterface]):
                 f"{name} ({step.device}) is in a network namespace that cannot be seen; the kernel returns it when "
                 "the last process of the pod has ended"
             )
+
+
+def _plan_names(step: GiveInterface, link: Link) -> Iterator[Operation]:
+    """Yield what gives the link the alternative names that it had: a pod with CAP_NET_ADMIN can change them."""
+    names = step.before.link.alternative_names
+    kept = (*names, step.mark)
+    if not set(link.alternative_names) <= set(kept):
+        yield KeepNames(index=link.index, kept=kept)
+    yield from (Mark(index=link.index, name=one) for one in names if one not in link.alternative_names)

@@ -109,6 +109,16 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
         return f"{'add' if self.present else 'remove'} the alternative name {self.name}"
 
 
+class KeepNames(msgspec.Struct, frozen=True, kw_only=True):
+    """Take all alternative names of a link away but these."""
+
+    index: int
+    kept: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "remove the alternative names of its pod"
+
+
 class Add(msgspec.Struct, frozen=True, kw_only=True):
     """Add what is configured on a link, or a rule, which is of no link; a route `beside` others to its destination."""
 
@@ -159,6 +169,7 @@ Operation: TypeAlias = (
     | DetachPrograms
     | JoinVrf
     | Mark
+    | KeepNames
     | Add
     | Remove
     | RemoveLink

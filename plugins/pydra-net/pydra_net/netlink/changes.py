@@ -16,13 +16,14 @@ from pydra_net.kernel import KernelRefused
 from pydra_net.netlink.bpf_programs import detach_programs
 from pydra_net.netlink.ethtool import set_ethtool
 from pydra_net.netlink.ip_messages import add, remove
-from pydra_net.netlink.link_messages import mark_link, remove_link, set_link, set_parameter, set_token
+from pydra_net.netlink.link_messages import keep_names, mark_link, remove_link, set_link, set_parameter, set_token
 from pydra_net.netlink.link_reading import WITHOUT_COUNTERS
 from pydra_net.netlink.sysctls import set_sysctl
 from pydra_net.network_change_types import (
     Add,
     DetachPrograms,
     JoinVrf,
+    KeepNames,
     Mark,
     Operation,
     Remove,
@@ -127,6 +128,7 @@ _APPLIERS: Mapping[type, Callable[[Any], None]] = {
     DetachPrograms: detach_programs,
     JoinVrf: _join_vrf,
     Mark: mark_link,
+    KeepNames: keep_names,
     RemoveLink: remove_link,
     Add: add,
     Remove: remove,

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 
 from pydra_net.link_parameters import ATTRIBUTES, FLAGS, IPV4
 from pydra_net.netlink import rtnetlink_constants as rt
+from pydra_net.netlink.link_reading import decode_name, read_alternative_names
 from pydra_net.netlink.messages import CREATE, change, pack, pack_number
-from pydra_net.network_change_types import Mark, NewLink, RemoveLink, SetLink, SetParameter, SetToken
+from pydra_net.network_change_types import KeepNames, Mark, NewLink, RemoveLink, SetLink, SetParameter, SetToken
 from pydra_net.network_types import IPVLAN_MODES
 
 _NEW_LINK, _DEL_LINK, _SET_LINK, _NEW_PROPERTY, _DEL_PROPERTY = 16, 17, 19, 108, 109
@@ -72,6 +73,14 @@ def mark_link(mark: Mark) -> None:
         _change(_NEW_PROPERTY, mark.index, {rt.IFLA_PROP_LIST | _NESTED: named}, flags=CREATE)
     else:
         _change(_DEL_PROPERTY, mark.index, {rt.IFLA_PROP_LIST | _NESTED: named})
+
+
+def keep_names(operation: KeepNames) -> None:
+    """Take a link's other alternative names away, also those that are not UTF-8. Raises KernelRefused."""
+    names = [name for name in read_alternative_names(operation.index) if decode_name(name) not in operation.kept]
+    removed = b"".join(pack({rt.IFLA_ALT_IFNAME: name}) for name in names)
+    if removed:
+        _change(_DEL_PROPERTY, operation.index, {rt.IFLA_PROP_LIST | _NESTED: removed})
 
 
 def remove_link(operation: RemoveLink) -> None:

@@ -62,6 +62,18 @@ def read_token(index: int) -> str:
     return str(ipaddress.IPv6Address(token)) if any(token) else ""
 
 
+def read_alternative_names(index: int) -> list[bytes]:
+    """The alternative names of a link, as the kernel has them. Raises OSError."""
+    message = _ask_for(index, {_MASK: pack_number(WITHOUT_COUNTERS)})
+    return list(_list_names(_unpack_link(message))) if message else []
+
+
+def _list_names(link: Mapping[int, bytes]) -> Iterator[bytes]:
+    for number, name in list_attributes(link.get(rt.IFLA_PROP_LIST, b"")):
+        if number == rt.IFLA_ALT_IFNAME:
+            yield name
+
+
 def _ask_for(index: int, attributes: Mapping[int, bytes]) -> bytes | None:
     try:
         (message,) = ask(socket.NETLINK_ROUTE, _GET_LINK, 0, rt.IFINFOMSG.pack(0, 0, index, 0, 0) + pack(attributes))
@@ -84,7 +96,6 @@ def parse_link(message: bytes) -> Link:
     member = unpack(info.get(_MEMBER_DATA, b"")) if get_text(info, _MASTERS_KIND) == "bond" else {}
     bus, parent = get_text(found, _PARENT_BUS), get_text(found, _PARENT)
     permanent = found.get(_PERMANENT_MAC, b"")
-    names = list_attributes(found.get(rt.IFLA_PROP_LIST, b""))
     return Link(
         index=index,
         name=get_text(found, rt.IFLA_IFNAME),
@@ -96,7 +107,7 @@ def parse_link(message: bytes) -> Link:
         carrier=bool(get_number(found, _CARRIER)),
         state=dict(enumerate(_STATES)).get(get_number(found, _STATE), ""),
         alias=get_text(found, rt.IFLA_IFALIAS),
-        alternative_names=tuple(_decode(name) for number, name in names if number == rt.IFLA_ALT_IFNAME),
+        alternative_names=tuple(map(decode_name, _list_names(found))),
         master=get_number(found, rt.IFLA_MASTER),
         lower=0 if _ELSEWHERE in found else get_number(found, rt.IFLA_LINK),
         parent=f"{bus}/{parent}" if bus and parent else "",
@@ -158,9 +169,9 @@ def get_number(found: Mapping[int, bytes], number: int) -> int:
 
 def get_text(found: Mapping[int, bytes], number: int) -> str:
     """An attribute that is text; empty if it is not there."""
-    return _decode(found.get(number, b""))
+    return decode_name(found.get(number, b""))
 
 
-def _decode(content: bytes) -> str:
+def decode_name(content: bytes) -> str:
     """What is not UTF-8 is replaced."""
     return content.rstrip(b"\0").decode(errors="replace")

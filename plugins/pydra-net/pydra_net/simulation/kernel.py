@@ -22,6 +22,7 @@ from pydra_net.link_parameters import IPV4
 from pydra_net.network_change_types import (
     Add,
     JoinVrf,
+    KeepNames,
     Mark,
     NewLink,
     Operation,
@@ -393,12 +394,18 @@ def _apply(reading: Reading, operation: Operation) -> Reading:
             return _remove(reading, index)
         case SetParameter(name=name, value=value):
             return _exchange(reading, replace(link, parameters={**link.parameters, name: value}))
-        case Mark(name=name, present=present):
-            others = tuple(one for one in link.alternative_names if one != name)
-            return _exchange(reading, replace(link, alternative_names=(*others, name) if present else others))
+        case Mark() | KeepNames():
+            return _exchange(reading, replace(link, alternative_names=_name(link, operation)))
         case JoinVrf(name=name):
             return _join(reading, link, name)
     return reading  # ethtool, sysctls and eBPF programs
+
+
+def _name(link: Link, operation: Mark | KeepNames) -> tuple[str, ...]:
+    if isinstance(operation, KeepNames):
+        return tuple(one for one in link.alternative_names if one in operation.kept)
+    others = tuple(one for one in link.alternative_names if one != operation.name)
+    return (*others, operation.name) if operation.present else others
 
 
 def _set_function(reading: Reading, card: Link, wanted: SetFunction) -> Reading:

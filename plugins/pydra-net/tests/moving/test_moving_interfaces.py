@@ -588,6 +588,27 @@ async def test_an_interface_with_another_name_in_the_pod_is_back_when_its_own_wa
             await agent.unprepare("claim")
 
 
+@pytest.mark.parametrize("names", [("up0",), ("nic0",), ("cni7", "$(printf 'b\\374')")])
+async def test_names_that_a_pod_gives_to_its_interface_neither_keep_it_nor_stay(
+    node: TestNode, names: tuple[str, ...]
+) -> None:
+    """With CAP_NET_ADMIN, a pod can give it those of the node's interfaces, or of interfaces that are to come there."""
+    node.host.run("ip link property add dev nic0 altname enp7s0")
+    before = node.host.run("ip link show nic0 | grep altname")
+    agent = build_agent(node)
+    pod = node.begin_pod("trainer")
+    renamed = NetworkConfig(interface=InterfaceConfig(name="net1"))
+    async with serve(agent):
+        await agent.prepare("claim", "nic0", pod="trainer", configs=(renamed,))
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        pod.run("ip link property del dev net1 altname enp7s0")
+        for name in names:
+            pod.run(f"ip link property add dev net1 altname {name}")
+        await agent.unprepare("claim")
+    assert node.host.links() == ["nic0", "up0"]
+    assert node.host.run("ip link show nic0 | grep altname") == before
+
+
 async def test_no_file_stays_open_after_pods_have_come_and_gone(node: TestNode) -> None:
     """Not so in DRANET #180. An open namespace would not end."""
     counts = []
