@@ -10,7 +10,7 @@ from pydra_net.find_interface import find, locating
 from pydra_net.interface_diff import plan_changes, plan_rest
 from pydra_net.interface_state import find_state_before
 from pydra_net.kernel import Kernel, KernelRefused, Namespace
-from pydra_net.network_change_types import DetachPrograms, KeepNames, Mark, Operation, SetLink
+from pydra_net.network_change_types import DetachPrograms, KeepNames, Mark, Operation, RemoveLink, SetLink
 from pydra_net.network_types import Link, Programs, Reading
 from pydra_net.step_appliers import AttachFailed, StepApplier
 from pydra_net.steps import GiveInterface, InterfaceStep
@@ -92,6 +92,10 @@ class Mover(StepApplier[GiveInterface]):
         link = find(step, reading)
         if link is None:
             raise UndoLater(f"{name} ({step.device}) vanished while it was moved back")
+        if link.elsewhere != step.before.link.elsewhere and link.kind != "veth":
+            _log.warning("%s (%s) is gone: its pod has made another %s in its place", name, step.device, link.kind)
+            self._kernel.apply(self._host, (RemoveLink(index=link.index),))
+            return
         wanted = find_state_before(step.before)
         holder = reading.find_name(wanted.name)
         if holder is not None and holder.index != link.index:

@@ -170,6 +170,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     alternative_names: tuple[str, ...] = ()
     master: int = 0
     lower: int = 0
+    elsewhere: bool = False
+    """Whether what it is made on, or connected to, is in another namespace than the link itself."""
     parent: str = ""
     port: str = ""
     hardware: int = 1

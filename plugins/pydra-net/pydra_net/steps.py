@@ -73,7 +73,7 @@ class GiveInterface(_StepOfDevice, frozen=True, kw_only=True, tag_field="step", 
     def is_of(self, link: Link) -> bool:
         """Whether the link is this interface, whatever its name and address are now."""
         if self.mark:
-            return self.mark in link.alternative_names
+            return self.mark in link.alternative_names and link.kind == self.before.link.kind
         return _is_same_hardware(self.before.link, link)
 
     def __str__(self) -> str:

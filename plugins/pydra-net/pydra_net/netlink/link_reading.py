@@ -109,6 +109,7 @@ def parse_link(message: bytes) -> Link:
         alias=get_text(found, rt.IFLA_IFALIAS),
         alternative_names=tuple(map(decode_name, _list_names(found))),
         master=get_number(found, rt.IFLA_MASTER),
+        elsewhere=_ELSEWHERE in found,
         lower=0 if _ELSEWHERE in found else get_number(found, rt.IFLA_LINK),
         parent=f"{bus}/{parent}" if bus and parent else "",
         port=get_text(found, _PORT),

@@ -25,6 +25,7 @@ from pydra_nri import Container, PodSandbox
 from pydra_nri.simulation.runtime import OperationFailed
 
 _PROBLEM = find_problem()
+_NO_VXLAN = find_problem("vxlan")
 pytestmark = pytest.mark.skipif(bool(_PROBLEM), reason=_PROBLEM)
 
 
@@ -607,6 +608,26 @@ async def test_names_that_a_pod_gives_to_its_interface_neither_keep_it_nor_stay(
         await agent.unprepare("claim")
     assert node.host.links() == ["nic0", "up0"]
     assert node.host.run("ip link show nic0 | grep altname") == before
+
+
+@pytest.mark.skipif(bool(_NO_VXLAN), reason=_NO_VXLAN)
+@pytest.mark.parametrize("forged", ["vxlan id 6 dstport 4790", "veth peer name end0"])
+async def test_a_link_that_a_pod_makes_in_place_of_its_interface_is_not_the_nodes_afterwards(
+    node: TestNode, forged: str
+) -> None:
+    """With CAP_NET_ADMIN, a pod could get what the node sends by the routes of a virtual interface that it had."""
+    node.host.run("ip link add vx0 type vxlan id 5 dstport 4789; ip addr add 10.9.0.1/24 dev vx0; ip link set vx0 up")
+    agent = build_agent(node)
+    pod = node.begin_pod("trainer")
+    async with serve(agent):
+        await agent.prepare("claim", "vx0", pod="trainer")
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        pod.run(
+            f"""mark=$(ip link show vx0 | grep -o 'pydra[.].*'); ip link del vx0
+            ip link add vx0 type {forged}; ip link property add dev vx0 altname $mark"""
+        )
+        await agent.unprepare("claim")
+        assert node.host.links() == ["nic0", "up0"]
 
 
 async def test_no_file_stays_open_after_pods_have_come_and_gone(node: TestNode) -> None:

@@ -18,6 +18,7 @@ _LINKS = {
     "macvlan": "ip link add nic0 type veth peer name nic1; ip link add link nic0 name test0 type macvlan mode bridge",
     "ipvlan": "ip link add nic0 type veth peer name nic1; ip link add link nic0 name test0 type ipvlan mode l2",
     "vlan": "ip link add nic0 type veth peer name nic1; ip link add link nic0 name test0 type vlan id 5",
+    "vxlan": "ip link add test0 type vxlan id 5 dstport 4789",
     "vrf": "ip link add test0 type vrf table 9",
 }
 
