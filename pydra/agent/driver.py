@@ -69,6 +69,10 @@ _RESTORE_FILES_SECONDS = 5.0
 _RESTORE_SECONDS = 60.0
 _RESTORE_PATIENCE_SECONDS = 5.0
 """A slow `restore` holds up the registration for no longer: the kubelet would try claims again after a minute only."""
+_ALONE_SECONDS = 1.0
+"""How often to look for another instance: one that starts takes longer until the kubelet calls it."""
+_OVERLAP_SECONDS = 0.1
+"""How often to read what another instance changes: a container is created later than its claim is prepared."""
 _BOOT_ID_BYTES = 256
 
 _TAINTS = {
@@ -241,6 +245,8 @@ class DriverService:
         await claims.restore_files(seconds=_RESTORE_FILES_SECONDS)
         async with anyio.create_task_group() as parts:
             parts.start_soon(self._collect_garbage, garbage, name=f"garbage of {self._driver}")
+            if self._facts.reads_held:
+                parts.start_soon(self._follow_others, name=f"other instances of {self._driver}")
             if self._facts.has_steps:
                 parts.start_soon(retry_left_over, claims, self._store, name=f"left-over steps of {self._driver}")
             if self._statuses is not None:
@@ -340,6 +346,15 @@ class DriverService:
             with suppress(CheckpointError):
                 async with self._store:
                     pass
+
+    async def _follow_others(self) -> None:
+        """Pass to the backend what another instance changes between its calls, as to the container runtime's plugin."""
+        while True:
+            if self._lock.is_alone():
+                await anyio.sleep(_ALONE_SECONDS)
+            else:
+                await self._read_held()
+                await anyio.sleep(_OVERLAP_SECONDS)
 
     # Claims: a pod starts or ends
 

@@ -103,11 +103,10 @@ class InstanceLocks:
         return (found.st_dev, found.st_ino) == self._identity
 
     def is_alone(self) -> bool:
-        """Return whether no other instance has the file open. Call it while the index is locked."""
-        alone = self.try_lock(_ALIVE)
-        self._held.pop(_ALIVE, None)
-        self.try_lock(_ALIVE, fcntl.F_RDLCK)
-        return alone
+        """Return whether no other instance has the file open."""
+        wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _ALIVE, 1, 0)
+        found: tuple[int, ...] = _FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, wanted))
+        return found[0] == fcntl.F_UNLCK
 
     def try_lock(self, offset: int, kind: int = fcntl.F_WRLCK) -> bool:
         """Lock one byte if no other instance has locked it. An exclusive lock stays exclusive."""

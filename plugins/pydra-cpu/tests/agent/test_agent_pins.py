@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import yaml
 
@@ -21,7 +22,7 @@ from pydra_dev.node import EmbeddedNode, run_node
 from pydra_nri import Container, PodSandbox
 from pydra_nri.simulation.runtime import FakeRuntime, OperationFailed
 from tests.integration.agent.node_user import NAMESPACE, NodeUser
-from tests.integration.agent.process import Agent, run_agent
+from tests.integration.agent.process import DEADLINE, Agent, run_agent
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pinned.yaml"
 POD = PodSandbox(id="sandbox", name="pinned", uid="uid", namespace=NAMESPACE)
@@ -96,6 +97,23 @@ async def test_a_prepared_claim_has_its_cpus_also_after_the_agent_was_killed() -
             assert await node.create("again", env["pinned"]) == "0-1"
             with pytest.raises(OperationFailed, match="which is not what claim default/pinned-cpus-"):
                 await node.create("forged", tuple(one.replace("=0-1", "=0-3") for one in env["pinned"]))
+
+
+async def test_both_instances_of_an_upgrade_know_at_once_what_one_has_prepared() -> None:
+    """The runtime asks both, and creates no container that one of them refuses."""
+    seldom = dict.fromkeys(("PYDRA_MEASURE_PERIOD", "PYDRA_RESCAN_PERIOD", "PYDRA_SWEEP_PERIOD"), "3600")
+    async with (
+        serve() as node,
+        node.run_agent("old", PYDRA_POD_UID="old", **seldom),
+        node.run_agent("new", PYDRA_POD_UID="new", **seldom),
+    ):
+        env = await node.apply_example()
+        with anyio.fail_after(DEADLINE):
+            while True:
+                with suppress(OperationFailed):
+                    assert await node.create("pinned", env["pinned"]) == "0-1"
+                    break
+                await anyio.sleep(0.05)
 
 
 def build_pod(name: str, claims: dict[str, str], *, counted: int = 0, **pod: Any) -> dict[str, Any]:
