@@ -27,6 +27,19 @@ def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
         raise
 
 
+def overwrite_file(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write into the file itself, which may be mounted elsewhere; on a full disk it stays as it is. Raises OSError."""
+    with open(path, "r+b", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            os.posix_fallocate(file.fileno(), 0, len(data))
+        except OSError:
+            file.truncate(size)
+            raise
+        file.write(data)
+        file.truncate(len(data))
+
+
 class StateFile(Generic[T]):
     """Keeps `what` in the file at `path`, as JSON of a type. `say` gets a message when it cannot be read or written."""
 

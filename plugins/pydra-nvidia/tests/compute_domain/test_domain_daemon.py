@@ -213,6 +213,24 @@ async def test_a_clique_that_is_deleted_and_made_again_takes_no_peer_away_meanwh
         assert node.imex()["reloads"] == 1
 
 
+async def test_imex_goes_on_while_the_addresses_of_peers_cannot_be_written(scene: Scene) -> None:
+    """Its end would end the imports of the node's pods."""
+    node = scene.add_node("a")
+    scene.enter("a")
+    hosts, aside = node.path / "hosts", node.path / "aside"
+    async with node.run(**OFTEN):
+        await scene.until(node.is_ready)
+        first = node.imex()["pid"]
+        hosts.rename(aside)
+        hosts.mkdir()
+        scene.enter("a", "b")
+        await scene.until(lambda: "cannot be written, by which nvidia-imex finds" in (node.path / "log").read_text())
+        hosts.rmdir()
+        aside.rename(hosts)
+        await scene.until(lambda: len(node.imex()["peers"]) == 2)
+        assert node.imex()["pid"] == first
+
+
 async def test_imex_reads_its_keys_again_when_the_secret_has_changed(scene: Scene) -> None:
     node = scene.add_node("a")
     scene.enter("a")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra import SettingsError
+from pydra_nvidia.atomic_files import overwrite_file
 from pydra_nvidia.compute_domain.daemon.configuration import (
     SPACING,
     Loaded,
@@ -67,6 +70,23 @@ def test_an_entry_counts_with_the_address_that_the_daemon_has_now() -> None:
     assert find_own(peers, node="c", address="10.0.0.3") == 2
     assert find_own(peers, node="c", address="10.0.0.9") is None
     assert parse_peers(None) == {}
+
+
+def test_what_is_mounted_is_overwritten_or_stays_as_it_is_on_a_full_disk(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("as before\n")
+    file = path.stat().st_ino
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (15, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            overwrite_file(path, b"longer than 15 bytes\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_text() == "as before\n"
+    for text in ("longer than before\n", "short\n"):
+        overwrite_file(path, text.encode())
+        assert (path.read_text(), path.stat().st_ino) == (text, file)
 
 
 HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n10.0.0.1\tdaemon-x\n"

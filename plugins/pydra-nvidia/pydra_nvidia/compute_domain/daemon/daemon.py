@@ -15,9 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from pydra.controllers import PODS, Informer, KubeClient, KubeError, Resource
-from pydra_nvidia.atomic_files import replace_file
+from pydra_nvidia.atomic_files import overwrite_file, replace_file
 from pydra_nvidia.compute_domain.daemon.configuration import (
     KEY_FILES,
     SPACING,
@@ -110,13 +111,17 @@ class Daemon:
         )
         replace_file(self._directory / "imexd.cfg", text.encode())
 
-    def _write_hosts(self) -> None:
-        """In place: the kubelet has mounted the file, so it cannot be replaced."""
+    def _write_hosts(self) -> str:
+        """Why they cannot be written; empty if they are. In place: the kubelet has mounted the file."""
         path = Path(self._settings.hosts_file)
-        old = path.read_text()
-        new = merge_hosts(old, self._peers)
-        if new != old:
-            path.write_text(new)
+        try:
+            old = path.read_text()
+            new = merge_hosts(old, self._peers)
+            if new != old:
+                overwrite_file(path, new.encode())
+        except OSError as error:
+            return f"{path} cannot be written, by which nvidia-imex finds its peers: {error.strerror}"
+        return ""
 
     # The clique
 
@@ -154,7 +159,9 @@ class Daemon:
     async def _run_once(self) -> None:
         """One process, from start to end."""
         own, known, keys = self._own, self._known(), self._read_keys()
-        self._write_hosts()
+        if problem := self._write_hosts():
+            self._say(problem)
+            return
         try:
             imex = await ImexProcess.start(self._settings.program, str(self._directory / "imexd.cfg"))
         except OSError as error:
@@ -184,8 +191,11 @@ class Daemon:
             keys = self._read_keys()
             spacing = SPACING * self._settings.scale
             due = plan_reload(loaded, self._known(), time.monotonic(), keys, spacing=spacing)
+            if due == 0 and (problem := self._write_hosts()):
+                log.warning("%s; tried again in %g s", problem, spacing)
+                loaded = msgspec.structs.replace(loaded, at=time.monotonic())
+                continue
             if due == 0:
-                self._write_hosts()
                 loaded = Loaded(peers=self._known(), keys=keys, at=time.monotonic())
                 imex.reload()
                 self._metrics.reloads.inc()
