@@ -22,7 +22,7 @@ def configure(kernel: Kernel, step: InterfaceStep, pod: Namespace, link: Link, r
     """Make it as it should be in the pod. Raises AttachFailed."""
     marks = (Mark(index=link.index, name=step.mark),) if step.mark and step.mark not in link.alternative_names else ()
     plan = plan_rest if link.up else plan_changes
-    refused = kernel.apply(pod, (*marks, *plan(step.target, link, reading)))
+    refused = list(map(str, kernel.apply(pod, (*marks, *plan(step.target, link, reading)))))
     if refused and link.up:
         _log.warning("%s (%s) in its pod: %s", step.name, step.device, "; ".join(refused))
     elif refused:

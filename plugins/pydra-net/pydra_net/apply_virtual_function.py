@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from pydra import ClaimError, LeftBehind, UndoLater
 from pydra_net.hardware_types import VirtualFunction
-from pydra_net.kernel import Kernel, Namespace
+from pydra_net.kernel import Kernel, KernelRefused, Namespace
 from pydra_net.network_change_types import SetFunction
 from pydra_net.network_types import Reading, VirtualFunctionState
 from pydra_net.step_appliers import StepApplier
@@ -32,7 +32,8 @@ class FunctionConfigurer(StepApplier[ConfigureFunction]):
         if found is None:
             raise ClaimError(f"the virtual function {step.name} ({step.device}) was removed just now; try again")
         if refused := self._apply(step, *found, step.target):
-            raise LeftBehind(f"{step.card_name} does not take the configuration of {step.name}: {'; '.join(refused)}")
+            text = "; ".join(map(str, refused))
+            raise LeftBehind(f"{step.card_name} does not take the configuration of {step.name}: {text}")
 
     def give(self, step: ConfigureFunction, pod: Namespace, others: Sequence[Namespace] = ()) -> None:
         """Do nothing: the card does it."""
@@ -58,7 +59,7 @@ class FunctionConfigurer(StepApplier[ConfigureFunction]):
 
     def _apply(
         self, step: ConfigureFunction, card: int, present: VirtualFunctionState, wanted: VirtualFunctionState
-    ) -> Sequence[str]:
+    ) -> Sequence[KernelRefused]:
         operations = []
         for names in _TOGETHER:
             known = {name: getattr(present, name) for name in names}
@@ -68,7 +69,7 @@ class FunctionConfigurer(StepApplier[ConfigureFunction]):
                 operations.append(SetFunction(index=card, number=step.number, state=state))
         refused = self._kernel.apply(self._host, operations)
         # Not all cards must know the address: the function has it itself.
-        for one in refused:
-            if one.startswith("set mac"):
-                _log.info("%s does not take the address of %s: %s", step.card_name, step.name, one)
-        return [one for one in refused if not one.startswith("set mac")]
+        unknown = [one for one in refused if str(one).startswith("set mac") and not one.passes]
+        for one in unknown:
+            _log.info("%s does not take the address of %s: %s", step.card_name, step.name, one)
+        return [one for one in refused if one not in unknown]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -52,14 +53,29 @@ class Packets(Protocol):
         ...
 
 
+_PASSING = frozenset(
+    {
+        *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM),
+        *(errno.EIO, errno.ENETDOWN, errno.ETIMEDOUT),
+    }
+)
+"""Something is short or busy; hardware, or the link below, does not work."""
+
+
 class KernelRefused(ClaimError):
-    """The kernel refused a change; `taken`: a link has that name already."""
+    """The kernel refused a change. `code` is its error number, 0 if it gave none.
+
+    `taken`: a link has that name already. `passes`: it may do the same later; other errors are for ever, such as
+    that of a route whose gateway is not reached any more.
+    """
 
     reason = "KernelRefused"
 
-    def __init__(self, message: str, *, taken: bool = False) -> None:
+    def __init__(self, message: str, code: int = 0) -> None:
         super().__init__(message)
-        self.taken = taken
+        self.code = code
+        self.taken = code == errno.EEXIST
+        self.passes = code in _PASSING
 
 
 class NamespaceGone(ClaimError):
@@ -142,6 +158,9 @@ class Kernel(Protocol):
         """Make a virtual link on the one of this index, in another namespace at once. Raises KernelRefused."""
         ...
 
-    def apply(self, where: Namespace, operations: Sequence[Operation]) -> Sequence[str]:
-        """Do all of it, in order; what is so already stays. Returns what was refused, each with the kernel's words."""
+    def apply(self, where: Namespace, operations: Sequence[Operation]) -> Sequence[KernelRefused]:
+        """Do all of it, in order; what is so already stays. Returns what was refused, each with the operation.
+
+        Raises KernelRefused: nothing was done.
+        """
         ...

@@ -168,7 +168,7 @@ class _Running:
                 operations = plan_given(target, lease, link)
             else:
                 operations = plan_lease(target, lease, self.lease, link, reading)
-            refused = self._kernel.apply(self.pod, operations)
+            refused = list(map(str, self._kernel.apply(self.pod, operations)))
             for one in refused:
                 if one not in self._refused:  # else told at an earlier renewal
                     _log.warning("%s (%s) in its pod: %s", self.step.name, self.step.device, one)

@@ -53,6 +53,10 @@ class SetSysctls(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return "set " + ", ".join(f"{name} {value}" for name, value in self.values.items())
 
+    def split(self) -> list[SetSysctls]:
+        """The same, as one change each."""
+        return [SetSysctls(index=self.index, values={name: value}) for name, value in self.values.items()]
+
 
 class SetToken(msgspec.Struct, frozen=True, kw_only=True):
     """Set the part of a link's IPv6 addresses that is not a router's, as `::5`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -37,23 +36,18 @@ def read_programs(indexes: Sequence[int]) -> Mapping[int, Programs]:
 
 
 def detach_programs(operation: DetachPrograms) -> None:
-    """Detach those of a link. Raises KernelRefused."""
+    """Detach those of a link. Raises KernelRefused, NetlinkError, OSError."""
     index = operation.index
-    try:
-        with IPRoute() as ip:  # type: ignore[no-untyped-call]
-            for one in {one["parent"]: one for one in _list_filters(ip, index)}.values():
-                ip.tc("del-filter", index=index, parent=one["parent"])
-            for place in _PLACES:
-                for program, link in _query(index, place):
-                    with suppress(FileNotFoundError):  # detached meanwhile
-                        if bpf_syscall.read_name(program) not in operation.kept:
-                            bpf_syscall.detach(index, place, program, link)
-            if not operation.keeps_xdp:
-                _detach_xdp(ip, index)
-    except NetlinkError as error:
-        raise KernelRefused(os.strerror(error.code)) from error
-    except OSError as error:
-        raise KernelRefused(error.strerror or str(error)) from error
+    with IPRoute() as ip:  # type: ignore[no-untyped-call]
+        for one in {one["parent"]: one for one in _list_filters(ip, index)}.values():
+            ip.tc("del-filter", index=index, parent=one["parent"])
+        for place in _PLACES:
+            for program, link in _query(index, place):
+                with suppress(FileNotFoundError):  # detached meanwhile
+                    if bpf_syscall.read_name(program) not in operation.kept:
+                        bpf_syscall.detach(index, place, program, link)
+        if not operation.keeps_xdp:
+            _detach_xdp(ip, index)
 
 
 def _detach_xdp(ip: Any, index: int) -> None:

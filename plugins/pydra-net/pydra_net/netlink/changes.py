@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from pyroute2.iproute.linux import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 
 from pydra_net.kernel import KernelRefused
 from pydra_net.netlink.bpf_programs import detach_programs
@@ -41,22 +39,21 @@ _ANY_VRF = ("tcp_l3mdev_accept", "udp_l3mdev_accept")
 """Let servers that listen on all addresses be reached in each VRF."""
 
 
-def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-    """Call, and wait for the kernel's answer. Raises KernelRefused."""
-    try:
-        function(*arguments, **named)
-    except NetlinkError as error:
-        raise KernelRefused(explain(error), taken=error.code == errno.EEXIST) from error
-
-
-def explain(error: NetlinkError) -> str:
+def explain(error: NetlinkError | OSError) -> KernelRefused:
     """What the kernel says."""
-    return str(error.args[1]) if len(error.args) > 1 and error.args[1] else os.strerror(error.code)
+    if isinstance(error, OSError):
+        return KernelRefused(error.strerror or str(error), error.errno or 0)
+    return KernelRefused(str(error.args[1]), error.code)
 
 
 def apply_change(operation: Operation) -> None:
     """Do it in this thread's namespace; what is so already stays. Raises KernelRefused."""
-    _APPLIERS[type(operation)](operation)
+    try:
+        _APPLIERS[type(operation)](operation)
+    except NetlinkDumpInterrupted:
+        raise
+    except (NetlinkError, OSError) as error:  # no socket could be opened, or what pyroute2 asked for was refused
+        raise explain(error) from error
 
 
 def _join_vrf(operation: JoinVrf) -> None:
@@ -65,18 +62,15 @@ def _join_vrf(operation: JoinVrf) -> None:
         vrf = _find_or_make_vrf(ip, operation.name, operation.table)
     set_link(SetLink(index=vrf, up=True))
     set_link(SetLink(index=operation.index, master=vrf))
-    try:
-        for sysctl in _ANY_VRF:
-            with suppress(FileNotFoundError):
-                set_sysctl(f"net/ipv4/{sysctl}", 1)
-    except OSError as error:
-        raise KernelRefused(f"{sysctl} = 1 (net.ipv4): {error.strerror}") from error
+    for sysctl in _ANY_VRF:
+        with suppress(FileNotFoundError):
+            set_sysctl(f"net/ipv4/{sysctl}", 1)
 
 
 def _find_or_make_vrf(ip: Any, name: str, table: int) -> int:
     found = next((one for one in ip.get_links(ext_mask=WITHOUT_COUNTERS) if one.get_attr("IFLA_IFNAME") == name), None)
     if found is None:
-        call(ip.link, "add", ifname=name, kind="vrf", vrf_table=table)
+        ip.link("add", ifname=name, kind="vrf", vrf_table=table)
         (found,) = ip.get_links(ifname=name)
     info = found.get_attr("IFLA_LINKINFO")
     if info is None or info.get_attr("IFLA_INFO_KIND") != "vrf":
@@ -88,21 +82,14 @@ def _find_or_make_vrf(ip: Any, name: str, table: int) -> int:
 
 
 def _set_sysctls(operation: SetSysctls) -> None:
-    """Set as many as possible. Raises KernelRefused."""
-    refused = []
     for name, value in operation.values.items():
         folder, _, leaf = name.rpartition("/")
-        try:
-            set_sysctl(f"net/{folder}/{socket.if_indextoname(operation.index)}/{leaf}", value)
-        except OSError as error:
-            refused.append(f"{leaf} = {value} (net.{folder.replace('/', '.')}): {error.strerror}")
-    if refused:
-        raise KernelRefused("; ".join(refused))
+        set_sysctl(f"net/{folder}/{socket.if_indextoname(operation.index)}/{leaf}", value)
 
 
 def _set_function(operation: SetFunction) -> None:
     with IPRoute() as ip:  # type: ignore[no-untyped-call]
-        call(ip.link, "set", index=operation.index, vf=_build_function(operation.number, operation.state))
+        ip.link("set", index=operation.index, vf=_build_function(operation.number, operation.state))
 
 
 def _build_function(number: int, wanted: VirtualFunctionState) -> dict[str, Any]:

@@ -31,14 +31,12 @@ def read_ethtool(index: int) -> Ethtool:
 
 
 def set_ethtool(operation: SetEthtool) -> None:
-    """Set what is not so yet, and check that it is. Raises KernelRefused."""
+    """Set what is not so yet, and check that it is. Raises KernelRefused, OSError."""
     try:
         with _Device(operation.index) as device:
             device.set_features(operation.features)
             device.set_flags(operation.private_flags)
             now = {**{name: one.enabled for name, one in device.read_features().items()}, **device.read_flags()}
-    except OSError as error:
-        raise KernelRefused(error.strerror or str(error)) from error
     except EthtoolError as error:
         raise KernelRefused("its driver does not support that") from error
     for name, wanted in {**operation.features, **operation.private_flags}.items():

@@ -23,7 +23,7 @@ from pydra_net.netlink.namespaces import OpenNamespace
 from pydra_net.netlink.rdma import move_rdma, read_rdma
 from pydra_net.netlink.reading import read_all
 from pydra_net.netlink.sysctls import read_changed_sysctls
-from pydra_net.network_change_types import Add, Mark, NewLink, Operation, SetLink
+from pydra_net.network_change_types import Add, Mark, NewLink, Operation, SetLink, SetSysctls
 from pydra_net.network_types import Ethtool, Link, Programs, RdmaDevice, Reading, Rule, VirtualFunctionState
 
 T = TypeVar("T")
@@ -113,10 +113,10 @@ class NetlinkKernel:
         file = _opened(to).fd
         _run(where, lambda: make_link(index, link, file))
 
-    def apply(self, where: Namespace, operations: Sequence[Operation]) -> Sequence[str]:
-        """Do all of it, in order; what is so already stays. Returns what was refused, each with the kernel's words."""
+    def apply(self, where: Namespace, operations: Sequence[Operation]) -> Sequence[KernelRefused]:
+        """Do all of it, in order; what is so already stays. Returns what was refused."""
 
-        def apply_all() -> list[str]:
+        def apply_all() -> list[KernelRefused]:
             refused = []
             waiting = deque(operations)
             while waiting:
@@ -124,10 +124,10 @@ class NetlinkKernel:
                 try:
                     apply_change(operation)
                 except KernelRefused as error:
-                    if isinstance(operation, SetLink) and len(parts := operation.split()) > 1:
+                    if isinstance(operation, SetLink | SetSysctls) and len(parts := operation.split()) > 1:
                         waiting.extendleft(reversed(parts))  # to know which
                     elif not (error.taken and (isinstance(operation, Mark) or _adds_beside(operation))):
-                        refused.append(f"{operation}: {error}")
+                        refused.append(KernelRefused(f"{operation}: {error}", error.code))
             return refused
 
         return _run(where, apply_all) if operations else ()
@@ -156,5 +156,6 @@ def _run(where: Namespace, work: Callable[[], T]) -> T:
                 return _opened(where).run(work)
         return _opened(where).run(work)
     except (NetlinkError, OSError) as error:
-        text = explain(error) if isinstance(error, NetlinkError) else error.strerror
-        raise KernelRefused(f"the kernel did not list the interfaces of {where.path}: {text}; try again") from error
+        found = explain(error)
+        text = f"the kernel did not list the interfaces of {where.path}: {found}; try again"
+        raise KernelRefused(text, found.code) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import struct
@@ -69,7 +68,7 @@ def change(kind: int, flags: int, content: bytes) -> None:
     try:
         list(ask(socket.NETLINK_ROUTE, kind, ACK | flags, content))
     except OSError as error:
-        raise KernelRefused(str(error.strerror), taken=error.errno == errno.EEXIST) from error
+        raise KernelRefused(str(error.strerror), error.errno or 0) from error
 
 
 def pack(attributes: Mapping[int, bytes]) -> bytes:

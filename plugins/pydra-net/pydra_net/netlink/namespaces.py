@@ -58,5 +58,5 @@ class OpenNamespace:
 
 
 def _explain(text: str, code: int) -> KernelRefused | NamespaceGone:
-    kind = KernelRefused if code in _SHORT else NamespaceGone
-    return kind(f"{text}: {os.strerror(code)}")
+    text = f"{text}: {os.strerror(code)}"
+    return KernelRefused(text, code) if code in _SHORT else NamespaceGone(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from collections.abc import Iterator
 
@@ -50,7 +49,7 @@ def move_rdma(index: int, namespace: int) -> None:
     try:
         list(_ask(_SET, ACK, {_INDEX: pack_number(index), _NETNS_FD: pack_number(namespace)}))
     except OSError as error:
-        raise KernelRefused(os.strerror(error.errno or errno.EIO)) from error
+        raise KernelRefused(str(error.strerror), error.errno or 0) from error
 
 
 def _ask(operation: int, flags: int = 0, attributes: Attributes | None = None) -> Iterator[Attributes]:

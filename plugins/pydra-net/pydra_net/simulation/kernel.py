@@ -284,7 +284,7 @@ class SimulatedKernel:
             if link is None:
                 raise KernelRefused(os.strerror(errno.ENODEV))
             if self.read(to).find_name(name):
-                raise KernelRefused(os.strerror(errno.EEXIST), taken=True)
+                raise KernelRefused(os.strerror(errno.EEXIST), errno.EEXIST)
             self.namespaces[where.path] = _remove(source, index)
             arrived = self._put(to.path, replace(link, name=name, up=False, master=0))
         self.step("moved")
@@ -298,7 +298,7 @@ class SimulatedKernel:
             if parent is None:
                 raise KernelRefused(os.strerror(errno.ENODEV))
             if self.read(to).find_name(link.name):
-                raise KernelRefused(os.strerror(errno.EEXIST), taken=True)
+                raise KernelRefused(os.strerror(errno.EEXIST), errno.EEXIST)
             made = replace(
                 LOOPBACK,
                 index=2,
@@ -314,7 +314,7 @@ class SimulatedKernel:
             self._put(to.path, made)
         self.step("made")
 
-    def apply(self, where: Namespace, operations: Sequence[Operation]) -> Sequence[str]:
+    def apply(self, where: Namespace, operations: Sequence[Operation]) -> Sequence[KernelRefused]:
         """Do all of it, in order."""
         refused = []
         for operation in operations:
@@ -327,7 +327,7 @@ class SimulatedKernel:
                     if isinstance(operation, SetFunction) and operation.state.mac:
                         self._give_address(operation, operation.state.mac)
                 except KernelRefused as error:
-                    refused.append(f"{operation}: {error}")
+                    refused.append(KernelRefused(f"{operation}: {error}", error.code))
                 self._save()
         self.step("applied")
         return refused
@@ -419,7 +419,7 @@ def _set_function(reading: Reading, card: Link, wanted: SetFunction) -> Reading:
 def _configure(reading: Reading, link: Link, operation: Add | Remove) -> Reading:
     item = operation.item
     if isinstance(operation, Add) and isinstance(item, Route) and not link.up:
-        raise KernelRefused(os.strerror(errno.ENETDOWN))
+        raise KernelRefused(os.strerror(errno.ENETDOWN), errno.ENETDOWN)
     field = _FIELDS[type(item)]
     values = getattr(reading, field)
     present = values.get(link.index, ())
@@ -448,9 +448,9 @@ def _set(reading: Reading, link: Link, wanted: SetLink | SetFunction) -> Reading
     if wanted.name is not None:
         holder = reading.find_name(wanted.name)
         if holder is not None and holder.index != link.index:
-            raise KernelRefused(os.strerror(errno.EEXIST), taken=True)
+            raise KernelRefused(os.strerror(errno.EEXIST), errno.EEXIST)
         if link.up:  # as before Linux 6.2
-            raise KernelRefused(os.strerror(errno.EBUSY))
+            raise KernelRefused(os.strerror(errno.EBUSY), errno.EBUSY)
     names = ("name", "up", "mtu", "mac", "alias", "master")
     changes = {name: value for name in names if (value := getattr(wanted, name)) is not None}
     changed = _exchange(reading, replace(link, **changes))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,24 @@ async def test_a_card_that_refuses_leaves_the_function_as_it_was(tmp_path: Path)
         assert node.is_as_before()
         await prepare(node, FUNCTION, hardwareAddr="02:00:00:00:00:aa")  # which the function has itself
         await node.agent.unprepare("claim")
+
+
+async def test_a_card_knows_no_address_of_a_pod_that_has_ended(tmp_path: Path) -> None:
+    """It need not know it, but only a card that cannot know any may refuse to forget it."""
+    node = make_node(tmp_path)
+
+    def refuse(what: str) -> None:
+        if what == f"set mac {NEW.mac}":
+            raise KernelRefused(os.strerror(errno.EAGAIN), errno.EAGAIN)
+
+    async with node.run():
+        await prepare(node, FUNCTION, hardwareAddr="02:00:00:00:00:aa")
+        works, node.kernel.step = node.kernel.step, refuse
+        with pytest.raises(UndoLater, match="eth5 does not take back the configuration of VF 1: set mac"):
+            await node.agent.unprepare("claim")
+        node.kernel.step = works
+        await node.agent.unprepare("claim")
+        assert node.is_as_before()
 
 
 async def test_a_claim_stays_held_while_the_card_does_not_take_back_what_it_took(tmp_path: Path) -> None:
