@@ -79,7 +79,7 @@ class Mover(StepApplier[GiveInterface]):
         """Move the interface back, wherever it is, and make it as it was before.
 
         Raises:
-            UndoLater: it cannot be found now, or another one has its name.
+            UndoLater: it cannot be found now, another one has its name, or what was refused may be accepted later.
         """
         name = step.before.link.name
         links = self._kernel.read_links(self._host)
@@ -104,19 +104,21 @@ class Mover(StepApplier[GiveInterface]):
                 "that one"
             )
         changes = (*_plan_names(step, link), *plan_changes(wanted, link, reading))
-        lost = [f"its master {wanted.master} is gone"] if wanted.master and not reading.find_name(wanted.master) else []
-        for refused in (*lost, *self._kernel.apply(self._host, changes)):
-            _log.warning("%s is back, but not as it was before: %s", name, refused)
+        refused = list(self._kernel.apply(self._host, changes))
+        if refused and self._kernel.read_link(self._host, link.index) is None:
+            raise UndoLater(f"{name} ({step.device}) vanished when it had been moved back")
+        if wanted.master and not reading.find_name(wanted.master):
+            refused.append(KernelRefused(f"its master {wanted.master} is gone"))
+        _tell(f"{name} is back, but not as it was before", refused)
 
     def unmark(self, step: GiveInterface) -> None:
-        """Leave no trace of the claim on the interface."""
+        """Leave no trace of the claim on the interface. Raises UndoLater."""
         link = find(step, self._kernel.read_links(self._host))
         if link is None:
             return
         self._tell_programs(step, link)
         if step.mark:
-            for refused in self._kernel.apply(self._host, (Mark(index=link.index, name=step.mark, present=False),)):
-                _log.warning("%s: %s", link.name, refused)
+            _tell(link.name, self._kernel.apply(self._host, (Mark(index=link.index, name=step.mark, present=False),)))
 
     def _tell_programs(self, step: GiveInterface, link: Link) -> None:
         """Tell which eBPF programs are missing: those that were detached, and tc filters, which end with any move."""
@@ -150,23 +152,28 @@ class Mover(StepApplier[GiveInterface]):
             raise AttachFailed(f"{link.name} ({step.device}) cannot be moved into the pod: {error}") from error
 
     def _bring_back(self, step: GiveInterface, pods: Sequence[Namespace]) -> bool:
-        """Move the interface to the node, under a name that is free: its own, or one by which an admin can find it."""
-        wanted = step.before.link.name
+        """Move the interface to the node, without what the pod has added that the kernel moves with it."""
         with locating(self._kernel, step, pods) as found:
             if found is None:
                 return False
             where, link = found
             self._detach_programs(step, where, link)
             self._kernel.apply(where, tuple(_plan_names(step, link)))  # the node may have such a name
-            try:
-                self._kernel.move(where, link.index, self._host, wanted)
-            except KernelRefused as error:
-                if not error.taken:
-                    raise UndoLater(f"{wanted} ({step.device}) cannot be moved back: {error}") from error
-                # The kernel may have moved it and only not renamed it.
-                if self._find(step, self._host) is None:
-                    self._kernel.move(where, link.index, self._host, f"pydra{link.index}"[:15])
+            self._move_back(step, where, link)
         return True
+
+    def _move_back(self, step: GiveInterface, where: Namespace, link: Link) -> None:
+        """Under a name that is free: its own, or one by which an admin can find it. Raises UndoLater."""
+        refusals: list[KernelRefused] = []
+        for name in (step.name, f"pydra{link.index}"[:15]):
+            try:
+                self._kernel.move(where, link.index, self._host, name)
+            except KernelRefused as error:
+                if self._find(step, self._host) is None:  # else the kernel has moved it, and only not renamed it
+                    refusals.append(error)
+                    continue
+            return
+        raise UndoLater(f"{step.name} ({step.device}) cannot be moved back: {refusals[0]}")
 
     def _detach_programs(self, step: GiveInterface, pod: Namespace, link: Link) -> None:
         """Detach the eBPF programs that the pod has attached: the kernel moves them with the interface."""
@@ -202,3 +209,12 @@ def _plan_names(step: GiveInterface, link: Link) -> Iterator[Operation]:
     if not set(link.alternative_names) <= set(kept):
         yield KeepNames(index=link.index, kept=kept)
     yield from (Mark(index=link.index, name=one) for one in names if one not in link.alternative_names)
+
+
+def _tell(what: str, refused: Sequence[KernelRefused]) -> None:
+    """Tell what was refused for ever. Raises UndoLater, with all of it, if something may be accepted later."""
+    text = f"{what}: {'; '.join(map(str, refused))}"
+    if any(one.passes for one in refused):
+        raise UndoLater(text)
+    if refused:
+        _log.warning("%s", text)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pydra import Claim, ClaimError, HeldClaim
@@ -66,12 +67,14 @@ class PodInterfaces:
         async with self._locks[step.key]:
             self._ended.add(step.key)  # who waits for the lock must not give it again
             await self.leases.end(step, release=True)
-            await asyncio.to_thread(self._appliers[type(step)].take_back, step, self.sandboxes.list_namespaces())
-            await asyncio.to_thread(self._appliers[type(step)].unmark, step)
+            try:
+                await asyncio.to_thread(self._appliers[type(step)].take_back, step, self.sandboxes.list_namespaces())
+                await asyncio.to_thread(self._appliers[type(step)].unmark, step)
+            finally:
+                for sandbox in self.sandboxes.list_of_pod(claim.pod.uid) if claim.pod else ():
+                    await self._note_gone(sandbox, step)
+                    self.sandboxes.forget_empty(sandbox)  # the pod has ended, and nobody may tell
             self._problems.pop(step.key, None)
-        for sandbox in self.sandboxes.list_of_pod(claim.pod.uid) if claim.pod else ():
-            sandbox.discard(step.key)
-            self.sandboxes.forget_empty(sandbox)  # the pod has ended, and nobody may tell
 
     async def attach(self, sandbox: Sandbox, steps: Sequence[Step], limit: float) -> None:
         """Move all of them into the sandbox, or none, within a limit of seconds. What comes later is undone.
@@ -104,17 +107,17 @@ class PodInterfaces:
     async def detach(self, sandbox: Sandbox, steps: Sequence[Step]) -> None:
         """Move back those that are in this sandbox, and let its namespace end if all of them are."""
         for step in steps:
-            try:
-                async with self._locks[step.key]:
-                    sandbox.attached.discard(step.key)
-                    sandbox.left.add(step.key)
+            async with self._locks[step.key]:
+                sandbox.attached.discard(step.key)
+                sandbox.left.add(step.key)
+                try:
                     await self.leases.end(step, release=True, pod=sandbox.namespace)
                     if await asyncio.to_thread(self._appliers[type(step)].is_in, step, sandbox.namespace):
                         await asyncio.to_thread(self._appliers[type(step)].take_back, step, (sandbox.namespace,))
-                    sandbox.left.discard(step.key)
-                    self.changed.set()
-            except ClaimError as error:
-                _log.warning("%s", error)
+                except ClaimError as error:
+                    _log.warning("%s", error)
+                await self._note_gone(sandbox, step)
+                self.changed.set()
         self.sandboxes.forget_empty(sandbox)
 
     async def locate(self, gives: Sequence[GiveInterface]) -> tuple[Mapping[str, Link], frozenset[str]]:
@@ -169,6 +172,12 @@ class PodInterfaces:
             sandbox.attached.add(step.key)
             self._problems.pop(step.key, None)
             self.changed.set()
+
+    async def _note_gone(self, sandbox: Sandbox, step: Step) -> None:
+        """Do not keep the sandbox's namespace from ending for an interface that is not in it any more."""
+        with suppress(ClaimError):
+            if not await asyncio.to_thread(self._appliers[type(step)].is_in, step, sandbox.namespace):
+                sandbox.discard(step.key)
 
     def _note_failed(self, steps: Sequence[Step], text: str) -> AttachFailed:
         self._problems |= dict.fromkeys((step.key for step in steps), text)

@@ -121,6 +121,28 @@ async def test_an_interface_does_not_end_with_a_pod_that_cannot_be_looked_into(t
     assert node.is_as_before()
 
 
+async def test_an_interface_whose_driver_is_loaded_again_while_it_is_put_back_has_everything_again(
+    node: SimulatedNode,
+) -> None:
+    sandbox = node.begin_pod("trainer")
+    (link,) = (one for one in node.before.links if one.name == "eth1")
+
+    def load_again(what: str) -> None:
+        if what == "set up True":
+            node.kernel.step = lambda _: None
+            node.kernel.end_links(link.parent)
+            node.kernel.add_link(replace(link, index=90, up=False, mtu=1500, parameters={}))
+
+    async with node.run() as agent:
+        await agent.prepare("claim", ETH1, pod="trainer")
+        await agent.runtime.run_pod(sandbox)
+        node.kernel.step = load_again
+        with pytest.raises(UndoLater, match=r"eth1 .* vanished when it had been moved back"):
+            await agent.unprepare("claim")
+        await agent.unprepare("claim")
+    assert node.is_as_before()
+
+
 async def test_no_namespace_is_kept_for_a_claim_that_ended_before_its_pod(tmp_path: Path) -> None:
     """The kernel needs longer to move the first interface back than the runtime waits."""
     node = SimulatedNode(MACHINE_TYPES["server"], tmp_path, ShortOfMemory)

@@ -1,0 +1,62 @@
+"""What the kernel's own namespaces refuse while an interface is put back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from namespaces import TestNode, find_problem, make_node
+from net_agent import NetAgent, build_sandbox, build_settings
+from pydra import UndoLater
+
+_PROBLEM = find_problem()
+pytestmark = pytest.mark.skipif(bool(_PROBLEM), reason=_PROBLEM)
+
+
+@pytest.fixture
+def node() -> Iterator[TestNode]:
+    with make_node() as node:
+        yield node
+
+
+@asynccontextmanager
+async def serve(node: TestNode) -> AsyncIterator[NetAgent]:
+    agent = NetAgent(build_settings(node))
+    async with agent.runtime.serve(agent.settings.nri_socket), agent.run():
+        yield agent
+
+
+@pytest.mark.skipif(bool(problem := find_problem("macvlan")), reason=problem)
+async def test_a_claim_stays_held_while_something_of_the_pod_keeps_its_interface_out_of_the_bridge(
+    node: TestNode,
+) -> None:
+    node.host.run("ip link add br0 type bridge; ip link set nic0 master br0")
+    pod = node.begin_pod("trainer")
+    sandbox = build_sandbox("trainer", pod.path)
+    async with serve(node) as agent:
+        await agent.prepare("claim", "nic0", pod="trainer")
+        await agent.runtime.run_pod(sandbox)
+        pod.run("ip link add link nic0 name own0 type macvlan mode bridge")
+        await agent.runtime.stop_pod(sandbox)
+        with pytest.raises(UndoLater, match=r"nic0 is back, but not as it was before: set master \d+: .* busy"):
+            await agent.unprepare("claim")
+        pod.end()
+        while "macvlan" in node.host.run("ip -d link show nic0"):  # noqa: ASYNC110 - in the kernel
+            await asyncio.sleep(0.01)
+        while "claim" in agent.held:
+            with suppress(UndoLater):  # the kernel ends the pod's namespace in the background
+                await agent.unprepare("claim")
+    assert "master br0" in node.host.run("ip link show nic0")
+
+
+async def test_what_can_never_be_put_back_holds_no_claim(node: TestNode, caplog: pytest.LogCaptureFixture) -> None:
+    node.host.run("ip addr add 192.0.2.77/32 dev up0; ip route add 10.9.0.0/16 dev nic0 src 192.0.2.77")
+    async with serve(node) as agent:
+        await agent.prepare("claim", "nic0", pod="trainer")
+        node.host.run("ip link set nic0 down; ip addr del 192.0.2.77/32 dev up0")
+        await agent.unprepare("claim")
+    assert "nic0 is back, but not as it was before: add route 10.9.0.0/16 in table 254: Invalid" in caplog.text
+    assert "10.5.0.0/16 via 10.0.0.9" in node.host.run("ip route show dev nic0")
