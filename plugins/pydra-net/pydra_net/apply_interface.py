@@ -181,12 +181,11 @@ class Mover(StepApplier[GiveInterface]):
         try:
             present = self._kernel.read_programs(pod, (link.index,)).get(link.index, Programs()).tcx
         except KernelRefused as error:
-            _log.warning("the eBPF programs of %s (%s) are not known: %s", step.name, step.device, error)
+            _tell(f"the eBPF programs of {step.name} ({step.device}) are not known", (error,))
             return
         if not set(present) <= set(before) or (link.has_xdp and not keeps_xdp):
             detach = DetachPrograms(index=link.index, kept=before, keeps_xdp=keeps_xdp)
-            for refused in self._kernel.apply(pod, (detach,)):
-                _log.warning("%s (%s) is back with programs of its pod: %s", step.name, step.device, refused)
+            _tell(f"{step.name} ({step.device}) has programs of its pod", self._kernel.apply(pod, (detach,)))
 
     def _explain_absence(self, step: GiveInterface) -> None:
         """Hardware comes back when the kernel has ended the pod's namespace; what is virtual ends with it."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,11 +16,11 @@ from pyroute2.netlink.exceptions import NetlinkDumpInterrupted
 from bpf_programs import attach_programs
 from namespaces import TestNamespace, TestNode, find_problem, make_node
 from net_agent import NetAgent, build_sandbox, build_settings
-from pydra import TerminalError
+from pydra import TerminalError, UndoLater
 from pydra_net.claim_config import NetworkConfig
-from pydra_net.kernel import KernelRefused
+from pydra_net.kernel import KernelRefused, Namespace
 from pydra_net.netlink.kernel import NetlinkKernel
-from pydra_net.network_change_types import DetachPrograms, SetEthtool, SetFunction, SetLink, SetSysctls
+from pydra_net.network_change_types import DetachPrograms, Operation, SetEthtool, SetFunction, SetLink, SetSysctls
 from pydra_net.network_types import Ethtool, Programs, VirtualFunctionState
 
 _PROBLEM = find_problem()
@@ -35,9 +36,9 @@ def node() -> Iterator[TestNode]:
 
 
 @asynccontextmanager
-async def serve(node: TestNode) -> AsyncIterator[NetAgent]:
+async def serve(node: TestNode, kernel: NetlinkKernel | None = None) -> AsyncIterator[NetAgent]:
     settings = build_settings(node)
-    agent = NetAgent(settings)
+    agent = NetAgent(settings, kernel)
     async with agent.runtime.serve(settings.nri_socket), agent.run():
         yield agent
 
@@ -190,6 +191,40 @@ async def test_ebpf_programs_that_a_pod_has_attached_end_with_its_claim(node: Te
         finally:
             inside.close()
         await agent.unprepare("claim")
+    link = KERNEL.read_links(host).find_name("nic0")
+    assert link is not None
+    assert (link.has_xdp, KERNEL.read_programs(host, [link.index])) == (False, {})
+    host.close()
+    for one in links:
+        os.close(one)
+
+
+async def test_an_interface_stays_in_its_pod_while_programs_of_the_pod_cannot_be_detached(node: TestNode) -> None:
+    class ShortOfMemory(NetlinkKernel):
+        refused = False
+
+        def apply(self, where: Namespace, operations: Sequence[Operation]) -> Sequence[KernelRefused]:
+            if not self.refused and any(isinstance(one, DetachPrograms) for one in operations):
+                self.refused = True
+                return [KernelRefused(os.strerror(errno.ENOMEM), errno.ENOMEM)]
+            return super().apply(where, operations)
+
+    pod = node.begin_pod("trainer")
+    async with serve(node, ShortOfMemory([str(node.pods)])) as agent:
+        await agent.prepare("claim", "nic0", pod="trainer")
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        inside = KERNEL.open(pod.path)
+        (index,) = [link.index for link in KERNEL.read_links(inside).links if link.name == "nic0"]
+        try:
+            links = inside.run(lambda: attach_programs(index))
+        except OSError as error:
+            pytest.skip(f"this kernel has no tcx: {error}")
+        finally:
+            inside.close()
+        with pytest.raises(UndoLater, match=r"nic0 .nic0. has programs of its pod: Cannot allocate memory"):
+            await agent.unprepare("claim")
+        await agent.unprepare("claim")
+    host = KERNEL.open(node.host.path)
     link = KERNEL.read_links(host).find_name("nic0")
     assert link is not None
     assert (link.has_xdp, KERNEL.read_programs(host, [link.index])) == (False, {})
