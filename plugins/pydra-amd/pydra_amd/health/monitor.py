@@ -29,7 +29,7 @@ class HealthMonitor:
         self._lock = threading.Lock()
         self._resetting: set[str] = set()
         self._throttled: dict[str, float] = {}
-        self._counts: dict[str, int] = {}
+        self._counts: dict[tuple[str, str], int] = {}
 
     def hear(self, event: Event | None) -> None:
         """An event, from any thread; None: events may have been missed, so that no reset is known to go on."""
@@ -84,11 +84,12 @@ class HealthMonitor:
             )
 
     def _count(self, address: str, reported: GpuReading) -> None:
-        """Firmware without events counts how often it held the clocks down for heat."""
-        count = sum(reported.throttled.get(cause, 0) for cause in THERMAL)
-        if count > self._counts.get(address, count):
-            self._throttled[address] = time.monotonic()
-        self._counts[address] = count
+        """Firmware without events counts how often it held the clocks down for heat; what is not known does not."""
+        for cause in THERMAL:
+            if (count := reported.throttled.get(cause)) is not None:
+                if count > self._counts.get((address, cause), count):
+                    self._throttled[address] = time.monotonic()
+                self._counts[address, cause] = count
 
     def _is_throttled(self, address: str) -> bool:
         return time.monotonic() - self._throttled.get(address, float("-inf")) < _QUIET_SECONDS

@@ -277,6 +277,17 @@ async def test_throttling_is_told_for_some_minutes_by_a_taint_without_effect(tmp
     assert found == [[], [], told, told]
 
 
+async def test_counts_that_the_library_does_not_report_for_a_while_are_no_throttling(tmp_path: Path) -> None:
+    """As while modes change, or the library fails."""
+    async with machine(tmp_path) as backend:
+        faults = tmp_path / "library"
+        (faults / "0000:05:00.0").mkdir(parents=True)
+        (faults / "0000:05:00.0/throttled").write_text("1000")
+        for fails in ("", "amdsmi_get_gpu_metrics_info 2", ""):
+            (faults / "fails").write_text(fails)
+            assert [one.taints for one in (await backend.discover()).devices] == [(), ()]
+
+
 async def test_numbers_of_a_gpu_are_measured_and_what_it_does_not_tell_is_left_out(tmp_path: Path) -> None:
     async with machine(tmp_path) as backend:
         assert await backend.measure() == []
