@@ -7,7 +7,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from pydra import (
@@ -24,7 +24,7 @@ from pydra import (
     held_claims,
 )
 from pydra_amd.amdsmi.links_and_throttling import GpuReading
-from pydra_amd.amdsmi.session import AmdsmiSession
+from pydra_amd.amdsmi.session import AmdsmiHangs, AmdsmiSession
 from pydra_amd.cdi.edits import build_edits, build_function_edits
 from pydra_amd.claim_plan import find_memory_step, plan_claim
 from pydra_amd.claim_records import Hold, read_holds
@@ -125,7 +125,8 @@ class AmdBackend:
 
     async def close(self) -> None:
         """End what is open of AMD's library."""
-        await asyncio.to_thread(self._library.close)
+        with suppress(AmdsmiHangs):  # the end of the process ends it
+            await asyncio.to_thread(self._library.close)
 
     @asynccontextmanager
     async def _change_modes(self, step: Step) -> AsyncIterator[None]:

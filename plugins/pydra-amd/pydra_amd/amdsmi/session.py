@@ -7,28 +7,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
+from pydra import ClaimError
 from pydra_amd.amdsmi.events import Event, EventWatcher
 from pydra_amd.amdsmi.library import Amdsmi, AmdsmiError, AmdsmiMissing
 from pydra_amd.amdsmi.links_and_throttling import GpuReading, read_gpu
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
+
+_SECONDS = 4.0
+"""For an answer of the whole library; pydra gives a measurement 10 s."""
+
+
+class AmdsmiHangs(ClaimError):
+    """The library does not return from a call, as while a GPU hangs."""
+
+    reason = "LibraryHangs"
 
 
 class AmdsmiSession:
     """`tell` is called from a thread: with each event, and with None when events may have been missed.
 
-    What fails is logged when it begins, and costs only what the library would have reported.
+    What fails, or takes longer than `seconds`, is logged when it begins, and costs only what the library would have
+    reported. Nothing else waits for the thread that calls it, one call after the other.
     """
 
-    def __init__(self, importer: Callable[[], Any], tell: Callable[[Event | None], None]) -> None:
+    def __init__(
+        self, importer: Callable[[], Any], tell: Callable[[Event | None], None], *, seconds: float = _SECONDS
+    ) -> None:
         self._importer = importer
         self._tell = tell
-        self._lock = threading.Lock()
+        self._seconds = seconds
+        self._worker = ThreadPoolExecutor(1, "amdsmi")
         self._paused = 0
         self._missing = False
         self._said = ""
@@ -38,24 +53,42 @@ class AmdsmiSession:
         self._watcher: EventWatcher | None = None
 
     def read(self) -> Mapping[str, GpuReading]:
-        """What the library reports about each GPU, by address; nothing where it cannot. Blocks."""
-        with self._lock:
-            if self._missing or self._paused:
-                return {}
-            try:
-                library = self._open()
-                readings = {address: read_gpu(library, handle) for address, handle in self._handles.items()}
-            except AmdsmiError as error:
-                self._missing = isinstance(error, AmdsmiMissing)
-                self._say(str(error))
-                self._close()
-                return {}
-            self._say("")
-            return readings
+        """What the library reports about each GPU, by address; nothing where it cannot. Blocks, for some seconds."""
+        try:
+            return self._in_time(self._read)
+        except AmdsmiHangs as error:
+            self._say(str(error))
+            return {}
+
+    def _read(self) -> Mapping[str, GpuReading]:
+        if self._missing or self._paused:
+            return {}
+        try:
+            library = self._open()
+            readings = {address: read_gpu(library, handle) for address, handle in self._handles.items()}
+        except AmdsmiError as error:
+            self._missing = isinstance(error, AmdsmiMissing)
+            self._say(str(error))
+            self._close()
+            return {}
+        self._say("")
+        return readings
+
+    def _in_time(self, work: Callable[[], T]) -> T:
+        """The result of `work` in the thread, or never its beginning if the thread is not free. Raises AmdsmiHangs."""
+        future = self._worker.submit(work)
+        try:
+            return future.result(self._seconds)
+        except TimeoutError as error:
+            future.cancel()
+            raise AmdsmiHangs(
+                f"AMD's library amdsmi has not returned within {self._seconds:g} s; the kernel's log may say which GPU "
+                "hangs"
+            ) from error
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """While the body runs nothing is open; what is read then is nothing."""
+        """While the body runs nothing is open; what is read then is nothing. Raises AmdsmiHangs."""
         self._paused += 1  # by the event loop alone
         try:
             await asyncio.to_thread(self.close)
@@ -64,9 +97,8 @@ class AmdsmiSession:
             self._paused -= 1
 
     def close(self) -> None:
-        """End it. Blocks until the thread that waits for events has ended."""
-        with self._lock:
-            self._close()
+        """End it. Blocks until the thread that waits for events has ended, for some seconds. Raises AmdsmiHangs."""
+        self._in_time(self._close)
 
     def _open(self) -> Amdsmi:
         if self._watcher is not None and not self._watcher.is_alive:

@@ -5,6 +5,7 @@ It reads its answers from files beside the machine's tree, which stand for fault
     library/version                     26.0.0
     library/lacks                       functions that the library does not have, one on each line
     library/fails                       `amdsmi_init 34`: what a function answers, one on each line
+    library/hangs                       functions that do not return as long as they are here, one on each line
     library/0000:05:00.0/links          UUDXUUUX: the states of the xGMI links
     library/0000:05:00.0/throttled      how often the socket was too hot
     library/0000:05:00.0/events         names of events, one on each line; each is reported once
@@ -82,6 +83,8 @@ class NativeLibrary:
         work: Callable[..., int] = getattr(type(self), f"_{name}", _refuse)
 
         def call(*arguments: Any) -> int:
+            while name in self._lines("hangs"):
+                time.sleep(0.01)
             for line in self._lines("fails"):
                 function, code = line.split()
                 if function == name:

@@ -12,11 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from pydra_amd.amdsmi.events import Event
 from pydra_amd.amdsmi.library import import_amdsmi
-from pydra_amd.amdsmi.session import AmdsmiSession
+from pydra_amd.amdsmi.session import AmdsmiHangs, AmdsmiSession
 from pydra_amd.settings import Settings
 from pydra_amd.simulation import library
 from pydra_amd.simulation.simulation import open_simulation
@@ -29,12 +31,13 @@ COMPUTE = f"bus/pci/drivers/amdgpu/{ADDRESS}/current_compute_partition"
 class Node:
     """A simulated machine with a session on it, and the events that it told."""
 
-    def __init__(self, root: Path, scenario: str = "mi300x-2") -> None:
+    def __init__(self, root: Path, scenario: str = "mi300x-2", **options: float) -> None:
         self.tree: Tree = open_simulation(Settings(scenario=scenario, state=str(root)))
         self.told: list[Event | None] = []
         self._woken = threading.Condition()
         self._faults = root / "library"
-        self.session = AmdsmiSession(partial(library.import_amdsmi, str(root / "tree"), scenario), self._hear)
+        importer = partial(library.import_amdsmi, str(root / "tree"), scenario)
+        self.session = AmdsmiSession(importer, self._hear, **options)
 
     def tell(self, name: str, text: str) -> None:
         """What the native library is to do; written at once, since a thread reads it."""
@@ -168,6 +171,28 @@ def test_a_driver_that_comes_later_is_found_then(node: Node, caplog: pytest.LogC
     assert "amdsmi_init failed: AMDSMI_STATUS_DRIVER_NOT_LOADED" in said
     node.tell("fails", "")
     assert len(node.session.read()) == 2
+
+
+@pytest.mark.parametrize("function", ["amdsmi_init", "amdsmi_get_gpu_metrics_info"])
+async def test_a_library_that_does_not_return_costs_only_its_answers(
+    function: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As while a GPU hangs; the backend's process would be killed, again and again."""
+    node = Node(tmp_path, seconds=0.05)
+    node.tell("hangs", function)
+    assert node.session.read() == node.session.read() == {}
+    (said,) = caplog.messages
+    assert "AMD's library amdsmi has not returned within 0.05 s; the kernel's log may say" in said
+    with pytest.raises(AmdsmiHangs):
+        async with node.session.paused():
+            pytest.fail("the library may be open, and keeps the GPUs busy")
+    node.tell("hangs", "")
+    with anyio.fail_after(30):
+        while not node.session.read():
+            await anyio.lowlevel.checkpoint()
+        while True:
+            with contextlib.suppress(AmdsmiHangs):
+                return node.session.close()
 
 
 def test_a_question_that_fails_costs_only_its_answer(node: Node) -> None:
