@@ -245,7 +245,7 @@ async def _wait_ended(threads: _Threads) -> None:
     """Wait until the threads of a call have ended, whatever their result."""
     for future in tuple(threads):
         if not future.cancel():  # still queued: it never starts
-            await asyncio.wait([asyncio.wrap_future(future)])
+            await asyncio.gather(asyncio.wrap_future(future), return_exceptions=True)
 
 
 def _coroutine_frames(awaitable: Any) -> Iterator[FrameType]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 
@@ -22,6 +23,7 @@ from pydra.backends.wire import (
     Pong,
     Reply,
     ToAgent,
+    Waiting,
     build_frame,
     parse_to_agent,
 )
@@ -131,3 +133,32 @@ async def test_a_claims_next_call_waits_for_the_threads_of_its_cancelled_ones_an
         3: Reply,
         4: Reply,
     }
+
+
+async def test_the_error_with_which_a_thread_of_a_cancelled_call_ends_is_not_reported_as_forgotten() -> None:
+    class Overdue(Threaded):
+        def _work(self, uid: str) -> None:
+            super()._work(uid)
+            raise TimeoutError("the vendor's tool has not answered")
+
+    loop = asyncio.get_running_loop()
+    sent: list[ToAgent] = []
+    reported: list[str] = []
+    loop.set_exception_handler(lambda _, context: reported.append(context["message"]))
+    loop.set_default_executor(CallThreads())
+    backend = Overdue()
+    async with asyncio.TaskGroup() as tasks:
+        server = CallServer(backend, BackendTypes(configs={}), sent.append, tasks)
+        claim = Claim(uid="one", namespace="ns", name="c", devices=())
+        server.receive(Call(id=1, method=Method.PREPARE, claim=claim))
+        with anyio.fail_after(30):
+            while not backend.begun.is_set():
+                await asyncio.sleep(0.001)
+        server.receive(Cancel(id=1))
+        with anyio.fail_after(30):
+            while not sent:  # where the cancelled call waits
+                await asyncio.sleep(0.001)
+        backend.gate.set()
+    gc.collect()
+    assert [type(one) for one in sent] == [Waiting, Failure]
+    assert reported == []
