@@ -12,7 +12,7 @@ from pydra.backends.supervisor_events import BackendFacts, Trouble
 from pydra.backends.wire import Method
 from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec
-from pydra.claim import Claim, ClaimStep, PreparedDevice
+from pydra.claim import Claim, ClaimStep, PreparedDevice, StepStage
 from pydra.devices import Device, HealthStatus, Inventory
 from pydra.errors import (
     ClaimError,
@@ -125,6 +125,8 @@ class ClaimChecks:
                 (Rule.PLAN, self._plan_again),
                 (Rule.PLAN_CRASH, self._crash_after_plan),
             ]
+        if session.has(Method.APPLY):
+            probes.append((Rule.SHARED, self._shared))
         return probes
 
     async def _make(self, rule: Rule, probe: Probe) -> None:
@@ -325,6 +327,36 @@ class ClaimChecks:
             return [f"{conflict}; {how}" for conflict in error.conflicts]
         return []
 
+    async def _shared(self) -> list[str]:
+        """Apply a step for a second claim while another one has it."""
+        pair = find_pair(self._free, self._device)
+        if pair is None:
+            raise NotChecked("there are no two devices that two claims could have")
+        claims = [self._session.build_claim(name, one) for name, one in zip(("first", "second"), pair, strict=True)]
+        try:
+            return await self._share_steps(*claims)
+        finally:
+            await self._release_all(claims)
+
+    async def _share_steps(self, first: Claim, second: Claim) -> list[str]:
+        try:
+            await self._session.hold(first)
+            planned = await self._session.plan(second)
+        except ClaimError as error:
+            raise NotChecked(str(error)) from error
+        shared = {one.key for one in self._session.records[first.uid].claim.steps} & {one.key for one in planned.steps}
+        if not shared:
+            raise NotChecked("the plans of two claims have no step with the same key")
+        try:
+            await self._session.hold(second)
+        except ClaimError as error:
+            steps = self._session.records[second.uid].claim.steps
+            failed = next((one for one in steps if one.stage is not StepStage.DONE), None)
+            if failed is None or failed.key not in shared:
+                raise NotChecked(str(error)) from error
+            return [f"apply of step {failed.label} fails for a claim while another one has the step: {error}"]
+        return []
+
     async def _concurrent(self) -> list[str]:
         # Devices with counters may depend on each other in ways that no counter says, such as a mode of the machine.
         first = self._session.device
@@ -350,13 +382,16 @@ class ClaimChecks:
                 for claim in claims:
                     tasks.start_soon(hold, claim)
         changed = [] if errors else [change for claim in claims for change in await self._compare_alone(claim)]
-        for claim in claims:
-            if claim.uid in self._session.records:
-                await self._session.release(claim, self._session.records[claim.uid].prepared)
+        await self._release_all(claims)
         if errors and all(isinstance(error, ClaimError) for error in errors):
             for claim in claims:
                 await self._hold_alone(claim)
         return [*changed, *(f"refused beside another claim, and not alone: {error}" for error in errors)]
+
+    async def _release_all(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            if claim.uid in self._session.records:
+                await self._session.release(claim, self._session.records[claim.uid].prepared)
 
     async def _compare_alone(self, claim: Claim) -> list[str]:
         """Prepare a claim again that has been prepared at the same time as another."""

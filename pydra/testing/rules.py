@@ -125,6 +125,11 @@ class Rule(Enum):
         "two devices of one claim are prepared, and their container edits agree",
         "a container gets the edits of all devices of a request; the agent refuses a claim whose edits contradict",
     )
+    SHARED = (
+        "shared",
+        "a step that two claims share is applied for both",
+        "the agent calls `apply` for each of them: for the second the change is made already",
+    )
     CONCURRENT = (
         "concurrent",
         "two claims are prepared at once, each with its own devices",

@@ -198,6 +198,23 @@ PROOFS = {
         "    return [one.prepared(ContainerEdits(env={'CARD': one.device})) for one in claim.devices]",
         says='CARD: device a (request device) sets "a", device b (request device) sets "b"; give both the same value',
     ),
+    Rule.SHARED: Proof(
+        "slot = [CounterConsumption(counter_set='board', counters={'slots': 1})]\n"
+        "async def discover():\n"
+        "    devices = [Device(name=name, consumes_counters=slot) for name in 'ab']\n"
+        "    return Inventory(devices=devices, counter_sets=[CounterSet(name='board', counters={'slots': 2})])\n"
+        "class Switch(msgspec.Struct, frozen=True, tag='switch'): pass\n"
+        "STEP_TYPES = (Switch,)\n"
+        "async def plan(claim, held):\n"
+        "    await good(claim)\n"
+        "    return Plan(steps=[Switch()])\n"
+        "async def apply(step, result, claim):\n"
+        "    if known('on'): raise ClaimError('it is on')\n"
+        "    remember('on')\n"
+        "async def undo(step, result, claim):\n"
+        "    if known('on'): os.unlink(f'{DISK}/on')",
+        says="apply of step switch fails for a claim while another one has the step: it is on",
+    ),
     Rule.CONCURRENT: Proof(
         "busy = False\n"
         "async def prepare(claim):\n"
@@ -473,6 +490,7 @@ TOGETHER = (
     (Rule.UNPREPARE_NOTHING,),
     (Rule.UNPREPARE_AFTER_CRASH,),
     (Rule.PLAN_CRASH, Rule.REASONS),
+    (Rule.SHARED,),
 )
 """One backend can break several rules with different functions."""
 
