@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from pydra import HeldClaim, held_claims
 from pydra_cpu.backend import CpuBackend
+from pydra_cpu.container_reader import read_allowed
 from pydra_cpu.devices import DRIVER
 from pydra_cpu.hardware_reader import read_topology
 from pydra_cpu.nri_handlers import ContainerHandlers
@@ -34,7 +36,8 @@ async def open_backend(
 
             settings = await stack.enter_async_context(open_simulation(settings))
         tree = Tree(Roots(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root))
-        handlers = ContainerHandlers(read_topology(tree), settings.reserved, held)
+        read = partial(read_allowed, tree)
+        handlers = ContainerHandlers(read_topology(tree), settings.reserved, held, read)
         runtime = await stack.enter_async_context(
             connect(DRIVER, index=NRI_INDEX, handlers=handlers.build(), socket=settings.nri_socket)
         )

@@ -105,6 +105,12 @@ def read_containers(tree: Tree) -> tuple[Running, ...]:
     return tuple(found)
 
 
+def read_allowed(tree: Tree, cgroups_path: str) -> frozenset[int] | None:
+    """The CPUs that a cgroup names, by its path in the bundle; all if empty, None while there is no such cgroup."""
+    groups = _find_cgroup(tree, cgroups_path)
+    return _read_list(tree, f"{groups}/cpuset.cpus") if tree.exists(f"{groups}/cpuset.cpus") else None
+
+
 def _read_container(tree: Tree, name: str, path: str) -> Iterator[Running]:
     """The container of the bundle; nothing for a sandbox, and for one that has just ended."""
     try:

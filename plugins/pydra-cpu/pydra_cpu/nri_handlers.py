@@ -30,15 +30,23 @@ _log = logging.getLogger(__name__)
 class ContainerHandlers:
     """The calls of one runtime, whose containers are `containers`, by id. `topology` has the CPUs that were last read.
 
-    None is answered before `claims_known` is set; `held` returns the claims of the node.
+    None is answered before `claims_known` is set; `held` returns the claims of the node. `read_allowed` reads the CPUs
+    of a cgroup from the kernel; None if it cannot.
     """
 
-    def __init__(self, topology: Topology, reserved: frozenset[int], held: Callable[[], Sequence[HeldClaim]]) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        reserved: frozenset[int],
+        held: Callable[[], Sequence[HeldClaim]],
+        read_allowed: Callable[[str], frozenset[int] | None],
+    ) -> None:
         self.topology = topology
         self.containers: dict[str, Container] = {}
         self.claims_known = asyncio.Event()
         self.held = held
         self._reserved = reserved
+        self._read_allowed = read_allowed
         self._starting: dict[str, float] = {}
         """Containers that are being created or started, and until when (of the event loop's clock) this is believed."""
 
@@ -124,14 +132,21 @@ class ContainerHandlers:
 
         Those that are starting do not: the update may be lost, so the next event after their start repeats it.
         """
-        wrong = {
-            key: pin
-            for key, pin in pins.items()
-            if isinstance(pin, Pin) and pin.cpus != self._list_cpus(self.containers[key])
-        }
+        wrong = {key: pin for key, pin in pins.items() if isinstance(pin, Pin) and self._differs(key, pin)}
         reached = wrong.keys() - self._list_starting()
         self.containers |= {key: self.containers[key].with_cpus(wrong[key].cpus) for key in reached}
         return wrong
+
+    def _differs(self, key: str, pin: Pin) -> bool:
+        """Whether the container has other CPUs by the runtime, or more by the kernel: nobody says of a refused update.
+
+        Less by the kernel is no reason: a cgroup above may not allow it more, and would refuse each repetition.
+        """
+        container, online = self.containers[key], self.topology.online
+        if pin.cpus != self._list_cpus(container):
+            return True
+        allowed = self._read_allowed(container.cgroup) if container.cgroup else None
+        return allowed is not None and not (allowed or online) & online <= pin.cpus
 
     def _list_cpus(self, container: Container) -> frozenset[int]:
         """The container's CPUs. One without a claim that has all CPUs need not be restricted to them."""
@@ -166,6 +181,7 @@ def _read_container(pod: nri.PodSandbox, container: nri.Container) -> Container:
         env=container.env,
         cdi_devices=tuple(one.name for one in container.cdi_devices),
         cpus=parse_kernel_list(container.linux.resources.cpu.cpus),
+        cgroup=container.linux.cgroups_path,
         limit=_read_limit(container.linux.resources.cpu),
     )
 

@@ -41,6 +41,8 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     """The names of its CDI devices, if the runtime reports them."""
     cpus: frozenset[int] = frozenset()
     """The CPUs that it may use; all if empty."""
+    cgroup: str = ""
+    """The path of its cgroup, as the bundle has it; empty if the runtime does not report it."""
     limit: float = 0.0
     """For how many CPUs its quota is enough; 0 without a quota."""
 

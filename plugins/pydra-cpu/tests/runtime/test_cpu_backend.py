@@ -133,6 +133,25 @@ async def test_what_the_runtime_has_created_but_not_started_when_it_registers_th
         assert node.cpus("early") == "3-7"
 
 
+@pytest.mark.parametrize(("kernel", "becomes"), [("0-7", "3-7"), ("", "3-7"), ("4-7", "0-7")])
+async def test_a_change_that_the_runtime_refused_is_repeated_if_the_kernel_allows_more(
+    kernel: str, becomes: str, tmp_path: Path
+) -> None:
+    """If it allows less, as below a slice that is restricted, the runtime would refuse each repetition."""
+    allowed = tmp_path / "sys/fs/cgroup/cpuset/pod/neighbour/cpuset.cpus"
+    allowed.parent.mkdir(parents=True)
+    async with serve(tmp_path) as node:
+        linux = LinuxContainer(cgroups_path="/pod/neighbour", resources=LinuxResources(cpu=LinuxCPU(cpus="0-7")))
+        before = Container(id="neighbour", pod_sandbox_id=POD.id, linux=linux)
+        await node.runtime.create_container(before)
+        await node.create("fast", await node.prepare("claim", 3))
+        assert node.cpus("neighbour") == "3-7"
+        node.runtime.containers["neighbour"] = before
+        allowed.write_text(kernel)
+        await node.create("later")
+        assert node.cpus("neighbour") == becomes
+
+
 async def test_neighbours_get_the_cpus_back_when_the_last_container_of_the_claim_ends(tmp_path: Path) -> None:
     async with serve(tmp_path) as node:
         await node.create("neighbour")

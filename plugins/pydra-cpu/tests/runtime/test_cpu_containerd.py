@@ -48,6 +48,19 @@ async def test_a_container_runs_on_the_cpus_of_its_claim_and_its_neighbour_gets_
         await agent.unprepare("claim")
 
 
+async def test_a_change_that_the_runtime_refused_is_repeated_with_the_next_event(node: ContainerdNode) -> None:
+    agent = Agent(namespace="default")
+    async with agent.connect(settings(node)):
+        pod = await node.run_pod("trainer")
+        neighbour = await node.run_container(pod, "neighbour")
+        prepared = await agent.prepare("claim", 1, "cpudevmachine")
+        fast = await node.run_container(pod, "fast", env=prepared.edits.env)
+        assert node.read_cpus(neighbour) == OTHERS
+        node.find_cgroup_file(neighbour, "cpuset.cpus").write_text(ALL)  # as if it had been
+        await node.run_container(pod, "later")
+        assert (node.read_cpus(fast), node.read_cpus(neighbour)) == (FIRST, OTHERS)
+
+
 async def test_the_doctor_sees_containers_and_what_has_been_changed_behind_the_runtimes_back(
     node: ContainerdNode, tmp_path: Path
 ) -> None:
