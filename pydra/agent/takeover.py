@@ -1,8 +1,9 @@
 """Takes over claims that another driver of the same name had prepared.
 
 The claims get CDI files and records first, then the other driver's files are renamed. If the agent is killed in
-between, the next start asks the backend again, and claims that already have a record are left as they are. The CDI
-files of the other driver stay for the running containers.
+between, the next start asks the backend again, and claims that already have a record are left as they are. Of two
+instances at once, the one that is later writes nothing more. The CDI files of the other driver stay for the running
+containers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pydra import atomic_files
 from pydra.backends.contract import Inheritance
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore
-from pydra.claim import Claim
+from pydra.claim import Claim, ClaimRef
 from pydra.claims.claim_files import ClaimFiles
 from pydra.errors import CheckpointError, KubeError, PydraError
 
@@ -45,7 +46,9 @@ async def take_over_claims(
 
     `find_names` is called only if a name is missing. Raises PydraError: of the backend, the disk or the API server.
     """
+    before = frozenset(os.listdir(directory))
     inheritance = await inherit(directory)
+    theirs = [file for file in inheritance.files if os.path.basename(file) in before]
     new = [one for one in inheritance.claims if store.records.get(one.claim.uid) is None]
     names = await _find_names(find_names) if any(not one.claim.name for one in new) else {}
     for inherited in new:
@@ -62,6 +65,12 @@ async def take_over_claims(
         except PydraError as error:  # the claim holds its devices all the same
             _log.warning("claim %s is taken over, but has no CDI file yet: %s", record.claim.uid, error)
         async with store:
+            if not all(map(os.path.exists, theirs)):
+                # Renamed by another instance, which serves by now, and may have ended claims since.
+                _log.info("another instance of the agent has taken over the claims of the driver before")
+                if store.find_held(record.claim.uid) is None:
+                    files.remove(ClaimRef.of(record.claim))
+                return 0
             await store.write(record)
     _rename_old_files(directory, inheritance.files)
     return len(new)

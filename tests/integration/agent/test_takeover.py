@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from pydra.agent.takeover import Names, take_over_claims
+from pydra.agent.takeover import SUFFIX, Names, take_over_claims
 from pydra.backends.contract import Inheritance, InheritedClaim
 from pydra.cdi.device_metadata_files import MetadataPaths, MetadataStore
 from pydra.cdi.edits import ContainerEdits
@@ -179,6 +179,30 @@ async def test_a_name_that_the_driver_before_did_not_keep_is_looked_up(store: Re
     await take(store, tmp_path, claims=(inherited("u1", "", ""), inherited("u2", "", "")))
     found = {uid: (record.claim.namespace, record.claim.name) for uid, record in store.records.items()}
     assert found == {"u1": ("shop", "gpus"), "u2": ("default", "gone-u2")}
+
+
+async def test_what_another_instance_has_taken_over_meanwhile_is_its_own(store: RecordStore, tmp_path: Path) -> None:
+    """It serves already, so a claim without a record has ended, and its device may have another claim."""
+    theirs = tmp_path / "checkpoint.json"
+    theirs.touch()
+
+    async def inherit(directory: str) -> Inheritance:
+        theirs.rename(tmp_path / f"checkpoint.json{SUFFIX}")
+        return Inheritance(claims=(inherited("u1"),), files=(str(theirs),))
+
+    async def find_names() -> Names:
+        raise AssertionError("names are asked for in vain")
+
+    taken = take_over_claims(
+        inherit,
+        store,
+        open_files(tmp_path),
+        find_names=find_names,
+        driver="d",
+        directory=str(tmp_path),
+        boot_id="b",
+    )
+    assert (await taken, store.records, list(tmp_path.glob("cdi/*"))) == (0, {}, [])
 
 
 async def test_what_the_backend_says_is_passed_on(store: RecordStore, tmp_path: Path) -> None:
