@@ -75,8 +75,8 @@ async def restore_compute_modes(
     for uuid in uuids:
         try:
             await session.run(partial(give, uuid=uuid))
-        except NvmlError as error:
-            if error.code not in FORGOTTEN:
+        except NvmlError as error:  # what has just told its mode is there
+            if error.code not in FORGOTTEN or error.call == "nvmlDeviceSetComputeMode":
                 refusals.append(error)
     is_none_left = len(refusals) == len(uuids)
     for refusal in refusals:

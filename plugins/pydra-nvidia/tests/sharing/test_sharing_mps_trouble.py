@@ -39,6 +39,19 @@ async def test_a_gpu_that_falls_off_the_bus_does_not_keep_its_daemon(
     assert bench.hardware.modes["GPU-2"] == DEFAULT
 
 
+async def test_a_gpu_that_is_there_and_refuses_its_compute_mode_is_not_taken_for_gone(
+    bench: Any, kit: Any, applier: StartMpsApplier
+) -> None:
+    entry = bench.note(kit.entry("u1", STEP))
+    await applier.apply(STEP, None, entry)
+    bench.hardware.errors["nvmlDeviceSetComputeMode", "GPU-1"] = Code.NOT_FOUND
+    with pytest.raises(NvmlError, match="nvmlDeviceSetComputeMode for GPU-1 failed with NVML_ERROR_NOT_FOUND"):
+        await applier.undo(STEP, None, entry)
+    del bench.hardware.errors["nvmlDeviceSetComputeMode", "GPU-1"]
+    await applier.undo(STEP, None, entry)
+    assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": DEFAULT}
+
+
 async def test_a_full_disk_does_not_keep_a_daemon(bench: Any, kit: Any, applier: StartMpsApplier) -> None:
     entry = bench.note(kit.entry("u1", STEP))
     await applier.apply(STEP, None, entry)
