@@ -68,7 +68,7 @@ async def open_backend(machine: MachineAccess) -> AsyncIterator[NvidiaBackend]:
             MigModeOn: MigModeOnApplier(session, tree),
             MigModeOff: MigModeOffApplier(session, tree),
             CreateMig: CreateMigApplier(session, tree),
-            ActivateFabric: ActivateFabricApplier(partitions, session, PersistenceMode(session, persistenced)),
+            ActivateFabric: ActivateFabricApplier(partitions, session, PersistenceMode(tree, session, persistenced)),
             SetTimeSlice: SetTimeSliceApplier(session, find_root),
             StartMps: start_mps,
             BindVfio: BindVfioApplier(tree, settings, session),

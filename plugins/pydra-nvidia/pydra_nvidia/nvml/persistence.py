@@ -6,11 +6,13 @@ import asyncio
 import logging
 from typing import Any
 
+from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.host.persistenced import Persistenced, PersistenceFailed
 from pydra_nvidia.nvml.errors import STALE, NvmlError
-from pydra_nvidia.nvml.gpus import Use, find_handle, read_use
+from pydra_nvidia.nvml.gpus import Use, read_use
 from pydra_nvidia.nvml.pynvml_library import Nvml
 from pydra_nvidia.nvml.session import NvmlSession
+from pydra_pci import Tree, read_driver
 
 _log = logging.getLogger(__name__)
 
@@ -22,19 +24,16 @@ def read_persistence(nvml: Nvml, handle: Any, *, subject: str) -> bool | None:
 
 
 def set_persistence(nvml: Nvml, address: str, *, on: bool) -> None:
-    """Let the driver keep the GPU ready while nobody uses it, or not; nothing for a GPU that NVML does not know.
-
-    Raises NvmlError.
-    """
-    handle = find_handle(nvml, address)
-    if handle is not None:
-        nvml.ask("nvmlDeviceSetPersistenceMode", handle, int(on), subject=address)
+    """Let the driver keep the GPU ready while nobody uses it, or not. Raises NvmlError."""
+    handle = nvml.call("nvmlDeviceGetHandleByPciBusId", address, subject=address)
+    nvml.ask("nvmlDeviceSetPersistenceMode", handle, int(on), subject=address)
 
 
 class PersistenceMode:
     """GPUs are named by their PCI addresses."""
 
-    def __init__(self, session: NvmlSession, persistenced: Persistenced) -> None:
+    def __init__(self, tree: Tree, session: NvmlSession, persistenced: Persistenced) -> None:
+        self._tree = tree
         self._session = session
         self._persistenced = persistenced
 
@@ -62,12 +61,18 @@ class PersistenceMode:
         return kept
 
     async def restore(self, address: str) -> None:
-        """Keep the GPU ready again. One that cannot be is given back all the same."""
+        """Keep the GPU ready again, if the driver has it. One that cannot be is given back all the same.
+
+        Raises InMaintenance.
+        """
+        if await asyncio.to_thread(read_driver, self._tree, address) != DRIVER:
+            return
         try:
             if not await asyncio.to_thread(self._persistenced.keep, address, on=True):
                 await self._session.run(lambda nvml: set_persistence(nvml, address, on=True))
         except (NvmlError, PersistenceFailed) as error:
-            _log.warning("the persistence mode of GPU %s stays off: %s", address, error)
+            text = "the persistence mode of GPU %s stays off: %s; switch it on again: nvidia-smi -i %s -pm 1"
+            _log.warning(text, address, error, address)
 
     def _tell_daemon(self, address: str) -> bool:
         """Have nvidia-persistenced release the GPU; whether it kept it."""

@@ -38,7 +38,8 @@ class BindVfioApplier:
         self._deadline = settings.vfio_idle_deadline
         self._session = session
         self._binder = VfioBinder(tree, variable=DEADLINE, left=left, load=load, kernel=kernel, advise=_advise)
-        self._persistence = PersistenceMode(session, Persistenced(tree, partial(find_driver_root, tree, settings)))
+        persistenced = Persistenced(tree, partial(find_driver_root, tree, settings))
+        self._persistence = PersistenceMode(tree, session, persistenced)
 
     async def apply(self, step: BindVfio, _result: Any, claim: Claim, /) -> bool:
         """Bind the function. Raises ClaimError with nothing changed; LeftBehind when some of it is, or was before."""

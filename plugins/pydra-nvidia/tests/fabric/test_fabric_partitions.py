@@ -175,7 +175,8 @@ class Machine:
         self.when_read: Callable[[], object] = lambda: None
         self.partitions = ActivePartitions(self.manager, self._read_held)
         self.partitions.knows_claims = True
-        self.applier = ActivateFabricApplier(self.partitions, self.session, PersistenceMode(self.session, persistenced))
+        persistence = PersistenceMode(simulation.tree, self.session, persistenced)
+        self.applier = ActivateFabricApplier(self.partitions, self.session, persistence)
 
     def _read_held(self) -> tuple[Entry, ...]:
         self.when_read()

@@ -127,6 +127,18 @@ async def test_without_nvml_the_kernel_tells_which_node_to_watch(node: Any) -> N
     assert node.driver() == "vfio-pci"
 
 
+async def test_a_persistence_mode_that_nvml_does_not_restore_is_told_with_what_to_do(
+    node: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    await apply(node)
+    with (node.path / "scenario.yaml").open("a") as file:
+        file.write('faults: [{op: "nvmlDeviceGetHandleByPciBusId*", do: raise, code: NOT_FOUND}]\n')
+    await undo(node)
+    assert not node.gpu().persistence
+    assert f"the persistence mode of GPU {node.GPU} stays off: nvmlDeviceGetHandleByPciBusId for" in caplog.text
+    assert f"NOT_FOUND (6); switch it on again: nvidia-smi -i {node.GPU} -pm 1" in caplog.text
+
+
 async def test_a_persistence_mode_that_a_killed_process_had_taken_is_given_back(node: Any) -> None:
     with node.machine.change() as view:
         for gpu in view.state.gpus.values():
