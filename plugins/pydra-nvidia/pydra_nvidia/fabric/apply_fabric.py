@@ -14,6 +14,7 @@ from pydra import Claim, ClaimError, LeftBehind, UndoLater
 from pydra_nvidia.fabric.active_partitions import ActivePartitions, RecordsUnread
 from pydra_nvidia.fabric.plan_fabric import find_group
 from pydra_nvidia.nvfm import AWAY, FabricManagerError, Group
+from pydra_nvidia.nvml.maintenance_gate import InMaintenance
 from pydra_nvidia.nvml.persistence import PersistenceMode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.steps import ActivateFabric
@@ -48,6 +49,8 @@ class ActivateFabricApplier:
         except ClaimError as error:
             if await self._may_be_active(step):
                 raise LeftBehind(f"Fabric Manager's partition {found.id} may be active: {error}") from error
+            if isinstance(error, InMaintenance):
+                raise LeftBehind(str(error)) from error  # persistence modes may be off
             raise
         return True
 

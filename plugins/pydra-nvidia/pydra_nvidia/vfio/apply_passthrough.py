@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
-from pydra import Claim, ClaimError
+from pydra import Claim, ClaimError, LeftBehind
 from pydra_nvidia.host.driver_root import find_driver_root
 from pydra_nvidia.host.kernel_driver import read_gpu_information
 from pydra_nvidia.host.persistenced import Persistenced
+from pydra_nvidia.nvml.maintenance_gate import InMaintenance
 from pydra_nvidia.nvml.persistence import PersistenceMode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
@@ -44,7 +45,10 @@ class BindVfioApplier:
     async def apply(self, step: BindVfio, _result: Any, claim: Claim, /) -> bool:
         """Bind the function. Raises ClaimError with nothing changed; LeftBehind when some of it is, or was before."""
         ours = {one.step.address for one in claim.steps if isinstance(one.step, BindVfio)}
-        await self._binder.apply(step, ours, partial(self._take, step))
+        try:
+            await self._binder.apply(step, ours, partial(self._take, step))
+        except InMaintenance as error:
+            raise LeftBehind(str(error)) from error  # its persistence mode may be off
         return True
 
     async def undo(self, step: BindVfio, _result: Any, _claim: Claim, /) -> None:

@@ -309,6 +309,29 @@ async def test_a_partition_that_was_activated_before_something_failed_is_given_b
     machine.session.close()
 
 
+async def test_maintenance_that_begins_in_an_activation_that_fails_leaves_persistence_modes_to_later(
+    tmp_path: Path,
+) -> None:
+    gate = Gate(str(tmp_path / "run"))
+    machine = Machine(tmp_path, gate=gate)
+    pair, four = machine.step(1, 2), machine.step(1, 4)
+    four = replace(four, persistent=four.gpus)
+    claim = build_claim("c1", four)
+    await machine.applier.apply(pair, None, build_claim("c2", pair))
+
+    def answer(code: int) -> int:
+        gate.ask(600)
+        return code
+
+    machine.answer = answer
+    with pytest.raises(LeftBehind, match="maintenance"):
+        await machine.applier.apply(four, None, claim)
+    gate.withdraw()
+    await machine.applier.undo(four, None, claim)
+    assert (machine.active, machine.persistent()) == ([pair.partition], {True})
+    machine.session.close()
+
+
 def hold(*steps: ActivateFabric, left_over: bool = False, unread: bool = False) -> Entry:
     return Entry(uid="u", name="default/u", begun=steps, completed=True, left_over=left_over, unread=unread)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pydra import ClaimError
+from pydra import ClaimError, LeftBehind
 from pydra_nvidia.nvml.errors import NvmlError
+from pydra_nvidia.nvml.maintenance_gate import Gate
+from pydra_nvidia.nvml.session import NvmlSession
 from pydra_pci import DeviceBusy
 
 """Override, unbind, bind."""
@@ -125,6 +128,24 @@ async def test_without_nvml_the_kernel_tells_which_node_to_watch(node: Any) -> N
     node.stop(4711)
     await apply(node)
     assert node.driver() == "vfio-pci"
+
+
+async def test_maintenance_that_begins_while_a_gpu_is_waited_for_leaves_its_persistence_mode_to_later(
+    node: Any, tmp_path: Path
+) -> None:
+    gate = Gate(str(tmp_path / "run"))
+    node.session = NvmlSession(node.load, gate)
+    node.inject.start_process(0, pid=815)
+    applies = asyncio.ensure_future(apply(node, deadline=30))
+    await begun_waiting(node)
+    gate.ask(600)
+    node.session.close()
+    with pytest.raises(LeftBehind, match="maintenance"):
+        await applies
+    gate.withdraw()
+    await undo(node)
+    assert node.gpu().persistence
+    node.session.close()
 
 
 async def test_a_persistence_mode_that_nvml_does_not_restore_is_told_with_what_to_do(
