@@ -88,7 +88,7 @@ class AddedNode:
     async def lose(self) -> None:
         """Its power fails."""
         for program in [one for programs in self._programs.values() for one in programs]:
-            program.kill()
+            os.killpg(program.pid, signal.SIGKILL)  # nvidia-imex, which a daemon has started, too
         with suppress(ProcessLookupError):
             os.kill(self._agent.pid, signal.SIGKILL)
         await self.end()
@@ -134,6 +134,7 @@ class AddedNode:
                 env={**os.environ, **given, **paths},
                 stdout=log,
                 stderr=log,
+                start_new_session=True,
             )
         self._programs.setdefault(step.pod, []).append(process)
 
