@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 
@@ -44,8 +43,6 @@ async def test_a_claim_stays_held_while_something_of_the_pod_keeps_its_interface
         with pytest.raises(UndoLater, match=r"nic0 is back, but not as it was before: set master \d+: .* busy"):
             await agent.unprepare("claim")
         pod.end()
-        while "macvlan" in node.host.run("ip -d link show nic0"):  # noqa: ASYNC110 - in the kernel
-            await asyncio.sleep(0.01)
         while "claim" in agent.held:
             with suppress(UndoLater):  # the kernel ends the pod's namespace in the background
                 await agent.unprepare("claim")
