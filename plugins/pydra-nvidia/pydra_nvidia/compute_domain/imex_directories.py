@@ -15,7 +15,6 @@ import json
 import logging
 import os
 from collections.abc import Collection
-from contextlib import suppress
 
 from pydra import ClaimError, LeftBehind, TerminalError, UndoLater
 from pydra_nvidia.atomic_files import replace_file
@@ -91,9 +90,13 @@ class ImexDirectories:
     def remove(self, domain: str) -> None:
         """It goes; nothing to remove is success. Raises UndoLater."""
         path = self.path(domain)
+        place = os.path.realpath(path)
         try:
-            with suppress(FileNotFoundError):
-                remove_clients_directory(os.path.realpath(path))
+            try:
+                remove_clients_directory(place)
+            except FileNotFoundError:
+                if os.path.exists(place):  # a container that still runs has removed something in it meanwhile
+                    raise
             if os.path.islink(path):
                 os.unlink(path)
         except OSError as error:
@@ -157,4 +160,7 @@ class ImexDirectories:
         try:
             return sorted(os.listdir(self._root))
         except FileNotFoundError:
+            return []
+        except OSError as error:
+            _log.warning("%s cannot be read: %s", self._root, error.strerror)
             return []

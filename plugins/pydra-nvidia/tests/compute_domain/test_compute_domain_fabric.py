@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -281,6 +282,39 @@ async def test_a_daemons_directory_is_removed_however_deep_its_container_made_it
             assert list(node.domains.iterdir()) == []
         finally:  # what is left pytest could not remove
             subprocess.run(["rm", "-rf", node.domains], check=True)  # noqa: ASYNC221
+
+
+async def test_a_directory_in_which_a_container_removes_something_meanwhile_goes_later(tmp_path: Path) -> None:
+    """As the daemon of a pod that was deleted by force, which writes its files by way of drafts."""
+    async with machine(tmp_path, gpus({})) as node:
+        agent = StepAgent(node.backend)
+        await agent.prepare(claim("daemon"))
+        (node.domains / ID / "draft").touch()
+        _vanishing.append("draft")
+        await agent.unprepare("uid-daemon")
+        assert "cannot be removed: No such file or directory" in agent.later[0]
+        await agent.retry()
+        assert (list(node.domains.iterdir()), agent.records) == ([], {})
+
+
+_vanishing: list[str] = []
+
+
+def _remove_before(event: str, arguments: tuple[object, ...]) -> None:
+    """A file of this name is gone by the time when it is removed."""
+    if event == "os.remove" and arguments[0] in _vanishing:
+        _vanishing.remove(str(arguments[0]))
+        os.remove(str(arguments[0]), dir_fd=int(str(arguments[1])))
+
+
+sys.addaudithook(_remove_before)
+
+
+async def test_what_cannot_be_listed_at_the_start_stays_until_the_next(tmp_path: Path) -> None:
+    async with machine(tmp_path, gpus({})) as node:
+        node.domains.parent.mkdir(parents=True, exist_ok=True)
+        node.domains.write_text("not a directory")
+        await node.backend.restore(())
 
 
 async def test_a_directory_that_a_full_disk_has_no_place_for_does_not_stay(tmp_path: Path) -> None:
