@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from pydra.backends.claim_config import ConfigTypes, decode_what_fits
 from pydra.backends.contract_validation import name_class
-from pydra.backends.wire import Held, find_unencodable, parse_held
+from pydra.backends.type_mismatches import find_mismatches
+from pydra.backends.wire import Held, build_result, find_unencodable, parse_held
 from pydra.claim import Claim, ClaimStep, HeldClaim, Plan, describe_step
 from pydra.errors import UndoLater
 
@@ -54,9 +55,19 @@ class BackendTypes:
                     yield from parts
                     continue
                 raise
+            yield from (f"plan: steps[{place}] ({one.label}): {wrong}" for wrong in self._find_unreadable(step))
             if one.key in keys:
                 yield f"plan: steps[{place}] ({one.label}) has the same key as a step before it; plan each change once"
             keys.add(one.key)
+
+    def _find_unreadable(self, step: Any) -> tuple[str, ...]:
+        """Say what keeps the step from being read again: msgspec checks no value when it makes a Struct."""
+        recorded = msgspec.msgpack.decode(build_result(step))
+        try:
+            msgspec.convert(recorded, self._step)
+        except (msgspec.ValidationError, TypeError) as error:
+            return find_mismatches(recorded, type(step)) or (str(error),)
+        return ()
 
     def decode_step(self, one: ClaimStep) -> ClaimStep:
         """Return the step as a value of its type. Raises UndoLater if no type fits: a later version recorded it."""

@@ -40,6 +40,7 @@ STEP_TYPES = (Load, Keyed, Method)
         ),
         (Plan(steps=[Load("a"), Keyed(key=7)]), "steps[1]: key of Keyed is 7; it must be a string"),
         (Plan(steps=[Method()]), "steps[0]: key of Method is a method; write @property above it"),
+        (Plan(steps=[Load("a"), Load(7)]), "steps[1] (load): $.region: found 7, allowed: a string"),  # type: ignore[arg-type]
         (Plan(steps=[Keyed(holds="card-0")]), "holds of Keyed is 'card-0'; it must be a tuple of names"),
     ],
 )
