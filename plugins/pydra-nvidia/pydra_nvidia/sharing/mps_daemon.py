@@ -25,6 +25,7 @@ from pydra_nvidia.sharing.mps_launch_plan import (
     Launch,
     LaunchContext,
     find_context,
+    find_copies,
     find_mounts,
     has_memory,
     plan_daemon,
@@ -144,6 +145,8 @@ class MpsDaemons:
         await self._end(place)
         if mounted := await asyncio.to_thread(find_mounts, place, self._where):
             await self._launch("unmount the memory of MPS", Launch(namespaces=self._where.namespaces, unmount=mounted))
+        if copies := await asyncio.to_thread(find_copies, place):
+            await self._launch("unmount the agent's view of it", Launch(unmount=copies))
         try:
             await asyncio.to_thread(remove_clients_directory, place.path)
         except FileNotFoundError:

@@ -128,13 +128,23 @@ def _seen(place: MpsDirectory, path: str, where: LaunchContext) -> str:
 
 def find_mounts(place: MpsDirectory, where: LaunchContext) -> tuple[str, ...]:
     """What is mounted of the place's, there; the latest first, and as often as it is mounted."""
-    wanted = {_seen(place, path, where).encode() for path in (place.pipe, place.shm)}
+    wanted = {_seen(place, path, where) for path in (place.pipe, place.shm)}
+    return tuple(point for point in _list_mounts(where) if point in wanted)
+
+
+def find_copies(place: MpsDirectory) -> tuple[str, ...]:
+    """The same below any directory of this process: its view of the host's / may keep what the host has unmounted."""
+    ends = tuple(place.on_host(path) for path in (place.pipe, place.shm))
+    return tuple(point for point in _list_mounts(LaunchContext()) if point.endswith(ends))
+
+
+def _list_mounts(where: LaunchContext) -> list[str]:
     try:
         with open(where.mounts, "rb") as file:
             points = [re.sub(rb"\\([0-7]{3})", _unescape, line.split(b" ")[4]) for line in file]
     except OSError:
-        return ()
-    return tuple(os.fsdecode(point) for point in reversed(points) if point in wanted)
+        return []
+    return [os.fsdecode(point) for point in reversed(points)]
 
 
 def has_memory(place: MpsDirectory, where: LaunchContext) -> bool:

@@ -236,6 +236,24 @@ async def test_the_daemon_has_the_memory_of_its_clients_as_its_own(
     assert STEP.id not in os.listdir(f"{bench.settings.state}/mps")
 
 
+async def test_the_memory_goes_although_the_agents_view_of_the_host_has_kept_it(
+    bench: Any, kit: Any, host: str, tmp_path: Path
+) -> None:
+    """What an agent that was started meanwhile has at /host, with the chart's host.mountPropagation None."""
+    applier = await run_daemon(bench, kit, DIRECT)
+    place, state = find_directory(bench.settings, STEP.id), bench.settings.state
+    view = f"{tmp_path}/host{state}"
+    os.makedirs(view)
+    for command in (["mount", "--rbind", state, view], ["mount", "--make-rprivate", view]):
+        await asyncio.to_thread(subprocess.run, command, check=True)
+    try:
+        await applier.undo(STEP, None, kit.entry("u1", STEP))
+        assert find_mounts(place, DIRECT) == ()
+        assert STEP.id not in os.listdir(f"{state}/mps")
+    finally:
+        await asyncio.to_thread(subprocess.run, ["umount", "--lazy", view], check=True)
+
+
 async def test_the_admin_limits_the_memory_that_clients_exchange(bench: Any, kit: Any, host: str) -> None:
     bench.settings = replace(bench.settings, mps_shared_memory="2Mi")
     applier = await run_daemon(bench, kit, find_context(MpsLauncher.HOST, host))
