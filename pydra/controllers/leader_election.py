@@ -105,9 +105,10 @@ class LeaderElection:
             await anyio.sleep(self._times.retry_period)
             with anyio.move_on_after(max(0.0, self._held_until - self._clock())):
                 await self._try()
+        why = self.problem or "the API server did not answer in time, or another instance holds it"
         raise LostLease(
             f"{self._identity} could not renew the Lease {self._namespace}/{self._name} within "
-            f"{self._times.renew_deadline:g} s"
+            f"{self._times.renew_deadline:g} s: {why}"
         )
 
     async def release(self) -> None:

@@ -94,9 +94,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         if not is_controller:
             return _print_problems([str(error) for error in expected.exceptions])
-        log.error("the Lease is lost: another instance acts from now on, and this one ends")
+        log.error("%s; this instance ends, and the next one that can renew the Lease acts", _find_first(expected))
         return 1
     return 0
+
+
+def _find_first(error: BaseException) -> BaseException:
+    return _find_first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _print_problems(problems: Sequence[str]) -> int:

@@ -173,6 +173,18 @@ async def test_a_controller_whose_lease_was_taken_ends_without_another_write(sce
         assert holder(scene) == "other"
 
 
+async def test_a_controller_that_cannot_renew_its_lease_says_what_the_api_server_answered(scene: Scene) -> None:
+    async with scene.controller("--lease-seconds", "3") as process:
+        await scene.until(lambda: holder(scene) == "one")
+        scene.server.faults.add(Fault(verb="update", resource="leases", times=None, status=503))
+        with anyio.fail_after(DEADLINE):
+            await process.wait()
+    log = scene.log.read_text()
+    assert process.returncode == 1
+    assert "could not renew the Lease" in log.splitlines()[-1]
+    assert "injected fault 503" in log.splitlines()[-1]
+
+
 def holder(scene: Scene) -> str:
     leases = scene.server.api.list(kinds.LEASES).items
     return str(leases[0]["spec"]["holderIdentity"]) if leases else ""
