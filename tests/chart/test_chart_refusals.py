@@ -65,7 +65,7 @@ ILL_TYPED = [
     wrong("backends.sim.driver", "Sim_Driver", "does not match pattern"),
     wrong("backends.sim.driver", f"{'d' * 60}.dev", "maxLength: got 64, want 63"),
     wrong("backends.sim.process.seccompProfile", {"type": "Localhost"}, "missing property 'localhostProfile'"),
-    wrong("backends.sim.capabilities", ["cap_sys_admin"], "does not match pattern"),
+    wrong("backends.sim.capabilities", ["CAP_SYS_PTRACE"], "value must be one of 'ALL', 'AUDIT_CONTROL'"),
     wrong("backends.sim.hostPaths", [{"path": "relative"}], "does not match pattern '^/'"),
     wrong("backends.sim.hostPaths", [{"path": "/x", "ro": True}], UNKNOWN.format("ro")),
     wrong("backends.sim.nodeAffinity", [{"key": "x", "operator": "Is"}], "value must be one of 'In', 'NotIn'"),
