@@ -32,6 +32,8 @@ ADVICE_BY_STATUS: dict[int, str] = {
 }
 _OF_ADMISSION = ("admission webhook", "being terminated", "exceeded quota")
 """In the message of a 403 that no RBAC rule is the reason for."""
+NO_SUCH_API = "404 page not found"
+"""What API servers up to 1.37 answer, as any server in Go, where no resource is served: a CRD was deleted, say."""
 MESSAGE_LIMIT = 2000
 LINE_LIMIT = 200
 RETRY_AFTER_LIMIT = 30.0
@@ -107,7 +109,9 @@ def build_error(doing: str, status: int, answer: Status, *, retry_after: str = "
     text = f"cannot {doing}: the API server answered {status} {phrase}".rstrip()
     if answer.message:
         text += f": {answer.message[:MESSAGE_LIMIT]}"
-    if answer.non_kubernetes_body:
+    if status == 404 and answer.non_kubernetes_body == NO_SUCH_API:
+        text += f": it serves no such API, or a proxy has answered: {NO_SUCH_API}"
+    elif answer.non_kubernetes_body:
         text += f", and the body is not from the Kubernetes API (is there a proxy?): {answer.non_kubernetes_body}"
     if status in ADVICE_BY_STATUS and not any(words in answer.message for words in _OF_ADMISSION):
         text += f" ({ADVICE_BY_STATUS[status]})"

@@ -68,6 +68,12 @@ def test_only_an_answer_about_the_object_says_that_it_does_not_exist(body: bytes
     assert error.is_of_object is is_of_object
 
 
+def test_an_api_that_is_not_served_is_called_that_and_not_a_proxys_page() -> None:
+    error = build_error("list cliques.example.com", 404, parse_status(b"404 page not found\n"))
+    assert "serves no such API" in str(error)
+    assert "is not from the Kubernetes API" not in str(error)
+
+
 def test_whatever_aiohttp_raises_is_caught_by_the_client() -> None:
     lower = [
         kind
