@@ -542,10 +542,9 @@ async def explain_pod(
     else:
         findings = await _judge_templates(reader, pod, namespace)
     if not names and not findings:
-        advice = (
-            "name claims in spec.resourceClaims and in resources.claims of containers; that of an extended resource "
-            "is made when the pod is scheduled"
-        )
+        findings = await _judge_extended(reader, pod)
+    if not names and not findings:
+        advice = "name claims in spec.resourceClaims and in resources.claims of containers"
         findings.append(Finding("claims", Level.NOTE, "none, so it gets no device", advice))
     claims = [
         await _explain(settings, reader, await _read_claim(client, namespace, one), review) for one in sorted(names)
@@ -559,6 +558,22 @@ async def _miss_pod(reader: Reader, namespace: str, name: str, error: KubeError)
     known = [one["metadata"]["name"] for one in await reader.list(PODS, namespace=namespace)]
     found = f"there is no pod {name} in namespace {namespace}{suggest(name, known)}"
     return Finding("pod", Level.PROBLEM, found, f"kubectl -n {namespace} get pods")
+
+
+async def _judge_extended(reader: Reader, pod: JsonObject) -> list[Finding]:
+    """Say why a pod has no claim yet for the extended resources in its limits that DeviceClasses stand for."""
+    named: dict[str, str] = {}
+    for one in await reader.list(DEVICE_CLASSES):
+        name = one["metadata"]["name"]
+        named[f"deviceclass.resource.kubernetes.io/{name}"] = name
+        named[(one.get("spec") or {}).get("extendedResourceName") or ""] = name
+    containers = (*pod["spec"]["containers"], *(pod["spec"].get("initContainers") or ()))
+    limits = {key for one in containers for key in (one.get("resources") or {}).get("limits") or ()}
+    wanted = ", ".join(f"{key} (DeviceClass {named[key]})" for key in sorted(limits & named.keys()))
+    if not wanted:
+        return []
+    found = f"none yet for {wanted}: the scheduler makes it when it finds the devices"
+    return [Finding("claims", Level.NOTE, found), *_judge_pending([pod])]
 
 
 async def _judge_templates(reader: Reader, pod: JsonObject, namespace: str) -> list[Finding]:

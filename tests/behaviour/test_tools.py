@@ -293,6 +293,29 @@ def test_a_pod_without_claims_is_told_how_to_have_one(quiet: Node, tool: Tool) -
     assert "name claims in spec.resourceClaims and in resources.claims of containers" in printed
 
 
+def test_a_pod_whose_extended_resource_is_not_allocated_is_told_what_the_scheduler_says(
+    quiet: Node, tool: Tool
+) -> None:
+    path, classes = "/api/v1/namespaces/default/pods", "/apis/resource.k8s.io/v1/deviceclasses"
+    board = {"metadata": {"name": "board"}, "spec": {"extendedResourceName": "example.com/board"}}
+    quiet.api.request("POST", classes, board)
+    limits = {"limits": {"example.com/board": "9", "cpu": "1"}}
+    spec = {"containers": [{"name": "main", "image": "none", "resources": limits}]}
+    pod = quiet.api.request("POST", path, {"metadata": {"name": "many"}, "spec": spec})
+    said = {"type": "PodScheduled", "status": "False", "message": "1 cannot allocate all claims"}
+    quiet.api.request("PUT", f"{path}/many/status", {**pod, "status": {"phase": "Pending", "conditions": [said]}})
+    report = tool.json("explain", "pod", "many")
+    quiet.api.request("DELETE", f"{path}/many")
+    quiet.api.request("DELETE", f"{classes}/board")
+    assert [(one["level"], one["found"]) for one in report["findings"]] == [
+        (
+            "note",
+            "none yet for example.com/board (DeviceClass board): the scheduler makes it when it finds the devices",
+        ),
+        ("problem", "not yet; the scheduler says of pod many: 1 cannot allocate all claims"),
+    ]
+
+
 def test_the_events_of_a_pod_with_extended_resources_are_those_of_its_claim(quiet: Node, tool: Tool) -> None:
     claim, path = quiet.api.create_claim(quiet.board.device()), "/api/v1/namespaces/default/pods"
     pod = {"metadata": {"name": "extended"}, "spec": {"containers": [{"name": "main", "image": "none"}]}}
