@@ -17,7 +17,14 @@ from pydra.diagnosis import Finding, Level
 from pydra.diagnosis.agent_state import judge_agent, read_agent
 from pydra.diagnosis.cluster_checks import judge_cluster, judge_pool
 from pydra.diagnosis.cluster_reader import open_cluster
-from pydra.diagnosis.held_claims import ClaimRecord, find_drivers, judge_files, judge_left_over, read_held
+from pydra.diagnosis.held_claims import (
+    ClaimRecord,
+    find_drivers,
+    judge_files,
+    judge_left_over,
+    judge_unreadable,
+    read_held,
+)
 from pydra.diagnosis.node_checks import judge_directories_and_sockets, judge_runtime
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import Settings
@@ -40,7 +47,7 @@ async def examine_node(settings: Settings) -> Examination:
     findings = [*judge_agent(agent), *await asyncio.to_thread(judge_backends, settings, held, unread)]
     findings += unread.values()
     findings += await asyncio.to_thread(judge_directories_and_sockets, settings, drivers)
-    findings += [*judge_left_over(held), *await judge_files(settings, held)]
+    findings += [*judge_left_over(held), *judge_unreadable(held), *await judge_files(settings, held)]
     runtime: str | None = None
     try:
         async with open_cluster(settings) as client:

@@ -101,6 +101,14 @@ def judge_left_over(held: Iterable[ClaimRecord]) -> Iterator[Finding]:
             )
 
 
+def judge_unreadable(held: Iterable[ClaimRecord]) -> Iterator[Finding]:
+    """Yield the records that cannot be read, whose claims hold devices all the same."""
+    for one in held:
+        if one.stored.record is None:
+            found = f"the record of {one.driver} cannot be read: {one.stored.problem} ({one.stored.path})"
+            yield Finding("record", Level.PROBLEM, found, "see: pydra checkpoint repair")
+
+
 def choose_records(records: tuple[ClaimRecord, ...], claim: str) -> tuple[ClaimRecord, ...]:
     """Return the records of the claim with this uid, or of NAMESPACE/NAME. Raises SettingsError."""
     named = [(record, (record.claim.uid, f"{record.claim.namespace}/{record.claim.name}")) for record in records]
@@ -161,8 +169,7 @@ async def judge_record(settings: Settings, record: ClaimRecord, *, is_wanted: bo
     """Judge a record and its CDI file; `is_wanted`: the claim is allocated, as far as that is known."""
     kept, where = record.stored.record, record.stored.path
     if kept is None:
-        found = f"the record of {record.driver} cannot be read: {record.stored.problem} ({where})"
-        return [Finding("prepared", Level.PROBLEM, found, "see: pydra checkpoint repair")]
+        return [replace(one, subject="prepared") for one in judge_unreadable((record,))]
     if kept.stage is Stage.STARTED:
         found = f"{record.driver} has begun, and not ended, to prepare or to unprepare it ({where})"
         advice = "the agent undoes or repeats it at the kubelet's next call; the last error is in the Events"

@@ -583,6 +583,18 @@ def test_the_doctor_names_the_claim_whose_cdi_file_has_been_deleted(quiet: Node,
     quiet.kubelet.release(claim)
 
 
+def test_the_doctor_names_the_record_that_cannot_be_read(quiet: Node, tool: Tool) -> None:
+    claim = quiet.api.create_claim(quiet.board.device())
+    quiet.kubelet.prepare_one(claim)
+    (record,) = (quiet.root / "run" / DRIVER / "claims").glob("*.json")
+    good = record.read_bytes()
+    record.write_bytes(b"garbage")
+    code, printed = tool.run("doctor")
+    record.write_bytes(good)
+    quiet.kubelet.release(claim)
+    assert (code, f"the record of {DRIVER} cannot be read: not a checkpoint record" in printed) == (1, True)
+
+
 def test_the_doctor_tells_what_a_backend_finds_wrong_on_the_node(
     quiet: Node, tool: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
