@@ -396,8 +396,9 @@ def _check_host(name: str, text: str) -> IpInterface:
 
 def _check_once(name: str, items: Sequence[object], places: Sequence[object]) -> None:
     """Raise ValueError for an item that would replace another one in the same place."""
+    known: dict[object, int] = {}
     for number, (item, place) in enumerate(zip(items, places, strict=True)):
-        if items[first := places.index(place)] != item:
+        if items[first := known.setdefault(place, number)] != item:
             raise ValueError(
                 f"{name}[{number}]: found another {name}[{first}] before it, which it would replace; remove one of both"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,23 @@ TO_9, TO_9_ELSEWHERE = ({"destination": "10.9.0.0/16", "gateway": f"10.0.0.{one}
 def test_what_no_pod_could_start_with_is_refused_before_there_is_a_claim(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=re.escape(message)):
         config(**fields)
+
+
+def test_routes_are_not_compared_with_each_other() -> None:
+    """A claim may have 32 configurations with hundreds of them, and the event loop of the webhook checks them."""
+    calls = 0
+
+    def count(_frame: object, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    routes = [{"destination": f"{number:x}::/64", "scope": 253} for number in range(256)]
+    sys.setprofile(count)
+    try:
+        config(routes=routes)
+    finally:
+        sys.setprofile(None)
+    assert calls < 256 * 256
 
 
 @pytest.mark.parametrize("addressing", ["DHCP", "SLAAC"])
