@@ -112,7 +112,7 @@ class TpuConfig(_Part, frozen=True):
     """
 
     logging: LoggingConfig | None = None
-    metrics_ports: tuple[Port, ...] | None = None
+    metrics_ports: Annotated[tuple[Port, ...], msgspec.Meta(max_length=64)] | None = None
     premapped_buffer: PremappedBuffer | None = None
     ici_resiliency: bool | None = None
     megascale: Megascale | None = None

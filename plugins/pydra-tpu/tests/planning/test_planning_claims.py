@@ -248,6 +248,7 @@ def test_a_chip_that_containers_cannot_use_is_refused_with_what_to_do(fields: di
         ({"logging": {"level": "INFO"}}, "Expected `int"),
         ({"logging": {"directory": "logs"}}, "matching regex"),
         ({"metricsPorts": [8431, 0]}, r"at `\$.metricsPorts\[1\]`"),
+        ({"metricsPorts": list(range(1, 2000))}, r"length <= 64 - at `\$.metricsPorts`"),
         ({"metricsPorts": [8431, 8431]}, "8431 must not be there twice"),
         ({"premappedBuffer": {"size": "4097"}}, "size: 4097 must be a positive multiple of 4096 bytes"),
         ({"premappedBuffer": {"size": 0, "transferThreshold": "1.5"}}, "size: 0 must be .*transferThreshold: 1.5 must"),
