@@ -47,11 +47,13 @@ def is_alive(process: Process) -> bool:
 
 
 def has_mark(pid: int, mark: str) -> bool:
-    """Whether the process was started with `NAME=value` in its environment.
+    """Whether the process was started with `NAME=value` in its environment, and not in a pod, which may do so, too.
 
     May block: a process that hangs in the driver may keep its memory, where its environment is, from readers.
     """
     try:
+        if os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid"):
+            return False
         with open(f"/proc/{pid}/environ", "rb") as file:
             return mark.encode() in file.read().split(b"\0")
     except OSError:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,7 +24,7 @@ from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.sharing.apply_mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons, MpsFailed
 from pydra_nvidia.sharing.mps_directory import MpsBusy, turn
-from pydra_nvidia.sharing.mps_processes import identify, is_alive
+from pydra_nvidia.sharing.mps_processes import MARK, identify, is_alive
 from pydra_nvidia.steps import StartMps
 from pydra_nvidia.waiting import time_for
 
@@ -94,6 +95,28 @@ async def test_a_daemon_that_forks_whenever_it_is_to_end_leaves_no_process(bench
     await applier.apply(STEP, None, entry)
     await applier.undo(STEP, None, entry)
     assert daemons_of(bench) == ()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a namespace of process ids")
+async def test_a_process_of_a_pod_with_the_mark_of_a_daemon_is_none_of_its_processes(
+    bench: Any, kit: Any, applier: StartMpsApplier, tmp_path: Path
+) -> None:
+    """With processes that begin as fast as they are killed, any pod could keep the GPUs of a claim that has ended."""
+    entry = bench.note(kit.entry("u1", STEP))
+    await applier.apply(STEP, None, entry)
+    program = tmp_path / "nvidia-cuda-mps-control"
+    program.symlink_to("/bin/cat")
+    command = ["unshare", "--pid", "--fork", "--kill-child", str(program)]
+    environment = {MARK: place_of(bench).path}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as pod:  # noqa: ASYNC220
+        assert pod.stdin is not None
+        assert pod.stdout is not None
+        pod.stdin.write(b"runs")
+        pod.stdin.flush()
+        assert await asyncio.to_thread(pod.stdout.read, 4) == b"runs"
+        await applier.undo(STEP, None, entry)
+        pod.stdin.close()
+        assert pod.wait() == 0, "it ended by itself"
 
 
 async def test_a_daemon_that_is_silent_when_its_claim_is_prepared_again_is_left_to_its_pods(
