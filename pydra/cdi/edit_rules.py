@@ -6,6 +6,7 @@ purpose where a container would fail later anyway: paths are absolute, and no st
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -87,9 +88,9 @@ def _find_net_device_problems(devices: Sequence[NetDevice]) -> Iterator[str]:
         ("name", [one.name for one in devices]),
     ):
         yield from (f"netDevices[{index}].{field}: must not be empty" for index, one in enumerate(names) if not one)
-        for one in dict.fromkeys(names):
-            if one and names.count(one) > 1:
-                yield f"netDevices: {names.count(one)} entries have the {field} {one!r}"
+        for one, count in Counter(names).items():
+            if one and count > 1:
+                yield f"netDevices: {count} entries have the {field} {one!r}"
 
 
 def _find_process_problems(edits: ContainerEdits) -> Iterator[str]:

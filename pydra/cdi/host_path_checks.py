@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import posixpath
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from os import lstat, readlink, stat_result
 from time import monotonic
@@ -74,14 +74,14 @@ def drop_absent(prepared: Sequence[PreparedDevice], found: Found) -> tuple[Prepa
     missing: list[str] = []
     present: list[PreparedDevice] = []
     for device in prepared:
-        absent: list[object] = []
+        absent: set[object] = set()
         for node in device.edits.device_nodes:
             if not _needs_host(node):
                 continue
             mode = found[node.host_path or node.path]
             if isinstance(mode, int) and stat.S_IFMT(mode) in _FORMATS.get(node.type, ()):
                 continue
-            absent.append(node)
+            absent.add(node)
             if not node.optional:
                 problem = _describe_node_problem(node, mode)
                 missing.append(f"{problem}, which device {device.device} (request {device.request}) needs")
@@ -89,7 +89,7 @@ def drop_absent(prepared: Sequence[PreparedDevice], found: Found) -> tuple[Prepa
             mode = found[mount.host_path] if mount.type in BIND_TYPES else 0
             if not isinstance(mode, str):
                 continue
-            absent.append(mount)
+            absent.add(mount)
             if not mount.optional:
                 problem = f"the node has no {mount.host_path} ({mode})"
                 missing.append(f"{problem}, which device {device.device} (request {device.request}) needs")
@@ -113,7 +113,7 @@ def _describe_node_problem(node: DeviceNode, mode: int | str) -> str:
     return f"{path} on the node is a device node of another type than {node.type!r}"
 
 
-def _without(edits: ContainerEdits, absent: Sequence[object]) -> ContainerEdits:
+def _without(edits: ContainerEdits, absent: Set[object]) -> ContainerEdits:
     return replace(
         edits,
         device_nodes=tuple(node for node in edits.device_nodes if node not in absent),

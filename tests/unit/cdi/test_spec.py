@@ -10,7 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pydra.cdi.edits import ContainerEdits, DeviceNode, Hook
+from pydra.cdi.edit_rules import find_edit_problems
+from pydra.cdi.edits import ContainerEdits, DeviceNode, Hook, Mount, NetDevice
+from pydra.cdi.host_path_checks import drop_absent
 from pydra.cdi.spec import ClaimSpec, build_spec
 from pydra.claim import PreparedDevice
 from pydra.errors import ContractError, EditConflict
@@ -185,6 +187,16 @@ def test_all_violations_of_all_devices_are_reported_at_once() -> None:
         "device gpu-1 (request gpu): mounts[0].containerPath: 'y' must be an absolute path",
         "device gpu-1 (request gpu): mounts[0].hostPath: 'y' must be an absolute path",
     )
+
+
+def test_edits_are_not_compared_with_all_others() -> None:
+    """An answer has place for so many, and a backend could keep the agent from all others for hours."""
+    interfaces = tuple(NetDevice(host_interface_name=f"a{one}", name=f"b{one}") for one in range(100_000))
+    assert list(find_edit_problems(ContainerEdits(net_devices=interfaces))) == []
+    mounts = tuple(Mount(host_path=f"/a/{one}", container_path="/b", optional=True) for one in range(100_000))
+    device = PreparedDevice(request="r", pool="p", device="d", edits=ContainerEdits(mounts=mounts))
+    (left,) = drop_absent([device], {one.host_path: "no such file or directory" for one in mounts})
+    assert left.edits == ContainerEdits()
 
 
 def test_a_text_that_only_looks_like_a_nul_byte_is_accepted() -> None:
