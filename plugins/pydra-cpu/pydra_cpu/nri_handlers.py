@@ -16,7 +16,7 @@ from pydra import HeldClaim
 from pydra_cpu.cpu_list import format_cpu_list, parse_kernel_list
 from pydra_cpu.devices import find_offered
 from pydra_cpu.hardware_types import Topology
-from pydra_cpu.pinning import Container, Pin, PinRefused, find_pins
+from pydra_cpu.pinning import Container, Pin, PinRefused, find_pins, list_variables
 
 _CFS_PERIOD = 100_000
 """The kernel's default, in microseconds."""
@@ -54,6 +54,7 @@ class ContainerHandlers:
         """The handlers, for the connection to the runtime."""
         return nri.Handlers(
             synchronize=self.synchronize,
+            keep=_keep,
             create_container=self.create_container,
             post_start_container=self.post_start_container,
             update_container=self.update_container,
@@ -172,13 +173,18 @@ def _read_labels(container: nri.Container) -> nri.PodSandbox:
     return nri.PodSandbox(name=name, namespace=namespace)
 
 
+def _keep(container: nri.Container) -> nri.Container:
+    """The container without what decides nothing here, and may be large."""
+    return replace(container, env=list_variables(container.env), args=(), annotations={}, mounts=())
+
+
 def _read_container(pod: nri.PodSandbox, container: nri.Container) -> Container:
     return Container(
         id=container.id,
         namespace=pod.namespace,
         pod=pod.name,
         name=container.name,
-        env=container.env,
+        env=list_variables(container.env),
         cdi_devices=tuple(one.name for one in container.cdi_devices),
         cpus=parse_kernel_list(container.linux.resources.cpu.cpus),
         cgroup=container.linux.cgroups_path,

@@ -49,7 +49,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def variables(self) -> tuple[str, ...]:
         """The part of its environment that names claims."""
-        return tuple(entry for entry in self.env if entry.startswith(PREFIX))
+        return list_variables(self.env)
 
     def with_cpus(self, cpus: frozenset[int]) -> Container:
         """Return the container with other CPUs."""
@@ -64,6 +64,11 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
 
     cpus: frozenset[int]
     memory: frozenset[int] = frozenset()
+
+
+def list_variables(env: Iterable[str]) -> tuple[str, ...]:
+    """The entries of an environment that name claims."""
+    return tuple(entry for entry in env if entry.startswith(PREFIX))
 
 
 def build_variable(claim: Claim, shares: Shares, request: str) -> tuple[str, str]:

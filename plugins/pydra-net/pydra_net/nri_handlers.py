@@ -38,6 +38,7 @@ class PodHandlers:
         """The handlers, for the connection to the runtime."""
         return Handlers(
             synchronize=self.synchronize,
+            keep=lambda _: Container(),
             run_pod_sandbox=self.run_pod_sandbox,
             stop_pod_sandbox=self.stop_pod_sandbox,
             remove_pod_sandbox=self.stop_pod_sandbox,

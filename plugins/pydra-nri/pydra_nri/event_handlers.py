@@ -30,6 +30,8 @@ class Handlers(msgspec.Struct, frozen=True, kw_only=True):
 
     synchronize: Callable[[Sequence[PodSandbox], Sequence[Container]], Awaitable[Updates]]
     """Called with all that exists, after each connection and before any event; returns what to correct."""
+    keep: Callable[[Container], Container] | None = None
+    """Returns what `synchronize` needs of a container: authors of pods may give each an environment of a MiB."""
     run_pod_sandbox: PodHandler | None = None
     stop_pod_sandbox: PodHandler | None = None
     remove_pod_sandbox: PodHandler | None = None

@@ -140,7 +140,8 @@ class Session:
 
     async def _synchronize(self, part: SynchronizeRequest, timeout_nano: int) -> bytes:
         """Collect the parts; the last one's answer has the updates."""
-        pods, containers = self._existing.pods + part.pods, self._existing.containers + part.containers
+        found = part.containers if self._handlers.keep is None else tuple(map(self._handlers.keep, part.containers))
+        pods, containers = self._existing.pods + part.pods, self._existing.containers + found
         if part.more:
             self._existing = SynchronizeRequest(pods=pods, containers=containers)
             return encode(UpdatesResponse(more=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -312,6 +313,24 @@ async def test_a_container_with_a_forged_variable_is_not_created(tmp_path: Path)
             OperationFailed, match="container forged of pod team/trainer has the variable 'DRA_CPUSET_claim"
         ):
             await node.runtime.create_container(forged)
+
+
+async def test_large_environments_of_containers_take_no_memory(tmp_path: Path) -> None:
+    """A ConfigMap of a MiB may be the environment of all containers of a namespace."""
+    node = Node(FakeRuntime(request_timeout=100.0, part=1))
+    node.runtime.pods[POD.id] = POD
+    env = tuple(f"V{one}={'x' * (128 << 10)}" for one in range(8))
+    for number in range(64):
+        name = f"c{number}"
+        node.runtime.containers[name] = Container(id=name, name=name, pod_sandbox_id=POD.id, env=env)
+    tracemalloc.start()
+    try:
+        async with serve(tmp_path, node=node):
+            assert tracemalloc.get_traced_memory()[1] < 32 << 20
+            assert await node.create("fast", await node.prepare("claim", 3)) == "0-2"
+            assert node.cpus("c63") == "3-7"
+    finally:
+        tracemalloc.stop()
 
 
 async def test_containers_of_another_driver_keep_their_cpus_and_no_claim_gets_them(tmp_path: Path) -> None:
