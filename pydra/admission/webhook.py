@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import ssl
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from time import perf_counter
 
 import anyio
+import anyio.to_thread
 from aiohttp import web
 
 from pydra import __version__
@@ -50,6 +53,9 @@ MAX_BODY = 4 << 20
 SMALL_BODY = 64 << 10
 """Reviews of up to so many bytes are read at once; of larger, rare ones, at most `MOST_LARGE` at a time. The memory
 that the chart allows the container is enough for all connections with bodies of this size."""
+
+USUAL_BODY = 8 << 10
+"""Reviews of up to so many bytes take milliseconds at most, and are checked without a thread."""
 
 MOST_LARGE = 4
 
@@ -118,6 +124,7 @@ class ReviewService:
         self._metrics = metrics
         self.read_deadline = read_deadline
         self._large = _LargeReviews()
+        self._turns = _Turns()
 
     def missing(self) -> Sequence[str]:
         """Return why API servers should not send requests here, for /readyz."""
@@ -140,23 +147,28 @@ class ReviewService:
             return _refuse(415, f"expected a body without Content-Encoding, found {encoding}")
         small = request.content_length is not None and request.content_length <= SMALL_BODY
         try:
-            with anyio.fail_after(self.read_deadline):
-                body = await request.read() if small else await self._large.read(request)
+            async with AsyncExitStack() as place:
+                with anyio.fail_after(self.read_deadline):
+                    read = request.read() if small else place.enter_async_context(self._large.read(request))
+                    body = await read
+                if body is not None:
+                    async with self._turns.of(request.remote or ""):
+                        return await self._review(body)
         except TimeoutError:
             return _refuse(408, f"the review did not arrive within {self.read_deadline:g} s")
         except web.HTTPRequestEntityTooLarge:
             return _refuse(413, f"a review has at most {MAX_BODY} bytes")
         except web.RequestPayloadError as error:
             return _refuse(400, f"the body cannot be read: {error}")
-        if body is None:
-            return _refuse(408, f"other reviews wait, and this one did not arrive within {LARGE_SECONDS:g} s")
-        return self._review(body)
+        return _refuse(408, f"other reviews wait, and this one did not arrive within {LARGE_SECONDS:g} s")
 
-    def _review(self, body: bytes) -> web.Response:
+    async def _review(self, body: bytes) -> web.Response:
         start = perf_counter()
         try:
-            question = parse_review(body)
-            decision = review_object(question, self._drivers)
+            if len(body) <= USUAL_BODY:
+                question, decision = self._check(body)
+            else:
+                question, decision = await anyio.to_thread.run_sync(self._check, body)
         except MalformedReview as error:
             return _refuse(400, str(error))
         except RecursionError:  # of what could just be decoded
@@ -165,6 +177,10 @@ class ReviewService:
         self._metrics.seconds.observe(perf_counter() - start)
         self._tell(question, decision)
         return web.Response(body=answer, content_type="application/json")
+
+    def _check(self, body: bytes) -> tuple[Question, Decision]:
+        question = parse_review(body)
+        return question, review_object(question, self._drivers)
 
     def _tell(self, question: Question, decision: Decision) -> None:
         resource = question.resource.resource
@@ -177,35 +193,86 @@ class ReviewService:
             _log.info("refused: %s", "; ".join(decision.problems)[:MOST_SAID], extra={"fields": fields})
 
 
+class _Turns:
+    """Lets one review at a time be checked, and clients take turns: those of some take a second, of others less than
+    a millisecond."""
+
+    def __init__(self) -> None:
+        self._busy = False
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def of(self, client: str) -> AsyncIterator[None]:
+        """Wait for the client's turn, which lasts as long as the block."""
+        if self._busy:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(client, deque()).append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._pass_on()
+                raise
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            client, turns = next(iter(self._waiting.items()))
+            del self._waiting[client]
+            turn = turns.popleft()
+            if turns:
+                self._waiting[client] = turns  # after all others
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._busy = False
+
+
 class _LargeReviews:
     """Reads large reviews, few at a time. If others wait, one that arrives slowly is given up."""
 
     def __init__(self) -> None:
         self._reading: dict[anyio.CancelScope, float] = {}  # the one that began first comes first
+        self._arrived = 0
         self._freed = asyncio.Event()
 
-    async def read(self, request: web.Request) -> bytes | None:
-        """Return the body, or None if it was given up."""
-        while len(self._reading) >= MOST_LARGE:
-            first, began = next(iter(self._reading.items()))
+    @asynccontextmanager
+    async def read(self, request: web.Request) -> AsyncIterator[bytes | None]:
+        """Yield the body, or None if it was given up; its place is taken until the block ends."""
+        while len(self._reading) + self._arrived >= MOST_LARGE:
+            first, began = next(iter(self._reading.items()), (None, math.inf))
             with anyio.move_on_after(began + LARGE_SECONDS - anyio.current_time()):
                 await self._freed.wait()
                 continue
             if first in self._reading:
                 first.cancel()
                 self._free(first)
+        body = None
         with anyio.CancelScope() as scope:
             self._reading[scope] = anyio.current_time()
             try:
-                return await request.read()
+                body = await request.read()
+                self._arrived += 1
             finally:
                 self._free(scope)
-        return None
+        try:
+            yield body
+        finally:
+            if body is not None:
+                self._arrived -= 1
+                self._tell_freed()
 
     def _free(self, scope: anyio.CancelScope) -> None:
         if self._reading.pop(scope, None) is not None:
-            self._freed.set()
-            self._freed = asyncio.Event()
+            self._tell_freed()
+
+    def _tell_freed(self) -> None:
+        self._freed.set()
+        self._freed = asyncio.Event()
 
 
 @asynccontextmanager

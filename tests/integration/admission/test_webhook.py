@@ -156,6 +156,37 @@ async def test_many_reviews_at_once_are_each_answered_for_themselves() -> None:
         assert webhook.count("resourceclaims", "denied") == 100
 
 
+async def test_a_client_with_many_reviews_waits_itself_and_not_the_others() -> None:
+    """Anybody in the cluster may send some, over connections that stay open."""
+
+    async def receive(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+        head = await connection[0].readuntil(b"\r\n\r\n")
+        await connection[0].readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
+
+    def send(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], resource: str, padding: str) -> None:
+        body = encode(build_body(resource, [RIGHT], padding=padding))
+        head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        connection[1].write(f"{head}\r\n\r\n".encode() + body)
+
+    async with serve_webhook() as webhook:
+        port = int(webhook.url.rpartition(":")[2])
+        clients = [*["127.0.0.2"] * 40, "127.0.0.3"]
+        connections = [await asyncio.open_connection("127.0.0.1", port, local_addr=(one, 0)) for one in clients]
+        for connection in connections:
+            send(connection, "pods", "")
+            await receive(connection)
+        *many, other = connections
+        for connection in many:
+            send(connection, "resourceclaims", "x" * (32 << 10))
+        send(other, "deviceclasses", "")
+        await receive(other)
+        assert webhook.count("resourceclaims", "allowed") < 20
+        for connection in many:
+            await receive(connection)
+        for _, writer in connections:
+            writer.close()
+
+
 async def test_one_that_leaves_is_not_ready_and_closes_its_connections_with_their_next_answer() -> None:
     async with serve_webhook() as webhook, connect() as session:
         async with session.get(f"{webhook.url}/readyz") as response:
