@@ -33,7 +33,7 @@ def read_clients_file(path: str, limit: int) -> bytes:
 
 
 def remove_clients_directory(path: str) -> None:
-    """Remove a directory that containers wrote to, with all that is in it. Raises OSError.
+    """Remove a directory that containers wrote to, with all that is in it. Raises OSError; FileNotFoundError for none.
 
     They may have made it deeper than Python can recurse, or have descriptors open; so what is below a directory in it
     is moved up before that is removed.
@@ -50,6 +50,8 @@ def remove_clients_directory(path: str) -> None:
                 finally:
                     os.close(inner)
                 os.rmdir(name, dir_fd=top)
+    except FileNotFoundError as error:
+        raise OSError(errno.ENOTEMPTY, "a container removed something in it meanwhile", path) from error
     finally:
         os.close(top)
     os.rmdir(path)

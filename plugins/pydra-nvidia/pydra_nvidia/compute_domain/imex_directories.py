@@ -15,6 +15,7 @@ import json
 import logging
 import os
 from collections.abc import Collection
+from contextlib import suppress
 
 from pydra import ClaimError, LeftBehind, TerminalError, UndoLater
 from pydra_nvidia.atomic_files import replace_file
@@ -90,13 +91,9 @@ class ImexDirectories:
     def remove(self, domain: str) -> None:
         """It goes; nothing to remove is success. Raises UndoLater."""
         path = self.path(domain)
-        place = os.path.realpath(path)
         try:
-            try:
-                remove_clients_directory(place)
-            except FileNotFoundError:
-                if os.path.exists(place):  # a container that still runs has removed something in it meanwhile
-                    raise
+            with suppress(FileNotFoundError):
+                remove_clients_directory(os.path.realpath(path))
             if os.path.islink(path):
                 os.unlink(path)
         except OSError as error:
