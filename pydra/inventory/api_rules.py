@@ -21,6 +21,7 @@ import msgspec
 
 from pydra.api_name_formats import is_label, is_label_key, is_label_value, is_qualified_name
 from pydra.devices import (
+    HEALTHY,
     AttributeValue,
     Capacity,
     CapacityRange,
@@ -98,6 +99,11 @@ def validate_inventory(inventory: Inventory) -> Valid:
     for device in inventory.devices:
         errors = [*check_device(device), *_check_references(device, kept_sets)]
         _keep(device, kept, "device", errors, dropped)
+        if not is_label_key(device.health.taint):
+            problems.append(
+                f"device {device.name!r}: health.taint {device.health.taint!r} is not a valid key of a taint; "
+                f"{HEALTHY.taint!r} is used"
+            )
     statuses: list[ClaimDeviceStatus] = []
     for status in inventory.claim_statuses:
         if errors := [*check_device_status(status.status)]:

@@ -13,7 +13,17 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.api_name_formats import is_label_key
-from pydra.devices import ClaimDeviceStatus, Device, DeviceHealth, Health, HealthStatus, Pool, Taint, TaintEffect
+from pydra.devices import (
+    HEALTHY,
+    ClaimDeviceStatus,
+    Device,
+    DeviceHealth,
+    Health,
+    HealthStatus,
+    Pool,
+    Taint,
+    TaintEffect,
+)
 from pydra.inventory.api_rules import TAINTS, validate_inventory
 from pydra.inventory.health_debounce import HealthPolicy, Snapshot
 
@@ -59,7 +69,7 @@ def build_pool(
         own: list[Taint] = []
         state = snapshot.health_states.get(device.name)
         if state is not None and state.unhealthy and policy.effect is not None:
-            own.append(_build_health_taint(device.name, state.cause, driver, policy.effect, problems))
+            own.append(_build_health_taint(state.cause, driver, policy.effect))
         if snapshot.stale and policy.stale_effect is not None:
             own.append(Taint(key=stale_key(driver), effect=policy.stale_effect))
         if device.name in quarantined:
@@ -81,11 +91,9 @@ def build_pool(
     )
 
 
-def _build_health_taint(device: str, cause: Health, driver: str, effect: TaintEffect, problems: list[str]) -> Taint:
-    key = cause.taint if "/" in cause.taint else f"{driver}/{cause.taint}"
-    if not is_label_key(key):
-        problems.append(f"device {device!r}: {key!r} is not a valid key of a taint; {driver}/unhealthy is used")
-        key = f"{driver}/unhealthy"
+def _build_health_taint(cause: Health, driver: str, effect: TaintEffect) -> Taint:
+    name = cause.taint if is_label_key(cause.taint) else HEALTHY.taint
+    key = name if "/" in name else f"{driver}/{name}"
     return Taint(key=key, value=_label_value(cause.reason), effect=cause.effect or effect)
 
 

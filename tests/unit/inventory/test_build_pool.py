@@ -259,7 +259,7 @@ def test_a_key_that_no_taint_can_have_does_not_hide_the_illness() -> None:
     published = once(gpu(Health(status=HealthStatus.UNHEALTHY, taint="no key!", reason="hot")))
     assert published.pool.devices[0].taints == (Taint(key="gpu.example.com/unhealthy", value="hot"),)
     assert published.problems == (
-        "device 'gpu-0': 'gpu.example.com/no key!' is not a valid key of a taint; gpu.example.com/unhealthy is used",
+        "device 'gpu-0': health.taint 'no key!' is not a valid key of a taint; 'unhealthy' is used",
     )
 
 
