@@ -92,7 +92,10 @@ class Mover(StepApplier[GiveInterface]):
         link = find(step, reading)
         if link is None:
             raise UndoLater(f"{name} ({step.device}) vanished while it was moved back")
-        if link.elsewhere != step.before.link.elsewhere and link.kind != "veth":
+        if link.elsewhere and not step.before.link.elsewhere and link.kind != "veth":
+            lower = step.before.link.lower
+            if lower and reading.find(lower) is None:
+                raise UndoLater(f"{name} ({step.device}) is back, but what it is made on (index {lower}) is not here")
             _log.warning("%s (%s) is gone: its pod has made another %s in its place", name, step.device, link.kind)
             self._kernel.apply(self._host, (RemoveLink(index=link.index),))
             return

@@ -17,10 +17,12 @@ from pydra_net.device_names import DRIVER
 from pydra_net.hardware_reader import HardwareReader
 from pydra_net.kernel import Kernel
 from pydra_net.move_pod_interfaces import PodInterfaces
+from pydra_net.network_types import Link
 from pydra_net.nri_handlers import PodHandlers
 from pydra_net.settings import Settings
 from pydra_net.step_appliers import StepApplier
 from pydra_net.steps import ConfigureFunction, GiveInterface, GiveRdma, ShareInterface
+from pydra_net.steps_of_held_claims import list_gives
 from pydra_nri import Plugin, connect
 from pydra_pci import Roots, Tree, needs_simulation
 
@@ -49,7 +51,11 @@ async def open_backend(
         host = kernel.open(settings.network_namespace)
         stack.callback(host.close)
         tree = tree or Tree(Roots(sys=settings.sys_root, dev=settings.dev_root))
-        reader = HardwareReader(tree, kernel, host, settings)
+
+        def list_given() -> list[Link]:
+            return [one.before.link for one in list_gives(held())]
+
+        reader = HardwareReader(tree, kernel, host, settings, list_given)
         appliers: Mapping[type, StepApplier[Any]] = {
             GiveInterface: Mover(kernel, host, reader.has_device),
             ShareInterface: Sharer(kernel, host),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -24,13 +24,21 @@ _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class HardwareReader:
-    """Reads one node."""
+    """Reads one node; `given` returns the links that claims have, as they were on the node."""
 
-    def __init__(self, tree: Tree, kernel: Kernel, host: Namespace, settings: Settings) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        kernel: Kernel,
+        host: Namespace,
+        settings: Settings,
+        given: Callable[[], Sequence[Link]] = tuple,
+    ) -> None:
         self._tree = tree
         self._kernel = kernel
         self._host = host
         self._settings = settings
+        self._given = given
 
     def read(
         self,
@@ -48,7 +56,7 @@ class HardwareReader:
         protected = {
             **dict(self._find_cards(reading)),
             **find_software_rdma(self._tree, reading),
-            **find_unmovable(reading),
+            **find_unmovable(reading, self._given()),
             **needed,
         }
         names = {link.index: self._name(link) for link in reading.links}

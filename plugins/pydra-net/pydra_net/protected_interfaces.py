@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from pydra_net.network_types import Link, Reading
 
@@ -36,8 +36,11 @@ def find_needed(reading: Reading, node_addresses: Collection[str]) -> Mapping[in
     return reasons
 
 
-def find_unmovable(reading: Reading) -> Mapping[int, str]:
-    """Return why links cannot be moved, by index; there can be virtual interfaces on some of them."""
+def find_unmovable(reading: Reading, given: Sequence[Link] = ()) -> Mapping[int, str]:
+    """Return why links cannot be moved, by index; there can be virtual interfaces on some of them.
+
+    `given` has links that claims have, as they were on the node; they may be in pods.
+    """
     reasons: dict[int, str] = {}
     for link in reading.links:
         if link.is_loopback:
@@ -59,7 +62,7 @@ def find_unmovable(reading: Reading) -> Mapping[int, str]:
             reasons.setdefault(
                 link.index, f"is a port of a bridge with {', '.join(settings)}, which could not be put back"
             )
-        elif above := [one.name for one in reading.links if one.lower == link.index and one.kind != "veth"]:
+        elif above := [one.name for one in (*reading.links, *given) if one.lower == link.index and one.kind != "veth"]:
             reasons.setdefault(link.index, f"is below {above[0]}, which would lose its network, and then its routes")
         elif (master := reading.find(link.master)) and master.kind in _KEPT_BY_DAEMONS:
             reasons.setdefault(
