@@ -25,7 +25,7 @@ from pydra_nri import Container, PodSandbox
 from pydra_nri.simulation.runtime import OperationFailed
 
 _PROBLEM = find_problem()
-_NO_VXLAN, _NO_MACVLAN = find_problem("vxlan"), find_problem("macvlan")
+_NO_VXLAN = find_problem("vxlan")
 pytestmark = pytest.mark.skipif(bool(_PROBLEM), reason=_PROBLEM)
 
 
@@ -628,24 +628,6 @@ async def test_a_link_that_a_pod_makes_in_place_of_its_interface_is_not_the_node
         )
         await agent.unprepare("claim")
         assert node.host.links() == ["nic0", "up0"]
-
-
-@pytest.mark.skipif(bool(_NO_MACVLAN), reason=_NO_MACVLAN)
-async def test_an_interface_comes_back_after_the_one_that_it_is_made_on(node: TestNode) -> None:
-    node.host.run("ip link add link nic0 name own0 type macvlan mode bridge; ip link set own0 up")
-    before = node.host.describe("own0")
-    agent = build_agent(node)
-    pod = node.begin_pod("trainer")
-    async with serve(agent):
-        await agent.prepare("claim", "own0", pod="trainer")
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
-        assert [one.name for one in (await agent.backend.discover()).devices] == ["own0"], "nic0 is still below it"
-        node.host.run(f"ip link set nic0 netns {node.switch.path}")
-        with pytest.raises(UndoLater, match=r"own0 .own0. is back, but what it is made on .index \d+. is not here"):
-            await agent.unprepare("claim")
-        node.switch.run(f"ip link set nic0 netns {node.host.path}; nsenter --net={node.host.path} ip link set nic0 up")
-        await agent.unprepare("claim")
-    assert node.host.describe("own0") == before
 
 
 async def test_no_file_stays_open_after_pods_have_come_and_gone(node: TestNode) -> None:

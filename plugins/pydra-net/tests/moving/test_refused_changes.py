@@ -11,7 +11,7 @@ from namespaces import TestNode, find_problem, make_node
 from net_agent import NetAgent, build_sandbox, build_settings
 from pydra import UndoLater
 
-_PROBLEM = find_problem()
+_PROBLEM, _NO_MACVLAN = find_problem(), find_problem("macvlan")
 pytestmark = pytest.mark.skipif(bool(_PROBLEM), reason=_PROBLEM)
 
 
@@ -28,7 +28,7 @@ async def serve(node: TestNode) -> AsyncIterator[NetAgent]:
         yield agent
 
 
-@pytest.mark.skipif(bool(problem := find_problem("macvlan")), reason=problem)
+@pytest.mark.skipif(bool(_NO_MACVLAN), reason=_NO_MACVLAN)
 async def test_a_claim_stays_held_while_something_of_the_pod_keeps_its_interface_out_of_the_bridge(
     node: TestNode,
 ) -> None:
@@ -47,6 +47,23 @@ async def test_a_claim_stays_held_while_something_of_the_pod_keeps_its_interface
             with suppress(UndoLater):  # the kernel ends the pod's namespace in the background
                 await agent.unprepare("claim")
     assert "master br0" in node.host.run("ip link show nic0")
+
+
+@pytest.mark.skipif(bool(_NO_MACVLAN), reason=_NO_MACVLAN)
+async def test_an_interface_comes_back_after_the_one_that_it_is_made_on(node: TestNode) -> None:
+    node.host.run("ip link add link nic0 name own0 type macvlan mode bridge; ip link set own0 up")
+    before = node.host.describe("own0")
+    pod = node.begin_pod("trainer")
+    async with serve(node) as agent:
+        await agent.prepare("claim", "own0", pod="trainer")
+        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        assert [one.name for one in (await agent.backend.discover()).devices] == ["own0"], "nic0 is still below it"
+        node.host.run(f"ip link set nic0 netns {node.switch.path}")
+        with pytest.raises(UndoLater, match=r"own0 .own0. is back, but what it is made on .index \d+. is not here"):
+            await agent.unprepare("claim")
+        node.switch.run(f"ip link set nic0 netns {node.host.path}; nsenter --net={node.host.path} ip link set nic0 up")
+        await agent.unprepare("claim")
+    assert node.host.describe("own0") == before
 
 
 async def test_what_can_never_be_put_back_holds_no_claim(node: TestNode, caplog: pytest.LogCaptureFixture) -> None:
