@@ -28,7 +28,7 @@ class DeviceNode(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """Where the node is in the container; an absolute path."""
     host_path: str = ""
-    """Where it is on the host. Empty: the same path."""
+    """Where it is on the host; a link is followed. Empty: the same path."""
     type: str = ""
     """`b` (block), `c` or `u` (character), `p` (FIFO). Empty: that of the host's node."""
     major: int | None = None

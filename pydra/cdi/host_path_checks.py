@@ -2,7 +2,8 @@
 
 A runtime refuses a container whose device node is missing, minutes after the claim was reported as prepared. So the
 paths are checked before success is reported, each time. What a backend marked `optional` is left out if the host lacks
-it.
+it. Runtimes do not follow a link to a device node, such as those in /dev/disk/by-id (`deviceInfoFromPath` of CDI's Go
+library), so they get the node that it leads to.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import errno
 import posixpath
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from os import lstat, readlink, stat_result
+from os import lstat, readlink
 from time import monotonic
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import anyio.to_thread
 from msgspec.structs import replace
@@ -34,8 +35,16 @@ _FORMATS = {
     "p": {stat.S_IFIFO},
 }
 
-Found: TypeAlias = Mapping[str, int | str]
-"""For each path the host's file mode, or the reason why there is none."""
+
+class HostFile(NamedTuple):
+    """A file of the host: its mode, and its path without links."""
+
+    mode: int
+    path: str
+
+
+Found: TypeAlias = Mapping[str, HostFile | str]
+"""For each path what the host has there, or the reason why there is nothing."""
 
 
 _asked: dict[object, tuple[Sequence[str], float]] = {}
@@ -49,7 +58,7 @@ async def resolve(
     deadline: float = 10.0,
     look_up: Callable[[Sequence[str], str], Found] | None = None,
 ) -> tuple[PreparedDevice, ...]:
-    """Return the devices without the optional edits whose paths the host lacks.
+    """Return the devices as runtimes get them: without absent optional edits, and with device nodes in place of links.
 
     `root` is where the host's root directory is seen (an agent in a container); links that point to
     absolute paths are followed below it. `deadline` in seconds. Nodes in /dev are looked up at once,
@@ -66,7 +75,7 @@ async def resolve(
 
 
 def drop_absent(prepared: Sequence[PreparedDevice], found: Found) -> tuple[PreparedDevice, ...]:
-    """Return the devices without the optional edits that were not found.
+    """Return the devices without the optional edits that were not found, and with device nodes in place of links.
 
     Raises:
         HostPathMissing: something that is not optional was not found, or is of the wrong kind.
@@ -74,26 +83,28 @@ def drop_absent(prepared: Sequence[PreparedDevice], found: Found) -> tuple[Prepa
     missing: list[str] = []
     present: list[PreparedDevice] = []
     for device in prepared:
-        absent: set[object] = set()
+        changes: dict[object, DeviceNode | None] = {}
         for node in device.edits.device_nodes:
             if not _needs_host(node):
                 continue
-            mode = found[node.host_path or node.path]
-            if isinstance(mode, int) and stat.S_IFMT(mode) in _FORMATS.get(node.type, ()):
+            there = found[node.host_path or node.path]
+            if isinstance(there, HostFile) and stat.S_IFMT(there.mode) in _FORMATS.get(node.type, ()):
+                if there.path != (node.host_path or node.path):
+                    changes[node] = replace(node, host_path=there.path)
                 continue
-            absent.add(node)
+            changes[node] = None
             if not node.optional:
-                problem = _describe_node_problem(node, mode)
+                problem = _describe_node_problem(node, there)
                 missing.append(f"{problem}, which device {device.device} (request {device.request}) needs")
         for mount in device.edits.mounts:
-            mode = found[mount.host_path] if mount.type in BIND_TYPES else 0
-            if not isinstance(mode, str):
+            reason = found[mount.host_path] if mount.type in BIND_TYPES else None
+            if not isinstance(reason, str):
                 continue
-            absent.add(mount)
+            changes[mount] = None
             if not mount.optional:
-                problem = f"the node has no {mount.host_path} ({mode})"
+                problem = f"the node has no {mount.host_path} ({reason})"
                 missing.append(f"{problem}, which device {device.device} (request {device.request}) needs")
-        present.append(replace(device, edits=_without(device.edits, absent)) if absent else device)
+        present.append(replace(device, edits=_change(device.edits, changes)) if changes else device)
     if missing:
         raise HostPathMissing(*missing)
     return tuple(present)
@@ -104,29 +115,31 @@ def _needs_host(node: DeviceNode) -> bool:
     return node.optional or not (node.type and node.major is not None)
 
 
-def _describe_node_problem(node: DeviceNode, mode: int | str) -> str:
+def _describe_node_problem(node: DeviceNode, there: HostFile | str) -> str:
     path = node.host_path or node.path
-    if isinstance(mode, str):
-        return f"the node has no device node {path} ({mode})"
-    if stat.S_IFMT(mode) not in _FORMATS[""]:
+    if isinstance(there, str):
+        return f"the node has no device node {path} ({there})"
+    if stat.S_IFMT(there.mode) not in _FORMATS[""]:
         return f"{path} on the node is not a device node"
     return f"{path} on the node is a device node of another type than {node.type!r}"
 
 
-def _without(edits: ContainerEdits, absent: Set[object]) -> ContainerEdits:
+def _change(edits: ContainerEdits, changes: Mapping[object, DeviceNode | None]) -> ContainerEdits:
+    """Put other nodes in the place of some, and leave those out, and mounts, for which there is none."""
+    nodes = (changes.get(node, node) for node in edits.device_nodes)
     return replace(
         edits,
-        device_nodes=tuple(node for node in edits.device_nodes if node not in absent),
-        mounts=tuple(mount for mount in edits.mounts if mount not in absent),
+        device_nodes=tuple(node for node in nodes if node is not None),
+        mounts=tuple(mount for mount in edits.mounts if mount not in changes),
     )
 
 
-def _look_up_devices(prepared: Sequence[PreparedDevice], root: str) -> tuple[dict[str, int | str], set[str]]:
+def _look_up_devices(prepared: Sequence[PreparedDevice], root: str) -> tuple[dict[str, HostFile | str], set[str]]:
     """Return the nodes that exist, and the paths that need a lookup in a thread.
 
     /dev is the kernel's own file system and answers at once. A link in it may lead anywhere.
     """
-    found: dict[str, int | str] = {}
+    found: dict[str, HostFile | str] = {}
     left: set[str] = set()
     base = root.rstrip("/")
     for device in prepared:
@@ -147,7 +160,7 @@ def _look_up_devices(prepared: Sequence[PreparedDevice], root: str) -> tuple[dic
                 if part in ("", ".", "..") or stat.S_ISLNK(mode):
                     break
             else:
-                found[path] = mode
+                found[path] = HostFile(mode, path)
         for mount in device.edits.mounts:
             if mount.type in BIND_TYPES:
                 left.add(mount.host_path)
@@ -184,10 +197,10 @@ def _look_up_noted(
 
 
 def _look_up(paths: Iterable[str], root: str) -> Found:
-    found: dict[str, int | str] = {}
+    found: dict[str, HostFile | str] = {}
     for path in paths:
         try:
-            found[path] = _stat_below(root, path).st_mode
+            found[path] = _stat_below(root, path)
         except OSError as error:
             found[path] = (error.strerror or str(error)).lower()
         except ValueError as error:  # a NUL byte in the path
@@ -195,8 +208,8 @@ def _look_up(paths: Iterable[str], root: str) -> Found:
     return found
 
 
-def _stat_below(root: str, path: str) -> stat_result:
-    """Call `stat` on the path as if `root` were the root directory: no link leads out of it.
+def _stat_below(root: str, path: str) -> HostFile:
+    """Look the path up as if `root` were the root directory: no link leads out of it.
 
     Raises:
         OSError: as `stat` raises it.
@@ -220,4 +233,4 @@ def _stat_below(root: str, path: str) -> stat_result:
         target = readlink(root.rstrip("/") + here)
         done = "/" if target.startswith("/") else done
         left = [part for part in target.split("/") if part not in ("", ".")] + left
-    return status
+    return HostFile(status.st_mode, done)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pydra_dev.container_runtime.cdi_injection import (
@@ -166,7 +168,9 @@ def test_groups_are_added_once_and_zero_is_nothing_and_the_last_rdt_wins() -> No
     assert after.intel_rdt == IntelRdt(clos_id="b")
 
 
-def test_the_hosts_own_nodes_are_read() -> None:
+def test_the_hosts_own_nodes_are_read_and_no_link_is_followed(tmp_path: Path) -> None:
     assert stat_host_node("/dev/null").type == "c"
-    with pytest.raises(ValueError, match="not a device node"):
-        stat_host_node("/")
+    (tmp_path / "link").symlink_to("/dev/null")
+    for path in ("/", str(tmp_path / "link")):
+        with pytest.raises(ValueError, match="not a device node"):
+            stat_host_node(path)

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from pydra.cdi.edits import ContainerEdits
-from pydra.cdi.host_path_checks import resolve
+from pydra.cdi.host_path_checks import HostFile, resolve
 from pydra.claim import PreparedDevice
 from pydra.errors import ClaimError, HostPathMissing
 
@@ -52,7 +52,6 @@ async def test_a_file_is_not_a_device_node(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param("/dev/acme0", id="plain"),
         pytest.param("/dev/../dev/./acme0", id="with dots"),
         pytest.param("/../../dev/acme0", id="above the root is the root"),
         pytest.param("/dev/relative", id="a relative link"),
@@ -60,15 +59,18 @@ async def test_a_file_is_not_a_device_node(tmp_path: Path) -> None:
         pytest.param("/run/dev/acme0", id="a link to a directory"),
     ],
 )
-async def test_paths_are_looked_up_below_the_root_that_stands_for_the_host(tmp_path: Path, path: str) -> None:
+async def test_a_runtime_gets_the_node_that_a_path_leads_to_below_the_hosts_root(tmp_path: Path, path: str) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "run").mkdir()
     os.mkfifo(tmp_path / "dev" / "acme0")
     (tmp_path / "dev" / "relative").symlink_to("acme0")
     (tmp_path / "dev" / "absolute").symlink_to("/dev/acme0")
     (tmp_path / "run" / "dev").symlink_to("/dev")
-    device = _device(NOTHING.with_device_node(path, type="p"))
-    assert await resolve([device], root=str(tmp_path)) == (device,)
+    device, resolved = (
+        _device(NOTHING.with_device_node(path, type="p", host_path=host_path)) for host_path in ("", "/dev/acme0")
+    )
+    assert await resolve([device], root=str(tmp_path)) == (resolved,)
+    assert await resolve([resolved], root=str(tmp_path)) == (resolved,)
 
 
 async def test_no_link_leads_out_of_the_root(tmp_path: Path) -> None:
@@ -100,10 +102,10 @@ async def test_waiting_for_a_host_that_does_not_answer_ends() -> None:
 async def test_a_host_that_hangs_holds_one_thread_however_often_it_is_asked() -> None:
     answers, asked = threading.Event(), []
 
-    def look_up(paths: Sequence[str], root: str) -> dict[str, int | str]:
+    def look_up(paths: Sequence[str], root: str) -> dict[str, HostFile]:
         asked.append(paths)
         answers.wait(10)
-        return dict.fromkeys(paths, stat.S_IFDIR)
+        return {path: HostFile(stat.S_IFDIR, path) for path in paths}
 
     devices = [_device(NOTHING.with_mount("/mnt/dead"))]
     try:

@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from pydra.cdi.edits import ContainerEdits
-from pydra.cdi.host_path_checks import drop_absent
+from pydra.cdi.host_path_checks import HostFile, drop_absent
 from pydra.claim import PreparedDevice
 from pydra.errors import HostPathMissing
 
@@ -18,6 +18,12 @@ ABSENT = "no such file or directory"
 
 def _device(edits: ContainerEdits) -> PreparedDevice:
     return PreparedDevice(request="gpu", pool="node-a", device="gpu-0", edits=edits)
+
+
+def _drop_absent(edits: ContainerEdits, found: dict[str, int | str]) -> tuple[PreparedDevice, ...]:
+    """Of a host with files of these modes, and without those for which there is a reason."""
+    files = {path: one if isinstance(one, str) else HostFile(one, path) for path, one in found.items()}
+    return drop_absent([_device(edits)], files)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +40,7 @@ def _device(edits: ContainerEdits) -> PreparedDevice:
     ],
 )
 def test_what_the_host_has_stays(edits: ContainerEdits, found: dict[str, int | str]) -> None:
-    assert drop_absent([_device(edits)], found) == (_device(edits),)
+    assert _drop_absent(edits, found) == (_device(edits),)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +79,7 @@ def test_what_the_host_lacks_is_named_with_its_device(
     edits: ContainerEdits, found: dict[str, int | str], problem: str
 ) -> None:
     with pytest.raises(HostPathMissing) as caught:
-        drop_absent([_device(edits)], found)
+        _drop_absent(edits, found)
     assert caught.value.missing == (f"{problem}, which device gpu-0 (request gpu) needs",)
     assert caught.value.retryable
 
@@ -81,7 +87,7 @@ def test_what_the_host_lacks_is_named_with_its_device(
 def test_all_that_is_missing_is_reported_at_once() -> None:
     edits = NOTHING.with_device_node("/dev/a").with_device_node("/dev/b").with_mount("/c")
     with pytest.raises(HostPathMissing) as caught:
-        drop_absent([_device(edits)], {"/dev/a": ABSENT, "/dev/b": ABSENT, "/c": ABSENT})
+        _drop_absent(edits, {"/dev/a": ABSENT, "/dev/b": ABSENT, "/c": ABSENT})
     assert len(caught.value.missing) == 3
 
 
@@ -94,4 +100,4 @@ def test_what_is_optional_is_left_out_when_absent_and_kept_when_there() -> None:
     )
     found: dict[str, int | str] = {"/dev/a": ABSENT, "/dev/b": CHARACTER, "/c": ABSENT, "/d": FILE}
     expected = NOTHING.with_device_node("/dev/b", optional=True).with_mount("/d", optional=True)
-    assert drop_absent([_device(edits)], found) == (_device(expected),)
+    assert _drop_absent(edits, found) == (_device(expected),)

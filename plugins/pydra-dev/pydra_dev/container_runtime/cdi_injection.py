@@ -111,8 +111,8 @@ def apply_edits(oci: OciSpec, edits: Edits, stat_node: StatNode) -> OciSpec:
 
 
 def stat_host_node(path: str) -> OciDevice:
-    """What the host has at `path`; raises OSError, and ValueError for anything but a device node."""
-    found = os.stat(path)
+    """What the host has at `path`; raises OSError, and ValueError for anything but a device node, such as a link."""
+    found = os.lstat(path)
     kind = {stat.S_IFCHR: "c", stat.S_IFBLK: "b", stat.S_IFIFO: "p"}.get(stat.S_IFMT(found.st_mode))
     if kind is None:
         raise ValueError(f"{path} is not a device node")
