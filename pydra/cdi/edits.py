@@ -30,7 +30,7 @@ class DeviceNode(msgspec.Struct, frozen=True, kw_only=True):
     host_path: str = ""
     """Where it is on the host; a link is followed. Empty: the same path."""
     type: str = ""
-    """`b` (block), `c` or `u` (character), `p` (FIFO). Empty: that of the host's node."""
+    """`b` (block), `c` or, with a major, `u` (character), `p` (FIFO). Empty: that of the host's node."""
     major: int | None = None
     """None: that of the host's node."""
     minor: int | None = None

@@ -27,11 +27,11 @@ from pydra.errors import ClaimError, HostPathMissing
 _MAX_LINKS = 40
 _COARSENESS = 0.01
 """Seconds by which an event loop's clock may be ahead of the time."""
+# A runtime finds no node of type u on the host: it calls all of these c.
 _FORMATS = {
     "": {stat.S_IFBLK, stat.S_IFCHR, stat.S_IFIFO},
     "b": {stat.S_IFBLK},
     "c": {stat.S_IFCHR},
-    "u": {stat.S_IFCHR},
     "p": {stat.S_IFIFO},
 }
 
@@ -111,8 +111,8 @@ def drop_absent(prepared: Sequence[PreparedDevice], found: Found) -> tuple[Prepa
 
 
 def _needs_host(node: DeviceNode) -> bool:
-    # With type and major given, the runtime makes the node itself and never looks at the host.
-    return node.optional or not (node.type and node.major is not None)
+    # With type and major given, the runtime makes the node itself and never looks at the host. To it, 0 is no major.
+    return node.optional or not (node.type and node.major)
 
 
 def _describe_node_problem(node: DeviceNode, there: HostFile | str) -> str:

@@ -31,7 +31,7 @@ def _drop_absent(edits: ContainerEdits, found: dict[str, int | str]) -> tuple[Pr
     [
         pytest.param(NOTHING.with_device_node("/dev/a"), {"/dev/a": CHARACTER}, id="a node"),
         pytest.param(NOTHING.with_device_node("/dev/x", host_path="/dev/a"), {"/dev/a": BLOCK}, id="another host path"),
-        pytest.param(NOTHING.with_device_node("/dev/a", type="u"), {"/dev/a": CHARACTER}, id="unbuffered"),
+        pytest.param(NOTHING.with_device_node("/dev/a", type="u", major=1), {}, id="unbuffered"),
         pytest.param(NOTHING.with_device_node("/dev/a", type="p"), {"/dev/a": FIFO}, id="a named pipe"),
         pytest.param(NOTHING.with_device_node("/dev/a", type="c", major=1, minor=3), {}, id="made by the runtime"),
         pytest.param(NOTHING.with_mount("/lib"), {"/lib": FILE}, id="a mount"),
@@ -60,6 +60,18 @@ def test_what_the_host_has_stays(edits: ContainerEdits, found: dict[str, int | s
             {"/dev/a": CHARACTER},
             "/dev/a on the node is a device node of another type than 'b'",
             id="another type",
+        ),
+        pytest.param(
+            NOTHING.with_device_node("/dev/a", type="u"),
+            {"/dev/a": CHARACTER},
+            "/dev/a on the node is a device node of another type than 'u'",
+            id="unbuffered, which the runtime does not tell apart",
+        ),
+        pytest.param(
+            NOTHING.with_device_node("/dev/a", type="c", major=0, minor=3),
+            {"/dev/a": ABSENT},
+            "the node has no device node /dev/a (no such file or directory)",
+            id="a major of 0 is none for the runtime",
         ),
         pytest.param(
             NOTHING.with_device_node("/dev/a", major=1),
