@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from pydra import ClaimError
+from pydra import UndoLater
 from pydra_amd.amdsmi.events import Event, EventWatcher
 from pydra_amd.amdsmi.library import Amdsmi, AmdsmiError, AmdsmiMissing
 from pydra_amd.amdsmi.links_and_throttling import GpuReading, read_gpu
@@ -24,8 +24,8 @@ _SECONDS = 4.0
 """For an answer of the whole library; pydra gives a measurement 10 s."""
 
 
-class AmdsmiHangs(ClaimError):
-    """The library does not return from a call, as while a GPU hangs."""
+class AmdsmiHangs(UndoLater):
+    """The library does not return from a call, as while a GPU hangs; a claim can end all the same."""
 
     reason = "LibraryHangs"
 
