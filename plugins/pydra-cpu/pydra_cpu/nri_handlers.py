@@ -49,6 +49,8 @@ class ContainerHandlers:
         self._read_allowed = read_allowed
         self._starting: dict[str, float] = {}
         """Containers that are being created or started, and until when (of the event loop's clock) this is believed."""
+        self._unconfirmed: set[str] = set()
+        """Containers that may have more CPUs than the runtime was told, until their cgroups show that they do not."""
 
     def build(self) -> nri.Handlers:
         """The handlers, for the connection to the runtime."""
@@ -78,6 +80,7 @@ class ContainerHandlers:
             one.id: _read_container(sandboxes.get(one.pod_sandbox_id) or _read_labels(one), one) for one in containers
         }
         self._starting = {one.id: _find_start_limit() for one in containers if one.state == nri.CREATED}
+        self._unconfirmed = set(self.containers)
         return _build_updates(self._correct(self._find_pins()))
 
     async def create_container(self, pod: nri.PodSandbox, container: nri.Container) -> nri.CreateContainerResponse:
@@ -112,6 +115,7 @@ class ContainerHandlers:
         pin, known = pins.get(container.id), self.containers.get(container.id)
         if isinstance(pin, Pin) and known and (known.cpus or wanted.cpu.cpus):
             wrong[container.id] = pin
+            self._unconfirmed.add(container.id)
             self.containers[container.id] = known.with_cpus(pin.cpus)
         return _build_updates(wrong)
 
@@ -127,6 +131,7 @@ class ContainerHandlers:
     def _forget(self, container: nri.Container) -> None:
         self.containers.pop(container.id, None)
         self._starting.pop(container.id, None)
+        self._unconfirmed.discard(container.id)
 
     def _correct(self, pins: Mapping[str, Pin | PinRefused]) -> dict[str, Pin]:
         """Those of containers that have other CPUs than they should, which count as changed from now on.
@@ -134,6 +139,7 @@ class ContainerHandlers:
         Those that are starting do not: the update may be lost, so the next event after their start repeats it.
         """
         wrong = {key: pin for key, pin in pins.items() if isinstance(pin, Pin) and self._differs(key, pin)}
+        self._unconfirmed |= wrong.keys()
         reached = wrong.keys() - self._list_starting()
         self.containers |= {key: self.containers[key].with_cpus(wrong[key].cpus) for key in reached}
         return wrong
@@ -146,8 +152,13 @@ class ContainerHandlers:
         container, online = self.containers[key], self.topology.online
         if pin.cpus != self._list_cpus(container):
             return True
+        if key not in self._unconfirmed:
+            return False
         allowed = self._read_allowed(container.cgroup) if container.cgroup else None
-        return allowed is not None and not (allowed or online) & online <= pin.cpus
+        if allowed is not None and not (allowed or online) & online <= pin.cpus:
+            return True
+        self._unconfirmed.discard(key)
+        return False
 
     def _list_cpus(self, container: Container) -> frozenset[int]:
         """The container's CPUs. One without a claim that has all CPUs need not be restricted to them."""

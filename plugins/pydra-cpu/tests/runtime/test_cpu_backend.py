@@ -153,6 +153,23 @@ async def test_a_change_that_the_runtime_refused_is_repeated_if_the_kernel_allow
         assert node.cpus("neighbour") == becomes
 
 
+async def test_a_change_that_the_kernel_has_shown_is_not_looked_for_at_each_event(tmp_path: Path) -> None:
+    """It would be a file for each container of the node."""
+    allowed = tmp_path / "sys/fs/cgroup/cpuset/pod/neighbour/cpuset.cpus"
+    allowed.parent.mkdir(parents=True)
+    async with serve(tmp_path) as node:
+        linux = LinuxContainer(cgroups_path="/pod/neighbour", resources=LinuxResources(cpu=LinuxCPU(cpus="0-7")))
+        before = Container(id="neighbour", pod_sandbox_id=POD.id, linux=linux)
+        await node.runtime.create_container(before)
+        await node.create("fast", await node.prepare("claim", 3))
+        allowed.write_text("3-7")
+        await node.create("later")
+        node.runtime.containers["neighbour"] = before
+        allowed.write_text("0-7")
+        await node.create("latest")
+        assert node.cpus("neighbour") == "0-7"
+
+
 async def test_neighbours_get_the_cpus_back_when_the_last_container_of_the_claim_ends(tmp_path: Path) -> None:
     async with serve(tmp_path) as node:
         await node.create("neighbour")
