@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from pydra import HeldClaim
+from pydra import ClaimError, HeldClaim
 from pydra_net.kernel import NamespaceGone
 from pydra_net.move_pod_interfaces import PodInterfaces
 from pydra_net.sandboxes import Sandbox
@@ -60,11 +60,15 @@ class PodHandlers:
         return []
 
     async def run_pod_sandbox(self, pod: PodSandbox) -> None:
-        """Move the pod's interfaces into it. Raises AttachFailed; none of them is in the pod then."""
+        """Move the pod's interfaces into it. If that fails, none of them is in it; its containers are refused then.
+
+        containerd 2 before 2.2.6 and 2.3.3 keeps a refused sandbox, and with two of one pod it does not start again.
+        """
         if steps := list_of_pod(self._held(), pod.uid):
             began = time.monotonic()
-            await self._interfaces.attach(self._open(pod), steps, self._limit())
-            await self._interfaces.leases.wait(steps, self._limit() - (time.monotonic() - began))
+            with suppress(ClaimError):
+                await self._interfaces.attach(self._open(pod), steps, self._limit())
+                await self._interfaces.leases.wait(steps, self._limit() - (time.monotonic() - began))
 
     async def create_container(self, pod: PodSandbox, _container: Container) -> CreateContainerResponse:
         """Check that the pod has its interfaces, or move them now: nothing else called when the pod began.

@@ -69,7 +69,7 @@ async def test_no_interface_is_lost_whatever_the_kernel_refuses_twice(tmp_path: 
                 with suppress(OperationFailed, ClaimError):
                     if "claim" not in agent.held:
                         await agent.prepare("claim", HARDWARE, VIRTUAL, SHARE, pod="trainer")
-                    await agent.runtime.run_pod(sandbox)
+                    await agent.start(sandbox)
                     await agent.runtime.stop_pod(sandbox)
                     break
                 node.kernel.end_namespace(sandbox.network_namespace)

@@ -506,7 +506,7 @@ async def test_what_was_moved_is_back_when_the_pod_cannot_have_all_of_its_interf
     async with serve(agent):
         await agent.prepare("claim", "nic0", "nic1", pod="trainer")
         with pytest.raises(OperationFailed, match=r"the pod has an interface nic1 already; set another interface.name"):
-            await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+            await agent.start(build_sandbox("trainer", pod.path))
         assert pod.links() == ["nic1", "other"]
         await agent.unprepare("claim")
     assert node.host.describe("nic0") == before
@@ -544,9 +544,9 @@ async def test_a_pod_on_the_nodes_network_cannot_have_an_interface(node: TestNod
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer")
         with pytest.raises(OperationFailed, match="pod team/trainer uses the node's own network"):
-            await agent.runtime.run_pod(build_sandbox("trainer", ""))
+            await agent.start(build_sandbox("trainer", ""))
         with pytest.raises(OperationFailed, match="the pod uses the node's own network, so it has nic0 already"):
-            await agent.runtime.run_pod(build_sandbox("trainer", node.host.path, number=2))
+            await agent.start(build_sandbox("trainer", node.host.path, number=2))
 
 
 async def test_an_interface_that_the_node_needs_by_now_is_not_given_away(node: TestNode) -> None:

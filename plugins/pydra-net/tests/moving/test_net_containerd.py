@@ -52,5 +52,6 @@ async def test_a_pod_that_cannot_have_its_interface_does_not_start() -> None:
     async with serve() as (containerd, node, agent), agent.run():
         await agent.prepare("claim", "nic0", pod="trainer")
         node.host.run("ip link del nic0")
+        pod = await containerd.run_pod("trainer")
         with pytest.raises(Exception, match=r"nic0 .nic0. is not on the node any more; delete the pod"):
-            await containerd.run_pod("trainer")
+            await containerd.run_container(pod, "main")

@@ -22,7 +22,7 @@ async def test_a_pod_does_not_begin_without_its_interface_because_the_kernel_is_
         count = node.kernel.step
         node.kernel.step = lambda what: (goes_on.wait(), count(what))[1]
         with pytest.raises(OperationFailed, match=r"eth1 could not be given to the pod within 0.6 s"):
-            await agent.runtime.run_pod(sandbox)
+            await agent.start(sandbox)
         assert "closed dra.net" not in agent.runtime.log, "the runtime would go on without the backend"
         goes_on.set()
         await agent.unprepare("claim")

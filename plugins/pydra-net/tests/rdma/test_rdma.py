@@ -95,7 +95,7 @@ async def test_a_pod_does_not_start_without_the_rdma_device_that_the_kernel_does
         await agent.prepare("claim", INTERFACE, pod="trainer")
         node.kernel.step = refuse
         with pytest.raises(OperationFailed, match=r"mlx5_1 .* cannot be moved into the pod: .*set netns shared"):
-            await agent.runtime.run_pod(sandbox)
+            await agent.start(sandbox)
         assert node.names_in(sandbox) == [], "the interface is back, too"
         await agent.unprepare("claim")
     assert node.is_as_before()

@@ -112,7 +112,7 @@ async def test_a_pod_that_has_an_interface_of_that_name_does_not_start(node: Tes
     async with serve(agent):
         await agent.prepare("claim", "nic0/1", pod="trainer", configs=config(interface={"name": "net1"}))
         with pytest.raises(OperationFailed, match=r"the pod has an interface net1 already; set another interface.name"):
-            await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+            await agent.start(build_sandbox("trainer", pod.path))
         assert pod.links() == ["net1", "other"]
 
 
@@ -160,7 +160,7 @@ async def test_other_kinds_of_shares_where_the_kernel_has_them(
         await agent.prepare("claim", "nic0/1", pod="trainer", configs=config(interface=interface))
         if problem := find_problem(kind):
             with pytest.raises(OperationFailed, match=f"cannot make a {kind} interface on nic0 .* not supported"):
-                await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+                await agent.start(build_sandbox("trainer", pod.path))
             assert pod.links() == []
             await agent.unprepare("claim")
             pytest.skip(problem)

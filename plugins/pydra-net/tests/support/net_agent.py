@@ -25,7 +25,7 @@ from pydra_net.backend import NetBackend
 from pydra_net.composition import open_backend
 from pydra_net.kernel import Kernel
 from pydra_net.settings import Settings
-from pydra_nri import LinuxNamespace, LinuxPodSandbox, PodSandbox
+from pydra_nri import Container, LinuxNamespace, LinuxPodSandbox, PodSandbox
 from pydra_nri.simulation.runtime import FakeRuntime
 from pydra_pci import Tree
 
@@ -58,6 +58,11 @@ class NetAgent:
             if self.fake:
                 await self.runtime.wait_logged("registered dra.net", times=self._starts)
             yield self.backend
+
+    async def start(self, pod: PodSandbox) -> None:
+        """The pod begins, with a container."""
+        await self.runtime.run_pod(pod)
+        await self.runtime.create_container(Container(id=f"{pod.id}-main", name="main", pod_sandbox_id=pod.id))
 
     async def prepare(
         self,

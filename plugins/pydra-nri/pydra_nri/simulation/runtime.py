@@ -93,11 +93,18 @@ class FakeRuntime:
         self._changed = asyncio.Condition()
         self._lock = asyncio.Lock()
         self._starting: set[str] = set()
+        self._refused: list[str] = []
+        """The pods' uids, one for each sandbox."""
         self._connections: dict[asyncio.Task[None], PluginConnection] = {}
 
     @asynccontextmanager
     async def serve(self, socket: str) -> AsyncIterator[None]:
-        """Accept plugins at a socket, until the runtime ends; pods and containers are there when it is served again."""
+        """Accept plugins at a socket, until the runtime ends; pods and containers are there when it is served again.
+
+        Raises OperationFailed if plugins have refused two sandboxes of one pod.
+        """
+        if len(set(self._refused)) < len(self._refused):
+            raise OperationFailed("failed to recover state: failed to reserve sandbox name")
         ended = False
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -208,9 +215,13 @@ class FakeRuntime:
         await self._note(f"registered {plugin.name}")
 
     async def run_pod(self, pod: PodSandbox) -> None:
-        """A sandbox begins."""
+        """A sandbox begins. One that is refused is not removed, as in containerd 2 before 2.2.6."""
         self.pods[pod.id] = pod
-        await self._send("RunPodSandbox", ObjectRequest(pod=pod))
+        try:
+            await self._send("RunPodSandbox", ObjectRequest(pod=pod))
+        except OperationFailed:
+            self._refused.append(pod.uid)
+            raise
 
     async def stop_pod(self, pod: PodSandbox) -> None:
         """A sandbox ends and is removed."""
