@@ -115,7 +115,6 @@ class ContainerHandlers:
         pin, known = pins.get(container.id), self.containers.get(container.id)
         if isinstance(pin, Pin) and known and (known.cpus or wanted.cpu.cpus):
             wrong[container.id] = pin
-            self._unconfirmed.add(container.id)
             self.containers[container.id] = known.with_cpus(pin.cpus)
         return _build_updates(wrong)
 

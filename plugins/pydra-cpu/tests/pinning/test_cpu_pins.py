@@ -31,10 +31,14 @@ def run(*env: str, cpus: str = "", name: str = "main", namespace: str = "team") 
 
 
 def pin(
-    *containers: Container, held: Sequence[HeldClaim], online: str = "0-7", created: Sequence[Container] = ()
+    *containers: Container,
+    held: Sequence[HeldClaim],
+    online: str = "0-7",
+    created: Sequence[Container] = (),
+    starting: Sequence[str] = (),
 ) -> dict[str, tuple[str, str] | str]:
     """Of each container, the CPUs and the memory, or why it is refused."""
-    found = find_pins(containers, held, parse_cpu_list(online), *created)
+    found = find_pins(containers, held, parse_cpu_list(online), *created, starting=starting)
     return {
         name: (format_cpu_list(one.cpus), format_cpu_list(one.memory)) if isinstance(one, Pin) else str(one)
         for name, one in found.items()
@@ -80,6 +84,13 @@ def test_a_container_without_a_claim_has_what_no_container_has_by_a_claim() -> N
     found = pin(run(), run(variable(one), name="fast"), held=[one, idle])
     assert found == {"main": ("0-1,3-5,7", ""), "fast": ("2", "0")}
     assert pin(run(), held=[one, idle]) == {"main": ("0-7", "")}
+
+
+def test_a_container_that_is_starting_gets_cpus_of_claims_only_if_there_are_no_others() -> None:
+    idle = hold(UID, "2-3")
+    found = pin(run(), run(name="early"), held=[idle], starting=["early"])
+    assert found == {"main": ("0-7", ""), "early": ("0-1,4-7", "")}
+    assert pin(run(), held=[idle], online="2-3", starting=["main"]) == {"main": ("2-3", "")}
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,10 @@ async def test_a_change_that_the_runtime_refused_is_repeated_with_the_next_event
         node.find_cgroup_file(neighbour, "cpuset.cpus").write_text(ALL)  # as if it had been
         await node.run_container(pod, "later")
         assert (node.read_cpus(fast), node.read_cpus(neighbour)) == (FIRST, OTHERS)
+    node.find_cgroup_file(neighbour, "cpuset.cpus").write_text(ALL)
+    async with agent.connect(settings(node)):
+        await node.run_container(pod, "latest")
+        assert node.read_cpus(neighbour) == OTHERS
 
 
 async def test_the_doctor_sees_containers_and_what_has_been_changed_behind_the_runtimes_back(
