@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -125,6 +125,18 @@ def test_a_link_that_has_just_gone_is_no_failure_of_what_is_read_or_set(node: Te
     host.close()
 
 
+def test_a_sysctl_that_is_refused_keeps_no_other_from_being_set(node: TestNode) -> None:
+    host = KERNEL.open(node.host.path)
+    link = KERNEL.read_links(host).find_name("nic0")
+    assert link is not None
+    values = {"ipv4/conf/no_such": 1, "ipv4/conf/rp_filter": 2}
+    assert [str(one) for one in KERNEL.apply(host, (SetSysctls(index=link.index, values=values),))] == [
+        "set ipv4/conf/no_such 1: No such file or directory"
+    ]
+    assert node.host.run("cat /proc/sys/net/ipv4/conf/nic0/rp_filter") == "2\n"
+    host.close()
+
+
 def test_a_kernel_that_is_always_interrupted_is_a_reason_to_try_again(node: TestNode) -> None:
     host = KERNEL.open(node.host.path)
 
@@ -201,16 +213,21 @@ async def test_ebpf_programs_that_a_pod_has_attached_end_with_its_claim(node: Te
 
 async def test_an_interface_stays_in_its_pod_while_programs_of_the_pod_cannot_be_detached(node: TestNode) -> None:
     class ShortOfMemory(NetlinkKernel):
-        refused = False
+        fails: str = ""
+
+        def read_programs(self, where: Namespace, indexes: Sequence[int]) -> Mapping[int, Programs]:
+            if self.fails == "read":
+                raise KernelRefused(os.strerror(errno.ENOMEM), errno.ENOMEM)
+            return super().read_programs(where, indexes)
 
         def apply(self, where: Namespace, operations: Sequence[Operation]) -> Sequence[KernelRefused]:
-            if not self.refused and any(isinstance(one, DetachPrograms) for one in operations):
-                self.refused = True
+            if self.fails == "detach" and any(isinstance(one, DetachPrograms) for one in operations):
                 return [KernelRefused(os.strerror(errno.ENOMEM), errno.ENOMEM)]
             return super().apply(where, operations)
 
     pod = node.begin_pod("trainer")
-    async with serve(node, ShortOfMemory([str(node.pods)])) as agent:
+    kernel = ShortOfMemory([str(node.pods)])
+    async with serve(node, kernel) as agent:
         await agent.prepare("claim", "nic0", pod="trainer")
         await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
         inside = KERNEL.open(pod.path)
@@ -221,8 +238,11 @@ async def test_an_interface_stays_in_its_pod_while_programs_of_the_pod_cannot_be
             pytest.skip(f"this kernel has no tcx: {error}")
         finally:
             inside.close()
-        with pytest.raises(UndoLater, match=r"nic0 .nic0. has programs of its pod: Cannot allocate memory"):
-            await agent.unprepare("claim")
+        for kernel.fails, says in (("read", "are not known"), ("detach", "has programs of its pod")):
+            with pytest.raises(UndoLater, match=f"nic0 .nic0. {says}: Cannot allocate memory"):
+                await agent.unprepare("claim")
+            assert pod.links() == ["nic0"]
+        kernel.fails = ""
         await agent.unprepare("claim")
     host = KERNEL.open(node.host.path)
     link = KERNEL.read_links(host).find_name("nic0")

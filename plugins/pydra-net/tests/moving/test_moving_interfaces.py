@@ -632,18 +632,24 @@ async def test_a_link_that_a_pod_makes_in_place_of_its_interface_is_not_the_node
 
 async def test_no_file_stays_open_after_pods_have_come_and_gone(node: TestNode) -> None:
     """Not so in DRANET #180. An open namespace would not end."""
-    counts = []
+
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    counts, held = [], 0
     agent = build_agent(node)
     async with serve(agent):
         for number in range(3):
             pod = node.begin_pod(f"trainer-{number}")
             sandbox = build_sandbox("trainer", pod.path, number=number)
             await agent.prepare("claim", "nic0", pod="trainer")
+            held = -count()
             await agent.runtime.run_pod(sandbox)
             await agent.runtime.stop_pod(sandbox)
+            held += count()
             await agent.unprepare("claim")
-            counts.append(len(os.listdir("/proc/self/fd")))
-    assert counts[1] == counts[2]
+            counts.append(count())
+    assert (held, counts[1]) == (0, counts[2])
 
 
 async def test_events_that_the_kernel_dropped_are_a_reason_to_look_again(node: TestNode) -> None:

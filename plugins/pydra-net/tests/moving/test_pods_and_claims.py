@@ -120,6 +120,20 @@ async def test_an_interface_does_not_end_with_a_pod_that_cannot_be_looked_into(t
     assert node.is_as_before()
 
 
+async def test_names_of_a_pod_do_not_stay_on_an_interface_that_the_kernel_has_returned(node: SimulatedNode) -> None:
+    sandbox = node.begin_pod("trainer")
+    async with node.run() as agent:
+        await agent.prepare("claim", ETH1, pod="trainer")
+        await agent.runtime.run_pod(sandbox)
+    inside = node.kernel.namespaces[sandbox.network_namespace]
+    links = tuple(replace(one, alternative_names=("cni0",)) for one in inside.links if one.name == "eth1")
+    node.kernel.namespaces[sandbox.network_namespace] = replace(inside, links=links)
+    node.kernel.end_namespace(sandbox.network_namespace)
+    async with node.run() as agent:
+        await agent.unprepare("claim")
+    assert node.is_as_before()
+
+
 async def test_an_interface_whose_driver_is_loaded_again_while_it_is_put_back_has_everything_again(
     node: SimulatedNode,
 ) -> None:

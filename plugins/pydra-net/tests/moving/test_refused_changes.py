@@ -29,9 +29,11 @@ async def serve(node: TestNode) -> AsyncIterator[NetAgent]:
 
 
 @pytest.mark.skipif(bool(_NO_MACVLAN), reason=_NO_MACVLAN)
+@pytest.mark.parametrize("is_told", [True, False])
 async def test_a_claim_stays_held_while_something_of_the_pod_keeps_its_interface_out_of_the_bridge(
-    node: TestNode,
+    node: TestNode, *, is_told: bool
 ) -> None:
+    """Also if the runtime does not tell that the pod ends."""
     node.host.run("ip link add br0 type bridge; ip link set nic0 master br0")
     pod = node.begin_pod("trainer")
     sandbox = build_sandbox("trainer", pod.path)
@@ -39,7 +41,8 @@ async def test_a_claim_stays_held_while_something_of_the_pod_keeps_its_interface
         await agent.prepare("claim", "nic0", pod="trainer")
         await agent.runtime.run_pod(sandbox)
         pod.run("ip link add link nic0 name own0 type macvlan mode bridge")
-        await agent.runtime.stop_pod(sandbox)
+        if is_told:
+            await agent.runtime.stop_pod(sandbox)
         with pytest.raises(UndoLater, match=r"nic0 is back, but not as it was before: set master \d+: .* busy"):
             await agent.unprepare("claim")
         pod.end()
@@ -64,6 +67,15 @@ async def test_an_interface_comes_back_after_the_one_that_it_is_made_on(node: Te
         node.switch.run(f"ip link set nic0 netns {node.host.path}; nsenter --net={node.host.path} ip link set nic0 up")
         await agent.unprepare("claim")
     assert node.host.describe("own0") == before
+
+
+async def test_a_veth_interface_comes_back_wherever_its_other_end_is_by_then(node: TestNode) -> None:
+    node.host.run("ip link add ve0 type veth peer name ve1; ip link set ve0 up; ip addr add 10.8.0.1/24 dev ve0")
+    async with serve(node) as agent:
+        await agent.prepare("claim", "ve0", pod="trainer")
+        node.host.run(f"ip link set ve1 netns {node.switch.path}")
+        await agent.unprepare("claim")
+    assert "10.8.0.1/24" in node.host.run("ip addr show dev ve0")
 
 
 async def test_what_can_never_be_put_back_holds_no_claim(node: TestNode, caplog: pytest.LogCaptureFixture) -> None:
