@@ -112,7 +112,7 @@ DEVICE = AllocatedDevice(request="r", pool="n", device="a")
 
 def inherited(uid: str, namespace: str = "ns", name: str = "c") -> InheritedClaim:
     claim = Claim(uid=uid, namespace=namespace, name=name, devices=(DEVICE,))
-    return InheritedClaim(claim=claim, prepared=(DEVICE.prepared(state="theirs"),))
+    return InheritedClaim(claim=claim, prepared=(DEVICE.prepared(ContainerEdits().with_env("A", "1"), state="theirs"),))
 
 
 def open_files(root: Path) -> ClaimFiles:

@@ -259,6 +259,19 @@ async def test_gpus_get_their_persistence_mode_back_also_after_a_process_that_wa
         assert (machine.active, machine.persistent()) == ([], {True})
 
 
+async def test_nothing_is_said_of_the_persistence_mode_of_gpus_that_the_driver_does_not_have(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are for a guest."""
+    machine = Machine(tmp_path)
+    step = machine.step(1, 2)
+    step = replace(step, persistent=step.gpus)
+    for address in step.gpus:
+        machine.tree.write(machine.tree.sys(f"bus/pci/devices/{address}/driver/unbind"), address)
+    assert await machine.applier.apply(step, None, build_claim("c1", step))
+    assert (machine.active, caplog.messages) == ([step.partition], [])
+
+
 async def test_a_partition_waits_for_a_fabric_manager_that_is_away(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     step = machine.step(1, 8)
