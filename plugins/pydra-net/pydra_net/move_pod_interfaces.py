@@ -163,10 +163,12 @@ class PodInterfaces:
         async with self._locks[step.key]:
             if step.key in self._ended or step not in list_of_pod(self._held(), sandbox.pod_uid):
                 raise AttachFailed(f"the claim of {step.name} ({step.device}) has ended")
-            earlier = [one.namespace for one in self.sandboxes.list_of_pod(sandbox.pod_uid) if one is not sandbox]
+            others = [one for one in self.sandboxes.list_of_pod(sandbox.pod_uid) if one is not sandbox]
+            earlier = [one.namespace for one in others]
             await asyncio.to_thread(self._appliers[type(step)].give, step, sandbox.namespace, earlier)
-            for other in self.sandboxes.list_of_pod(sandbox.pod_uid):
+            for other in others:
                 other.discard(step.key)
+                self.sandboxes.forget_empty(other)
             if isinstance(step, GiveInterface | ShareInterface) and step.target.is_given_addresses:
                 await self.leases.begin(step, sandbox.namespace)
             sandbox.attached.add(step.key)

@@ -81,8 +81,9 @@ class Sandboxes:
             sandbox.namespace.close()
 
     def keep_only(self, ids: Sequence[str]) -> None:
-        """Forget the others, unless an interface is in them."""
+        """Forget the others, unless an interface is in them; none of them runs."""
         for one in [one for one in self._known.values() if one.id not in ids]:
+            one.is_running = False
             self.forget_empty(one)
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -332,3 +333,23 @@ async def test_a_runtime_starts_again_after_a_pod_twice_could_not_have_its_inter
                 await agent.start(build_sandbox("trainer", "", number=number))
     async with node.run() as agent:
         await agent.unprepare("claim")
+
+
+async def test_an_interface_follows_its_pod_into_a_sandbox_that_began_while_the_runtime_was_away(
+    node: SimulatedNode,
+) -> None:
+    """The runtime says nothing of the end of the earlier one: containerd does so of those before its last start."""
+    first, second = node.begin_pod("trainer"), node.begin_pod("trainer", number=2)
+    agent, runtime, socket = node.agent, node.agent.runtime, node.agent.settings.nri_socket
+    async with AsyncExitStack() as process:
+        async with runtime.serve(socket):
+            await process.enter_async_context(agent.run())
+            await agent.prepare("claim", ETH1, pod="trainer")
+            await runtime.run_pod(first)
+        runtime.pods = {second.id: second}
+        async with runtime.serve(socket), asyncio.timeout(30):
+            while node.names_in(second) != ["eth1"]:  # noqa: ASYNC110 - in the kernel
+                await asyncio.sleep(0.01)
+            await runtime.create_container(Container(id="main", pod_sandbox_id=second.id))
+            assert node.kernel.list_open() == [HOST, second.network_namespace]
+            await agent.unprepare("claim")
