@@ -77,17 +77,12 @@ class PodInterfaces:
             self._problems.pop(step.key, None)
 
     async def attach(self, sandbox: Sandbox, steps: Sequence[Step], limit: float) -> None:
-        """Move all of them into the sandbox, or none, within a limit of seconds. What comes later is undone.
+        """Move all of them into the sandbox, or none, within a limit of seconds, and go on afterwards.
 
         Raises AttachFailed.
         """
-        sandbox.is_abandoned = False
         task = self._begin(self._attach_all(sandbox, steps))
-        done: set[asyncio.Task[None]] = set()
-        try:
-            done, _ = await asyncio.wait((task,), timeout=limit)
-        finally:
-            sandbox.is_abandoned = not done
+        done, _ = await asyncio.wait((task,), timeout=limit)
         if not done:
             names = ", ".join(step.name for step in steps)
             raise self._note_failed(
@@ -106,19 +101,19 @@ class PodInterfaces:
 
     async def detach(self, sandbox: Sandbox, steps: Sequence[Step]) -> None:
         """Move back those that are in this sandbox, and let its namespace end if all of them are."""
-        for step in steps:
-            async with self._locks[step.key]:
-                sandbox.attached.discard(step.key)
-                sandbox.left.add(step.key)
-                try:
-                    await self.leases.end(step, release=True, pod=sandbox.namespace)
-                    if await asyncio.to_thread(self._appliers[type(step)].is_in, step, sandbox.namespace):
-                        await asyncio.to_thread(self._appliers[type(step)].take_back, step, (sandbox.namespace,))
-                except ClaimError as error:
-                    _log.warning("%s", error)
-                await self._note_gone(sandbox, step)
-                self.changed.set()
-        self.sandboxes.forget_empty(sandbox)
+        with self.sandboxes.using(sandbox):
+            for step in steps:
+                async with self._locks[step.key]:
+                    sandbox.attached.discard(step.key)
+                    sandbox.left.add(step.key)
+                    try:
+                        await self.leases.end(step, release=True, pod=sandbox.namespace)
+                        if await asyncio.to_thread(self._appliers[type(step)].is_in, step, sandbox.namespace):
+                            await asyncio.to_thread(self._appliers[type(step)].take_back, step, (sandbox.namespace,))
+                    except ClaimError as error:
+                        _log.warning("%s", error)
+                    await self._note_gone(sandbox, step)
+                    self.changed.set()
 
     async def locate(self, gives: Sequence[GiveInterface]) -> tuple[Mapping[str, Link], frozenset[str]]:
         """The links of interfaces that are in pods, by the keys of steps, and which of the keys nobody moves now."""
@@ -144,8 +139,6 @@ class PodInterfaces:
         try:
             for step in steps:
                 await self._give(sandbox, step)
-                if sandbox.is_abandoned:
-                    raise AttachFailed("the runtime did not wait")
         except BaseException:
             await self.detach(sandbox, steps)
             raise
@@ -160,20 +153,23 @@ class PodInterfaces:
                 self._note_failed((step,), text)
 
     async def _give(self, sandbox: Sandbox, step: Step) -> None:
-        async with self._locks[step.key]:
-            if step.key in self._ended or step not in list_of_pod(self._held(), sandbox.pod_uid):
-                raise AttachFailed(f"the claim of {step.name} ({step.device}) has ended")
-            others = [one for one in self.sandboxes.list_of_pod(sandbox.pod_uid) if one is not sandbox]
-            earlier = [one.namespace for one in others]
-            await asyncio.to_thread(self._appliers[type(step)].give, step, sandbox.namespace, earlier)
-            for other in others:
-                other.discard(step.key)
-                self.sandboxes.forget_empty(other)
-            if isinstance(step, GiveInterface | ShareInterface) and step.target.is_given_addresses:
-                await self.leases.begin(step, sandbox.namespace)
-            sandbox.attached.add(step.key)
-            self._problems.pop(step.key, None)
-            self.changed.set()
+        with self.sandboxes.using(sandbox):
+            async with self._locks[step.key]:
+                if step.key in self._ended or step not in list_of_pod(self._held(), sandbox.pod_uid):
+                    raise AttachFailed(f"the claim of {step.name} ({step.device}) has ended")
+                others = [one for one in self.sandboxes.list_of_pod(sandbox.pod_uid) if one is not sandbox]
+                sandbox.left.add(step.key)
+                earlier = [one.namespace for one in others]
+                await asyncio.to_thread(self._appliers[type(step)].give, step, sandbox.namespace, earlier)
+                for other in others:
+                    other.discard(step.key)
+                    self.sandboxes.forget_empty(other)
+                if isinstance(step, GiveInterface | ShareInterface) and step.target.is_given_addresses:
+                    await self.leases.begin(step, sandbox.namespace)
+                sandbox.left.discard(step.key)
+                sandbox.attached.add(step.key)
+                self._problems.pop(step.key, None)
+                self.changed.set()
 
     async def _note_gone(self, sandbox: Sandbox, step: Step) -> None:
         """Do not keep the sandbox's namespace from ending for an interface that is not in it any more."""

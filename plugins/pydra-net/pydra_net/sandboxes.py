@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
 
 from pydra_net.kernel import Kernel, Namespace
 from pydra_nri import PodSandbox
@@ -11,7 +12,7 @@ from pydra_nri import PodSandbox
 class Sandbox:
     """A pod's sandbox. `attached` are the devices that are in it, `left` those that may be, since something failed.
 
-    `is_abandoned`: none may stay in it.
+    `uses` is how many tasks work in its namespace.
     """
 
     def __init__(self, pod: PodSandbox, namespace: Namespace) -> None:
@@ -22,7 +23,7 @@ class Sandbox:
         self.namespace = namespace
         self.attached: set[str] = set()
         self.left: set[str] = set()
-        self.is_abandoned = False
+        self.uses = 0
 
     def discard(self, device: str) -> None:
         """The device is not in it."""
@@ -67,8 +68,18 @@ class Sandboxes:
 
     def forget_empty(self, sandbox: Sandbox) -> None:
         """Let the namespace end, unless a device is, or may be, in it."""
-        if not (sandbox.attached or sandbox.left):
+        if not (sandbox.attached or sandbox.left or sandbox.uses):
             self._forget(sandbox)
+
+    @contextmanager
+    def using(self, sandbox: Sandbox) -> Iterator[None]:
+        """Keep the namespace from ending meanwhile."""
+        sandbox.uses += 1
+        try:
+            yield
+        finally:
+            sandbox.uses -= 1
+            self.forget_empty(sandbox)
 
     def forget_ended(self, held: Set[str]) -> None:
         """Keep no namespace for what may be in it, but of claims that have ended: it was found, or is nowhere."""

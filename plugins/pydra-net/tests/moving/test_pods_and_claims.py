@@ -335,6 +335,27 @@ async def test_a_runtime_starts_again_after_a_pod_twice_could_not_have_its_inter
         await agent.unprepare("claim")
 
 
+async def test_a_pod_has_its_interface_if_the_runtime_went_on_while_it_was_moved(node: SimulatedNode) -> None:
+    sandbox, moves, goes_on = node.begin_pod("trainer"), threading.Event(), threading.Event()
+    agent, runtime, socket = node.agent, node.agent.runtime, node.agent.settings.nri_socket
+    done = list[str]()
+    async with AsyncExitStack() as process:
+        async with runtime.serve(socket):
+            await process.enter_async_context(agent.run())
+            await agent.prepare("claim", ETH1, pod="trainer")
+            node.kernel.step = lambda what: (done.append(what), moves.set(), goes_on.wait())
+            begins = asyncio.create_task(runtime.run_pod(sandbox))
+            await asyncio.to_thread(moves.wait)
+        await begins
+        async with runtime.serve(socket), asyncio.timeout(30):
+            await runtime.wait_logged("registered dra.net", times=2)
+            goes_on.set()
+            while node.names_in(sandbox) != ["eth1"]:  # noqa: ASYNC110 - in the kernel
+                await asyncio.sleep(0.01)
+            await agent.unprepare("claim")
+    assert done.count("move") == 2, "into the pod, and back when the claim has ended"
+
+
 async def test_an_interface_follows_its_pod_into_a_sandbox_that_began_while_the_runtime_was_away(
     node: SimulatedNode,
 ) -> None:
