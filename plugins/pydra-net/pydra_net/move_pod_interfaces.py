@@ -11,7 +11,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from pydra import Claim, ClaimError, HeldClaim
 from pydra_net.device_status import PodState
@@ -24,6 +24,7 @@ from pydra_net.step_appliers import AttachFailed, StepApplier
 from pydra_net.steps import GiveInterface, ShareInterface, Step
 from pydra_net.steps_of_held_claims import list_of_pod
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -60,7 +61,7 @@ class PodInterfaces:
         async with self._locks[step.key]:
             self._ended.discard(step.key)
             self._problems.pop(step.key, None)  # of an earlier claim
-            await asyncio.to_thread(self._appliers[type(step)].mark, step, self.sandboxes.list_namespaces())
+            await _finish(self._appliers[type(step)].mark, step, self.sandboxes.list_namespaces())
 
     async def release(self, step: Step, claim: Claim) -> None:
         """Put the interface back as it was. Raises UndoLater."""
@@ -68,8 +69,8 @@ class PodInterfaces:
             self._ended.add(step.key)  # who waits for the lock must not give it again
             await self.leases.end(step, release=True)
             try:
-                await asyncio.to_thread(self._appliers[type(step)].take_back, step, self.sandboxes.list_namespaces())
-                await asyncio.to_thread(self._appliers[type(step)].unmark, step)
+                await _finish(self._appliers[type(step)].take_back, step, self.sandboxes.list_namespaces())
+                await _finish(self._appliers[type(step)].unmark, step)
             finally:
                 for sandbox in self.sandboxes.list_of_pod(claim.pod.uid) if claim.pod else ():
                     await self._note_gone(sandbox, step)
@@ -108,8 +109,8 @@ class PodInterfaces:
                     sandbox.left.add(step.key)
                     try:
                         await self.leases.end(step, release=True, pod=sandbox.namespace)
-                        if await asyncio.to_thread(self._appliers[type(step)].is_in, step, sandbox.namespace):
-                            await asyncio.to_thread(self._appliers[type(step)].take_back, step, (sandbox.namespace,))
+                        if await _finish(self._appliers[type(step)].is_in, step, sandbox.namespace):
+                            await _finish(self._appliers[type(step)].take_back, step, (sandbox.namespace,))
                     except ClaimError as error:
                         _log.warning("%s", error)
                     await self._note_gone(sandbox, step)
@@ -160,7 +161,7 @@ class PodInterfaces:
                 others = [one for one in self.sandboxes.list_of_pod(sandbox.pod_uid) if one is not sandbox]
                 sandbox.left.add(step.key)
                 earlier = [one.namespace for one in others]
-                await asyncio.to_thread(self._appliers[type(step)].give, step, sandbox.namespace, earlier)
+                await _finish(self._appliers[type(step)].give, step, sandbox.namespace, earlier)
                 for other in others:
                     other.discard(step.key)
                     self.sandboxes.forget_empty(other)
@@ -174,7 +175,7 @@ class PodInterfaces:
     async def _note_gone(self, sandbox: Sandbox, step: Step) -> None:
         """Do not keep the sandbox's namespace from ending for an interface that is not in it any more."""
         with suppress(ClaimError):
-            if not await asyncio.to_thread(self._appliers[type(step)].is_in, step, sandbox.namespace):
+            if not await _finish(self._appliers[type(step)].is_in, step, sandbox.namespace):
                 sandbox.discard(step.key)
 
     def _note_failed(self, steps: Sequence[Step], text: str) -> AttachFailed:
@@ -196,3 +197,12 @@ class PodInterfaces:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # who waits for it raises it
+
+
+async def _finish(work: Callable[..., T], *arguments: Any) -> T:
+    """The result of work in a thread, which also a cancelled call waits for: it has the lock as long as it works."""
+    task = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    try:
+        return await asyncio.shield(task)
+    finally:
+        await asyncio.wait((task,))

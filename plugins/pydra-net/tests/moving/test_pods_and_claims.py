@@ -374,3 +374,26 @@ async def test_an_interface_follows_its_pod_into_a_sandbox_that_began_while_the_
             await runtime.create_container(Container(id="main", pod_sandbox_id=second.id))
             assert node.kernel.list_open() == [HOST, second.network_namespace]
             await agent.unprepare("claim")
+
+
+async def test_a_claim_does_not_end_while_its_interface_is_put_back_if_the_runtime_ends(node: SimulatedNode) -> None:
+    sandbox, moved, goes_on = node.begin_pod("trainer"), threading.Event(), threading.Event()
+    agent, runtime, socket = node.agent, node.agent.runtime, node.agent.settings.nri_socket
+    async with AsyncExitStack() as process:
+        async with runtime.serve(socket):
+            await process.enter_async_context(agent.run())
+            await agent.prepare("claim", ETH1, pod="trainer")
+            await runtime.run_pod(sandbox)
+            node.kernel.step = lambda what: what == "moved" and (moved.set(), goes_on.wait())
+            ends = asyncio.create_task(runtime.stop_pod(sandbox))
+            await asyncio.to_thread(moved.wait)
+        await asyncio.gather(ends, return_exceptions=True)
+        unprepared = asyncio.create_task(agent.unprepare("claim"))
+        async with runtime.serve(socket):
+            await runtime.wait_logged("registered dra.net", times=2)
+        try:
+            assert not unprepared.done()
+        finally:
+            goes_on.set()
+        await unprepared
+    assert node.is_as_before()
