@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -43,7 +44,8 @@ def explain(error: NetlinkError | OSError) -> KernelRefused:
     """What the kernel says."""
     if isinstance(error, OSError):
         return KernelRefused(error.strerror or str(error), error.errno or 0)
-    return KernelRefused(str(error.args[1]), error.code)
+    code = errno.EAGAIN if isinstance(error, NetlinkDumpInterrupted) else error.code
+    return KernelRefused(str(error.args[1]), code)
 
 
 def apply_change(operation: Operation) -> None:
