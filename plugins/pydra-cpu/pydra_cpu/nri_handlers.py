@@ -58,6 +58,7 @@ class ContainerHandlers:
             synchronize=self.synchronize,
             keep=_keep,
             create_container=self.create_container,
+            start_container=self.start_container,
             post_start_container=self.post_start_container,
             update_container=self.update_container,
             stop_container=self.stop_container,
@@ -99,6 +100,20 @@ class ContainerHandlers:
         own = wrong.pop(created.id, None)
         adjust = nri.ContainerAdjustment() if own is None else nri.ContainerAdjustment.of(_build_cpuset(own))
         return nri.CreateContainerResponse(adjust=adjust, update=_build_updates(wrong))
+
+    async def start_container(self, _pod: nri.PodSandbox, container: nri.Container) -> None:
+        """Refuse a container that the kernel gives CPUs of others: an update while it was made was lost.
+
+        That happens if this process came or the runtime went on without it meanwhile. Raises PinRefused.
+        """
+        known, offered = self.containers.get(container.id), self.list_offered()
+        pin = find_pins(self.containers.values(), self.held(), offered).get(container.id)
+        allowed = self._read_allowed(known.cgroup) if known and known.cgroup else None
+        if isinstance(pin, Pin) and allowed is not None and not (allowed or offered) & offered <= pin.cpus:
+            raise PinRefused(
+                f"{known} was made for CPU {format_cpu_list(allowed or offered)}, and has CPU "
+                f"{format_cpu_list(pin.cpus)} now; the kubelet makes it again"
+            )
 
     async def post_start_container(self, _pod: nri.PodSandbox, container: nri.Container) -> None:
         """From now on, updates reach the container."""

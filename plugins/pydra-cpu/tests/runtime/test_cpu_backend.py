@@ -7,7 +7,7 @@ import json
 import os
 import tracemalloc
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,27 @@ async def test_what_the_runtime_has_created_but_not_started_when_it_registers_th
         await node.runtime.start_container(node.runtime.containers["early"])
         await node.create("fast", prepared)
         assert node.cpus("early") == "3-7"
+
+
+@pytest.mark.parametrize(("kernel", "reserved", "starts"), [("0-7", "", False), ("3-7", "", True), ("3-7", "7", True)])
+async def test_a_container_does_not_start_with_the_cpus_of_others_if_its_update_was_lost(
+    kernel: str, reserved: str, starts: bool, tmp_path: Path
+) -> None:
+    """containerd stores an update of a container whose process it is making, and that has the CPUs from before."""
+    node = Node(FakeRuntime(request_timeout=100.0))
+    allowed = tmp_path / "sys/fs/cgroup/cpuset/pod/early/cpuset.cpus"
+    allowed.parent.mkdir(parents=True)
+    allowed.write_text(kernel)
+    early = Container(
+        id="early", name="early", pod_sandbox_id=POD.id, state=CREATED, linux=LinuxContainer(cgroups_path="/pod/early")
+    )
+    async with serve(tmp_path, node=node, reserved_cpus=reserved):
+        prepared = await node.prepare("claim", 3)
+        assert await node.create("fast", prepared) == "0-2"
+    node.runtime.containers["early"] = early  # made while the backend was away
+    async with serve(tmp_path, node=node, reserved_cpus=reserved):
+        with nullcontext() if starts else pytest.raises(OperationFailed, match="was made for CPU 0-7, and has CPU 3-7"):
+            await node.runtime.start_container(early)
 
 
 @pytest.mark.parametrize(("kernel", "becomes"), [("0-7", "3-7"), ("", "3-7"), ("4-7", "0-7")])
