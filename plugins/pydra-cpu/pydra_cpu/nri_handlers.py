@@ -116,8 +116,11 @@ class ContainerHandlers:
             )
 
     async def post_start_container(self, _pod: nri.PodSandbox, container: nri.Container) -> None:
-        """From now on, updates reach the container."""
+        """From now on, updates reach the container. It has what was stored when it started."""
         self._starting.pop(container.id, None)
+        if known := self.containers.get(container.id):
+            stored = parse_kernel_list(container.linux.resources.cpu.cpus)
+            self.containers[container.id] = known.with_cpus(stored)
 
     async def update_container(
         self, _pod: nri.PodSandbox, container: nri.Container, wanted: nri.LinuxResources

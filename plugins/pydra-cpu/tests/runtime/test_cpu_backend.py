@@ -155,6 +155,19 @@ async def test_a_container_does_not_start_with_the_cpus_of_others_if_its_update_
             await node.runtime.start_container(early)
 
 
+async def test_a_container_that_was_corrected_before_it_started_gets_all_cpus_back(tmp_path: Path) -> None:
+    node = Node(FakeRuntime(request_timeout=100.0))
+    async with serve(tmp_path, node=node):
+        await node.create("fast", await node.prepare("claim", 3))
+    early = Container(id="early", name="early", pod_sandbox_id=POD.id, state=CREATED)
+    node.runtime.containers["early"] = early  # created while the backend was away
+    async with serve(tmp_path, node=node):
+        assert node.cpus("early") == "3-7"
+        await node.runtime.start_container(node.runtime.containers["early"])
+        await node.stop("fast")
+        assert node.cpus("early") == "0-7"
+
+
 @pytest.mark.parametrize(("kernel", "becomes"), [("0-7", "3-7"), ("", "3-7"), ("4-7", "0-7")])
 async def test_a_change_that_the_runtime_refused_is_repeated_if_the_kernel_allows_more(
     kernel: str, becomes: str, tmp_path: Path
