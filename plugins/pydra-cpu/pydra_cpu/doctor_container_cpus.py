@@ -74,7 +74,10 @@ def _explain(one: Running, pin: Pin, manager: str) -> str:
             "it was created while the agent was not connected to the container runtime, and a connection corrects it; "
             "the agent's log says why there is none"
         )
-    return "the runtime has not carried out the last change, and its log says why; if the next start of a container does not repeat it, restart the agent"
+    return (
+        "the runtime has not carried out the last change, and its log says why; if the next start of a container does "
+        "not repeat it, restart the agent"
+    )
 
 
 def _explain_lost(lost: frozenset[int], online: frozenset[int]) -> str:
