@@ -30,23 +30,22 @@ class RuntimeUnavailable(ClaimError):
 
 
 class Pauses(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds between connections: the first pause, doubled with each failure up to a limit.
+    """Seconds between connections: the first pause, doubled with each failure of a runtime that listens up to a limit.
 
     A registration blocks the node's pods while one of them is being stopped, so it is repeated less often than an
-    attempt at which nothing listens. After one that lasted `lasting` seconds, the pauses begin with the first again.
+    attempt at which nothing listens. That is soon, since what a runtime begins before it knows this plugin begins
+    without it. After a connection that lasted `lasting` seconds, the pauses begin with the first again.
     `patience` is how long a claim waits for a runtime that registers this plugin, or that is starting again.
     """
 
     first: float = 0.2
-    nothing_listens: float = 5.0
     not_lasting: float = 60.0
     lasting: float = 60.0
     patience: float = 2.0
 
     def choose(self, failures: int, *, reached: bool) -> float:
         """The pause after so many failures in a row; `reached` if something listened at the last."""
-        longest = self.not_lasting if reached else self.nothing_listens
-        return min(self.first * 2.0 ** min(failures, 32), longest)
+        return min(self.first * 2.0 ** min(failures, 32), self.not_lasting) if reached else self.first
 
 
 class Attempts(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from pydra_nri import (
     cpuset,
 )
 
-FAST = Pauses(first=0.001, nothing_listens=0.01, not_lasting=0.01, lasting=0.0)
+FAST = Pauses(first=0.005, not_lasting=0.01, lasting=0.0)
 
 POD = PodSandbox(id="sandbox-1", name="trainer", uid="uid-1", namespace="ml")
 
