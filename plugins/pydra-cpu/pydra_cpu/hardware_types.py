@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from operator import attrgetter
 from typing import TypeVar
 
@@ -42,7 +43,7 @@ class NumaNode(msgspec.Struct, frozen=True, kw_only=True):
     """To each node that is online, itself included; 10 is local."""
 
 
-class Topology(msgspec.Struct, frozen=True, kw_only=True):
+class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The node's online CPUs in the order of their ids, and its NUMA nodes."""
 
     cpus: tuple[Cpu, ...]
@@ -52,7 +53,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     unreadable: tuple[str, ...] = ()
     """A text for each CPU that cannot be offered since its place is not known."""
 
-    @property
+    @cached_property
     def online(self) -> frozenset[int]:
         """The ids of the CPUs."""
         return frozenset(cpu.id for cpu in self.cpus)

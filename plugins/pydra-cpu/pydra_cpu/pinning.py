@@ -100,7 +100,8 @@ def find_pins(
     running = tuple(containers)
     pins, pool = _pin_claimed((*running, *created), held, offered)
     others = [one for one in running if not one.variables]
-    unclaimed = pool - list_taken(held)
+    is_asked = bool(starting) or not all(one.variables for one in created)
+    unclaimed = pool - list_taken(held) if is_asked else pool
     for one in others:
         cpus = unclaimed or pool if one.id in starting else pool
         pins[one.id] = Pin(cpus=cpus) if cpus else _refuse(one)
