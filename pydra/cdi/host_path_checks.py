@@ -87,9 +87,10 @@ def drop_absent(prepared: Sequence[PreparedDevice], found: Found) -> tuple[Prepa
         for node in device.edits.device_nodes:
             if not _needs_host(node):
                 continue
-            there = found[node.host_path or node.path]
+            path = node.host_path or node.path
+            there = found[path]
             if isinstance(there, HostFile) and stat.S_IFMT(there.mode) in _FORMATS.get(node.type, ()):
-                if there.path != (node.host_path or node.path):
+                if there.path != path:
                     changes[node] = replace(node, host_path=there.path)
                 continue
             changes[node] = None
@@ -111,7 +112,7 @@ def drop_absent(prepared: Sequence[PreparedDevice], found: Found) -> tuple[Prepa
 
 
 def _needs_host(node: DeviceNode) -> bool:
-    # With type and major given, the runtime makes the node itself and never looks at the host. To it, 0 is no major.
+    # With type and major given, the runtime makes the node itself and never looks at the host. It takes 0 for absent.
     return node.optional or not (node.type and node.major)
 
 

@@ -164,7 +164,7 @@ class ContainerHandlers:
     def _differs(self, key: str, pin: Pin) -> bool:
         """Whether the container has other CPUs by the runtime, or more by the kernel: nobody says of a refused update.
 
-        Less by the kernel is no reason: a cgroup above may not allow it more, and would refuse each repetition.
+        One that has fewer by the kernel is left alone: a cgroup above may not allow it more, and refuse each update.
         """
         container, online = self.containers[key], self.topology.online
         if pin.cpus != self._list_cpus(container):
