@@ -96,7 +96,7 @@ def set_parameter(operation: SetParameter) -> None:
     elif name in ATTRIBUTES:
         _change(_SET_LINK, index, {ATTRIBUTES[name]: value})
     else:
-        of_inet = pack({rt.IFLA_INET_CONF: pack({IPV4[name]: value})})
+        of_inet = pack({rt.IFLA_INET_CONF | _NESTED: pack({IPV4[name]: value})})
         _change(_SET_LINK, index, {rt.IFLA_AF_SPEC: pack({socket.AF_INET: of_inet})})
 
 
