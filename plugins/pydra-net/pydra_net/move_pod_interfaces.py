@@ -21,7 +21,7 @@ from pydra_net.leases import Leases
 from pydra_net.network_types import Link
 from pydra_net.sandboxes import Sandbox, Sandboxes
 from pydra_net.step_appliers import AttachFailed, StepApplier
-from pydra_net.steps import GiveInterface, ShareInterface, Step
+from pydra_net.steps import GiveInterface, Step, is_given_addresses
 from pydra_net.steps_of_held_claims import list_of_pod
 
 T = TypeVar("T")
@@ -77,24 +77,28 @@ class PodInterfaces:
                     self.sandboxes.forget_empty(sandbox)  # the pod has ended, and nobody may tell
             self._problems.pop(step.key, None)
 
+    def begin(self, sandbox: Sandbox, steps: Sequence[Step]) -> asyncio.Task[None]:
+        """Begin to move those into the sandbox that are not there, all or none, unless that has begun."""
+        if sandbox.moving is None or sandbox.moving.done():
+            sandbox.moving = self._begin(self._attach_all(sandbox, sandbox.list_missing(steps)))
+        return sandbox.moving
+
     async def attach(self, sandbox: Sandbox, steps: Sequence[Step], limit: float) -> None:
-        """Move all of them into the sandbox, or none, within a limit of seconds, and go on afterwards.
+        """Wait until all of them are in the sandbox. What cannot be done within a limit of seconds goes on afterwards.
 
         Raises AttachFailed.
         """
-        task = self._begin(self._attach_all(sandbox, steps))
-        done, _ = await asyncio.wait((task,), timeout=limit)
-        if not done:
+        try:
+            async with asyncio.timeout(limit):
+                while sandbox.list_missing(steps):
+                    await asyncio.shield(self.begin(sandbox, steps))
+        except TimeoutError as error:
             names = ", ".join(step.name for step in steps)
             raise self._note_failed(
                 steps,
                 f"{names} could not be given to the pod within {limit:g} s, since the kernel was busy; the "
                 "kubelet tries again",
-            )
-        try:
-            task.result()
-        except ClaimError as error:
-            raise self._note_failed(steps, str(error)) from error
+            ) from error
 
     def begin_repair(self, sandbox: Sandbox) -> None:
         """Begin to move what a pod does not have that began, or was moved to, while this process did not run."""
@@ -140,8 +144,10 @@ class PodInterfaces:
         try:
             for step in steps:
                 await self._give(sandbox, step)
-        except BaseException:
+        except BaseException as error:
             await self.detach(sandbox, steps)
+            if isinstance(error, ClaimError):
+                raise self._note_failed(steps, str(error)) from error
             raise
 
     async def _repair(self, sandbox: Sandbox) -> None:
@@ -165,7 +171,7 @@ class PodInterfaces:
                 for other in others:
                     other.discard(step.key)
                     self.sandboxes.forget_empty(other)
-                if isinstance(step, GiveInterface | ShareInterface) and step.target.is_given_addresses:
+                if is_given_addresses(step):
                     await self.leases.begin(step, sandbox.namespace)
                 sandbox.left.discard(step.key)
                 sandbox.attached.add(step.key)

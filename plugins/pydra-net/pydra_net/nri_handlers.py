@@ -12,6 +12,7 @@ from pydra_net.kernel import NamespaceGone
 from pydra_net.move_pod_interfaces import PodInterfaces
 from pydra_net.sandboxes import Sandbox
 from pydra_net.step_appliers import AttachFailed
+from pydra_net.steps import Step, is_given_addresses
 from pydra_net.steps_of_held_claims import list_of_pod
 from pydra_nri import Container, ContainerUpdate, CreateContainerResponse, Handlers, PodSandbox
 
@@ -60,30 +61,26 @@ class PodHandlers:
         return []
 
     async def run_pod_sandbox(self, pod: PodSandbox) -> None:
-        """Move the pod's interfaces into it. If that fails, none of them is in it; its containers are refused then.
+        """Begin to move the pod's interfaces into it; its first container waits until they are there, or is refused.
 
-        containerd 2 before 2.2.6 and 2.3.3 keeps a refused sandbox, and with two of one pod it does not start again.
+        A sandbox is never refused: containerd 2 before 2.2.6 and 2.3.3 keeps it, and with two of one pod it does not
+        start again. With DHCP, the address is waited for here too, since a server may take longer than one call.
         """
         if steps := list_of_pod(self._held(), pod.uid):
-            began = time.monotonic()
             with suppress(ClaimError):
-                await self._interfaces.attach(self._open(pod), steps, self._limit())
-                await self._interfaces.leases.wait(steps, self._limit() - (time.monotonic() - began))
+                sandbox = self._open(pod)
+                self._interfaces.begin(sandbox, steps)
+                if any(map(is_given_addresses, steps)):
+                    await self._wait(sandbox, steps)
 
     async def create_container(self, pod: PodSandbox, _container: Container) -> CreateContainerResponse:
-        """Check that the pod has its interfaces, or move them now: nothing else called when the pod began.
-
-        A DHCP server may take longer than the runtime waits when the pod begins, so its address is waited for here.
+        """Wait until the pod has its interfaces, or move them now: nothing else called when the pod began.
 
         Raises AttachFailed.
         """
-        if steps := list_of_pod(self._held(), pod.uid):
-            began = time.monotonic()
-            sandbox = self._open(pod)
-            if missing := [step for step in steps if step.key not in sandbox.attached]:
-                await self._interfaces.attach(sandbox, missing, self._limit())
-            if late := await self._interfaces.leases.wait(steps, self._limit() - (time.monotonic() - began)):
-                raise AttachFailed(f"no address, by DHCP or SLAAC, for {'; '.join(late)}; the kubelet tries again")
+        steps = list_of_pod(self._held(), pod.uid)
+        if steps and (late := await self._wait(self._open(pod), steps)):
+            raise AttachFailed(f"no address, by DHCP or SLAAC, for {'; '.join(late)}; the kubelet tries again")
         return CreateContainerResponse()
 
     async def stop_pod_sandbox(self, pod: PodSandbox) -> None:
@@ -99,6 +96,12 @@ class PodHandlers:
         if sandbox is not None:
             await self._interfaces.detach(sandbox, steps)
 
+    async def _wait(self, sandbox: Sandbox, steps: Sequence[Step]) -> list[str]:
+        """Wait until the pod has them; in words, those that have no address yet. Raises AttachFailed."""
+        began, limit = time.monotonic(), self._request_timeout() * _HOOK_PART
+        await self._interfaces.attach(sandbox, steps, limit)
+        return await self._interfaces.leases.wait(steps, limit - (time.monotonic() - began))
+
     def _open(self, pod: PodSandbox) -> Sandbox:
         if not pod.network_namespace:
             raise AttachFailed(
@@ -106,7 +109,3 @@ class PodHandlers:
                 "interfaces of its own; remove the claim, or hostNetwork"
             )
         return self._interfaces.sandboxes.open(pod)
-
-    def _limit(self) -> float:
-        """The seconds that a call of the runtime may take."""
-        return self._request_timeout() * _HOOK_PART

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 
 from pydra_net.kernel import Kernel, Namespace
+from pydra_net.steps import Step
 from pydra_nri import PodSandbox
 
 
 class Sandbox:
     """A pod's sandbox. `attached` are the devices that are in it, `left` those that may be, since something failed.
 
-    `uses` is how many tasks work in its namespace.
+    `moving` is the task that moves them, and `uses` how many tasks work in its namespace.
     """
 
     def __init__(self, pod: PodSandbox, namespace: Namespace) -> None:
@@ -23,7 +25,12 @@ class Sandbox:
         self.namespace = namespace
         self.attached: set[str] = set()
         self.left: set[str] = set()
+        self.moving: asyncio.Task[None] | None = None
         self.uses = 0
+
+    def list_missing(self, steps: Sequence[Step]) -> list[Step]:
+        """Those whose devices are not in it."""
+        return [step for step in steps if step.key not in self.attached]
 
     def discard(self, device: str) -> None:
         """The device is not in it."""

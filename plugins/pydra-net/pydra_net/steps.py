@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import msgspec
 
@@ -202,3 +202,8 @@ InterfaceStep: TypeAlias = GiveInterface | ShareInterface
 Step: TypeAlias = InterfaceStep | GiveRdma | ConfigureFunction
 
 STEP_TYPES = (GiveInterface, ShareInterface, GiveRdma, ConfigureFunction)
+
+
+def is_given_addresses(step: Step) -> TypeGuard[InterfaceStep]:
+    """Whether somebody gives the interface an address in the pod."""
+    return isinstance(step, GiveInterface | ShareInterface) and step.target.is_given_addresses

@@ -15,7 +15,7 @@ from pydra_dev.kubelet.observations import Step
 from pydra_dev.node import EmbeddedNode, run_node
 from pydra_net import DEVICE_CLASSES as CLASSES
 from pydra_net import DRIVER
-from pydra_nri import PodSandbox
+from pydra_nri import Container, PodSandbox
 from pydra_nri.simulation.runtime import FakeRuntime
 from tests.integration.agent.node_user import NodeUser
 from tests.integration.agent.process import Agent, run_agent
@@ -50,12 +50,13 @@ class Node(NodeUser):
             yield agent
 
     async def begin_pod(self) -> PodSandbox:
-        """The example's pod, from its claim to its sandbox."""
+        """The example's pod, from its claim to its container."""
         template, pod = yaml.safe_load_all(EXAMPLE.read_text())
         created = await self.apply(template, pod)
         await self.wait_running("trainer")
         sandbox = build_sandbox("trainer", self.network.begin_pod("trainer").path, uid=created["metadata"]["uid"])
         await self.runtime.run_pod(sandbox)
+        await self.runtime.create_container(Container(id="main", name="main", pod_sandbox_id=sandbox.id))
         return sandbox
 
 

@@ -78,7 +78,7 @@ async def test_a_function_of_a_card_goes_into_a_pod_and_comes_back_as_it_was(nod
         }
         configs = (msgspec.convert(wanted, NetworkConfig),)
         await agent.prepare("claim", functions[1].name, pod="trainer", configs=configs)
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         assert pod.links() == ["net1"]
         found = pod.run("ip -o addr show net1; ip -o link show net1")
         assert "10.7.0.9/24" in found

@@ -91,7 +91,7 @@ async def test_a_card_does_with_a_function_what_the_claim_says_and_then_what_it_
     wanted = {"vlan": 100, "vlanQoS": 3, "maxTxRate": 1000, "spoofChk": False, "trust": True, "linkState": "enable"}
     async with node.run() as agent:
         await prepare(node, FUNCTION, name="net1", hardwareAddr="02:00:00:00:00:AA", vf=wanted)
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         assert node.names_in(sandbox) == ["net1"]
         configured = {"mac": "02:00:00:00:00:aa", "vlan": 100, "qos": 3, "max_rate": 1000}
         assert read_state(node) == replace(NEW, **configured, spoof_check=False, trust=True, link_state=1)
@@ -187,7 +187,7 @@ async def test_it_is_told_when_somebody_removes_the_function_of_a_pod(count: int
     sandbox = node.begin_pod("trainer")
     async with node.run() as agent:
         await prepare(node, FUNCTION, vf={"vlan": 100})
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         node.cards.set_functions(CARD, count)
         inventory = await agent.backend.discover()
         (device,) = (one for one in inventory.devices if one.name == FUNCTION)

@@ -43,7 +43,7 @@ async def test_the_interface_in_the_pod_is_as_the_claim_configures_it(node: Simu
     sandbox = node.begin_pod("trainer")
     async with node.run() as agent:
         await agent.prepare("claim", ETH1, pod="trainer", configs=(wanted,))
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         found = node.kernel.namespaces[sandbox.network_namespace]
         link = found.find_name("net1")
         assert link is not None
@@ -64,7 +64,7 @@ async def test_sizes_and_sysctls_are_so_in_the_pod_only(node: SimulatedNode) -> 
     sandbox = node.begin_pod("trainer")
     async with node.run() as agent:
         await agent.prepare("claim", ETH1, pod="trainer", configs=(wanted,))
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         link = node.kernel.namespaces[sandbox.network_namespace].find_name("eth1")
         assert link is not None
         assert link.parameters == {
@@ -197,7 +197,7 @@ async def test_settings_of_the_hardware_are_so_in_the_pod_only(node: SimulatedNo
     sandbox = node.begin_pod("trainer")
     async with node.run() as agent:
         await agent.prepare("claim", ETH1, pod="trainer", configs=(wanted,))
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         inside = Ethtool(features={"rx-gro": Feature(enabled=False)}, private_flags={"legacy-rx": True})
         assert node.kernel.ethtool["02:00:00:00:00:03"] == inside
         node.kernel.end_namespace(sandbox.network_namespace)
@@ -218,7 +218,7 @@ async def test_a_vrf_has_the_interfaces_of_the_pod_that_name_it_with_all_of_thei
             await agent.prepare("three", "pci-0000-30-00-0", pod="trainer", configs=in_another)
         with pytest.raises(TerminalError, match=r"vrf.name: found blue, but pci-0000-30-00-0 of the same claim has"):
             await agent.prepare("three", "pci-0000-30-00-0", pod="trainer", configs=named_so)
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         found = node.kernel.namespaces[sandbox.network_namespace]
         names = {link.name: link for link in found.links}
         assert {names["eth1"].master, names["eth2"].master} == {names["blue"].index}
@@ -290,7 +290,7 @@ async def test_the_claims_status_says_whether_the_interface_is_in_the_pod_and_ho
         reason, message = read_status(inventory)
         assert inventory.claim_statuses[0].warning == message, "an Event on the claim"
         assert (reason, message[:33]) == ("InterfaceNotAttached", "the pod has an interface net1 alr")
-        await agent.runtime.run_pod(second)
+        await agent.start(second)
         await agent.backend.wait_changed()
         assert read_status(await agent.backend.discover())[0] == "NetworkDeviceReady"
         await agent.unprepare("claim")

@@ -128,7 +128,7 @@ async def test_a_claim_of_dranet_gives_the_pod_what_it_says(
     sandbox = node.begin_pod("trainer")
     async with node.run() as agent:
         await agent.prepare("claim", *(ETH1, ETH2)[: len(configs)], pod="trainer", configs_by_device=configs)
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         assert node.names_in(sandbox) == names
         found = node.kernel.namespaces[sandbox.network_namespace]
         routes = {one.destination for each in found.routes.values() for one in each}

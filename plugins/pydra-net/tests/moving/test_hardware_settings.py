@@ -63,7 +63,7 @@ async def test_features_of_ethtool_are_so_in_the_pod_and_put_back(node: TestNode
     async with serve(node) as agent:
         wanted = config(ethtool={"features": {"tso": False, "gro": True, "tx-nocache-copy": True}})
         await agent.prepare("claim", "nic0", pod="trainer", configs=wanted)
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         assert (before, read_features(pod, *names)) == ([True, True, False, False], [False, False, True, True])
         await agent.unprepare("claim")
     assert read_features(node.host, *names) == before
@@ -92,7 +92,7 @@ async def test_sysctls_of_ipv6_are_set_in_the_pod_also_where_proc_is_read_only(n
     async with serve(node) as agent:
         wanted = {"addresses": ["fd01::5/64"], "acceptRA": 2, "dadTransmits": 0, "forwarding": True}
         await agent.prepare("claim", "nic0", pod="trainer", configs=config(interface=wanted))
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         assert pod.run(f"cat {' '.join(f'/proc/sys/net/ipv6/conf/nic0/{one}' for one in names)}").split() == list("201")
         await agent.unprepare("claim")
     code = 'from pydra_net.netlink.sysctls import set_sysctl; set_sysctl("net/ipv6/conf/lo/accept_ra", 2)'
@@ -169,7 +169,7 @@ async def test_ebpf_programs_are_told_and_detached_in_the_pod(node: TestNode, ca
         await agent.prepare("claim", "nic0", pod="trainer", configs=config(interface={"disableEbpfPrograms": True}))
         (device,) = [one for one in (await agent.backend.discover()).devices if one.name == "nic0"]
         assert device.attributes["tcxProgramNames"] == "handle_ingress,by_link", "until the pod begins"
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         inside = KERNEL.open(pod.path)
         link = KERNEL.read_links(inside).find_name("nic0")
         assert link is not None
@@ -195,7 +195,7 @@ async def test_ebpf_programs_that_a_pod_has_attached_end_with_its_claim(node: Te
     pod = node.begin_pod("trainer")
     async with serve(node) as agent:
         await agent.prepare("claim", "nic0", pod="trainer")
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         inside = KERNEL.open(pod.path)
         (index,) = [link.index for link in KERNEL.read_links(inside).links if link.name == "nic0"]
         try:
@@ -231,7 +231,7 @@ async def test_an_interface_stays_in_its_pod_while_programs_of_the_pod_cannot_be
     kernel = ShortOfMemory([str(node.pods)])
     async with serve(node, kernel) as agent:
         await agent.prepare("claim", "nic0", pod="trainer")
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         inside = KERNEL.open(pod.path)
         (index,) = [link.index for link in KERNEL.read_links(inside).links if link.name == "nic0"]
         try:
@@ -266,7 +266,7 @@ async def test_interfaces_are_in_a_vrf_of_the_pod_with_their_routes(node: TestNo
             routes=[{"destination": "10.8.0.0/16", "gateway": "10.1.0.1"}],
         )
         await agent.prepare("claim", "nic0", pod="trainer", configs=wanted)
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         assert "master blue" in pod.run("ip link show net1")
         routes = pod.run("ip route show vrf blue; ip -6 route show vrf blue")
         assert "10.8.0.0/16 via 10.1.0.1 dev net1" in routes

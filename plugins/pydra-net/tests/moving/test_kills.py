@@ -27,7 +27,7 @@ async def live(node: SimulatedNode) -> None:
     async with node.run() as agent:
         with suppress(Killed, OperationFailed, ClaimError):
             await agent.prepare("claim", HARDWARE, VIRTUAL, SHARE, pod="trainer")
-            await agent.runtime.run_pod(sandbox)
+            await agent.start(sandbox)
             await agent.runtime.stop_pod(sandbox)
             await agent.unprepare("claim")
 
@@ -88,7 +88,7 @@ async def test_a_pod_that_goes_on_has_its_interfaces_wherever_the_backend_was_ki
             await agent.prepare("claim", HARDWARE, VIRTUAL, SHARE, pod="trainer")
             node.kill_at = len(node.steps) + place
             with suppress(OperationFailed):
-                await agent.runtime.run_pod(sandbox)
+                await agent.start(sandbox)
                 break
         node.kill_at = -1
         async with node.run() as agent:

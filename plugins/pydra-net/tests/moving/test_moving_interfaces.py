@@ -58,7 +58,7 @@ async def test_an_interface_goes_into_the_pod_with_its_configuration_and_comes_b
         assert node.host.links() == ["nic0", "up0"], "it stays on the node until the pod has a network namespace"
         pod = node.begin_pod("trainer")
         sandbox = build_sandbox("trainer", pod.path)
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         assert (node.host.links(), pod.links()) == (["up0"], ["nic0"])
         inside = pod.describe("nic0")
         for text in ("mtu 1400", "10.0.0.1/24", "fd00::1/64", "10.5.0.0/16 via 10.0.0.9", "table 100", "lladdr 02:00"):
@@ -96,7 +96,7 @@ async def test_whatever_is_configured_on_the_interface_is_there_again(node: Test
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer")
         pod = node.begin_pod("trainer")
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         for text in (
             "metric 50",
             "10.1.0.0/24 proto kernel",
@@ -136,7 +136,7 @@ async def test_addresses_and_routes_are_chosen_in_the_pod_and_afterwards_as_on_t
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer")
         pod = node.begin_pod("trainer")
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         assert pod.run(chosen) == before
         await agent.unprepare("claim")
     assert node.host.run(chosen) == before
@@ -155,7 +155,7 @@ async def test_routes_of_other_interfaces_to_the_same_destinations_stay(node: Te
     agent = build_agent(node)
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer")
-        await agent.runtime.run_pod(build_sandbox("trainer", node.begin_pod("trainer").path))
+        await agent.start(build_sandbox("trainer", node.begin_pod("trainer").path))
         await agent.unprepare("claim")
     assert node.host.run(listed) == before
 
@@ -194,7 +194,7 @@ async def test_a_member_of_a_bond_has_its_own_mac_address_in_the_pod_and_afterwa
         assert prepared.status.network_data
         assert prepared.status.network_data.hardware_address == "02:00:00:00:00:02"
         pod = node.begin_pod("trainer")
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         assert re.search("mtu 9000 .* 02:00:00:00:00:02", pod.run("ip -o link show dummy2"))
         await agent.unprepare("claim")
     assert node.host.run(member) == before
@@ -260,7 +260,7 @@ async def test_an_interface_whose_bridge_is_gone_meanwhile_comes_back_with_a_war
     agent = build_agent(node)
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer")
-        await agent.runtime.run_pod(build_sandbox("trainer", node.begin_pod("trainer").path))
+        await agent.start(build_sandbox("trainer", node.begin_pod("trainer").path))
         node.host.run("ip link delete br0")
         await agent.unprepare("claim")
     assert "nic0 is back, but not as it was before: its master br0 is gone" in caplog.text
@@ -275,7 +275,7 @@ async def test_flags_that_a_pod_sets_are_not_there_for_the_next_one(node: TestNo
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer")
         pod = node.begin_pod("trainer")
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         pod.run("ip link set nic0 arp off promisc on allmulticast on multicast off txqueuelen 7 group 5")
         await agent.unprepare("claim")
     assert node.host.run(described) == before
@@ -301,7 +301,7 @@ async def test_sizes_and_sysctls_of_the_interface_are_set_in_the_pod_and_put_bac
     async with serve(agent):
         configs = (msgspec.convert({"interface": wanted}, NetworkConfig),)
         await agent.prepare("claim", "nic0", pod="trainer", configs=configs)
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         inside = read(pod)
         assert {"gso_max_size 100000", "gro_max_size 90000"} <= set(inside)
         assert inside[-4:-1] == ["2", "1", "1"]
@@ -327,7 +327,7 @@ async def test_sysctls_that_an_admin_changed_on_the_node_are_put_back_and_do_not
     pod = node.begin_pod("trainer")
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer")
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         assert pod.run(read).split() == ["1", "0", "0", "0", "3", "3"]
         await agent.unprepare("claim")
     assert node.host.run(read).split() == list(changed.values())
@@ -340,7 +340,7 @@ async def test_an_interface_with_an_ipv6_address_has_ipv6_also_in_a_pod_that_has
     pod.run("cd /proc/sys/net/ipv6/conf; echo 1 >all/disable_ipv6; echo 1 >default/disable_ipv6")
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer")
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         assert "fd00::1/64" in pod.describe("nic0")
         assert (
             pod.run("cat /proc/sys/net/ipv6/conf/nic0/disable_ipv6 /proc/sys/net/ipv6/conf/lo/disable_ipv6") == "0\n0\n"
@@ -354,7 +354,7 @@ async def test_an_interface_without_ipv6_has_the_rest_of_its_configuration_in_th
     configs = (msgspec.convert({"interface": {"disableIPv6": True}}, NetworkConfig),)
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer", configs=configs)
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         inside = pod.describe("nic0")
         assert "10.0.0.1/24" in inside
         assert "fd0" not in inside
@@ -373,7 +373,7 @@ async def test_the_token_of_its_ipv6_addresses_is_put_back_and_does_not_go_into_
     pod = node.begin_pod("trainer")
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer")
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         assert "token :: " in pod.run("ip token get dev nic0")
         await agent.unprepare("claim")
     assert "token ::5 " in before
@@ -387,7 +387,7 @@ async def test_it_comes_back_when_the_end_of_the_pod_is_never_reported(node: Tes
     pod = node.begin_pod("trainer")
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer")
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
     async with serve(agent):
         await agent.unprepare("claim")
     assert (node.host.describe("nic0"), pod.links()) == (before, [])
@@ -403,7 +403,7 @@ async def test_it_comes_back_when_the_namespace_was_removed_before_the_end_of_th
     sandbox = build_sandbox("trainer", pod.path)
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer")
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         pod.end()
         await agent.runtime.stop_pod(sandbox)
         assert node.host.links() == ["nic0", "up0"]
@@ -444,7 +444,7 @@ async def test_what_a_pod_has_changed_of_its_interface_stays_when_the_backend_st
     sandbox = build_sandbox("trainer", pod.path)
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer")
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
     pod.run(
         """
         ip link set nic0 down; ip link set nic0 address 02:00:00:00:00:01 name lan mtu 1300; ip link set lan up
@@ -467,8 +467,8 @@ async def run_again(agent: NetAgent, first: TestNamespace, second: TestNamespace
     """Run the pod of a claim in one sandbox after the other; the first one, which has died without a word."""
     await agent.prepare("claim", "nic0", pod="trainer")
     dead = build_sandbox("trainer", first.path)
-    await agent.runtime.run_pod(dead)
-    await agent.runtime.run_pod(build_sandbox("trainer", second.path, number=2))
+    await agent.start(dead)
+    await agent.start(build_sandbox("trainer", second.path, number=2))
     return dead
 
 
@@ -522,7 +522,7 @@ async def test_the_doctor_finds_nothing_missing_of_what_the_kernel_reports_in_ot
     agent = build_agent(node)
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer", configs=(config,))
-        await agent.runtime.run_pod(build_sandbox("trainer", node.begin_pod("trainer").path))
+        await agent.start(build_sandbox("trainer", node.begin_pod("trainer").path))
         assert [*examine_node(agent.settings, tuple(agent.held.values()))] == []
         await agent.unprepare("claim")
 
@@ -566,7 +566,7 @@ async def test_an_interface_whose_name_was_taken_meanwhile_is_back_under_another
     pod = node.begin_pod("trainer")
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer")
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         node.host.run("ip link add nic0 type veth peer name nic9")
         with pytest.raises(UndoLater, match=r"nic0 is back as pydra[0-9]+, since another interface has its name nic0"):
             await agent.unprepare("claim")
@@ -583,7 +583,7 @@ async def test_an_interface_with_another_name_in_the_pod_is_back_when_its_own_wa
     renamed = NetworkConfig(interface=InterfaceConfig(name="net1"))
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer", configs=(renamed,))
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         node.host.run("ip link add nic0 type veth peer name nic9")
         with pytest.raises(UndoLater, match=r"nic0 is back as net1, since another interface has its name nic0"):
             await agent.unprepare("claim")
@@ -601,7 +601,7 @@ async def test_names_that_a_pod_gives_to_its_interface_neither_keep_it_nor_stay(
     renamed = NetworkConfig(interface=InterfaceConfig(name="net1"))
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer", configs=(renamed,))
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         pod.run("ip link property del dev net1 altname enp7s0")
         for name in names:
             pod.run(f"ip link property add dev net1 altname {name}")
@@ -621,7 +621,7 @@ async def test_a_link_that_a_pod_makes_in_place_of_its_interface_is_not_the_node
     pod = node.begin_pod("trainer")
     async with serve(agent):
         await agent.prepare("claim", "vx0", pod="trainer")
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         pod.run(
             f"""mark=$(ip link show vx0 | grep -o 'pydra[.].*'); ip link del vx0
             ip link add vx0 type {forged}; ip link property add dev vx0 altname $mark"""
@@ -644,7 +644,7 @@ async def test_no_file_stays_open_after_pods_have_come_and_gone(node: TestNode) 
             sandbox = build_sandbox("trainer", pod.path, number=number)
             await agent.prepare("claim", "nic0", pod="trainer")
             held = -count()
-            await agent.runtime.run_pod(sandbox)
+            await agent.start(sandbox)
             await agent.runtime.stop_pod(sandbox)
             held += count()
             await agent.unprepare("claim")
@@ -686,6 +686,6 @@ async def test_an_interface_in_a_pod_is_still_published(node: TestNode) -> None:
     pod = node.begin_pod("trainer")
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer")
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         (device,) = (await agent.backend.discover()).devices
         assert (device.name, device.attributes["ifName"], device.attributes["ipv4"]) == ("nic0", "nic0", "10.0.0.1/24")

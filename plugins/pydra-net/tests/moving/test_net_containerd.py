@@ -38,7 +38,7 @@ async def test_a_pods_interface_comes_back_after_backend_and_runtime_were_killed
         before = node.host.describe("nic0")
         async with agent.run():
             await agent.prepare("claim", "nic0", pod="trainer")
-            await containerd.run_pod("trainer")
+            await containerd.run_container(await containerd.run_pod("trainer"), "main")
             assert node.host.links() == ["up0"]
         await containerd.kill()
         await containerd.start()

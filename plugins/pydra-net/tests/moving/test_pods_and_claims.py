@@ -39,7 +39,7 @@ async def test_a_claim_that_was_prepared_before_a_restart_is_for_the_pod_that_be
         await agent.prepare("claim", ETH1, pod="trainer")
     sandbox = node.begin_pod("trainer")
     async with node.run() as agent:
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         assert node.names_in(sandbox) == ["eth1"]
 
 
@@ -64,12 +64,13 @@ async def test_a_claim_says_nothing_of_what_failed_for_an_earlier_one(node: Simu
         await agent.prepare("second", ETH2, pod="trainer")
         count = node.kernel.step
         node.kernel.step = lambda what: (moves.set(), goes_on.wait(), count(what))[2]
-        begins = asyncio.create_task(agent.runtime.run_pod(sandbox))
+        begins = asyncio.create_task(agent.start(sandbox))
         await asyncio.to_thread(moves.wait)
         node.kernel.step = count
         await agent.unprepare("second")
         goes_on.set()
-        await begins
+        with pytest.raises(OperationFailed, match=r"the claim of eth2 .* has ended"):
+            await begins
         await agent.prepare("third", ETH2, pod="another")
         (third,) = [one for one in (await agent.backend.discover()).claim_statuses if one.claim_uid == "third"]
         assert (third.warning, third.status.conditions[0].reason) == ("", "WaitingForPod")
@@ -80,7 +81,7 @@ async def test_an_interface_that_is_on_its_way_back_is_not_lost(node: SimulatedN
     sandbox, moved, goes_on = node.begin_pod("trainer"), threading.Event(), threading.Event()
     async with node.run() as agent:
         await agent.prepare("claim", ETH1, pod="trainer")
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         node.kernel.step = lambda what: (moved.set(), goes_on.wait()) if what == "moved" else None
         ends = asyncio.create_task(agent.runtime.stop_pod(sandbox))
         await asyncio.to_thread(moved.wait)
@@ -125,7 +126,7 @@ async def test_names_of_a_pod_do_not_stay_on_an_interface_that_the_kernel_has_re
     sandbox = node.begin_pod("trainer")
     async with node.run() as agent:
         await agent.prepare("claim", ETH1, pod="trainer")
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
     inside = node.kernel.namespaces[sandbox.network_namespace]
     links = tuple(replace(one, alternative_names=("cni0",)) for one in inside.links if one.name == "eth1")
     node.kernel.namespaces[sandbox.network_namespace] = replace(inside, links=links)
@@ -149,7 +150,7 @@ async def test_an_interface_whose_driver_is_loaded_again_while_it_is_put_back_ha
 
     async with node.run() as agent:
         await agent.prepare("claim", ETH1, pod="trainer")
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         node.kernel.step = load_again
         with pytest.raises(UndoLater, match=r"eth1 .* vanished when it had been moved back"):
             await agent.unprepare("claim")
@@ -172,7 +173,7 @@ async def test_no_namespace_is_kept_for_a_claim_that_ended_before_its_pod(tmp_pa
     async with node.run() as agent:
         await agent.prepare("first", ETH1, pod="trainer")
         await agent.prepare("second", ETH2, pod="trainer")
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         node.kernel.step = step
         ends = asyncio.create_task(agent.runtime.stop_pod(sandbox))
         await asyncio.to_thread(moves.wait)
@@ -225,8 +226,8 @@ async def test_a_pod_of_the_same_name_has_nothing_of_the_claims_of_an_earlier_on
     later = build_sandbox("trainer", later.network_namespace, number=2, uid="another")
     async with node.run() as agent:
         await agent.prepare("claim", ETH1, pod="trainer")
-        await agent.runtime.run_pod(earlier)
-        await agent.runtime.run_pod(later)
+        await agent.start(earlier)
+        await agent.start(later)
         assert (node.names_in(earlier), node.names_in(later)) == (["eth1"], [])
         await agent.runtime.stop_pod(later)
         assert node.names_in(earlier) == ["eth1"]
@@ -261,7 +262,7 @@ async def test_an_adapter_that_was_unplugged_in_the_pod_does_not_keep_its_claim(
     async with node.run() as agent:
         await agent.prepare("claim", "pci-0000-00-14-0-2-1-1-0", pod="trainer")
         sandbox = node.begin_pod("trainer")
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         assert node.names_in(sandbox) == ["usb0"]
         node.kernel.end_links("usb/2-1:1.0")
         with pytest.raises(UndoLater, match="in a network namespace that cannot be seen"):
@@ -278,7 +279,7 @@ async def test_a_link_that_another_pod_made_is_not_taken_for_the_claims_interfac
         node.kernel.namespaces[other.network_namespace] = Reading(links=(forged,))
         await agent.prepare("claim", "dummy0", pod="trainer")
         sandbox = node.begin_pod("trainer")
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         assert node.names_in(sandbox) == ["dummy0"]
         await agent.runtime.stop_pod(sandbox)
         await agent.unprepare("claim")
@@ -307,7 +308,7 @@ async def test_the_doctor_says_where_interfaces_are_and_what_they_lack(node: Sim
     async with node.run() as agent:
         await agent.prepare("claim", ETH1, pod="trainer")
         assert examine() == [], "it waits for its pod"
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         assert examine() == []
         inside = node.kernel.open(path)
         index = next(link.index for link in node.kernel.read(inside).links if link.name == "eth1")
@@ -344,9 +345,8 @@ async def test_a_pod_has_its_interface_if_the_runtime_went_on_while_it_was_moved
             await process.enter_async_context(agent.run())
             await agent.prepare("claim", ETH1, pod="trainer")
             node.kernel.step = lambda what: (done.append(what), moves.set(), goes_on.wait())
-            begins = asyncio.create_task(runtime.run_pod(sandbox))
+            await runtime.run_pod(sandbox)
             await asyncio.to_thread(moves.wait)
-        await begins
         async with runtime.serve(socket), asyncio.timeout(30):
             await runtime.wait_logged("registered dra.net", times=2)
             goes_on.set()
@@ -366,7 +366,7 @@ async def test_an_interface_follows_its_pod_into_a_sandbox_that_began_while_the_
         async with runtime.serve(socket):
             await process.enter_async_context(agent.run())
             await agent.prepare("claim", ETH1, pod="trainer")
-            await runtime.run_pod(first)
+            await agent.start(first)
         runtime.pods = {second.id: second}
         async with runtime.serve(socket), asyncio.timeout(30):
             while node.names_in(second) != ["eth1"]:  # noqa: ASYNC110 - in the kernel
@@ -383,7 +383,7 @@ async def test_a_claim_does_not_end_while_its_interface_is_put_back_if_the_runti
         async with runtime.serve(socket):
             await process.enter_async_context(agent.run())
             await agent.prepare("claim", ETH1, pod="trainer")
-            await runtime.run_pod(sandbox)
+            await agent.start(sandbox)
             node.kernel.step = lambda what: what == "moved" and (moved.set(), goes_on.wait())
             ends = asyncio.create_task(runtime.stop_pod(sandbox))
             await asyncio.to_thread(moved.wait)

@@ -39,7 +39,7 @@ async def test_a_claim_stays_held_while_something_of_the_pod_keeps_its_interface
     sandbox = build_sandbox("trainer", pod.path)
     async with serve(node) as agent:
         await agent.prepare("claim", "nic0", pod="trainer")
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         pod.run("ip link add link nic0 name own0 type macvlan mode bridge")
         if is_told:
             await agent.runtime.stop_pod(sandbox)
@@ -59,7 +59,7 @@ async def test_an_interface_comes_back_after_the_one_that_it_is_made_on(node: Te
     pod = node.begin_pod("trainer")
     async with serve(node) as agent:
         await agent.prepare("claim", "own0", pod="trainer")
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         assert [one.name for one in (await agent.backend.discover()).devices] == ["own0"], "nic0 is still below it"
         node.host.run(f"ip link set nic0 netns {node.switch.path}")
         with pytest.raises(UndoLater, match=r"own0 .own0. is back, but what it is made on .index \d+. is not here"):

@@ -1,15 +1,35 @@
-"""A kernel that takes longer than the container runtime waits: the pod fails with words, and nothing stays in it."""
+"""A slow kernel: sandboxes do not wait for it, containers do, and fail with words if it takes too long."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 
 import pytest
 
 from pydra_net.simulation.machine import MACHINE_TYPES
+from pydra_nri import Container
 from pydra_nri.simulation.runtime import OperationFailed
 from simulated_node import SimulatedNode
+
+
+async def test_the_interface_is_moved_while_the_runtime_goes_on_to_the_first_container(tmp_path: Path) -> None:
+    node = SimulatedNode(MACHINE_TYPES["server"], tmp_path)
+    sandbox, goes_on = node.begin_pod("trainer"), threading.Event()
+    async with node.run() as agent:
+        await agent.prepare("claim", "pci-0000-10-00-0", pod="trainer")
+        works = node.kernel.step
+        node.kernel.step = lambda what: (goes_on.wait(), works(what))[1]
+        await agent.runtime.run_pod(sandbox)
+        container = asyncio.create_task(
+            agent.runtime.create_container(Container(id="main", name="main", pod_sandbox_id=sandbox.id))
+        )
+        goes_on.set()
+        await container
+        assert node.names_in(sandbox) == ["eth1"]
+        assert node.steps.count("move") == 1, "by the sandbox or by the container"
+        await agent.unprepare("claim")
 
 
 async def test_a_pod_does_not_begin_without_its_interface_because_the_kernel_is_slow(tmp_path: Path) -> None:

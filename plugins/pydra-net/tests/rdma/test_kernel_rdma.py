@@ -53,7 +53,7 @@ async def test_shares_of_an_interface_have_the_device_nodes_of_its_rdma_device(n
         nodes = [Path(one.path) for one in prepared.edits.device_nodes]
         assert {one.name.rstrip("0123456789") for one in nodes} == {"issm", "rdma_cm", "umad", "uverbs"}
         assert all(one.is_char_device() for one in nodes)
-        await agent.runtime.run_pod(build_sandbox("trainer", node.begin_pod("trainer").path))
+        await agent.start(build_sandbox("trainer", node.begin_pod("trainer").path))
         await agent.unprepare("claim")
     node.switch.run("ip link set switch0 down")
     kernel = NetlinkKernel((str(node.pods),))

@@ -41,7 +41,7 @@ async def test_containers_that_name_the_claim_get_the_device_nodes_of_its_rdma_d
             ["rdma_cm", "umad4", "uverbs4"],
         ]
         assert [one.attributes["rdmaDevice"] for one in prepared] == ["mlx5_1", "mlx5_2", "mlx5_5"]
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         assert "move RDMA" not in node.steps, "all namespaces have them"
         await agent.unprepare("claim")
     assert node.is_as_before()
@@ -53,7 +53,7 @@ async def test_an_rdma_device_of_one_namespace_is_moved_with_its_interface_and_b
     async with node.run() as agent:
         prepared = await agent.prepare("claim", INTERFACE, SHARE, ALONE, pod="trainer")
         assert [len(one) for one in list_nodes(prepared)] == [3, 0, 3], "that of a shared interface stays on the node"
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         assert list_rdma(node, sandbox.network_namespace) == ["mlx5_1", "mlx5_5"]
         statuses = {one.device: one.status for one in (await agent.backend.discover()).claim_statuses}
         conditions = {name: [(one.type, one.reason) for one in status.conditions] for name, status in statuses.items()}
@@ -114,7 +114,7 @@ async def test_what_is_published_of_rdma(tmp_path: Path) -> None:
         assert ill == ["pci-0000-20-00-0"]
         assert before[ill[0]].health.reason == "RdmaPortDown"
         await agent.prepare("claim", INTERFACE, ALONE, pod="trainer")
-        await agent.runtime.run_pod(node.begin_pod("trainer"))
+        await agent.start(node.begin_pod("trainer"))
         after = {one.name: one for one in (await agent.backend.discover()).devices}
         assert {name: one.attributes["rdma"] for name, one in after.items()} == {
             name: one.attributes["rdma"] for name, one in before.items()

@@ -157,7 +157,7 @@ async def test_the_claims_status_says_it_of_each_share(node: SimulatedNode) -> N
     async with node.run() as agent:
         await agent.prepare("claim", f"{ETH2}/1", pod="trainer", configs=config({"name": "net1"}))
         await agent.prepare("waiting", f"{ETH2}/2", configs=config({"addresses": ["10.0.4.5/24"]}))
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         found = {one.share_id: one.status for one in (await agent.backend.discover()).claim_statuses}
         ready = {share: status.conditions[0].reason for share, status in found.items()}
         assert ready == {"1": "NetworkDeviceReady", "2": "WaitingForPod"}
@@ -174,7 +174,7 @@ async def test_an_interface_that_is_not_shared_any_more_is_not_given_in_shares_a
     sandbox = node.begin_pod("trainer")
     async with node.run() as agent:
         await agent.prepare("claim", f"{ETH2}/1", pod="trainer", configs=config({"name": "net1"}))
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
     node.agent.settings = msgspec.structs.replace(node.agent.settings, shared="eth1")
     async with node.run() as agent:
         with pytest.raises(ClaimError, match=r"eth2 .pci-0000-20-00-0. is not offered in shares any more"):
@@ -192,7 +192,7 @@ async def test_a_cluster_without_shares_gives_the_interface_to_one_claim_which_l
     sandbox = node.begin_pod("trainer")
     async with node.run() as agent:
         await agent.prepare("claim", ETH2, pod="trainer", configs=config({"name": "net1"}))
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         assert node.names_in(sandbox) == ["net1"]
         assert node.is_as_before()
         await agent.unprepare("claim")

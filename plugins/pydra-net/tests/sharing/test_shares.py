@@ -56,7 +56,7 @@ async def test_pods_with_shares_of_an_interface_reach_each_other_and_the_node_ke
                 routes=[{"destination": "10.8.0.0/16", "gateway": "10.0.0.9"}],
             )
             await agent.prepare(name, f"nic0/{number}", pod=name, configs=wanted)
-            await agent.runtime.run_pod(build_sandbox(name, pod.path))
+            await agent.start(build_sandbox(name, pod.path))
         assert (node.host.links(), first.links(), second.links()) == (["nic0", "up0"], ["net1"], ["net1"])
         assert "mtu 1400" in first.describe("net1"), "as the interface that it is on"
         assert "10.8.0.0/16 via 10.0.0.9" in first.describe("net1")
@@ -79,8 +79,8 @@ async def test_a_share_is_removed_when_the_backend_was_killed_and_the_end_of_the
     async with serve(agent):
         await agent.prepare("claim", "nic0/1", pod="trainer", configs=config(interface={"name": "net1"}))
         await agent.prepare("other", "nic0/2", pod="gone", configs=config(interface={"name": "net1"}))
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
-        await agent.runtime.run_pod(build_sandbox("gone", gone.path))
+        await agent.start(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("gone", gone.path))
     gone.end()
     agent.runtime.pods.clear()
     async with serve(agent):
@@ -96,9 +96,9 @@ async def test_another_sandbox_of_the_pod_has_the_share_with_the_same_address(no
     async with serve(agent):
         await agent.prepare("claim", "nic0/1", pod="trainer", configs=config(interface={"name": "net1"}))
         dead = build_sandbox("trainer", first.path)
-        await agent.runtime.run_pod(dead)
+        await agent.start(dead)
         mac = first.run(read)
-        await agent.runtime.run_pod(build_sandbox("trainer", second.path, number=2))
+        await agent.start(build_sandbox("trainer", second.path, number=2))
         assert (first.links(), second.run(read)) == ([], mac)
         await agent.runtime.stop_pod(dead)
         assert second.links() == ["net1"], "the late end of the first takes nothing from the second"
@@ -123,7 +123,7 @@ async def test_a_claim_can_have_an_interface_on_one_that_is_not_shared(node: Tes
     wanted = config(interface={"type": "macvlan", "name": "net1", "macvlan": {"mode": "private"}})
     async with serve(agent):
         await agent.prepare("claim", "nic0", pod="trainer", configs=wanted)
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         assert (node.host.links(), pod.links()) == (["nic0", "up0"], ["net1"])
         assert "mode private" in pod.run("ip -d link show net1")
         await agent.unprepare("claim")
@@ -137,7 +137,7 @@ async def test_shares_of_the_nodes_own_interface_leave_its_network_as_it_is(node
     wanted = config(interface={"name": "net1", "addresses": ["192.0.2.77/24"]})
     async with serve(agent):
         await agent.prepare("claim", "up0/1", pod="trainer", configs=wanted)
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         assert (pod.links(), node.host.describe("up0")) == (["net1"], before)
         await agent.unprepare("claim")
     assert node.host.describe("up0") == before
@@ -164,7 +164,7 @@ async def test_other_kinds_of_shares_where_the_kernel_has_them(
             assert pod.links() == []
             await agent.unprepare("claim")
             pytest.skip(problem)
-        await agent.runtime.run_pod(build_sandbox("trainer", pod.path))
+        await agent.start(build_sandbox("trainer", pod.path))
         found = pod.run("ip -d link show net1")
         assert ("ipvlan  mode l3s" if kind == "ipvlan" else "id 100") in found
         assert "10.0.0.7/24" in pod.describe("net1")

@@ -48,7 +48,7 @@ async def test_an_interface_that_loses_its_carrier_in_a_pod_is_unhealthy(tmp_pat
     sandbox = node.begin_pod("trainer")
     async with node.run() as agent:
         await agent.prepare("claim", "pci-0000-10-00-0", pod="trainer")
-        await agent.runtime.run_pod(sandbox)
+        await agent.start(sandbox)
         pod = node.kernel.namespaces[sandbox.network_namespace]
         links = tuple(replace(one, carrier=False) for one in pod.links)
         node.kernel.namespaces[sandbox.network_namespace] = replace(pod, links=links)
