@@ -1,4 +1,4 @@
-"""What a pod waits for its interface, in network namespaces of this kernel: its sandbox, its first container. Needs root.
+"""What a pod waits for its interface, in network namespaces of this kernel: the sandbox, the container. Needs root.
 
 Also the move by itself, without the runtime: what is beside the CPU time is the kernel's, which waits for all CPUs.
 """
