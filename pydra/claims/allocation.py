@@ -149,20 +149,20 @@ def _find_only_pod(pods: Sequence[PodRef], ref: ClaimRef, driver: str) -> PodRef
 def _parse_devices(
     allocation: _Devices, written: Sequence[_Config], ref: ClaimRef, driver: str
 ) -> list[AllocatedDevice]:
-    entries = _own_configs(allocation.config, written, driver) if allocation.config else ()
+    entries = _own_configs(allocation.config or (), written, driver)
     devices: list[AllocatedDevice] = []
     for index, result in enumerate(allocation.results or ()):
         if result.driver != driver:
             continue
         if problem := find_device_name_problem(result.request, result.pool, result.device, result.share_id):
             raise ClaimError(f"claim {ref}: status.allocation.devices.results[{index}].{problem}")
-        configs, explicit = _choose_configs(entries, result.request) if entries else ((), ())
+        configs, explicit = _choose_configs(entries, result.request)
         devices.append(
             AllocatedDevice(
                 request=result.request,
                 pool=result.pool,
                 device=result.device,
-                share_id=result.share_id or None,
+                share_id=result.share_id,
                 consumed_capacity=result.consumed_capacity or {},
                 admin_access=bool(result.admin_access),
                 configs=configs,
@@ -188,7 +188,7 @@ def _own_configs(
             continue
         requests = entry.requests or ()
         of = f" (request {', '.join(requests)})" if requests else ""
-        place = _find_place(entry, written) if entry.source == "FromClaim" else None
+        place = _find_place(entry, written)
         position = f"{entry.source} config {number}{of}" if place is None else f"spec.devices.config[{place}]{of}"
         config = OpaqueConfig(source=entry.source, position=position, parameters=entry.opaque.parameters)
         own[entry.source == "FromClass"].append((requests, config))

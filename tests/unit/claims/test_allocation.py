@@ -195,20 +195,22 @@ def test_a_config_is_named_by_its_place_among_those_of_its_source() -> None:
 
 def test_a_config_of_the_claim_is_named_by_its_place_in_the_spec() -> None:
     # The scheduler copies what names two requests twice, and what is for another alternative not at all.
-    written = [
-        config(n, requests=of, kind=f"K{n}") for n, of in enumerate((["gpu", "nic"], ["gpu/small"], ["gpu"], []))
-    ]
-    claim = resource_claim(result("gpu/large"), configs=[written[0], *(written[n] for n in (0, 2, 3))])
+    requests: tuple[list[str], ...] = (["gpu", "nic"], ["gpu/small"], ["gpu"], ["gpu"], [])
+    written = [config(n, requests=of, kind=f"K{n}") for n, of in zip((0, 2, 2, 3, 4), requests, strict=True)]
+    claim = resource_claim(result("gpu/large"), configs=[written[0], *(written[n] for n in (0, 2, 3, 4))])
     claim["spec"]["devices"]["config"] = [{key: one[key] for key in ("requests", "opaque")} for one in written]
     assert [one.position for one in parse(claim).devices[0].configs] == [
         "spec.devices.config[0] (request gpu, nic)",
         "spec.devices.config[2] (request gpu)",
-        "spec.devices.config[3]",
+        "spec.devices.config[3] (request gpu)",
+        "spec.devices.config[4]",
     ]
 
 
 @pytest.mark.parametrize(
-    "parameters", [{}, {"kind": 3}, {"apiVersion": ["x"], "kind": "A"}], ids=["none", "number", "list"]
+    "parameters",
+    [{}, {"kind": 3}, {"apiVersion": ["x"], "kind": "A"}, {"apiVersion": "x", "kind": ["A"]}],
+    ids=["none", "number", "list", "list of kinds"],
 )
 def test_configs_without_a_kind_are_all_kept_for_their_decoder_to_refuse(parameters: dict[str, Any]) -> None:
     entry = {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": parameters}}
