@@ -394,7 +394,6 @@ class DriverService:
     def _build_garbage_collector(self, claims: ClaimPreparer) -> GarbageCollector:
         return GarbageCollector(
             driver=self._driver,
-            boot_id=self._boot_id,
             client=self._context.client,
             find_names=self._find_claim_names,
             store=self._store,

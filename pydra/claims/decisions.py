@@ -80,14 +80,13 @@ def decide_prepare(
     its uid before, `unreadable` what is known of that if the record cannot be read. `needs_published` says that nothing
     can begin before it is known what this node publishes.
     """
-    is_usable = record is not None and record.stage is Stage.COMPLETED and record.boot_id == boot_id
+    usable = record if record is not None and record.stage is Stage.COMPLETED and record.boot_id == boot_id else None
     if isinstance(asked, PydraError):
         # No answer of the API server: what was prepared stays valid, since a claim that is in use cannot change.
-        return ReuseRecord(record) if record is not None and is_usable and is_unanswered(asked) else Refuse(asked)
-    if [device for device in asked.devices if device.consumed_capacity]:
-        asked = index.adopt_capacity_names(asked)
-    if record is not None and is_usable and has_same_devices(record.claim, asked) and record.claim.pod == asked.pod:
-        return ReuseRecord(record)
+        return ReuseRecord(usable) if usable is not None and is_unanswered(asked) else Refuse(asked)
+    asked = index.adopt_capacity_names(asked)
+    if usable is not None and has_same_devices(usable.claim, asked) and usable.claim.pod == asked.pod:
+        return ReuseRecord(usable)
     if in_use := index.find_conflict(asked):
         return Refuse(in_use)
     if (unknown := index.find_unknown(asked)) is not None:

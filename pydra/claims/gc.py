@@ -29,7 +29,17 @@ from pydra.claim import Claim, ClaimRef
 from pydra.claims.allocation import parse_allocation
 from pydra.claims.claim_files import ClaimFiles
 from pydra.claims.preparer import ClaimPreparer, Reconciled
-from pydra.errors import CdiError, CheckpointError, KubeError, NotAllocated, NotFound, PydraError, Replaced, Unreadable
+from pydra.errors import (
+    CdiError,
+    CheckpointError,
+    ClaimError,
+    KubeError,
+    NotAllocated,
+    NotFound,
+    PydraError,
+    Replaced,
+    Unreadable,
+)
 from pydra.kube.api_resources import RESOURCE_CLAIMS
 
 if TYPE_CHECKING:
@@ -80,12 +90,10 @@ def plan_collection(
     files: Mapping[str, bytes] | None,
     metadata: Mapping[str, Mapping[str, bytes]] | None,
     *,
-    unreadable: Collection[str],
     abandoned: Collection[str],
     abandoned_since: Mapping[str, float],
     now: float,
     grace: float,
-    boot_id: str,
     expected_file: Callable[[Record], bytes | None],
     expected_metadata: Callable[[Record], Mapping[str, bytes]],
 ) -> Plan:
@@ -101,15 +109,10 @@ def plan_collection(
         uid
         for uid, record in records.items()
         if (record.stage is Stage.STARTED and not record.left_over)
-        or (files is not None and record.boot_id == boot_id and files.get(uid) != expected_file(record))
-        or (
-            metadata is not None
-            and record.metadata is not None
-            and record.boot_id == boot_id
-            and metadata.get(uid) != expected_metadata(record)
-        )
+        or (files is not None and files.get(uid) != expected_file(record))
+        or (metadata is not None and record.metadata is not None and metadata.get(uid) != expected_metadata(record))
     }
-    orphans = ((files or {}).keys() | (metadata or {}).keys()) - records.keys() - set(unreadable)
+    orphans = ((files or {}).keys() | (metadata or {}).keys()) - records.keys()
     return Plan(
         unprepare=tuple(sorted(gone)),
         reconcile=tuple(sorted((disagreeing | orphans) - gone)),
@@ -174,7 +177,6 @@ class GarbageCollector:
         self,
         *,
         driver: str,
-        boot_id: str,
         client: KubeClient,
         find_names: FindNames,
         store: RecordStore,
@@ -189,7 +191,6 @@ class GarbageCollector:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._driver = driver
-        self._boot_id = boot_id
         self._client = client
         self._find_names = find_names
         self._store = store
@@ -236,12 +237,10 @@ class GarbageCollector:
             self._store.records,
             files,
             metadata,
-            unreadable=self._store.unreadable.keys(),
             abandoned=abandoned,
             abandoned_since=self._abandoned_since,
             now=self._clock(),
             grace=self._grace,
-            boot_id=self._boot_id,
             expected_file=self._files.build_cdi_content,
             expected_metadata=self._files.build_metadata_content,
         )
@@ -294,7 +293,7 @@ class GarbageCollector:
 
         async with asyncio.TaskGroup() as tasks:
             for uid, record in records.items():
-                if uid not in in_use and not record.left_over and not self._preparer.queue.has(uid):
+                if uid not in in_use and not record.left_over:
                     tasks.create_task(check(ClaimRef.of(record.claim), record.claim))
             for uid, ref in unreadable.items():
                 held = self._store.unreadable.get(uid)  # it may have ended since it was looked up
@@ -321,11 +320,7 @@ class GarbageCollector:
             raise
         except (Replaced, NotAllocated):
             return True
-        except Unreadable:
-            return False  # the API server has it
-        except KubeError:
-            raise
-        except PydraError:
+        except (Unreadable, ClaimError):
             return False  # it exists, but its devices cannot be read
         return not _devices(claim) <= _devices(allocated)
 
@@ -343,9 +338,7 @@ class GarbageCollector:
         records = self._store.records
         known = {uid: ClaimRef.of(record.claim) for uid, record in records.items()}
         refs = {**unreadable, **known}
-        unprepared = await _gather(
-            self._preparer.unprepare(refs[uid]) for uid in gone if uid in refs and not self._preparer.queue.has(uid)
-        )
+        unprepared = await _gather(self._preparer.unprepare(refs[uid]) for uid in gone if uid in refs)
         unnamed = ClaimRef(uid="", namespace="", name="")
         reconciled = await _gather(
             self._preparer.reconcile(refs.get(uid, msgspec.structs.replace(unnamed, uid=uid))) for uid in plan.reconcile

@@ -154,7 +154,7 @@ class ClaimPreparer:
         missing = [
             record
             for uid, record in self._store.records.items()
-            if record.stage is Stage.COMPLETED and record.boot_id == self._boot_id and not self._files.cdi.has(uid)
+            if record.stage is Stage.COMPLETED and not self._files.cdi.has(uid)
         ]
         if missing:
             await asyncio.wait([self.reconcile(ClaimRef.of(record.claim)) for record in missing], timeout=seconds)

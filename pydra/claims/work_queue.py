@@ -116,11 +116,6 @@ class WorkQueue:
         self._works.add(work)
         return work.answer
 
-    def has(self, uid: str) -> bool:
-        """Return whether work on the claim is in progress."""
-        work = self._latest.get(uid)
-        return work is not None and work.task is not None and not work.task.done()
-
     def count(self, operation: Operation) -> int:
         """Return how many claims are being prepared, or unprepared; called from any thread."""
         return sum(work.operation is operation for work in tuple(self._works))

@@ -31,7 +31,7 @@ from pydra.claims.device_use import PublishedPool
 from pydra.claims.gc import GarbageCollected, GarbageCollector
 from pydra.claims.preparer import ClaimPreparer, Deadlines
 from pydra.claims.work_queue import ClaimEvent
-from pydra.errors import NotFound, Unavailable
+from pydra.errors import KubeError, NotFound, Unavailable
 from pydra.kube.api_resources import Resource
 from pydra.kube.client import KubeClient
 
@@ -84,12 +84,17 @@ def claim_object(uid: str, *devices: str, share: str = "", admin: bool = False) 
     return {"metadata": {"uid": uid}, "status": {**status, "reservedFor": reserved}}
 
 
+SILENT = Unavailable("the API server does not answer")
+NO_API = NotFound("the server could not find the requested resource", status=404, cause="NotFound")
+"""What a proxy answers, or an API server that does not serve claims: it says nothing about a claim."""
+
+
 class Api:
     """The claims of the API server, by uid."""
 
     def __init__(self) -> None:
         self.claims: dict[str, dict[str, Any]] = {}
-        self.down = False
+        self.failure: KubeError | None = None
         self.reads = 0
         self.before_answer: Callable[[], Awaitable[None]] = _answer_at_once
 
@@ -99,8 +104,8 @@ class Api:
     async def get(self, _resource: Resource, name: str, *, namespace: str, deadline: float) -> Mapping[str, Any]:
         self.reads += 1
         await asyncio.sleep(0)
-        if self.down:
-            raise Unavailable("the API server does not answer")
+        if self.failure is not None:
+            raise self.failure
         found = self.claims.get(name.removeprefix("claim-"))
         if found is None:
             raise NotFound(f"no claim {namespace}/{name}", status=404, cause="NotFound", is_of_object=True)
@@ -108,6 +113,8 @@ class Api:
         return found
 
     async def find_names(self) -> Mapping[str, tuple[str, str]]:
+        if self.failure is not None:
+            raise self.failure
         return {uid: ("ns", f"claim-{uid}") for uid in self.claims}
 
 
@@ -352,7 +359,6 @@ class Node:
             preparer.set_published({POOL: PublishedPool(devices=devices)})
         garbage = GarbageCollector(
             driver=DRIVER,
-            boot_id=self.boot_id,
             client=cast("KubeClient", self.api),
             find_names=self.api.find_names,
             store=store,

@@ -14,8 +14,8 @@ import pytest
 
 from pydra.claim import Claim
 from pydra.claims.gc import GarbageCollected, GarbageCounts
-from pydra.errors import DeviceInUse
-from tests.integration.claims.node import DRIVER, NOTHING, Node
+from pydra.errors import DeviceInUse, KubeError
+from tests.integration.claims.node import DRIVER, NO_API, NOTHING, SILENT, Node
 
 QUIET = GarbageCounts()
 
@@ -83,14 +83,16 @@ async def test_metadata_files_of_another_driver_stay_as_long_as_its_claim(node: 
 
 
 async def test_a_claim_that_the_kubelet_still_knows_is_left_to_it(node: Node) -> None:
-    kubelet_knows(node, "a")
+    kubelet_knows(node, "a", "b")
     async with node.running() as agent:
-        await agent.prepare("a")
-        node.api.claims.clear()
+        await agent.prepare("a", "b")
+    node.record_file("b").write_bytes(b"")
+    node.api.claims.clear()
+    async with node.running(grace=100.0) as agent:
         assert (await agent.garbage.collect()).counts == QUIET
-        assert agent.hardware.owners("gpu-0") == ["a"]
-        kubelet_knows(node)
-        assert (await agent.garbage.collect()).counts == GarbageCounts(claims_unprepared=1)
+    kubelet_knows(node)
+    async with node.running() as agent:
+        assert (await agent.garbage.collect()).counts == GarbageCounts(claims_unprepared=2)
     assert node.traces() == NOTHING
 
 
@@ -157,13 +159,27 @@ async def test_a_claim_is_unprepared_only_after_the_grace(node: Node) -> None:
         assert (await agent.garbage.collect()).counts == GarbageCounts(claims_unprepared=1)
 
 
-async def test_while_the_api_server_is_silent_nothing_is_unprepared(node: Node) -> None:
+@pytest.mark.parametrize("failure", [SILENT, NO_API], ids=["silent", "no API"])
+async def test_while_nothing_is_known_about_claims_none_is_unprepared(node: Node, failure: KubeError) -> None:
     async with node.running() as agent:
-        await agent.prepare("a")
-        node.api.down = True
+        await agent.prepare("a", "b")
+    node.record_file("b").write_bytes(b"")  # not even its name is known
+    node.api.failure = failure
+    async with node.running() as agent:
         done = await agent.garbage.collect()
         assert done.counts == QUIET
-        assert "claims were not looked up" in done.problem
+        assert "claims of unreadable records were not looked up" in done.problem
+        assert "claims were not looked up" in done.problem.partition("; ")[2]
+        assert await agent.unprepare("a") == [None]
+        assert (await agent.garbage.collect()).counts == QUIET
+    assert node.traces()["hardware"] == ["gpu-1"]
+
+
+async def test_a_claim_that_cannot_be_read_is_not_gone(node: Node) -> None:
+    async with node.running() as agent:
+        await agent.prepare("a")
+        node.api.claims["a"]["status"] = "of another form"
+        assert await agent.garbage.collect() == GarbageCollected(driver=DRIVER, counts=QUIET)
 
 
 async def test_cdi_files_are_restored_where_a_claim_is_prepared_and_removed_where_none_is(node: Node) -> None:
@@ -215,11 +231,12 @@ async def test_a_record_of_which_nothing_can_be_read_is_forgotten_when_its_claim
     async with node.running() as agent:
         await agent.prepare("a")
     node.record_file("a").write_bytes(b"\xff\xff")
+    node.cdi_file("a").unlink()
     async with node.running() as agent:
         assert (await agent.garbage.collect()).counts == QUIET
         del node.api.claims["a"]
         await agent.garbage.collect()
-        assert not agent.store.unreadable
+        assert (agent.store.unreadable, agent.hardware.calls) == ({}, [])
 
 
 async def test_it_looks_again_when_a_grace_ends_and_when_a_claim_finds_its_device_held(node: Node) -> None:

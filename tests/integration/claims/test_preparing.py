@@ -35,12 +35,12 @@ from pydra.errors import (
     CheckpointError,
     ClaimShared,
     HostPathMissing,
+    KubeError,
     NotAllocated,
     PydraError,
-    Unavailable,
     of_call,
 )
-from tests.integration.claims.node import DRIVER, NOTHING, POOL, Node, ref
+from tests.integration.claims.node import DRIVER, NO_API, NOTHING, POOL, SILENT, Node, ref
 
 
 @pytest.fixture
@@ -201,16 +201,34 @@ async def test_a_claim_refused_before_the_backends_code_ran_is_not_unprepared(no
     assert node.traces() == NOTHING
 
 
-async def test_the_record_answers_while_the_api_server_is_silent(node: Node) -> None:
+@pytest.mark.parametrize("failure", [SILENT, NO_API], ids=["silent", "no API"])
+async def test_the_record_answers_while_the_api_server_says_nothing_about_the_claim(
+    node: Node, failure: KubeError
+) -> None:
     node.api.allocate("a", "gpu-0")
     node.api.allocate("b", "gpu-1")
     async with node.running() as agent:
         await agent.prepare("a")
-        node.api.down = True
+        node.api.failure = failure
         known, unknown = await agent.prepare("a", "b")
         assert isinstance(known, tuple)
-        assert isinstance(unknown, Unavailable)
+        assert unknown is failure
         assert await agent.unprepare("a") == [None]
+
+
+async def test_what_an_earlier_boot_prepared_is_no_answer(tmp_path: Path) -> None:
+    node = Node(tmp_path, durable=True)
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as agent:
+        await agent.prepare("a")
+    node.reboot()
+    node.api.failure = SILENT
+    async with node.running() as agent:
+        assert await agent.prepare("a") == [SILENT]
+        await agent.preparer.restore_files(seconds=10.0)
+        assert (await agent.garbage.collect()).counts == GarbageCounts()
+        assert agent.hardware.owners("gpu-0") == ["a"]
+    assert node.traces()["cdi"] == []
 
 
 async def test_a_claim_allocated_again_is_undone_and_prepared_with_its_new_devices(node: Node) -> None:
@@ -473,11 +491,11 @@ async def test_a_record_that_cannot_be_read_is_set_aside_and_its_devices_stay_he
     unreadable = [one for one in node.reported if isinstance(one, UnreadableRecord)]
     assert [one.claim.uid for one in unreadable] == ["a"]
     async with node.running() as agent:
-        node.api.down = damage == "flipped"
-        if node.api.down:
-            assert isinstance((await agent.unprepare("a"))[0], Unavailable)
+        if damage == "flipped":
+            node.api.failure = SILENT
+            assert await agent.unprepare("a") == [SILENT]
             del node.api.claims["a"]
-            node.api.down = False
+            node.api.failure = None
         assert await agent.unprepare("a") == [None]
         assert isinstance((await agent.prepare("b"))[0], tuple)
         assert agent.hardware.owners("gpu-0") == ["b"]
@@ -570,6 +588,11 @@ async def test_a_record_of_a_newer_version_stays_as_it_is_and_its_claim_is_refus
             assert "newer version of pydra" in str(outcome)
         node.api.allocate("b", "gpu-0")
         assert isinstance((await agent.prepare("b"))[0], DeviceInUse)
+        node.api.allocate("a", "gpu-1")
+        assert isinstance((await agent.prepare("a"))[0], CheckpointError)
+        node.api.claims.clear()
+        assert (await agent.garbage.collect()).counts == GarbageCounts()
+        assert agent.hardware.calls == []
     assert file.read_text() == newer
 
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra.errors import CheckpointError, ClaimError, InternalError
-from tests.integration.claims.node import NOTHING, Instance, Node
+from tests.integration.claims.node import NOTHING, SILENT, Instance, Node
 
 UIDS = ("a", "b", "c")
 DEVICES = ("gpu-0", "gpu-1", "gpu-2")
@@ -103,9 +103,9 @@ class History:
             case Call():
                 async with self.node.running() as agent:
                     self._fails_at, self._killed_at = event.fails_at, event.killed_at
-                    self.node.api.down = event.api_down
+                    self.node.api.failure = SILENT if event.api_down else None
                     await self._call(agent, event)
-                self.node.api.down = False
+                self.node.api.failure = None
                 self._fails_at = self._killed_at = 0
 
     async def _call(self, agent: Instance, call: Call) -> None:
