@@ -12,9 +12,7 @@ from pydra import PydraError
 from pydra_nvidia.nvml.errors import Code, code_name
 from pydra_nvidia.nvml.pynvml_library import use_library
 
-_READS = re.compile(
-    r"nvml(Device|GpuInstance|ComputeInstance|System)Get[A-Z]\w*|nvml(InitWithFlags|Shutdown|ErrorString)"
-)
+_READS = re.compile(r"nvml(Device|GpuInstance|ComputeInstance|System)Get[A-Z]\w*|nvml(InitWithFlags|Shutdown)")
 """NVML's functions that change nothing but the session of this process."""
 
 
@@ -56,8 +54,6 @@ class ReadOnlyLibrary:
         except AttributeError:
             self._calls.missing.add(name)
             raise
-        if name == "nvmlErrorString":
-            return function  # returns a text, and pynvml sets its type on the function itself
 
         def call(*arguments: Any) -> int:
             code = int(function(*arguments))

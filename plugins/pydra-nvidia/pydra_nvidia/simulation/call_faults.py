@@ -3,7 +3,7 @@
     faults:
     - {op: nvmlDeviceCreateGpuInstanceWithPlacement, do: drop-reply, count: 1}
     - {op: "nvmlDeviceGet*", device: 3, do: raise, code: GPU_IS_LOST, after: 10}
-    - {op: nvmlDeviceGetTemperature, do: delay, seconds: 2, p: 0.1, seed: 7}
+    - {op: nvmlDeviceGetTemperature, do: hang, seconds: 2}
 
 How often a fault was met is kept in the state directory, so that it survives what it does.
 """
@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import fcntl
 import os
-import random
 import time
 import zlib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, NoReturn, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.gpu_model import Natural, Strict
 
-Effect: TypeAlias = Literal["raise", "delay", "hang", "gil-hang", "segfault", "exit", "lost", "drop-reply", "xid"]
+Effect: TypeAlias = Literal["raise", "hang", "exit", "lost", "drop-reply", "xid"]
 
 NO_INSTANCE = 0xFFFFFFFF
 
@@ -32,9 +31,8 @@ NO_INSTANCE = 0xFFFFFFFF
 class Fault(Strict, frozen=True, kw_only=True):
     """`do` this to calls of `op`, a C symbol in which `*` and `?` match anything; `device` (a minor) only for its GPU.
 
-    It strikes `count` times (default: always) after `after` calls, each time with the probability `p`.
-    `code` is the error that raise answers, `seconds` how long delay, hang and gil-hang last, `status` that of exit,
-    `xid` the XID that strikes the GPU, or its instance `gi` and compute instance `ci`. `drop-reply`: the call has its
+    It strikes `count` times (default: always) after `after` calls. `code` is the error that raise answers, `seconds`
+    how long hang lasts, `xid` the XID that strikes the GPU. `exit`: the process ends. `drop-reply`: the call has its
     effect, and the process ends before it knows. `lost`: the GPU falls off the bus, and the call tells it.
     """
 
@@ -43,14 +41,9 @@ class Fault(Strict, frozen=True, kw_only=True):
     device: Natural | None = None
     after: Natural = 0
     count: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
-    seed: int = 0
     code: str = "UNKNOWN"
     seconds: Annotated[float, msgspec.Meta(gt=0)] = 1e6
-    status: Annotated[int, msgspec.Meta(ge=0, le=255)] = 3
     xid: Natural = 79
-    gi: Natural | None = None
-    ci: Natural | None = None
 
     def __post_init__(self) -> None:
         if self.code not in Code.__members__:
@@ -62,9 +55,7 @@ class Fault(Strict, frozen=True, kw_only=True):
 
     def strikes(self, earlier: int) -> bool:
         """Whether it strikes a call that `earlier` calls came before, which it could have struck as well."""
-        if earlier < self.after or (self.count is not None and earlier >= self.after + self.count):
-            return False
-        return self.p >= 1 or random.Random(f"{self.seed}/{earlier}").random() < self.p  # noqa: S311 - repeatable
+        return earlier >= self.after and (self.count is None or earlier < self.after + self.count)
 
 
 class FaultPlan:
@@ -100,28 +91,7 @@ class FaultPlan:
 
 def act(fault: Fault) -> None:
     """Do to this process what the fault says. What it does to the answer or the GPU is the library's to do."""
-    match fault.do:
-        case "delay" | "hang":
-            time.sleep(fault.seconds)
-        case "gil-hang":
-            _hang_holding_the_gil(fault.seconds)
-        case "segfault":
-            _segfault()
-        case "exit" | "drop-reply":
-            os._exit(fault.status)
-        case "raise" | "lost" | "xid":
-            pass
-
-
-def _hang_holding_the_gil(seconds: float) -> None:
-    """Block every thread: native code that forgot to release the interpreter's lock."""
-    import ctypes  # noqa: PLC0415 - only a fault needs it
-
-    ctypes.PyDLL(None).sleep(int(max(1, seconds)))
-
-
-def _segfault() -> NoReturn:
-    import ctypes  # noqa: PLC0415 - only a fault needs it
-
-    ctypes.string_at(0)
-    raise AssertionError("reading address 0 is a segmentation fault")
+    if fault.do == "hang":
+        time.sleep(fault.seconds)
+    elif fault.do in ("exit", "drop-reply"):
+        os._exit(3)

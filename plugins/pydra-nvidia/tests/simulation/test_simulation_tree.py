@@ -91,18 +91,6 @@ def test_all_links_below_sys_lead_somewhere(open_tree: OpenTree, scenario: str) 
     assert [link for link in links if not link.exists()] == []
 
 
-def test_boards_with_video_outputs_have_a_function_for_sound_too(open_tree: OpenTree) -> None:
-    sync = open_tree(
-        "models:\n  rtx: {name: RTX, architecture: 8, compute: [8, 9], memoryMiB: 1024,"
-        " pci: {device: '0x2684', class: '0x030000'}}\ngpus:\n- {model: rtx}\n"
-    )
-    (address,) = find_gpus(sync.tree).functions()
-    audio = f"{address[:-1]}1"
-    assert read(sync, f"sys/bus/pci/devices/{audio}/class") == "0x040300"
-    gpu = Path(sync.root) / "sys/bus/pci/devices" / address
-    assert sorted(os.listdir(gpu / "iommu_group/devices")) == [address, audio]
-
-
 def test_the_kernel_driver_shows_itself_and_its_gpus(open_tree: OpenTree) -> None:
     sync = open_tree("t4")
     tree = sync.tree
@@ -128,20 +116,14 @@ def test_the_module_says_what_it_is_as_the_real_one_does(open_tree: OpenTree, sc
 
 
 @pytest.mark.parametrize(
-    ("host", "where", "libraries"),
-    [
-        ("{}", "", "/usr/lib/x86_64-linux-gnu"),
-        ("{driverRoot: /run/nvidia/driver}", "/run/nvidia/driver", "/usr/lib/x86_64-linux-gnu"),
-        ("{driverRoot: /home/kubernetes/bin/nvidia}", "/home/kubernetes/bin/nvidia", "/lib64"),
-    ],
-    ids=["on the host", "in a container", "by a cloud's installer"],
+    ("host", "where"),
+    [("{}", ""), ("{driverRoot: /run/nvidia/driver}", "/run/nvidia/driver")],
+    ids=["on the host", "in a container"],
 )
-def test_the_installation_is_found_with_paths_of_this_machine(
-    open_tree: OpenTree, host: str, where: str, libraries: str
-) -> None:
+def test_the_installation_is_found_with_paths_of_this_machine(open_tree: OpenTree, host: str, where: str) -> None:
     sync = open_tree(f"host: {host}\ngpus:\n- {{model: h100-80gb}}\n")
     root, found = installed(sync)
-    assert (root.host_path, root.library_dir, root.version) == (f"{sync.root}{where}", libraries, "580.105.08")
+    assert (root.host_path, root.version) == (f"{sync.root}{where}", "580.105.08")
     assert len(found.libraries) > 30
     for library in found.libraries:
         assert library.host.startswith(f"{sync.root}{where}/")

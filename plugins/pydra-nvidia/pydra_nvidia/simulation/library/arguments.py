@@ -18,16 +18,14 @@ class Refusal(Exception):
 
 
 def pointed(reference: Any) -> Any:
-    """What `byref(x)`, `pointer(x)` or an array leads to; raises Refusal for NULL."""
-    if reference is None:
-        raise Refusal(Code.INVALID_ARGUMENT)
+    """What `byref(x)`, `pointer(x)` or an array leads to."""
     try:
         return reference._obj  # noqa: SLF001 - of ctypes: the only way back from byref
     except AttributeError:
         return getattr(reference, "contents", reference)
 
 
-def put(reference: Any, value: float) -> None:
+def put(reference: Any, value: float | bytes) -> None:
     """`*reference = value`."""
     pointed(reference).value = value
 
@@ -41,33 +39,19 @@ def fill(struct: Any, version: int | None = None, **fields: Any) -> None:
         setattr(struct, name, value)
 
 
-def put_text(buffer: Any, size: Any, text: str) -> None:
-    """A string, or Refusal when `size` does not hold it."""
-    encoded = text.encode()
-    if len(encoded) >= number(size):
-        raise Refusal(Code.INSUFFICIENT_SIZE)
-    buffer.value = encoded
-
-
 def number(argument: Any) -> int:
     """An integer, given as such or in a ctypes value."""
     return int(getattr(argument, "value", argument))
 
 
 def text(argument: Any) -> str:
-    """A C string; raises Refusal for NULL."""
+    """A C string."""
     value = getattr(argument, "value", argument)
-    if not value:
-        raise Refusal(Code.INVALID_ARGUMENT)
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def handle(argument: Any) -> int:
     """The address in a handle, 0 for NULL."""
-    if argument is None:
-        return 0
-    if isinstance(argument, int):
-        return argument
     return ctypes.c_void_p.from_buffer(argument).value or 0
 
 

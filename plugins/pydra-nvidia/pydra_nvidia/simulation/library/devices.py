@@ -9,7 +9,6 @@ from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, put, put_handle, text
 from pydra_nvidia.simulation.library.function_registry import (
     Call,
-    Target,
     function,
     gpu_target,
     numbers,
@@ -34,10 +33,7 @@ def _by_index(library: Library, view: View, arguments: tuple[Any, ...]) -> str |
 
 def _by_uuid(library: Library, view: View, arguments: tuple[Any, ...]) -> str | None:
     wanted = text(arguments[0])
-    for uuid in library.check(view).uuids:
-        if uuid == wanted or any(ci.uuid == wanted for gi in view.state.gpus[uuid].instances for ci in gi.compute):
-            return uuid
-    return None
+    return wanted if wanted in library.check(view).uuids else None
 
 
 def _by_address(library: Library, view: View, arguments: tuple[Any, ...]) -> str | None:
@@ -58,14 +54,7 @@ def _handle_by_index(call: Call, index: Any, reference: Any) -> None:
 
 @function("system", "nvmlDeviceGetHandleByUUID", finds=_by_uuid)
 def _handle_by_uuid(call: Call, wanted: Any, reference: Any) -> None:
-    uuid = _by_uuid(call.library, call.view, (wanted,))
-    if uuid is None:
-        raise Refusal(Code.NOT_FOUND)
-    _give(call, uuid, reference)
-    for gi in call.gpu.instances:
-        for ci in gi.compute:
-            if ci.uuid == text(wanted):
-                put_handle(reference, call.library.address(Target("mig", uuid, gi.serial, ci.uuid)))
+    _give(call, _by_uuid(call.library, call.view, (wanted,)), reference)
 
 
 @function("system", "nvmlDeviceGetHandleByPciBusId_v2", finds=_by_address)

@@ -1,4 +1,4 @@
-"""Events: sets of GPUs and event types, and waiting for one, which happens in whatever process."""
+"""Events: sets of GPUs and event types, and asking for one, which happens in whatever process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from pydra_nvidia.simulation.call_faults import NO_INSTANCE
 from pydra_nvidia.simulation.library.arguments import Refusal, handle, number, pointed, put_handle
 from pydra_nvidia.simulation.library.function_registry import Call, Target, function, gpu_target
 from pydra_nvidia.simulation.machine_state import Event, View
-
-LONGEST_NAP = 0.02
-"""Seconds between two looks at the machine while nothing happens."""
 
 
 class EventSet(msgspec.Struct):
@@ -67,24 +64,13 @@ def _register_events(call: Call, types: Any, event_set: Any) -> None:
 
 
 @function("system", "nvmlEventSetWait_v2")
-def _wait(call: Call, event_set: Any, reference: Any, timeout: Any) -> None:
-    """Events that happened come before the news that their GPU is lost, which every later wait answers at once."""
+def _wait(call: Call, event_set: Any, reference: Any, _timeout: Any) -> None:
+    """Events that happened come before the news that their GPU is lost. Nobody waits for more."""
     registered = _find(call, event_set)
-    deadline = time.monotonic() + number(timeout) / 1000
-    nap = 0.001
-    while True:
-        view = call.library.machine.read()
-        call.library.check(view)
-        event = registered.take(view)
-        if event is not None:
-            return _tell(call, event, reference)
-        if registered.is_lost(view):
-            raise Refusal(Code.GPU_IS_LOST)
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise Refusal(Code.TIMEOUT)
-        time.sleep(min(nap, left))
-        nap = min(nap * 2, LONGEST_NAP)
+    event = registered.take(call.view)
+    if event is not None:
+        return _tell(call, event, reference)
+    raise Refusal(Code.GPU_IS_LOST if registered.is_lost(call.view) else Code.TIMEOUT)
 
 
 @function("system", "nvmlEventSetFree")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 import msgspec
 
 from pydra_nvidia.nvml.errors import Code
-from pydra_nvidia.simulation.library.arguments import Refusal, put, put_text
+from pydra_nvidia.simulation.library.arguments import Refusal, put
 from pydra_nvidia.simulation.machine_state import ComputeState, GpuState, InstanceState, View
 from pydra_nvidia.simulation.scenario_gpus import Board
 
@@ -121,9 +121,9 @@ def numbers(kind: Kind, readers: Mapping[str, Callable[[Call], float]]) -> None:
 
 
 def texts(kind: Kind, readers: Mapping[str, Callable[[Call], str]]) -> None:
-    """Functions that write what the reader returns into a buffer of the given size."""
+    """Functions that write what the reader returns into a buffer."""
     for name, read in readers.items():
-        SYMBOLS[name] = Symbol(kind, lambda call, buffer, size, read=read: put_text(buffer, size, read(call)))
+        SYMBOLS[name] = Symbol(kind, lambda call, buffer, _size, read=read: put(buffer, read(call).encode()))
 
 
 def function(kind: Kind, *names: str, **options: Any) -> Callable[[Work], Work]:

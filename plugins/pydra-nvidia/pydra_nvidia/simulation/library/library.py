@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pydra_nvidia.nvml.errors import Code, code_name
+from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.call_faults import Fault, act
 from pydra_nvidia.simulation.inject import XID, UnhealthyFiles, lose_gpu
 from pydra_nvidia.simulation.library import devices, events, memory_and_processes, mig, nvlink, telemetry
@@ -38,7 +38,6 @@ class Session(msgspec.Struct):
     boot: int
     loaded: int
     client: str
-    depth: int = 1
 
 
 class Library:
@@ -59,8 +58,6 @@ class Library:
         missing = self.machine.read().scenario.driver.missing
         if not name.startswith("nvml") or any(fnmatchcase(name, pattern) for pattern in missing):
             raise AttributeError(name)
-        if name == "nvmlErrorString":
-            return _error_string_function()
         symbol = SYMBOLS.get(name) or Symbol("system", _not_supported)
 
         def function(*arguments: Any) -> int:
@@ -87,7 +84,6 @@ class Library:
             raise Refusal(Code.NOT_FOUND)
         with self._mutex:
             if self.session is not None and self._is_live(self.session, view):
-                self.session.depth += 1
                 return
             self._end()
             client = self.machine.join()
@@ -99,9 +95,7 @@ class Library:
         with self._mutex:
             if self.session is None:
                 raise Refusal(Code.UNINITIALIZED)
-            self.session.depth -= 1
-            if self.session.depth == 0:
-                self._end()
+            self._end()
 
     def others(self) -> int:
         """How many other processes have NVML open."""
@@ -184,16 +178,7 @@ class Library:
                 if fault.do == "lost":
                     lose_gpu(self.machine, view, view.boards[uuid])
                 else:
-                    self.machine.record(view.state, uuid, XID, fault.xid, gi=fault.gi, ci=fault.ci)
-
-
-def _error_string_function() -> Callable[[Any], bytes]:
-    """nvmlErrorString, which alone answers a string. pynvml sets its `restype`, so it is made for each library."""
-
-    def error_string(code: Any) -> bytes:
-        return code_name(number(code)).replace("_", " ").capitalize().encode()
-
-    return error_string
+                    self.machine.record(view.state, uuid, XID, fault.xid)
 
 
 def _not_supported(_call: Call, *_arguments: Any) -> None:

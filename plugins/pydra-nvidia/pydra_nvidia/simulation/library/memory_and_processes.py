@@ -7,7 +7,7 @@ from typing import Any
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.call_faults import NO_INSTANCE
-from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put, put_text
+from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put
 from pydra_nvidia.simulation.library.function_registry import Call, function
 from pydra_nvidia.simulation.machine_state import Process
 
@@ -57,9 +57,9 @@ for name, process_kind in (("Compute", "compute"), ("Graphics", "graphics"), ("M
 
 
 @function("system", "nvmlSystemGetProcessName")
-def _process_name(call: Call, pid: Any, buffer: Any, size: Any) -> None:
+def _process_name(call: Call, pid: Any, buffer: Any, _size: Any) -> None:
     for state in call.view.state.gpus.values():
         for process in state.processes:
             if process.pid == number(pid):
-                return put_text(buffer, size, process.name)
+                return put(buffer, process.name.encode())
     raise Refusal(Code.NOT_FOUND)

@@ -1,11 +1,9 @@
-"""The files of one GPU: its PCI functions, and what the NVIDIA driver shows of it while it has it.
+"""The files of one GPU: its PCI function, and what the NVIDIA driver shows of it while it has it.
 
 Which driver has it is `pci_kernel`'s to show, and so are the device nodes of passthrough.
 """
 
 from __future__ import annotations
-
-import msgspec
 
 from pydra_nvidia.simulation.gpu_model import Model
 from pydra_nvidia.simulation.scenario_gpus import Board
@@ -14,15 +12,12 @@ from pydra_pci.simulation.files import Files, device, folder, text
 from pydra_pci.simulation.functions import MIB, Function, Region, Slot, function_files
 
 AMPERE, HOPPER = 7, 9
-_VGA = "0x0300"
 
 
 def gpu_files(board: Board, index: int, version: str, *, iommu: bool) -> Files:
     """All of them. `index` is the GPU's among all, `version` the NVIDIA driver's if it has the GPU, else empty."""
     function = _function(board, index, iommu=iommu)
     files = function_files(function)
-    if function.pci_class.startswith(_VGA):
-        files |= _audio_files(function, index)
     if version:
         files |= _driver_files(board) | _graphics_files(index, function.slot.path)
     return files
@@ -57,23 +52,6 @@ def _regions(model: Model, index: int) -> tuple[Region, ...]:
         found.append(Region(bar=position * 2 if wide else position * 2 - 1, start=start, size=size))
         start += size
     return tuple(found)
-
-
-def _audio_files(gpu: Function, index: int) -> Files:
-    """The sound of a board with video outputs: another function of the slot, which the kernel keeps after the GPU."""
-    slot = msgspec.structs.replace(gpu.slot, address=f"{gpu.slot.address.rpartition('.')[0]}.1")
-    audio = Function(
-        slot=slot,
-        vendor=gpu.vendor,
-        device="0x22ba",
-        pci_class="0x040300",
-        subsystem_vendor=gpu.subsystem_vendor,
-        subsystem_device=gpu.subsystem_device,
-        driver="snd_hda_intel",
-        group=gpu.group,
-        regions=(Region(bar=0, start=0x9F000000 + index * 0x4000, size=0x4000, wide=False),),
-    )
-    return function_files(audio)
 
 
 def _driver_files(board: Board) -> Files:

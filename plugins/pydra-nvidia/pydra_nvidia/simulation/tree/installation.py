@@ -12,15 +12,11 @@ import os
 import sys
 from collections.abc import Mapping
 
-import msgspec
-
 from pydra_nvidia.simulation.tree.elf_libraries import AARCH64, X86_64, library
 from pydra_nvidia.simulation.tree.host_files import usual_links
 from pydra_pci.simulation.files import Files, exact, link, program, socket, text
 
 ARM = "aarch64"
-_FLAT = ("/home/kubernetes/bin/nvidia", "/usr/local/nvidia")
-"""Installers of the clouds: bin and lib64 at the top of a root that has nothing else."""
 
 _LIBRARIES = (
     "libcuda.so.1",
@@ -71,39 +67,17 @@ _OTHER_PROGRAMS = (
 _FIRMWARE = ("gsp_ga10x.bin", "gsp_tu10x.bin")
 
 
-class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the installation has what, below its root."""
-
-    flat: bool
-    libraries: str
-    programs: str
-    firmware: str
-
-
-def find_layout(root: str, architecture: str) -> Layout:
-    """By the root that it is installed in, as the host sees it."""
-    if root.rstrip("/") in _FLAT:
-        return Layout(flat=True, libraries="lib64", programs="bin", firmware="lib/firmware")
-    return Layout(
-        flat=False,
-        libraries=f"usr/lib/{architecture}-linux-gnu",
-        programs="usr/bin",
-        firmware="usr/lib/firmware",
-    )
-
-
 def installed_files(root: str, version: str, architecture: str) -> Files:
     """All but the programs that do something; `root` is the installation's, as the host sees it."""
-    layout = find_layout(root, architecture)
-    files = _library_files(layout, version, AARCH64 if architecture == ARM else X86_64)
+    files = _library_files(f"usr/lib/{architecture}-linux-gnu", version, AARCH64 if architecture == ARM else X86_64)
     for name in _OTHER_PROGRAMS:
-        files[f"{layout.programs}/{name}"] = program(
+        files[f"usr/bin/{name}"] = program(
             f"#!/bin/sh\necho '{name}: this machine is simulated, and {name} is not part of that' >&2\nexit 1\n"
         )
     for name in _FIRMWARE:
-        files[f"{layout.firmware}/nvidia/{version}/{name}"] = exact(f"{name} of a simulated machine\n")
-    files |= _configuration_files(layout, version)
-    if not layout.flat and root != "/":
+        files[f"usr/lib/firmware/nvidia/{version}/{name}"] = exact(f"{name} of a simulated machine\n")
+    files |= _configuration_files(version)
+    if root != "/":
         files |= usual_links()
     return _below(root, files)
 
@@ -119,31 +93,29 @@ def daemon_files(*, fabric: bool, starts: int) -> Files:
     return files
 
 
-def _library_files(layout: Layout, version: str, machine: int) -> Files:
+def _library_files(libraries: str, version: str, machine: int) -> Files:
     files: Files = {}
     for path in _LIBRARIES:
         folder, _, soname = path.rpartition("/")
         stem = soname.partition(".so")[0]
-        place = f"{layout.libraries}/{folder}" if folder else layout.libraries
+        place = f"{libraries}/{folder}" if folder else libraries
         files[f"{place}/{stem}.so.{version}"] = library(soname, machine)
         files[f"{place}/{soname}"] = link(f"{stem}.so.{version}")
         if soname in _FOR_COMPILERS:
             files[f"{place}/{stem}.so"] = link(soname)
     for name in _VERSIONED:
-        files[f"{layout.libraries}/{name}.{version}"] = library(f"{name}.{version}", machine)
+        files[f"{libraries}/{name}.{version}"] = library(f"{name}.{version}", machine)
     for soname, own in _OF_THEIR_OWN.items():
         stem = soname.partition(".so")[0]
-        files[f"{layout.libraries}/{stem}.so.{own}"] = library(soname, machine)
-        files[f"{layout.libraries}/{soname}"] = link(f"{stem}.so.{own}")
+        files[f"{libraries}/{stem}.so.{own}"] = library(soname, machine)
+        files[f"{libraries}/{soname}"] = link(f"{stem}.so.{own}")
     return files
 
 
-def _configuration_files(layout: Layout, version: str) -> Files:
+def _configuration_files(version: str) -> Files:
     vulkan = exact(
         '{"file_format_version": "1.0.1", "ICD": {"library_path": "libGLX_nvidia.so.0", "api_version": "1.4.312"}}\n'
     )
-    if layout.flat:
-        return {"vulkan/icd.d/nvidia_icd.json": vulkan}
     egl = '{"file_format_version": "1.0.0", "ICD": {"library_path": "%s"}}\n'
     return {
         "etc/vulkan/icd.d/nvidia_icd.json": vulkan,

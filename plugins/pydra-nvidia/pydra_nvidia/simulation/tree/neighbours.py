@@ -23,7 +23,7 @@ _OTHERS = (
 )
 """Address, bridges, vendor, device, class, driver: of an Intel server with an ASPEED display and ConnectX-7."""
 
-_DRIVERS = ("pcieport", "snd_hda_intel", "ast", "mlx5_core")
+_DRIVERS = ("pcieport", "ast", "mlx5_core")
 _NVSWITCH = ("0x10de", "0x22a3", "0x068000", "nvidia-nvswitch")
 _SWITCH = 2
 _LAST_WITH_SWITCHES_ON_PCI = 9

@@ -14,7 +14,6 @@ from pydra_nvidia.simulation.tree.installation import (
     ARM,
     daemon_files,
     driver_programs,
-    find_layout,
     hook_path,
     hook_program,
     installed_files,
@@ -97,7 +96,6 @@ def _driver_sections(root: str, view: View, location: str, state: str) -> Iterat
         )
 
     def make_installed() -> Files:
-        folder = find_layout(host.driver_root, architecture).programs
         facts = {
             "scenario": location,
             "state": state,
@@ -105,7 +103,7 @@ def _driver_sections(root: str, view: View, location: str, state: str) -> Iterat
             "version": version,
             "faults": any(_PROGRAMS in one.op or "*" in one.op or "?" in one.op for one in scenario.faults),
         }
-        programs = driver_programs(f"{host.driver_root.strip('/')}/{folder}".lstrip("/"), facts)
+        programs = driver_programs(f"{host.driver_root.strip('/')}/usr/bin".lstrip("/"), facts)
         return installed_files(host.driver_root, version, architecture) | programs
 
     yield "driver", (scenario, loaded, version), lambda: make_loaded() if loaded else {}
