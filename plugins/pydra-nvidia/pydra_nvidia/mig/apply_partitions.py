@@ -38,7 +38,7 @@ from pydra_nvidia.nvml.mig_control import (
 )
 from pydra_nvidia.nvml.pynvml_library import Nvml
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOff, MigModeOn, Step
+from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOff, MigModeOn
 from pydra_pci import Tree, read_driver
 
 PATIENCE = 3.0
@@ -178,7 +178,7 @@ class CreateMigApplier(_Applier):
         What is there already and that no claim has made is somebody else's: it came since the plan was made.
         """
         others = read_entries(self._held(), besides=claim.uid)
-        is_made = result is not None or any(_is_same(one, step) for other in others for one in other.begun)
+        is_made = result is not None or any(one.key == step.key for other in others for one in other.begun)
         return await self._do(step.gpu, lambda nvml: _create(nvml, step, others, is_made=is_made))
 
     async def undo(self, step: CreateMig, result: str | None, claim: Claim, /) -> None:
@@ -257,10 +257,6 @@ def _explain(nvml: Nvml, step: CreateMig, others: Sequence[Entry]) -> ClaimError
 
 def _is_filled(nvml: Nvml, step: CreateMig, found: GpuInstance) -> bool:
     return len(found.compute) == 1 and found.compute[0].slices == count_slices(nvml, step.gpu, step.profile)
-
-
-def _is_same(one: Step, other: CreateMig) -> bool:
-    return isinstance(one, CreateMig) and one.key == other.key
 
 
 def _destroy(nvml: Nvml, step: CreateMig, uuid: str) -> None:

@@ -174,11 +174,12 @@ async def test_partitions_of_the_same_ids_have_the_same_uuid(node: MakeNode) -> 
 
 async def test_what_appeared_between_the_plan_and_its_step_is_neither_adopted_nor_destroyed(node: MakeNode) -> None:
     one = node(h100())
+    await one.prepare(one.create("2g", 2), uid="other")
     one.inject.create_mig(0, "2g.20gb", 0)
     with pytest.raises(PlaceTaken, match="made outside of this driver a moment ago"):
         await one.prepare(one.create("2g", 0))
-    assert one.places() == [(14, 0)]
-    assert one.agent.records == {}
+    assert one.places() == [(14, 0), (14, 2)]
+    assert set(one.agent.records) == {"other"}
 
 
 async def test_a_partition_in_use_is_kept_and_reported_and_destroyed_by_the_next_call(node: MakeNode) -> None:
@@ -303,14 +304,17 @@ async def test_undoing_succeeds_where_the_partition_is_gone_already(node: MakeNo
     assert one.agent.records == {}
 
 
-async def test_a_gpu_instance_that_cannot_be_filled_is_removed_again(node: MakeNode) -> None:
+async def test_a_gpu_instance_that_cannot_be_filled_is_removed_again_although_it_cannot_be_listed(
+    node: MakeNode,
+) -> None:
     one = node(h100())
     for op, code, count in (
         ("nvmlGpuInstanceCreateComputeInstance", "INSUFFICIENT_RESOURCES", 1),
         ("nvmlGpuInstanceCreateComputeInstance", "IN_USE", 1),
         ("nvmlGpuInstanceGetComputeInstanceProfileInfo*", "UNKNOWN", 18),
     ):
-        one.fault({"op": op, "do": "raise", "code": code, "count": count})
+        unlisted = {"op": "nvmlDeviceGetGpuInstances", "do": "raise", "code": code, "after": 1}
+        one.fault({"op": op, "do": "raise", "code": code, "count": count}, unlisted)
         with pytest.raises(ClaimError, match=code):
             await one.agent.carry_out(build_claim("one", one.create("3g", 4)))
         one.fault()
