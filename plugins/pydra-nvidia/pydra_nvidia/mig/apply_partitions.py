@@ -139,9 +139,9 @@ class MigModeOffApplier(_Applier):
         """
         try:
             await self._do(step.gpu, lambda nvml: self._leave(nvml, step.gpu))
-        except NvmlError as error:
+        except NvmlError:
             is_bound = any(isinstance(one.step, BindVfio) for one in claim.steps)
-            if not (is_bound and denies_gpu(error)) or step.gpu in await self._session.run(read_addresses):
+            if not is_bound or step.gpu in await self._session.run(read_addresses):
                 raise
         return True
 
@@ -292,8 +292,7 @@ def _clean_up(nvml: Nvml, step: CreateMig, created: Any, error: NvmlError) -> No
         return
     try:
         found = find_instance(nvml, step.gpu, step.profile, step.placement.start)
-        is_ours = created is not None or error.call == "nvmlGpuInstanceCreateComputeInstance"
-        if found is not None and (is_ours or not found.compute):
+        if found is not None and (error.call == "nvmlGpuInstanceCreateComputeInstance" or not found.compute):
             _remove(nvml, step, found)
     except NvmlError as failed:
         raise LeftBehind(f"{error}; and removing what was made until then failed: {failed}") from error

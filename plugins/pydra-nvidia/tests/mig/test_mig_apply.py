@@ -384,6 +384,7 @@ async def test_what_a_driver_denies_for_a_moment_is_not_left_without_a_record(
         with suppress(ClaimError):
             await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("3g", 4))
         if call == "undo":
+            one.session.close()
             one.fault(denial)
         with suppress(ClaimError):
             await one.agent.undo("one")

@@ -14,7 +14,7 @@ from pydra_nvidia.mig.apply_partitions import GpuBusy, MigModeOffApplier, MigMod
 from pydra_nvidia.nvml.errors import NvmlError
 from pydra_nvidia.nvml.mig_control import ModePending
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.steps import MigModeOff, MigModeOn
+from pydra_nvidia.steps import BindVfio, MigModeOff, MigModeOn
 from pydra_pci import Roots, Tree
 from step_agent import build_claim
 
@@ -100,6 +100,23 @@ async def test_a_whole_gpu_leaves_mig_mode_once_it_is_empty(node: MakeNode) -> N
     assert not one.mode()
     await one.agent.undo("one")
     assert not one.mode()
+
+
+async def test_a_gpu_that_its_claim_has_bound_for_passthrough_has_no_mode_to_leave(node: MakeNode) -> None:
+    one = node(H100)
+    off = MigModeOff(gpu=one.uuids[0])
+    bind = BindVfio(address="0000:0f:00.0", before="nvidia", target="vfio-pci")
+    with one.simulation.machine.change() as view:
+        view.state.gpus[off.gpu].driver = "vfio-pci"
+    await one.agent.backend.apply(off, None, build_claim("one", off, bind))
+    with pytest.raises(NvmlError, match="NOT_FOUND"):
+        await one.agent.backend.apply(off, None, build_claim("one", off))
+    with one.simulation.machine.change() as view:
+        view.state.gpus[off.gpu].driver = "nvidia"
+    one.session.close()
+    one.fault({"op": "nvmlDeviceGetHandleByUUID", "do": "raise", "code": "NOT_FOUND"})
+    with pytest.raises(NvmlError, match="NOT_FOUND"):
+        await one.agent.backend.apply(off, None, build_claim("one", off, bind))
 
 
 async def test_the_mode_stays_while_another_claim_has_anything_on_the_gpu(node: MakeNode) -> None:
