@@ -117,7 +117,20 @@ def test_an_entry_that_cannot_be_understood_costs_only_itself(entry: Any) -> Non
     assert any(problem.startswith("claim bad cannot be understood") for problem in checkpoint.problems)
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff", b'{"v2": 3}', b'{"v2": {"preparedClaims": []}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b'{"v2": 3}',
+        b'{"v2": {"preparedClaims": []}}',
+        b'{"v2": "\xff"}',
+        b'{"v2":' + b"[" * 10**5,
+    ],
+    ids=lambda text: ascii(text[:40]),
+)
 def test_what_is_no_checkpoint_is_said_to_be_none(text: bytes) -> None:
     with pytest.raises(NoCheckpoint):
         parse_vendor_checkpoint(text)

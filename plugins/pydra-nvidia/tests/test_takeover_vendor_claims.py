@@ -169,6 +169,8 @@ def test_one_device_that_is_gone_does_not_cost_the_claim_the_others(node: Node) 
 
 def test_admin_access_undoes_nothing_and_shares_keep_their_ids(node: Node) -> None:
     results = (
+        VendorResult(request="r", driver="gpu.nvidia.com", pool="n", device="gpu-1"),
+        VendorResult(request="q", driver="gpu.nvidia.com", pool="n", device="gpu-3"),
         VendorResult(request="r", driver="gpu.nvidia.com", pool="n", device="gpu-3", admin_access=True, share_id="s"),
     )
     made = convert_claim(

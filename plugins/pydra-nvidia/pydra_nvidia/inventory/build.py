@@ -245,8 +245,6 @@ def _assess(device: str, gpu: Gpu, placement: Placement | None, diagnosis: Diagn
     What was wrong with memory slices is wrong with them in whatever shape they are offered next.
     """
     own, whole = diagnosis.devices.get(device, WELL), diagnosis.gpus.get(gpu.uuid, WELL)
-    if not diagnosis.partitions:  # as nearly always, for hundreds of places
-        return join_assessments(own, whole)
     parts = (
         assessment
         for (uuid, place), assessment in sorted(diagnosis.partitions.items(), key=lambda one: one[0])

@@ -157,12 +157,12 @@ def _check_daemons(groups: Iterable[_Group]) -> Iterator[str]:
                 " has one MPS daemon at most, since a container may get all of the claim and is the client of one;"
                 " allowed: a claim for each of them, or whole GPUs in requests of one config"
             )
-        before = before or f", beside that for {needed}"
+        before = f", beside that for {needed}"
 
 
 def _check_time_slices(group: _Group) -> Iterator[str]:
     for one in group.members:
-        if isinstance(one, WholeGpu) and not _has_time_slices(one.gpu):
+        if not _has_time_slices(one.gpu):
             yield (
                 f"{group.where}.strategy: {one.allocated.device} is a {_describe(one.gpu)}, whose time slice cannot be"
                 f' set; allowed: "MPS", or no sharing'

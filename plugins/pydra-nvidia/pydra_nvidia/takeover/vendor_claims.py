@@ -16,7 +16,7 @@ from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.inventory.attributes import passthrough_uuid
 from pydra_nvidia.mig.plan_partitions import create_partition
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.steps import BindVfio, CreateMig, SetTimeSlice, Step
+from pydra_nvidia.steps import BindVfio, SetTimeSlice, Step
 from pydra_nvidia.takeover.vendor_checkpoint import VendorClaim, VendorDevice
 from pydra_pci import PciFunction, is_vfio
 
@@ -104,7 +104,6 @@ def plan_cleaning(
     are partitions that are whole, which the admin may have made, and functions that somebody else bound: `overridden`
     are the addresses that are kept for a driver for passthrough in this boot, as that driver does.
     """
-    places = {(step.gpu, step.placement) for one in taken for step in one.steps if isinstance(step, CreateMig)}
     held = {(hold.hardware, hold.place) for one in taken for hold in one.holds}
     steps: list[Step] = []
     notes: list[str] = []
@@ -114,7 +113,7 @@ def plan_cleaning(
         allocated = AllocatedDevice(request=result.request, pool=result.pool, device=result.device)
         match _find(allocated, reading):
             case Partition(gpu=gpu, placement=placement) as target if (gpu.pci, placement) not in held:
-                if (gpu.uuid, placement) in places or target.instance is None:
+                if target.instance is None:
                     continue
                 if settings.dynamic_mig and not target.instance.compute:
                     steps.extend(create_partition(target))

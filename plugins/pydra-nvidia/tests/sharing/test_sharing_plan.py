@@ -233,9 +233,13 @@ def test_admins_who_look_change_nothing(node: Node, kit: Any, config: GpuConfig)
     assert node.plan(kit.give("gpu-0", config, admin=True)) == ()
 
 
-@pytest.mark.parametrize("shares", [Shares.MEMORY, Shares.UNLIMITED, 4])
-def test_mps_is_refused_with_the_setting_where_claims_have_shares(node: Node, kit: Any, shares: Shares | int) -> None:
-    assert node.problems(kit.give("gpu-0", mps()), settings=Settings(consumable_shares=shares)) == (
+@pytest.mark.parametrize(
+    ("shares", "share"), [(Shares.MEMORY, None), (Shares.UNLIMITED, None), (4, None), (Shares.DISABLED, "one")]
+)
+def test_mps_is_refused_with_the_setting_where_claims_have_shares_or_had_when_it_was_allocated(
+    node: Node, kit: Any, shares: Shares | int, share: str | None
+) -> None:
+    assert node.problems(kit.give("gpu-0", mps(), share=share), settings=Settings(consumable_shares=shares)) == (
         'GpuConfig of gpu-0: sharing.strategy: found "MPS", which is not possible where several claims have shares of'
         ' one GPU; allowed: "TimeSlicing", or an admin who sets PYDRA_NVIDIA_CONSUMABLE_SHARES=disabled',
     )
