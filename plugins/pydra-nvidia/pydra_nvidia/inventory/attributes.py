@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from pydra import AttributeValue, Version
-from pydra_nvidia.hardware_types import Architecture, Gpu, Reading, SharedFabric
+from pydra_nvidia.hardware_types import Architecture, Gpu, NvLinks, Reading, SharedFabric
 from pydra_pci import PciFunction
 
 STANDARD = "resource.kubernetes.io"
@@ -158,7 +158,7 @@ def describe_links(gpus: Sequence[Gpu]) -> Mapping[str, dict[str, AttributeValue
         if gpu.links is not None and gpu.links.total:
             island = islands.get(gpu.pci, "")
             direct = len(set(gpu.links.peers))
-            attributes["nvlinkLinksUp"] = _links_up(gpu)
+            attributes["nvlinkLinksUp"] = _links_up(gpu, gpu.links)
             attributes["nvlinkPeers"] = (sizes[island] - 1 if gpu.links.switched else direct) if island else 0
             if island:
                 attributes["nvlinkIsland"] = island
@@ -182,17 +182,14 @@ def _with_ends(gpu: Gpu, gpus: Sequence[Gpu]) -> Gpu:
     links = gpu.links
     if links is None or links.switched or links.peers or gpu.mig is None or not gpu.mig.enabled:
         return gpu
-    others = [other for other in gpus if other.links is not None]
-    switched = any(other.links.switched for other in others if other.links and other.name == gpu.name)
-    peers = tuple(sorted(other.pci for other in others if other.links and gpu.pci in other.links.peers))
+    switched = any(other.links.switched for other in gpus if other.links and other.name == gpu.name)
+    peers = tuple(sorted(other.pci for other in gpus if other.links and gpu.pci in other.links.peers))
     return replace(gpu, links=replace(links, switched=switched, peers=peers))
 
 
-def _links_up(gpu: Gpu) -> int:
+def _links_up(gpu: Gpu, links: NvLinks) -> int:
     """In MIG mode links may rest; they are back when the GPU is available as a whole, which is what is described."""
-    if gpu.links is None:
-        return 0
-    return gpu.links.total if gpu.mig is not None and gpu.mig.enabled else gpu.links.up
+    return links.total if gpu.mig is not None and gpu.mig.enabled else links.up
 
 
 def _find_islands(gpus: Sequence[Gpu]) -> Mapping[str, str]:
@@ -200,7 +197,7 @@ def _find_islands(gpus: Sequence[Gpu]) -> Mapping[str, str]:
     islands: dict[str, str] = {}
     groups: list[set[str]] = []
     for gpu in gpus:
-        if gpu.links is None or not _links_up(gpu):
+        if gpu.links is None or not _links_up(gpu, gpu.links):
             continue
         if gpu.links.switched:
             islands[gpu.pci] = str(_describe_fabric(gpu).get("cliqueID", "nvswitch"))
@@ -208,7 +205,7 @@ def _find_islands(gpus: Sequence[Gpu]) -> Mapping[str, str]:
             islands[gpu.pci] = ""
             group = {gpu.pci, *gpu.links.peers}
             group.update(*(other for other in groups if other & group))
-            groups = [*(other for other in groups if not other & group), group]
+            groups.append(group)  # and counts for those that it contains, which came before
     # A peer's address counts although the peer is not there now, so that islands keep their names.
     lowest = {address: min(group) for group in groups for address in group}
     return {address: island or lowest[address] for address, island in islands.items()}

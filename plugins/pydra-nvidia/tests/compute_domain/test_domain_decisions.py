@@ -143,9 +143,15 @@ def test_a_node_without_an_agent_is_reported() -> None:
     cluster = Cluster(NODES_OF_RACK)
     uid = cluster.create_domain("cd")
     cluster.delete(RESOURCE_SLICES, "a")
-    cluster.start_pod("pod", uid, "a")
+    cluster.start_pod("pod-a", uid, "a")
+    cluster.start_pod("pod-b", uid, "b")
     cluster.settle()
-    assert "a: its slice of compute-domain.nvidia.com, which reports its clique, does not" in cluster.condition("cd")[1]
+    cluster.delete(RESOURCE_SLICES, "b")
+    cluster.set_ready("b", ready=True)
+    cluster.settle()
+    for node in ("a", "b"):
+        said = f"{node}: its slice of compute-domain.nvidia.com, which reports its clique, does not exist"
+        assert said in cluster.condition("cd")[1]
 
 
 def test_a_domain_whose_status_was_written_is_distinguished_from_one_that_was_changed() -> None:
