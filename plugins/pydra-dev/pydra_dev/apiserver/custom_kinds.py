@@ -72,7 +72,7 @@ def _check_schema(schema: JsonObject, path: str) -> None:
         _check_schema(schema["items"], f"{path}[]")
 
 
-def admit_custom(custom: CustomKind, obj: JsonObject, old: JsonObject | None, *, status: bool) -> JsonObject:
+def admit_custom(custom: CustomKind, obj: JsonObject, old: JsonObject | None) -> JsonObject:
     """The object as it will be stored; raises a 422 StatusError with every fault."""
     head = {key: obj[key] for key in _HEAD if key in obj}
     body = {key: value for key, value in obj.items() if key not in _HEAD}

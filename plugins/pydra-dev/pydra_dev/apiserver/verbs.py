@@ -164,7 +164,7 @@ class Api:
         begun = begin_metadata(kind, obj, namespace=namespace, now=self.now, random=self.random)
         body = admit_create(kind, begun, self._context(labels))
         if custom := self._custom.get(kind):
-            body = admit_custom(custom, body, None, status=False)
+            body = admit_custom(custom, body, None)
         key = _key(body)
         if self.store.get(kind.storage, key) is not None:
             raise already_exists(kind, key[1])
@@ -210,7 +210,7 @@ class Api:
         context = self._context(home["metadata"].get("labels") or {} if home else {})
         body = admit_update(kind, carried, old, context, status=subresource == "status")
         if custom := self._custom.get(kind):
-            body = admit_custom(custom, body, old, status=subresource == "status")
+            body = admit_custom(custom, body, old)
         if kind == NEW_EVENTS:
             body, old = store_form(body), store_form(old)
         if body == old or dry_run:
