@@ -121,7 +121,8 @@ class Api:
 class Hardware:
     """Devices are files with the uids of the claims that use them; with plans, so are slots that `plan` chooses.
 
-    With steps, taking a slot is one, after the mode that all claims need and that the file `mode` stands for.
+    With steps, taking a slot is one, after the mode that all claims need and that the file `mode` stands for. Those of
+    a claim with several devices hold one each, the mode also the device `board`.
     """
 
     def __init__(self, path: Path, step: Step, *, steps: bool = False) -> None:
@@ -147,8 +148,14 @@ class Hardware:
         taken = {slot for one in others for slot in (one.plan or {"slots": ()})["slots"]}
         free = (f"slot-{number}" for number in range(100) if f"slot-{number}" not in taken)
         slots = [next(free) for _ in claim.devices]
-        mode = ClaimStep(step={"mode": "fast" if self.is_fast() else "slow"}, key="mode", label="mode")
-        takes = [ClaimStep(step={"slot": one}, key=one, label=f"take {one}") for one in slots]
+        several = len(claim.devices) > 1
+        state = "fast" if self.is_fast() else "slow"
+        needed = (claim.devices[-1].device, "board") if several else None
+        mode = ClaimStep(step={"mode": state}, key="mode", label="mode", holds=needed)
+        takes = [
+            ClaimStep(step={"slot": slot}, key=slot, label=f"take {slot}", holds=(one.device,) if several else None)
+            for slot, one in zip(slots, claim.devices, strict=True)
+        ]
         return replace(claim, plan={"slots": slots}, steps=(mode, *takes) if self.steps else ())
 
     def is_fast(self) -> bool:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from pydra import Claim, ClaimError, DeviceInUse, LeftBehind, UndoLater
+from pydra import Claim, ClaimError, CounterConsumption, CounterSet, Device, DeviceInUse, LeftBehind, UndoLater
+from pydra.claims.device_use import PublishedPool
 from pydra.claims.gc import retry_left_over
 from pydra.claims.work_queue import StepsLeftOver
 from pydra.errors import BackendDied, CheckpointError
-from tests.integration.claims.node import NOTHING, Instance, Node, ref
+from tests.integration.claims.node import NOTHING, POOL, Instance, Node, ref
 
 
 def two_claims(root: Path) -> Node:
@@ -157,6 +158,49 @@ async def test_steps_that_are_left_over_hold_every_share_of_a_device_that_the_cl
         assert isinstance((await agent.prepare("b"))[0], DeviceInUse)
 
 
+async def test_what_is_left_over_holds_the_devices_of_its_steps_and_keeps_the_steps_that_wait_for_these(
+    tmp_path: Path,
+) -> None:
+    node = two_claims(tmp_path)
+    node.api.allocate("a", "gpu-0", "gpu-1")
+    node.api.allocate("c", "gpu-0")
+    node.api.allocate("d", "gpu-2", "gpu-3")
+    node.api.allocate("e", "board")
+    own = (CounterConsumption(counter_set="all", counters={"memory": 1}),)
+    gpus = [Device(name=f"gpu-{number}", consumes_counters=own) for number in range(4)]
+    pool = PublishedPool(
+        devices={one.name: one for one in (*gpus, Device(name="board"))},
+        counter_sets=(CounterSet(name="all", counters={"memory": 3}),),
+    )
+    async with node.running() as agent:
+        agent.preparer.set_published({POOL: pool})
+        await agent.prepare("a")
+        fail(agent, UndoLater("the GPU is lost"), at="take slot-1", operation="undo")
+        assert await agent.unprepare("a") == [None]
+        assert node.traces()["hardware"] == ["mode", "slot-1"]
+        refused = await agent.prepare("b", "e")
+        assert [type(one) for one in refused] == [DeviceInUse, DeviceInUse]
+        assert "step mode waits for step take slot-1" in str(refused[0])
+        for uid in ("c", "d"):
+            assert isinstance((await agent.prepare(uid))[0], tuple)
+            assert await agent.unprepare(uid) == [None]
+
+
+async def test_an_undo_leaves_time_to_those_after_it(tmp_path: Path) -> None:
+    node = two_claims(tmp_path)
+    async with node.running() as agent:
+        await agent.prepare("a")
+        original, ends = agent.hardware.undo, list[float]()
+
+        async def note(claim: Claim, place: int, *, until: float) -> None:
+            ends.append(until)
+            await original(claim, place, until=until)
+
+        agent.hardware.undo = note  # type: ignore[method-assign]
+        assert await agent.unprepare("a") == [None]
+        assert ends[0] < ends[1]
+
+
 async def test_what_another_instance_has_left_over_is_undone_later(tmp_path: Path) -> None:
     node = two_claims(tmp_path)
     async with node.running() as old, node.running() as new:
@@ -215,20 +259,19 @@ async def test_a_full_disk_does_not_keep_a_claim_with_steps_from_ending(tmp_path
         node.step = lambda _: None
 
 
-async def test_a_step_that_a_claim_with_an_unreadable_record_may_need_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["gpu-0", "gpu-1"])
+async def test_a_step_that_a_claim_with_an_unreadable_record_may_need_stays(tmp_path: Path, device: str) -> None:
     node = two_claims(tmp_path)
     async with node.running() as agent:
         await agent.prepare("a", "b")
     record = node.record_file("b")
-    record.write_bytes(
-        record.read_bytes().replace(b'"pool":"node-1","device":"gpu-1"', b'"pool":"node-1","device":"gpu-0"')
-    )
+    record.write_bytes(record.read_bytes().replace(b'"gpu-1"', f'"{device}"'.encode())[:-9])
+    (node.root / "hardware" / "slot-1").unlink()  # what was done for it is not known
     async with node.running() as agent:
         assert await agent.unprepare("a") == [None]
-        assert agent.hardware.is_fast()
-        assert node.traces()["records"] == ["a.left-1.undo"]
+        assert agent.hardware.is_fast() is (device == "gpu-0")
+        assert node.traces()["records"] == (["a.left-1.undo"] if device == "gpu-0" else [])
         assert await agent.unprepare("b") == [None]
-        (node.root / "hardware" / "slot-1").unlink()  # what was done for it is not known
         await agent.preparer.reconcile(ref("a.left-1"))
         assert [name for name in node.traces()["records"] if "left" in name] == []
 
