@@ -58,11 +58,7 @@ def _find_capacity(name: str, device: Device) -> str:
     """Return the name of the device's capacity: the same, or else the only one that differs by a domain."""
     if name in device.capacity:
         return name
-    others = [
-        other
-        for other in device.capacity
-        if other.endswith(f"/{name}") or ("/" not in other and name.endswith(f"/{other}"))
-    ]
+    others = [other for other in device.capacity if other.endswith(f"/{name}") or name.endswith(f"/{other}")]
     return others[0] if len(others) == 1 else name
 
 
@@ -110,13 +106,10 @@ class DeviceIndex:
         """
         uid = claim.uid
         consumption = {**recorded, **self.find_consumption(claim)}
-        holder = Holder(uid=uid, name=str(claim), devices=claim.devices, consumption=consumption, left_over=left_over)
-        before = self._holders.get(uid)
-        if before == holder:
-            return
-        if before is not None:
-            self.release(uid)
-        self._holders[uid] = holder
+        self.release(uid)
+        self._holders[uid] = Holder(
+            uid=uid, name=str(claim), devices=claim.devices, consumption=consumption, left_over=left_over
+        )
         for device in claim.devices:
             self._uses.setdefault((device.pool, device.device), {}).setdefault(uid, []).append(device)
         for counter, amounts in _list_counters(consumption).items():
@@ -133,12 +126,8 @@ class DeviceIndex:
             return
         for key in {(device.pool, device.device) for device in holder.devices}:
             del self._uses[key][uid]
-            if not self._uses[key]:
-                del self._uses[key]
         for counter in _list_counters(holder.consumption):
             del self._counters[counter][uid]
-            if not self._counters[counter]:
-                del self._counters[counter]
 
     def find_conflict(self, claim: Claim) -> DeviceInUse | TerminalError | None:
         """Return the error for the first device of the claim that others hold, or that others leave too little for."""
@@ -147,7 +136,7 @@ class DeviceIndex:
                 if uid != claim.uid and not all(_may_share(use, device) for use in uses):
                     return _refuse(device, self._holders[uid])
         for device in claim.devices:
-            if device.consumed_capacity and (short := self._find_short_capacity(device, claim)):
+            if short := self._find_short_capacity(device, claim):
                 return short
         if not (consumption := self.find_consumption(claim)):
             return None
@@ -168,7 +157,7 @@ class DeviceIndex:
         """
         devices = list(claim.devices)
         for place, device in enumerate(claim.devices):
-            if device.consumed_capacity and (one := self._find_published(device)) is not None:
+            if (one := self._find_published(device)) is not None:
                 shares = {_find_capacity(name, one): amount for name, amount in device.consumed_capacity.items()}
                 devices[place] = replace(device, consumed_capacity=shares)
         return replace(claim, devices=tuple(devices))
@@ -185,11 +174,11 @@ class DeviceIndex:
         shares = self._uses.get((device.pool, device.device), {})
         others = [(uid, use) for uid, uses in shares.items() if uid != claim.uid for use in uses]
         mine = [other for other in claim.devices if (other.pool, other.device) == (device.pool, device.device)]
-        for name, amount in device.consumed_capacity.items():
+        for name in device.consumed_capacity:
             total = one.capacity.get(name)
             users = [use for _, use in others if not use.admin_access]
             used = sum(parse_quantity(other.consumed_capacity.get(name, 0)) for other in (*users, *mine))
-            if others and total is not None and parse_quantity(amount) > 0 and used > parse_quantity(total.value):
+            if others and total is not None and used > parse_quantity(total.value):
                 return _refuse(device, self._holders[others[0][0]], f"not enough {name} is left")
         return None
 
@@ -209,7 +198,7 @@ class DeviceIndex:
             taken = {key: amount for used in others.values() for key, amount in used.items()}
             wanted = sum(amount for key, amount in amounts.items() if key not in taken)
             total = totals.get(counter)
-            if total is None or not wanted or wanted + sum(taken.values()) <= total:
+            if total is None or wanted + sum(taken.values()) <= total:
                 continue
             device = next(one for one in claim.devices if f"{one.pool}/{one.device}" in amounts)
             if wanted > total:
@@ -228,8 +217,7 @@ class DeviceIndex:
             counters = [(device.pool, one.counter_set, name) for one in own for name in one.counters]
             beside: list[tuple[CounterConsumption, ...]] = []
             for uid in sorted({uid for counter in counters for uid in self._counters.get(counter, ())} - {claim.uid}):
-                known = self._holders[uid].consumption
-                beside += [used for key, used in known.items() if key.rpartition("/")[0] == device.pool]
+                beside += self._holders[uid].consumption.values()
                 if not is_compatible(own, beside):
                     why = "the devices cannot be used at once, by their compatibility groups"
                     return _refuse(device, self._holders[uid], why)

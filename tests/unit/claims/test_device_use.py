@@ -78,6 +78,35 @@ def holding(*claims: Claim) -> DeviceIndex:
             [claim("a", "shared", memory="8Gi")], claim("b", "shared", memory="9Gi"), "memory is left", id="too little"
         ),
         pytest.param(
+            [claim("a", "shared", memory="16Gi")],
+            claim("b", "shared", memory="1Gi", admin=True),
+            "",
+            id="admin access to what others use up",
+        ),
+        pytest.param(
+            [claim("a", "shared", memory="16Gi", admin=True)],
+            claim("b", "shared", memory="1Gi"),
+            "",
+            id="beside admin access",
+        ),
+        pytest.param(
+            [claim("a", "shared", memory="16Gi")], claim("a", "shared", memory="16Gi"), "", id="its own share"
+        ),
+        pytest.param(
+            [claim("a", "shared", memory="1Gi")],
+            claim("b", "shared", "board-0-shared", memory="9Gi"),
+            "",
+            id="shares of two devices",
+        ),
+        pytest.param([claim("a", "shared")], claim("b", "shared", memory="1Gi"), "claim ns/a", id="a share of a whole"),
+        pytest.param(
+            [claim("a", "shared", memory="1Gi")], claim("b", "shared"), "claim ns/a", id="all of what is shared"
+        ),
+        pytest.param([], claim("b", "shared", memory="17Gi"), "", id="more than there is, and nobody else"),
+        pytest.param([claim("a", "plain", memory="1")], claim("b", "plain", memory="1"), "", id="an unknown capacity"),
+        pytest.param([claim("a", "gone", memory="1")], claim("b", "gone", memory="1"), "", id="an unknown device"),
+        pytest.param([claim("a", "board-0")], claim("a", "board-0-half-0"), "", id="the claim allocated again"),
+        pytest.param(
             [claim("a", "board-0-shared", memory="1Gi"), claim("b", "board-0-shared", memory="1Gi")],
             claim("c", "board-0-shared", memory="1Gi"),
             "",
@@ -119,12 +148,19 @@ def test_a_device_that_has_vanished_still_counts() -> None:
     index = holding(claim("a", "board-0-half-0"))
     index.published = {POOL: PublishedPool(devices={"board-0": DEVICES[0]}, counter_sets=SETS)}
     assert isinstance(index.find_conflict(claim("b", "board-0")), DeviceInUse)
+    index.published = {POOL: PublishedPool(devices={"board-0": DEVICES[0]})}
+    assert index.find_conflict(claim("b", "board-0")) is None
 
 
-def test_what_a_claim_held_is_free_when_it_is_released() -> None:
+@pytest.mark.parametrize("again", [True, False])
+def test_what_a_claim_held_is_free_when_it_is_released_or_holds_something_else(again: bool) -> None:
     index = holding(claim("a", "board-0"))
-    index.release("a")
+    if again:
+        index.hold(claim("a", "board-1"))
+    else:
+        index.release("a")
     assert index.find_conflict(claim("b", "board-0-half-0")) is None
+    assert index.find_conflict(claim("b", "board-0")) is None
 
 
 @pytest.mark.parametrize(
@@ -157,11 +193,19 @@ def test_shares_have_the_names_of_capacities_that_are_published(published: list[
         (["board-0"], claim("b", "board-0-half-1"), True),
         (["board-0"], claim("b", "board-1"), False),
         (["board-0"], claim("b", "gone"), True),
+        (["gone"], claim("b", "board-1"), True),
         (["board-0"], claim("b"), True),
     ],
-    ids=["a part of it", "another board", "a device that is not published", "devices that are not known"],
+    ids=[
+        "a part of it",
+        "another board",
+        "a device that is not published",
+        "a step of one that is not published",
+        "devices that are not known",
+    ],
 )
 def test_a_claim_whose_record_cannot_be_read_may_use_what_its_devices_share(
     names: list[str], other: Claim, meets: bool
 ) -> None:
     assert may_meet(names, other, PUBLISHED) is meets
+    assert may_meet(names, other, None)
