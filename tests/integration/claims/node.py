@@ -102,6 +102,7 @@ class Api:
         self.claims[uid] = claim_object(uid, *devices, **more)
 
     async def get(self, _resource: Resource, name: str, *, namespace: str, deadline: float) -> Mapping[str, Any]:
+        assert name, "the API server would answer with a list"
         self.reads += 1
         await asyncio.sleep(0)
         if self.failure is not None:

@@ -114,6 +114,7 @@ async def test_while_it_is_not_known_what_the_kubelet_knows_nothing_is_unprepare
         pytest.param(lambda content: b"\0" * len(content), id="zeroed"),
         pytest.param(lambda content: content.replace(b"ClaimUID", b"ClaimUIE"), id="a changed byte"),
         pytest.param(lambda content: b"{}", id="another document"),
+        pytest.param(lambda content: b'{"a":' + b"[" * 100_000, id="without end"),
     ],
 )
 async def test_while_the_kubelets_checkpoint_is_damaged_nothing_is_unprepared(
@@ -194,6 +195,15 @@ async def test_cdi_files_are_restored_where_a_claim_is_prepared_and_removed_wher
         assert (await agent.garbage.collect()).counts == GarbageCounts(files_removed=1, files_restored=2)
         assert (restored.read_bytes(), changed.read_bytes(), orphan.exists()) == (*before, False)
         assert (await agent.garbage.collect()).counts == QUIET
+
+
+async def test_while_files_cannot_be_read_none_is_restored_or_removed(node: Node) -> None:
+    async with node.running() as agent:
+        await agent.prepare("a")
+        (node.root / "cdi").rename(node.root / "cdi-before")
+        (node.root / "cdi").write_text("")
+        done = await agent.garbage.collect()
+        assert (done.counts, "files of claims were not read" in done.problem) == (QUIET, True)
 
 
 async def test_an_unreadable_record_of_a_claim_that_is_gone_frees_its_devices(node: Node) -> None:

@@ -101,8 +101,10 @@ async def test_metadata_waits_for_the_first_report_of_the_devices_and_a_prepared
         first = await outcome
     (file,) = (tmp_path / "dra-device-metadata").rglob("metadata.json")
     assert b'"s-1"' in file.read_bytes()
-    async with node.running() as agent:
+    async with node.running(prepare=0.05) as agent:
         assert await agent.prepare("a") == [first]
+        node.api.allocate("b", "gpu-1")
+        assert isinstance((await agent.prepare("b"))[0], BackendUnavailable)
 
 
 async def test_a_claim_for_one_pod_follows_it_to_the_next_and_is_refused_while_two_use_it(tmp_path: Path) -> None:
@@ -573,6 +575,18 @@ async def test_a_backend_that_restores_or_plans_hears_of_the_claims_whose_record
         agent.hardware.plan = note  # type: ignore[method-assign]
         await agent.prepare("b")
         assert seen == ["a"]
+
+
+async def test_a_record_that_can_be_read_again_answers(node: Node) -> None:
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as agent:
+        prepared = await agent.prepare("a")
+    content = node.record_file("a").read_bytes()
+    node.record_file("a").write_bytes(content[:-9])
+    async with node.running() as agent:
+        (node.root / "records" / "corrupt" / "a.json").write_bytes(content)
+        assert await agent.prepare("a") == prepared
+        assert agent.hardware.calls == []
 
 
 async def test_a_record_of_a_newer_version_stays_as_it_is_and_its_claim_is_refused(node: Node) -> None:

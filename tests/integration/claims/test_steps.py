@@ -126,9 +126,19 @@ async def test_what_cannot_be_undone_now_lets_the_pod_end_and_is_undone_later(tm
         assert "that claim has ended, and what was done for it cannot be undone yet: step take slot-0" in str(refused)
         mend()
     async with node.running() as agent:
-        retrying = asyncio.create_task(retry_left_over(agent.preparer, agent.store))
-        while agent.store.records:
-            await asyncio.sleep(0)
+        tries = 0
+
+        async def fail_twice(_claim: Claim) -> None:
+            nonlocal tries
+            tries += 1
+            if tries <= 2:
+                raise UndoLater("the GPU is still lost")
+
+        agent.hardware.before_step = fail_twice
+        retrying = asyncio.create_task(retry_left_over(agent.preparer, agent.store, first=0.01))
+        async with asyncio.timeout(20):
+            while agent.store.records:
+                await asyncio.sleep(0)
         retrying.cancel()
         assert node.traces() == NOTHING
 
@@ -243,7 +253,8 @@ async def test_a_claim_takes_over_a_step_that_is_left_over_with_the_state_before
         assert node.traces() == NOTHING
 
 
-async def test_a_full_disk_does_not_keep_a_claim_with_steps_from_ending(tmp_path: Path) -> None:
+@pytest.mark.parametrize("later", [False, True])
+async def test_a_full_disk_does_not_keep_a_claim_with_steps_from_ending(tmp_path: Path, later: bool) -> None:
     node = two_claims(tmp_path)
     async with node.running() as agent:
         await agent.prepare("a", "b")
@@ -254,9 +265,16 @@ async def test_a_full_disk_does_not_keep_a_claim_with_steps_from_ending(tmp_path
                 raise full
 
         node.step = refuse
+        mend = fail(agent, UndoLater("the GPU is lost"), at="take slot-0", operation="undo") if later else lambda: None
         assert await agent.unprepare("a", "b") == [None, None]
-        assert node.traces() == NOTHING
+        assert node.traces()["records"] == (["a.left-1.undo"] if later else [])
+        assert agent.preparer.left_over.is_set() is later
         node.step = lambda _: None
+        mend()
+        node.api.allocate("c", "gpu-0")
+        assert isinstance((await agent.prepare("c"))[0], tuple)
+        assert await agent.unprepare("c") == [None]
+    assert node.traces() == NOTHING
 
 
 @pytest.mark.parametrize("device", ["gpu-0", "gpu-1"])
