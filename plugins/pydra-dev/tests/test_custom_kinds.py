@@ -16,7 +16,8 @@ SPEC = {
     "type": "object",
     "required": ["size"],
     "properties": {
-        "size": {"type": "integer", "minimum": 1, "maximum": 8},
+        "size": {"type": "integer", "minimum": 1},
+        "owner": {"type": "string", "maxLength": 3},
         "mode": {"type": "string", "enum": ["Open", "Shut"], "default": "Open"},
     },
     "x-kubernetes-validations": [{"rule": "self == oldSelf", "message": "spec is immutable"}],
@@ -70,6 +71,7 @@ async def test_an_object_that_does_not_say_its_kind_is_refused(missing: str) -> 
     [
         (rack(), "spec.size: Required value"),
         (rack(size=0), "greater than or equal to 1"),
+        (rack(size=2, owner="them"), "spec.owner in body should be at most 3 chars long"),
         (rack(size="2"), "must be of type integer"),
         (rack(size=True), "must be of type integer"),
         (rack(size=2, mode="Ajar"), 'supported values: "Open", "Shut"'),

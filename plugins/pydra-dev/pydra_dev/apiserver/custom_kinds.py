@@ -1,13 +1,12 @@
 """Kinds that a CustomResourceDefinition describes: what is pruned, filled in and refused. Pure.
 
 Served from the start, not by creating a definition: `serve_api` takes them. Structural schemas with the types, bounds,
-enums, patterns, defaults, list maps and CEL rules (`self`, `oldSelf`) that definitions here use; another keyword is
+enums, defaults, list maps and CEL rules (`self`, `oldSelf`) that definitions here use; another keyword is
 refused when the definition is read, so that none is passed over. Source: apiextensions-apiserver, Kubernetes 1.36.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,7 +20,7 @@ _RULES = "x-kubernetes-validations"
 _KNOWN = frozenset(
     {
         *("type", "properties", "items", "required", "enum", "default", "description", "format", "nullable"),
-        *("minimum", "maximum", "minLength", "maxLength", "maxItems", "pattern"),
+        *("minimum", "maxLength"),
         *("x-kubernetes-list-type", "x-kubernetes-list-map-keys", _RULES),
     }
 )
@@ -123,9 +122,11 @@ def _check(schema: JsonObject, value: Any, old: Any, path: str) -> Iterator[Fiel
     if "enum" in schema and value not in schema["enum"]:
         yield unsupported(path, value, schema["enum"])
     if isinstance(value, str):
-        yield from _check_text(schema, value, path)
+        if len(value) > schema.get("maxLength", len(value)):
+            yield invalid(path, value, f"{path} in body should be at most {schema['maxLength']} chars long")
     elif isinstance(value, int | float):
-        yield from _check_number(schema, value, path)
+        if value < schema.get("minimum", value):
+            yield invalid(path, value, f"{path} in body should be greater than or equal to {schema['minimum']}")
     elif isinstance(value, list):
         yield from _check_list(schema, value, old, path)
     elif isinstance(value, dict):
@@ -147,25 +148,7 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _check_text(schema: JsonObject, value: str, path: str) -> Iterator[FieldError]:
-    if len(value) < schema.get("minLength", 0):
-        yield invalid(path, value, f"{path} in body should be at least {schema['minLength']} chars long")
-    if len(value) > schema.get("maxLength", len(value)):
-        yield invalid(path, value, f"{path} in body should be at most {schema['maxLength']} chars long")
-    if "pattern" in schema and not re.search(schema["pattern"], value):
-        yield invalid(path, value, f"{path} in body should match '{schema['pattern']}'")
-
-
-def _check_number(schema: JsonObject, value: float, path: str) -> Iterator[FieldError]:
-    if value < schema.get("minimum", value):
-        yield invalid(path, value, f"{path} in body should be greater than or equal to {schema['minimum']}")
-    if value > schema.get("maximum", value):
-        yield invalid(path, value, f"{path} in body should be less than or equal to {schema['maximum']}")
-
-
 def _check_list(schema: JsonObject, value: list[Any], old: Any, path: str) -> Iterator[FieldError]:
-    if len(value) > schema.get("maxItems", len(value)):
-        yield invalid(path, len(value), f"{path} in body should have at most {schema['maxItems']} items")
     keys = schema.get("x-kubernetes-list-map-keys") or ()
     before = {_key(item, keys): item for item in old or () if isinstance(item, dict)} if keys else {}
     seen = set()
