@@ -24,11 +24,9 @@ _KNOWN = frozenset(
         *("x-kubernetes-list-type", "x-kubernetes-list-map-keys", _RULES),
     }
 )
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
+_TYPES: Mapping[str, type] = {
     "array": list,
-    "boolean": bool,
     "integer": int,
-    "number": (int, float),
     "object": dict,
     "string": str,
 }
@@ -116,7 +114,7 @@ def _fill(schema: JsonObject, value: Any) -> Any:
 
 def _check(schema: JsonObject, value: Any, old: Any, path: str) -> Iterator[FieldError]:
     expected = schema.get("type", "object")
-    if not isinstance(value, _TYPES[expected]) or (isinstance(value, bool) and expected != "boolean"):
+    if not isinstance(value, _TYPES[expected]) or isinstance(value, bool):
         yield invalid(path, value, f'{path} in body must be of type {expected}: "{type(value).__name__}"')
         return
     if "enum" in schema and value not in schema["enum"]:
@@ -124,7 +122,7 @@ def _check(schema: JsonObject, value: Any, old: Any, path: str) -> Iterator[Fiel
     if isinstance(value, str):
         if len(value) > schema.get("maxLength", len(value)):
             yield invalid(path, value, f"{path} in body should be at most {schema['maxLength']} chars long")
-    elif isinstance(value, int | float):
+    elif isinstance(value, int):
         if value < schema.get("minimum", value):
             yield invalid(path, value, f"{path} in body should be greater than or equal to {schema['minimum']}")
     elif isinstance(value, list):

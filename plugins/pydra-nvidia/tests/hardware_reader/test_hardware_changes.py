@@ -33,7 +33,7 @@ async def test_a_lost_gpu_costs_the_others_nothing_and_is_remembered(node: Open)
     assert (lost.index, lost.code, lost.last) == (0, Code.GPU_IS_LOST, before.gpus[0])
     assert "GPU_IS_LOST" in lost.message
     machine.inject.reset(1, force=True)
-    assert await machine.hardware.read() == before
+    assert await machine.hardware.reread([1]) == before
 
 
 async def test_a_gpu_that_falls_off_the_bus_in_mid_reading_is_lost_alone(node: Open) -> None:
@@ -284,8 +284,10 @@ async def test_a_node_for_passthrough_waits_for_a_driver_only_if_one_is_installe
         with pytest.raises(DriverMissing):
             await machine.hardware.read()
     else:
+        machine.hardware.signature()
         reading = await machine.hardware.read()
         assert (len(reading.functions), reading.gpus) == (1, ())
+        assert await machine.hardware.reread([]) == reading
 
 
 async def test_a_session_that_was_opened_before_the_first_reading_is_not_believed_to_count_all(node: Open) -> None:
