@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpu_values import gpu as h100
 from pydra import Health, HealthStatus, Taint, TaintEffect
-from pydra_nvidia.hardware_types import Condition, Gpu, LostGpu, Placement, Reading
+from pydra_nvidia.hardware_types import Condition, Fabric, Gpu, LostGpu, Placement, Reading
 from pydra_nvidia.health.diagnosis import WELL, diagnose
 from pydra_nvidia.health.incident_store import Incident
 from pydra_nvidia.settings import Settings, Signal
@@ -29,8 +30,11 @@ def xid(code: int, *, age: float = 1.0, place: Placement | None = None) -> Incid
     return Incident(gpu="GPU-0", xid=code, place=place, first=NOW - age, last=NOW - age)
 
 
-def assessment(*incidents: Incident, settings: Settings = DEFAULT, **condition: Any) -> Assessment:
-    found = diagnose(Reading(gpus=(gpu(**condition),)), incidents, settings=settings, now=NOW)
+def assessment(
+    *incidents: Incident, settings: Settings = DEFAULT, fabric: Fabric | None = None, **condition: Any
+) -> Assessment:
+    one = replace(gpu(**condition), fabric=fabric)
+    found = diagnose(Reading(gpus=(one,)), incidents, settings=settings, now=NOW)
     return found.gpus.get("GPU-0", WELL)
 
 
@@ -52,6 +56,11 @@ def test_an_error_of_an_application_only_informs(code: int) -> None:
 def test_any_other_xid_makes_the_device_unhealthy_under_the_vendors_key() -> None:
     assert assessment(xid(79)).health == sick("xid", "79", "XID 79: the GPU has fallen off the bus")
     assert assessment(xid(999)).health == sick("xid", "999", "XID 999")
+
+
+def test_an_unhealthy_fabric_only_informs() -> None:
+    assert assessment(fabric=Fabric(cluster="c", clique=1, healthy=None)) == WELL
+    assert assessment(fabric=Fabric(cluster="c", clique=1, healthy=False)) == Assessment(taints=(tells("fabric"),))
 
 
 def test_an_ignored_xid_never_weakens_a_fatal_one() -> None:

@@ -137,6 +137,8 @@ async def test_samples_tell_what_is_used_and_what_has_failed(node: Open) -> None
     found = {(one.name, one.device, *sorted(one.labels.items())): one for one in samples}
     assert len(found) == len(samples)
     assert found["temperature_celsius", "gpu-5"].value > 0
+    assert found["memory_temperature_celsius", "gpu-5"].value > 0
+    assert ("memory_temperature_celsius", "gpu-0") not in found  # 0 where the memory has no sensor
     assert found["power_limit_watts", "gpu-5"].value == 700
     assert found["ecc_errors_total", "gpu-5", ("counter", "aggregate"), ("error", "corrected")].value == 7
     assert found["pcie_replays_total", "gpu-5"].value == 3

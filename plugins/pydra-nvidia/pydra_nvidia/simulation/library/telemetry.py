@@ -119,6 +119,7 @@ def _link(count: str) -> Reader:
 
 
 _FIELDS: Mapping[int, tuple[int, Reader]] = {
+    82: (UNSIGNED_INT, lambda call, _scope: call.gpu.gauges.temperature if call.board.model.row_remapping else 0),
     161: (UNSIGNED_LONG_LONG, _link("nvlink_replays")),
     162: (UNSIGNED_LONG_LONG, _link("nvlink_recoveries")),
     163: (UNSIGNED_LONG_LONG, _link("nvlink_crc")),
