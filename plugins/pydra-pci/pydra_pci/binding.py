@@ -116,10 +116,8 @@ def _attach(tree: Tree, address: str, driver: str) -> None:
         _write(tree, "drivers_probe", address)
     except KernelRefused as error:
         refused = refused or error
-    found = read_function(tree, address).driver
-    if found != driver:
-        where = f"bound to {found}" if found else "bound to no driver"
-        raise refused or KernelRefused(f"{address} is {where} although it was given to {driver}")
+    if (found := read_function(tree, address).driver) != driver:
+        raise refused or KernelRefused(f"{address} was given to {driver} and is bound to {found or 'no driver'}")
 
 
 def _write(tree: Tree, name: str, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -91,6 +92,17 @@ async def test_probing_helps_where_binding_is_refused(node: Any) -> None:
     node.refuse_writes(WRITES)
     await apply(node)
     assert node.driver() == "vfio-pci"
+
+
+@pytest.mark.parametrize("number", [2, WRITES], ids=["taken", "bound"])
+async def test_what_another_program_did_at_the_same_time_is_no_refusal(node: Any, number: int) -> None:
+    def refuse(written: int) -> None:
+        if written == number:
+            raise OSError(errno.ENODEV, "No such device")
+
+    node.tree.after = refuse
+    await apply(node)
+    assert (node.driver(), len(node.tree.writes)) == ("vfio-pci", WRITES)
 
 
 async def test_what_could_not_be_given_back_is_left_for_the_undoing(node: Any) -> None:
