@@ -35,21 +35,19 @@ class KernelRefused(ClaimError):
     reason = "KernelRefused"
 
 
-def bind_function(tree: Tree, address: str, driver: str, before: str) -> None:
+def bind_function(tree: Tree, address: str, driver: str, before: str, override: str = "") -> None:
     """Bind the function to `driver`, which is loaded and for passthrough, and see that it can be opened.
 
     Raises:
-        KernelRefused: it is given back to `before`.
+        KernelRefused: it is given back to `before`, with this override.
         LeftBehind: giving it back failed too.
     """
-    found = read_function(tree, address)
     try:
         _write(tree, f"devices/{address}/driver_override", driver)
-        _unbind(tree, found)
+        _unbind(tree, read_function(tree, address))
         _attach(tree, address, driver)
         require_nodes(tree, address)
     except KernelRefused as error:
-        override = "" if is_same(found.override, driver) else found.override
         try:
             give_back(tree, address, driver, before, override)
         except KernelRefused as left:

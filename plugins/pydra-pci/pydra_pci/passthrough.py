@@ -219,7 +219,8 @@ class VfioBinder:
             # While closed: what this process had open itself is not found, and stays closed.
             users = find_users(self._tree, nodes)
             if not users:
-                self._run(step.address, partial(bind_function, self._tree, step.address, driver, step.before))
+                work = partial(bind_function, self._tree, step.address, driver, step.before, step.override)
+                self._run(step.address, work)
             return users
 
         async def attempt() -> Users:

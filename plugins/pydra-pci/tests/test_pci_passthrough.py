@@ -88,6 +88,16 @@ async def test_a_refused_write_leaves_everything_as_it_was(node: Any, number: in
     assert node.picture() == before
 
 
+async def test_a_refused_write_after_a_kill_does_not_lose_the_override_of_before(node: Any) -> None:
+    step = msgspec.structs.replace(node.step(), override="nvidia")
+    node.set(node.GPU, "driver_override", "vfio-pci")  # by the process that was killed
+    node.refuse_writes(2)
+    with pytest.raises(LeftBehind):
+        await apply(node, step)
+    await undo(node, step)
+    assert (node.driver(), node.override()) == ("nvidia", "nvidia")
+
+
 async def test_probing_helps_where_binding_is_refused(node: Any) -> None:
     node.refuse_writes(WRITES)
     await apply(node)
