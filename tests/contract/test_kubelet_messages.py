@@ -310,6 +310,8 @@ def test_the_agent_skips_fields_of_later_versions(reference: Callable[[str, str]
         b"\x0d\x01",
         b"\x08" + b"\xff" * 10,
         b"\x02" + b"\x80" * 9 + b"\x01",
+        b"\x08\x01",
+        b"\x0a\x02\x08\x01",
     ],
     ids=[
         "no length",
@@ -319,6 +321,8 @@ def test_the_agent_skips_fields_of_later_versions(reference: Callable[[str, str]
         "half a number of four bytes",
         "a number without end",
         "a length that no memory has",
+        "a number for a claim",
+        "a number for a name",
     ],
 )
 def test_bytes_that_are_not_a_message_are_an_invalid_argument(data: bytes) -> None:

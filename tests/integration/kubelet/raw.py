@@ -134,8 +134,17 @@ class RawClient:
 
         return (await self.wait_for(match)).data[5:]
 
+    async def message(self, stream_id: int) -> bytes:
+        """The only message of an answer that has ended."""
+        await self.status(stream_id)
+        data = [one.data for one in self._seen if isinstance(one, DataReceived) and one.stream_id == stream_id]
+        return b"".join(data)[5:]
+
     async def _receive(self) -> None:
-        """Read on. GOAWAY is kept from h2, which takes it for the end; grpc-go and grpcio read on, as they may."""
+        """Read on, and let the server send more.
+
+        GOAWAY is kept from h2, which takes it for the end; grpc-go and grpcio read on, as they may.
+        """
         self._buffer += await self._stream.receive()
         while len(self._buffer) >= 9 and len(self._buffer) >= (end := 9 + int.from_bytes(self._buffer[:3], "big")):
             data, self._buffer = self._buffer[:end], self._buffer[end:]
@@ -144,7 +153,11 @@ class RawClient:
                 parsed.parse_body(memoryview(data[9:]))
                 self._goaways.append(parsed)
             else:
-                self._seen += self._h2.receive_data(data)
+                self._seen += (events := self._h2.receive_data(data))
+                for event in events:
+                    if isinstance(event, DataReceived):
+                        self._h2.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id or 0)
+                        await self.flush()
 
 
 @asynccontextmanager

@@ -100,6 +100,30 @@ async def test_a_broken_request_is_its_callers_error_in_words(
         assert await answered(client)
 
 
+async def test_a_bug_in_a_service_is_the_error_of_its_call_alone(root: Path) -> None:
+    async def fail(_: bytes) -> bytes:
+        raise ValueError("a bug")
+
+    async with raw_serving(root) as (client, server, node):
+        node.gate.set()
+        server.methods = {**server.methods, "/x.Y/Fail": Method(unary=fail)}
+        headers = await client.status(await client.send("/x.Y/Fail", frame(b"")))
+        assert headers["grpc-status"] == str(Status.INTERNAL.value)
+        assert headers["grpc-message"] == "internal error in pydra: ValueError: a bug"
+        assert await answered(client)
+
+
+async def test_a_large_answer_waits_for_the_clients_window(root: Path) -> None:
+    answer = bytes(range(256)) * 4096
+
+    async def answer_at_length(_: bytes) -> bytes:
+        return answer
+
+    async with raw_serving(root) as (client, server, _):
+        server.methods = {PREPARE: Method(unary=answer_at_length)}
+        assert await client.message(await client.send(PREPARE, frame(b""))) == answer
+
+
 async def test_a_request_without_a_path_is_a_protocol_error(root: Path) -> None:
     async with raw_serving(root) as (client, _, node):
         stream_id = await client.send("", frame(REQUEST), without=":path", end=False)

@@ -13,7 +13,7 @@ from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import AllocatedDevice, Claim, ClaimRef
 from pydra.claims.device_status import DeviceWarning
 from pydra.claims.gc import GarbageCollected, GarbageCounts
-from pydra.claims.work_queue import ClaimEvent, Operation, OperationEnded
+from pydra.claims.work_queue import ClaimEvent, Operation, OperationEnded, StepsLeftOver
 from pydra.devices import DeviceHealth, HealthStatus, Pool
 from pydra.errors import (
     ClaimError,
@@ -40,6 +40,7 @@ from pydra.slices.server_limitations import FieldsDropped
 
 DRIVER = "sim.pydra.dev"
 REF = ClaimRef(uid="u-1", namespace="team", name="gpu")
+CLAIM = Claim(uid="u-9", namespace="", name="", devices=(AllocatedDevice(request="", pool="node-1", device="gpu-0"),))
 PREPARES = f'pydra_claim_operation_duration_seconds_count{{driver="{DRIVER}",operation="prepare",result='
 
 
@@ -164,22 +165,26 @@ def test_a_sweep_that_could_not_look_at_everything_failed(desk: Desk) -> None:
 
 def test_a_record_that_was_set_aside_is_reported_on_the_node_with_its_file(desk: Desk) -> None:
     desk.report(
-        UnreadableRecord(
-            claim=Claim(
-                uid="u-9",
-                namespace="",
-                name="",
-                devices=(AllocatedDevice(request="", pool="node-1", device="gpu-0"),),
-            ),
-            path="/run/d/claims/corrupt/u-9",
-            why="its checksum is wrong",
-        )
+        UnreadableRecord(claim=CLAIM, path="/run/d/claims/corrupt/u-9", why="its checksum is wrong"),
     )
     assert desk.value(f'pydra_checkpoint_records_set_aside_total{{driver="{DRIVER}"}}') == 1
     (request,) = desk.requests
     assert (request.subject.kind, request.subject.name) == ("Node", "node-1")
     assert "/run/d/claims/corrupt/u-9" in request.note
     assert "its devices (gpu-0) stay held until the claim is unprepared" in request.note
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (UnreadableRecord(claim=CLAIM, path="/run/d/u-9.json", why="schema 3", is_newer=True), "CheckpointTooNew"),
+        (StepsLeftOver(driver=DRIVER, ref=REF, reason="the GPU is lost"), "StepsLeftOver"),
+    ],
+)
+def test_what_stays_on_the_node_is_an_event_of_the_node(desk: Desk, event: object, reason: str) -> None:
+    desk.report(event)
+    assert [(one.subject.kind, one.reason) for one in desk.requests] == [("Node", reason)]
+    assert desk.value(f'pydra_checkpoint_records_set_aside_total{{driver="{DRIVER}"}}') == 0
 
 
 def test_registration_is_a_gauge_and_a_refusal_an_event(desk: Desk) -> None:
