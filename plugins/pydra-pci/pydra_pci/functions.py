@@ -95,13 +95,11 @@ class PciBus:
         def read(name: str) -> str:
             return read_attribute(self._tree, address, name)
 
-        vendor = read("vendor")
-        pci_class = read("class") if vendor == self._vendor else ""
-        if vendor != self._vendor or not pci_class.startswith(self._classes):
+        if read("vendor") != self._vendor or not (pci_class := read("class")).startswith(self._classes):
             return None
         return PciFunction(
             address=address,
-            vendor=vendor,
+            vendor=self._vendor,
             device=read("device"),
             pci_class=pci_class,
             root=read_root(self._tree, address),

@@ -98,9 +98,9 @@ def combine(healths: Iterable[Health], taints: Iterable[Taint]) -> Assessment:
     """
     found = tuple(healths)
     worst = max(found, key=lambda one: _SEVERITY[one.status], default=Health())
-    others = (one for one in found if one is not worst and one.status is HealthStatus.UNHEALTHY and one.taint)
+    unhealthy = (one for one in found if one.status is HealthStatus.UNHEALTHY and one.taint)
     strongest: dict[str, Taint] = {}
-    for taint in (*map(_as_taint, others), *taints):
+    for taint in (*map(_as_taint, unhealthy), *taints):
         known = strongest.get(taint.key)
         if known is None or _STRENGTH[taint.effect] > _STRENGTH[known.effect]:
             strongest[taint.key] = taint
