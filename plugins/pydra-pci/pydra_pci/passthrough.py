@@ -193,8 +193,6 @@ class VfioBinder:
             if found.driver:
                 await asyncio.to_thread(require_all_seen, self._tree)
             await take(found, await require_driver(self._tree, step.target, self._load))
-        except LeftBehind:
-            raise
         except ClaimError as error:
             if _is_seen(found, step):
                 raise LeftBehind(str(error)) from error

@@ -56,6 +56,9 @@ VARIANT = replace(FUNCTION, vfio_driver="nvgrace_gpu_vfio_pci")
 UNBOUND = replace(FUNCTION, driver="")
 BOUND = replace(FUNCTION, driver="vfio-pci")
 MATE = replace(BOUND, address="0000:53:00.4")
+FREE = replace(BOUND, address="0000:53:00.3")
+ELSEWHERE = replace(BOUND, address="0000:52:00.0", group="18")
+OWNERS = {ELSEWHERE.address: Owner("default/another"), MATE.address: Owner("default/guest")}
 
 
 @pytest.mark.parametrize(
@@ -122,7 +125,7 @@ def test_admin_access_looks_at_a_function_that_is_passed_through_and_does_nothin
         pytest.param(replace(FUNCTION, has_virtual=True), {}, ["sriov_numvfs"], id="virtual functions"),
         pytest.param(
             FUNCTION,
-            {"owners": {MATE.address: Owner("default/guest")}, "functions": {MATE.address: MATE}},
+            {"owners": OWNERS, "functions": {one.address: one for one in (ELSEWHERE, FREE, MATE)}},
             ["IOMMU group 17, of which claim default/guest has"],
             id="a group that another claim has",
         ),
