@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -62,11 +64,20 @@ def test_containers_share_the_directory_of_logs_unless_there_is_none() -> None:
     assert list_mounts(Settings(log_directory="")) == []
 
 
+OF_16: dict[str, Any] = {"worker_id": 3, "worker_hostnames": tuple(f"worker-{number}" for number in range(16))}
+
+
 @pytest.mark.parametrize(
     ("host", "kind", "topology", "bounds", "hosts"),
     [
         (host_of("v4", 4, Bounds(2, 2, 1)), "v4-8", "2x2x1", "2,2,1", "1,1,1"),
-        (host_of("v5p", 4, Bounds(4, 4, 4), worker_id=3), "v5p-128", "4x4x4", "2,2,1", "2,2,4"),
+        (
+            host_of("v5p", 4, Bounds(4, 4, 4), **OF_16),
+            "v5p-128",
+            "4x4x4",
+            "2,2,1",
+            "2,2,4",
+        ),
         (host_of("v5litepod", 8, Bounds(2, 4)), "v5litepod-8", "2x4", "2,4,1", "1,1,1"),
         (host_of("v6e", 1, Bounds(1, 1)), "v6e-1", "1x1", "1,1,1", "1,1,1"),
         (host_of("tpu7x", 4, Bounds(2, 2, 1)), "tpu7x-8", "2x2x1", "2,2,1", "1,1,1"),
@@ -79,7 +90,7 @@ def test_a_whole_host_is_told_of_its_slice(host: Host, kind: str, topology: str,
     assert environment["TPU_CHIPS_PER_HOST_BOUNDS"] == environment["TPU_CHIPS_PER_PROCESS_BOUNDS"] == bounds
     assert "TPU_VISIBLE_CHIPS" not in environment
     assert environment["TPU_WORKER_ID"] == str(host.facts.worker_id or 0)
-    assert ("TPU_WORKER_HOSTNAMES" in environment) is (hosts == "1,1,1")
+    assert environment["TPU_WORKER_HOSTNAMES"] == (",".join(host.facts.worker_hostnames) or "localhost")
 
 
 @pytest.mark.parametrize(
@@ -125,8 +136,10 @@ def test_a_whole_host_of_unknown_topology_is_told_its_own_bounds_only(generation
         ),
         "TPU_WORKER_ID": "3",
     }
+    unknown = replace(host, facts=SliceFacts())
+    assert "TPU_WORKER_ID" not in build_environment(unknown, whole, TpuConfig())
     with pytest.raises(NoIciResiliency, match="slice of unknown topology"):
-        build_environment(replace(host, facts=SliceFacts()), whole, TpuConfig(ici_resiliency=True))
+        build_environment(unknown, whole, TpuConfig(ici_resiliency=True))
     assert build_environment(host, parts[0], TpuConfig())["TPU_WORKER_ID"] == "0"
 
 
@@ -304,6 +317,12 @@ def test_each_request_is_a_process_in_the_order_of_the_chips(
         pytest.param(processes_of(a="2x2-0"), V5E, "there must be at least two", id="one"),
         pytest.param(processes_of(a="1x2-0", b="chip-2", c="chip-3"), V5E, "a: 0, 1; b: 2; c: 3", id="unequal"),
         pytest.param(
+            claim_of(*processes_of(a="chip-0", b="chip-1").devices, *processes_of(a="chip-3", b="chip-2").devices),
+            V5E,
+            "a: 0, 3; b: 1, 2",
+            id="no meshes",
+        ),
+        pytest.param(
             claim_of(*processes_of(a="2x2-0").devices, replace(allocated_device("2x2-4"), request="b")),
             V5E,
             "request b has another value or none",
@@ -314,6 +333,9 @@ def test_each_request_is_a_process_in_the_order_of_the_chips(
             host_of("v5litepod", 8, Bounds(4, 4)),
             "one host of a larger slice",
             id="a larger slice",
+        ),
+        pytest.param(
+            processes_of(a="1x2-0", b="1x2-2"), host_of("v6e", 4), "may be, one host of a larger slice", id="unknown"
         ),
     ],
 )
