@@ -7,8 +7,8 @@
 The machine has this machine's files, read-only below a layer in its memory, so the command has the same paths; what it
 writes is lost. It has two network cards with virtual functions (igb), connected with each other, and no other network.
 Needs QEMU 8 or newer, kmod, a static busybox, and /dev/kvm: with `--accel tcg` it works without, and tests need minutes
-(`TEST_BLOCKED_SECONDS=60 pytest --timeout=0`). Tests of cards need their drivers:
-`-- sh -c 'modprobe --all igb igbvf; ...'`. Exits with the command's status.
+(`TEST_BLOCKED_SECONDS=60 pytest --timeout=0`). Tests of cards and of RDMA need drivers:
+`-- sh -c 'modprobe --all igb igbvf rdma_rxe; ...'`. Exits with the command's status.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ INIT = """#!/bin/busybox sh
 mount -t proc none /proc
 mount -t devtmpfs none /dev
 exec >/dev/console 2>&1
+hostname vm
 for module in {modules}; do insmod /modules/$module; done
 mkdir -p /below /layer
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=1048576,cache=loose,ro files /below

@@ -51,7 +51,8 @@ async def test_shares_of_an_interface_have_the_device_nodes_of_its_rdma_device(n
         assert (device.attributes["rdma"], device.attributes["rdmaDevice"]) == (True, "rxe9")
         (prepared,) = await agent.prepare("claim", "nic0/1", pod="trainer")
         nodes = [Path(one.path) for one in prepared.edits.device_nodes]
-        assert {one.name.rstrip("0123456789") for one in nodes} == {"issm", "rdma_cm", "umad", "uverbs"}
+        # `issm` on older kernels only: that is for the manager of an InfiniBand subnet
+        assert {one.name.rstrip("0123456789") for one in nodes} - {"issm"} == {"rdma_cm", "umad", "uverbs"}
         assert all(one.is_char_device() for one in nodes)
         await agent.start(build_sandbox("trainer", node.begin_pod("trainer").path))
         await agent.unprepare("claim")
