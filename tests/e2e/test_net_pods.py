@@ -11,15 +11,25 @@ from pathlib import Path
 
 import anyio.to_thread
 import pytest
+from msgspec.structs import replace
 
-from pydra.kube.api_resources import RESOURCE_CLAIMS, JsonObject
+from pydra.kube.api_resources import PODS, RESOURCE_CLAIMS, JsonObject
 from pydra_net.device_names import DRIVER
-from tests.e2e.cluster import STAY, Cluster, open_cluster
+from tests.e2e.cluster import STAY, Cluster, kill_processes, open_cluster
 from tests.e2e.release import IMAGE, PRIVILEGED, Release, open_release
 
 RUNTIME_RESTART = os.environ.get("PYDRA_E2E_RUNTIME_RESTART", "")
-NIC, SWITCH = "pydrae2e0", "pydrae2e1"
-"""The two ends of a cable: what pods get, and what stays on the node."""
+NIC, SWITCH, BELOW = "pydrae2e0", "pydrae2e1", "pydrae2e2"
+"""What pods get, the other end of its cable, and what it is made on if it is not an end itself."""
+
+_CABLE = f"ip link add {BELOW} type veth peer name {SWITCH}; ip link set {BELOW} up; "
+LINKS = {
+    "veth": f"ip link add {NIC} type veth peer name {SWITCH}",
+    "dummy": f"ip link add {NIC} type dummy; ip link add {SWITCH} type dummy",
+    "macvlan": f"{_CABLE} ip link add link {BELOW} name {NIC} type macvlan mode bridge",
+    "ipvlan": f"{_CABLE} ip link add link {BELOW} name {NIC} type ipvlan",
+    "vlan": f"{_CABLE} ip link add link {BELOW} name {NIC} type vlan id 5",
+}
 
 LOOK = f"{{ ip -o -4 addr show {NIC}; ip route; cat /sys/class/net/{NIC}/mtu; }} >/dev/termination-log"
 SETTINGS = {"interfaces": NIC, "excludeTypes": ""}
@@ -55,13 +65,28 @@ async def test_a_pod_has_the_interface_and_the_claim_says_so() -> None:
         assert status["networkData"]["ips"] == ["10.77.0.2/24"]
 
 
-async def test_an_interface_comes_back_as_it_was_when_the_agent_is_killed_and_the_pod_removed_by_force() -> None:
-    async with open_net() as (cluster, release):
+@pytest.mark.parametrize("kind", LINKS)
+async def test_an_interface_comes_back_as_it_was_however_its_pod_ends(kind: str) -> None:
+    async with open_net(kind) as (cluster, release):
         before = describe()
-        await cluster.start_pod("stays", STAY, resourceClaimName="nic", host_network=False)
-        assert NIC not in list_links()
+
+        async def start(name: str) -> JsonObject:
+            pod = await cluster.start_pod(name, STAY, resourceClaimName="nic", host_network=False)
+            assert NIC not in list_links()
+            return pod
+
+        await start("evicted")
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "evicted"}}
+        await cluster.create(replace(PODS, plural="pods/evicted/eviction"), eviction)
+        await cluster.wait_gone("evicted")
+        assert describe() == before
+        kill_processes([await start("killed")], b"pause")
+        await cluster.wait_phase("killed", "Failed")
+        await cluster.delete_pod("killed")
+        assert describe() == before
+        await start("removed")
         await release.kill_agent()
-        await cluster.force_delete_pod("stays")
+        await cluster.force_delete_pod("removed")
         await cluster.wait_unprepared()
         await cluster.wait("the interface is on the node", is_back)
         assert describe() == before
@@ -97,11 +122,12 @@ async def test_two_pods_use_shares_of_an_interface_which_stays_on_the_node() -> 
 
 
 @asynccontextmanager
-async def open_net(**settings: str) -> AsyncIterator[tuple[Cluster, Release]]:
+async def open_net(kind: str = "veth", **settings: str) -> AsyncIterator[tuple[Cluster, Release]]:
     """The backend, which offers one interface, and a claim for it."""
     backends = {"net": {"enabled": True, "settings": {**SETTINGS, **settings}}}
-    run(f"ip link add {NIC} type veth peer name {SWITCH}")
     try:
+        if problem := try_to(LINKS[kind]):
+            pytest.skip(f"this machine cannot make a {kind} link: {problem}")
         run(f"ip link set {SWITCH} up; ip addr add 10.77.0.1/24 dev {SWITCH}; ip link set {NIC} mtu 1400 alias e2e up")
         run(f"ip addr add 10.77.0.2/24 dev {NIC}; ip route add 10.78.0.0/16 via 10.77.0.1 dev {NIC} metric 7")
         async with open_cluster(DRIVER, **PRIVILEGED) as cluster, open_release(cluster, backends) as release:
@@ -110,7 +136,7 @@ async def open_net(**settings: str) -> AsyncIterator[tuple[Cluster, Release]]:
             await cluster.create_claim("nic")
             yield cluster, release
     finally:
-        run(f"ip link del {SWITCH}")
+        run(f"for one in {NIC} {BELOW} {SWITCH}; do ip link del $one 2>/dev/null || true; done")
 
 
 async def is_back() -> bool:
@@ -126,6 +152,12 @@ def describe() -> str:
     (link,) = json.loads(run(f"ip -j -4 addr show {NIC}"))
     kept = {key: link[key] for key in ("ifname", "ifalias", "mtu", "operstate", "addr_info") if key in link}
     return f"{kept} {run(f'ip -4 route show table all dev {NIC}')}"
+
+
+def try_to(commands: str) -> str:
+    """What the kernel says against it, or nothing."""
+    done = subprocess.run(["sh", "-ec", commands], check=False, capture_output=True, text=True, timeout=10)
+    return done.stderr.strip() if done.returncode else ""
 
 
 def run(commands: str) -> str:
