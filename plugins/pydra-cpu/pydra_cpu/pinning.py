@@ -142,13 +142,11 @@ def find_occupied(containers: Iterable[Container], held: Sequence[HeldClaim], ta
     Those of CPUs that claims have `taken` are left out.
     """
     containers = tuple(containers)
+    elsewhere = [one for one in containers if not one.cpus <= taken and one.variables]
+    if not elsewhere:  # as usual, and to look at all takes longer than the rest of a plan
+        return {}
     pins, _ = _pin_claimed(containers, held, frozenset())
-    return {
-        cpu: str(one)
-        for one in containers
-        if not one.cpus <= taken and isinstance(pins.get(one.id), PinRefused)
-        for cpu in one.cpus
-    }
+    return {cpu: str(one) for one in elsewhere if isinstance(pins[one.id], PinRefused) for cpu in one.cpus}
 
 
 def _pin_claimed(
