@@ -132,6 +132,12 @@ def _find_handles(library: Amdsmi) -> Mapping[str, Any]:
     """One for each GPU, by address: that of its first partition. Each partition is a function of its own there."""
     found: dict[str, Any] = {}
     for handle in library.call("amdsmi_get_processor_handles"):
-        address = library.call("amdsmi_get_gpu_device_bdf", handle)
+        try:
+            address = library.call("amdsmi_get_gpu_device_bdf", handle)
+        except AmdsmiError as error:
+            if error.is_closed:
+                raise
+            _log.warning("a GPU of which amdsmi cannot tell the address is not asked: %s", error)
+            continue
         found.setdefault(f"{address.rpartition('.')[0]}.0".lower(), handle)
     return found

@@ -4,7 +4,8 @@ It reads its answers from files beside the machine's tree, which stand for fault
 
     library/version                     26.0.0
     library/lacks                       functions that the library does not have, one on each line
-    library/fails                       `amdsmi_init 34`: what a function answers, one on each line
+    library/fails                       `amdsmi_init 34`: what a function answers, one on each line; with an address
+                                        behind it, about this GPU only
     library/hangs                       functions that do not return as long as they are here, one on each line
     library/0000:05:00.0/links          UUDXUUUX: the states of the xGMI links
     library/0000:05:00.0/throttled      how often the socket was too hot
@@ -86,8 +87,8 @@ class NativeLibrary:
             while name in self._lines("hangs"):
                 time.sleep(0.01)
             for line in self._lines("fails"):
-                function, code = line.split()
-                if function == name:
+                function, code, *only = line.split()
+                if function == name and (not only or self._find(arguments[0]) in only):
                     return int(code)
             if name not in {"amdsmi_init", "amdsmi_get_lib_version"} and not self._open:
                 return NOT_INIT

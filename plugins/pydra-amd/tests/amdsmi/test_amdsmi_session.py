@@ -205,3 +205,13 @@ def test_a_question_that_fails_costs_only_its_answer(node: Node) -> None:
     assert node.session.read() == {}
     node.tell("fails", "")
     assert node.session.read()[ADDRESS].links
+
+
+def test_a_gpu_whose_address_is_not_told_costs_only_its_own_answers(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.tell("fails", f"amdsmi_get_gpu_device_bdf 2 {ADDRESS}")
+    (told,) = node.session.read()
+    assert told != ADDRESS
+    (said,) = [one for one in caplog.messages if "address" in one]
+    assert "amdsmi_get_gpu_device_bdf failed" in said
