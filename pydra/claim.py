@@ -236,8 +236,12 @@ def describe_step(step: Any, *, stage: StepStage = StepStage.PLANNED, result: An
 
 def _build_key(step: Any) -> str:
     """Return the fields that differ from their defaults, so that a field that a later version adds changes no key."""
-    defaults = {field.encode_name: field.default for field in msgspec.structs.fields(step)}
-    fields = {name: value for name, value in msgspec.to_builtins(step).items() if value != defaults.get(name)}
+    fields = msgspec.to_builtins(step, str_keys=True)
+    for field in msgspec.structs.fields(step):
+        factory = field.default_factory
+        default = field.default if factory is msgspec.NODEFAULT else factory()
+        if getattr(step, field.name) == default:
+            fields.pop(field.encode_name, None)
     return msgspec.json.encode(fields, order="deterministic").decode()
 
 

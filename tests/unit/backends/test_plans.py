@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 
 from pydra import Plan
 from pydra.backends.child.claim_values import BackendTypes
+from pydra.claim import describe_step
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
@@ -18,6 +20,20 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 class Keyed(msgspec.Struct, frozen=True, tag="keyed"):
     key: Any = None
     holds: Any = None
+
+
+class Clock(Enum):
+    SLOW = "slow"
+
+
+class LaterLoad(msgspec.Struct, frozen=True, tag="load"):
+    """Load, in a later version that gave it more fields."""
+
+    region: str
+    clock: Clock = Clock.SLOW
+    lanes: frozenset[int] = frozenset()
+    names: dict[int, str] = {}
+    digest: bytes = b""
 
 
 class Method(msgspec.Struct, frozen=True, tag="method"):
@@ -47,6 +63,12 @@ STEP_TYPES = (Load, Keyed, Method)
 def test_a_plan_with_steps_is_refused_for(answer: Any, said: str) -> None:
     _, violations = BackendTypes(configs={}, steps=STEP_TYPES).describe_plan(answer)
     assert [said in one for one in violations] == ([True] if said else [])
+
+
+def test_fields_that_a_later_version_adds_with_a_default_change_no_key() -> None:
+    assert describe_step(LaterLoad("a")).key == describe_step(Load("a")).key
+    others = (LaterLoad("a", names={1: "x"}), LaterLoad("a", digest=b"x"), LaterLoad("a", lanes=frozenset({1})))
+    assert len({describe_step(one).key for one in (LaterLoad("a"), *others)}) == 4
 
 
 def test_a_plan_of_a_backend_without_types_of_steps_is_any_json_and_no_plan_of_steps() -> None:
