@@ -65,7 +65,22 @@ def list_backends() -> tuple[BackendSource, ...]:
 
 def find_backend(name: str) -> BackendSource:
     """Return the backend of this name, or of `module:attribute`. Raises SettingsError."""
-    return choose_backend(name, list_backends())
+    installed = list_backends()
+    if not is_target(name) and name not in {one.name for one in installed}:
+        _refuse_misspelt_group(name)
+    return choose_backend(name, installed)
+
+
+def _refuse_misspelt_group(name: str) -> None:
+    """Raise SettingsError if a distribution has the entry point in a group that is nearly ours."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - as above
+
+    for point in entry_points(name=name):
+        if suggest(point.group, (ENTRY_POINT_GROUP,)):
+            by = f" by {point.dist.name}" if point.dist is not None else ""
+            raise SettingsError(
+                [f"backend {name} is installed{by} in the group {point.group}; the group must be {ENTRY_POINT_GROUP}"]
+            )
 
 
 def refresh_source(source: BackendSource) -> BackendSource:

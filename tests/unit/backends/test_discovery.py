@@ -12,6 +12,7 @@ from pydra.backends.discovery import (
     BackendSource,
     choose_backend,
     extend_module_path,
+    find_backend,
     list_backends,
     locate_file,
     refresh_source,
@@ -140,3 +141,13 @@ def test_variables_are_named_after_the_backend(backend: str, prefix: str) -> Non
 )
 def test_directories_come_behind_those_of_the_path(before: str, places: list[str], after: str) -> None:
     assert extend_module_path({"PYTHONPATH": before, "HOME": "/h"}, places) == {"PYTHONPATH": after, "HOME": "/h"}
+
+
+def test_a_misspelt_group_of_an_entry_point_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / "acme_fpga-2.0.dist-info"
+    directory.mkdir()
+    (directory / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-fpga\nVersion: 2.0\n")
+    (directory / "entry_points.txt").write_text("[pydra.backend]\nfpga = acme_fpga:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SettingsError, match=r"by acme-fpga in the group pydra\.backend; the group must"):
+        find_backend("fpga")
