@@ -218,13 +218,19 @@ async def test_imex_goes_on_while_the_addresses_of_peers_cannot_be_written(scene
     node = scene.add_node("a")
     scene.enter("a")
     hosts, aside = node.path / "hosts", node.path / "aside"
-    async with node.run(**OFTEN):
+    control, asked = node.path / "nvidia-imex-ctl", node.path / "asked"
+    control.write_text(control.read_text().replace("exec", f"echo >> {asked}; exec"))
+    async with node.run(IMEX_PERIOD_SCALE="0.05"):
         await scene.until(node.is_ready)
         first = node.imex()["pid"]
         hosts.rename(aside)
         hosts.mkdir()
         scene.enter("a", "b")
-        await scene.until(lambda: "cannot be written, by which nvidia-imex finds" in (node.path / "log").read_text())
+        text = "cannot be written, by which nvidia-imex finds"
+        await scene.until(lambda: text in (node.path / "log").read_text())
+        several = len(asked.read_text()) + 5  # questions, between which it tries to write as often
+        await scene.until(lambda: len(asked.read_text()) > several)
+        assert (node.path / "log").read_text().count(text) == 1
         hosts.rmdir()
         aside.rename(hosts)
         await scene.until(lambda: len(node.imex()["peers"]) == 2)

@@ -182,6 +182,7 @@ class Daemon:
 
     async def _keep_current(self, imex: ImexProcess, own: int | None, loaded: Loaded) -> None:
         """Let a running IMEX know its peers, and end one whose own number has changed."""
+        said = ""
         while True:
             self._changed = anyio.Event()
             if self._own != own:
@@ -192,11 +193,14 @@ class Daemon:
             spacing = SPACING * self._settings.scale
             due = plan_reload(loaded, self._known(), time.monotonic(), keys, spacing=spacing)
             if due == 0 and (problem := self._write_hosts()):
-                log.warning("%s; tried again in %g s", problem, spacing)
+                if problem != said:
+                    log.warning("%s; tried again every %g s", problem, spacing)
+                said = problem
                 loaded = msgspec.structs.replace(loaded, at=time.monotonic())
                 continue
             if due == 0:
                 loaded = Loaded(peers=self._known(), keys=keys, at=time.monotonic())
+                said = ""
                 imex.reload()
                 self._metrics.reloads.inc()
                 continue
