@@ -6,7 +6,7 @@ this package. `pydra_nvidia.compute_domain.controller` is the example.
 
 from pydra.controllers.leader_election import LeaderElection, LeaseTimes, LostLease
 from pydra.controllers.mutation_cache import Cache, Change
-from pydra.errors import Conflict, KubeError, NotFound
+from pydra.errors import Conflict, KubeError, NotFound, Unavailable
 from pydra.kube.api_resources import (
     EVENTS,
     NODES,
@@ -52,6 +52,7 @@ __all__ = [
     "ProcessMetrics",
     "Resource",
     "Subject",
+    "Unavailable",
     "WatchFailed",
     "configure_logs",
     "load_credentials",

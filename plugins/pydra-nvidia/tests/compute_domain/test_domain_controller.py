@@ -203,6 +203,15 @@ async def test_what_the_api_server_refuses_is_reported_on_the_domain_and_holds_n
         await scene.until(lambda: scene.cluster.condition("cd", "ObjectsCreated")[0] == "Created")
 
 
+async def test_an_api_server_that_asks_for_time_gets_it(scene: Scene) -> None:
+    resource = "resourceclaimtemplates"
+    scene.server.faults.add(Fault(verb="create", resource=resource, times=None, status=429, retry_after=1))
+    scene.cluster.create_domain("cd")
+    async with scene.controller("--leader-election=false"):
+        await scene.server.requests.wait_count(3, "create", resource)  # two templates, and the first once more
+        assert "trying again in 1.0 s" in scene.log.read_text()
+
+
 async def test_nothing_is_sent_when_the_lease_is_lost_between_two_requests(scene: Scene) -> None:
     uid = scene.cluster.create_domain("cd")
     requests, writes = scene.cluster.plan(uid), scene.writes()

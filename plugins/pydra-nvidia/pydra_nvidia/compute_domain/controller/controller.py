@@ -31,6 +31,7 @@ from pydra.controllers import (
     KubeError,
     LeaderElection,
     Resource,
+    Unavailable,
     WatchFailed,
     object_key,
 )
@@ -211,7 +212,7 @@ class Controller:
             return await self._tell_unknown(uid) if self._may_act() else None
         decision = decide(view, self._settings, _stamp())
         if errors := await self._writer.carry_out(decision.requests):
-            return await self._fail(view, errors[0])
+            return await self._fail(view, errors)
         for event in decision.events:
             self._recorder.record(event)
         self._failures.pop(uid, None)
@@ -232,17 +233,19 @@ class Controller:
             self._recorder.record(event)
         return None
 
-    async def _fail(self, view: View, error: KubeError) -> float:
+    async def _fail(self, view: View, errors: Sequence[KubeError]) -> float:
         """Say on the domain what the API server has refused; return when to try again."""
+        error = errors[0]
+        asked = max(one.retry_after if isinstance(one, Unavailable) else 0.0 for one in errors)
         uid, (namespace, name) = view.uid, object_key(view.domain)
         failures = self._failures[uid] = self._failures.get(uid, 0) + 1
-        pause = min(BACKOFF * 2.0 ** min(failures - 1, 10), BACKOFF_LIMIT)
+        pause = max(asked, min(BACKOFF * 2.0 ** min(failures - 1, 10), BACKOFF_LIMIT))
         self._metrics.reconciles.labels("conflict" if isinstance(error, Conflict) else "error").inc()
         if isinstance(error, Conflict) and failures < 5:
             log.info("ComputeDomain %s/%s has changed meanwhile: %s", namespace, name, error)
             return pause
         log.warning("ComputeDomain %s/%s: %s; trying again in %.1f s", namespace, name, error, pause)
-        if not error.status:  # it does not answer
+        if not error.status or asked:  # it does not answer, or has too much to do
             return pause
         decision = decide(view, self._settings, _stamp(), failed=str(error))
         unsaid = await self._writer.carry_out([one for one in decision.requests if is_status(one)])
