@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -256,25 +256,21 @@ class ClaimPreparer:
 
     async def _plan(self, work: Work, claim: Claim, until: float) -> Record:
         """Have the backend plan, one claim at a time on this node, and write the plan before anything is done."""
-        try:
-            async with self._planning:
-                await self._lock.lock(PLAN, until, waiting_for="plans another claim")
-                try:
-                    async with self._store:  # what other instances wrote is known now, and none writes until unlocked
-                        if in_use := self._index.find_conflict(claim):
-                            raise in_use
-                    # Half of the rest: a claim whose plan hangs leaves time for those that wait behind it.
-                    planned = await self._backend.plan(claim, until=(self._clock() + until) / 2)
-                    async with self._store:
-                        # Another instance whose version of the backend does not plan does not take this lock.
-                        if in_use := self._index.find_conflict(claim):
-                            raise in_use
-                        return await self._write_started(work, self._step_index.adopt(planned))
-                finally:
-                    self._lock.unlock(PLAN)
-        except BaseException:
-            self._note_record(claim.uid)
-            raise
+        async with self._planning:
+            await self._lock.lock(PLAN, until, waiting_for="plans another claim")
+            try:
+                async with self._store:  # what other instances wrote is known now, and none writes until unlocked
+                    if in_use := self._index.find_conflict(claim):
+                        raise in_use
+                # Half of the rest: a claim whose plan hangs leaves time for those that wait behind it.
+                planned = await self._backend.plan(claim, until=(self._clock() + until) / 2)
+                async with self._store:
+                    # Another instance whose version of the backend does not plan does not take this lock.
+                    if in_use := self._index.find_conflict(claim):
+                        raise in_use
+                    return await self._write_started(work, self._step_index.adopt(planned))
+            finally:
+                self._lock.unlock(PLAN)
 
     async def _write_started(self, work: Work, claim: Claim) -> Record:
         """Write that the claim holds its devices, which it does from then on; called in `async with self._store`."""
@@ -320,8 +316,7 @@ class ClaimPreparer:
             async with self._store:
                 await self._store.write(record)
             work.ended["completed"] = self._clock()
-            if record.metadata is not None:
-                self._renew_if_changed(record)
+            self._renew_if_changed(record)
         except PydraError as error:
             # Answered before it is undone, which may take a whole deadline again: the kubelet waits for 45 s only.
             work.answer.set_result(error)
@@ -385,14 +380,12 @@ class ClaimPreparer:
         until = self._clock() + self._deadlines.unprepare
         if backend and not record.left_over:
             await self._backend.unprepare(claim, record.prepared, until=until)
-        later: Mapping[str, str] = {}
-        if claim.steps:
 
-            def keep(changed: Record) -> None:
-                nonlocal latest
-                latest = changed
+        def keep(changed: Record) -> None:
+            nonlocal latest
+            latest = changed
 
-            later = await self._steps.undo(record, until=until, keep=keep)
+        later = await self._steps.undo(record, until=until, keep=keep)
         async with self._store:
             if not later:
                 await self._store.remove(claim.uid)

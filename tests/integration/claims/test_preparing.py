@@ -371,6 +371,26 @@ async def test_a_plan_knows_all_that_is_held_and_is_on_disk_before_anything_is_d
     assert sorted(str(plan) for plan in seen.values()) == [f"{{'slots': ['slot-{number}']}}" for number in range(3)]
 
 
+async def test_nothing_is_planned_for_a_device_that_another_claim_got_while_it_waited(tmp_path: Path) -> None:
+    node = Node(tmp_path, plans=True)
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-0")
+    async with node.running() as agent:
+        original, opened = agent.hardware.plan, asyncio.Event()
+
+        async def wait(claim: Claim, *, until: float) -> Claim:
+            await opened.wait()
+            return await original(claim, until=until)
+
+        agent.hardware.plan = wait  # type: ignore[method-assign]
+        outcomes = [agent.preparer.prepare(ref(uid)) for uid in ("a", "b")]
+        for _ in range(100):
+            await asyncio.sleep(0)
+        opened.set()
+        assert [type(await one) for one in outcomes] == [tuple, DeviceInUse]
+        assert agent.hardware.calls == [("plan", "a"), ("prepare", "a")]
+
+
 async def test_a_plan_that_fails_leaves_nothing_and_frees_the_devices(tmp_path: Path) -> None:
     node = Node(tmp_path, plans=True)
     node.api.allocate("a", "gpu-0")

@@ -140,6 +140,7 @@ async def test_what_cannot_be_undone_now_lets_the_pod_end_and_is_undone_later(tm
             while agent.store.records:
                 await asyncio.sleep(0)
         retrying.cancel()
+        assert {operation for operation, _ in agent.hardware.calls} == {"undo"}
         assert node.traces() == NOTHING
 
 
