@@ -149,14 +149,14 @@ def _find_only_pod(pods: Sequence[PodRef], ref: ClaimRef, driver: str) -> PodRef
 def _parse_devices(
     allocation: _Devices, written: Sequence[_Config], ref: ClaimRef, driver: str
 ) -> list[AllocatedDevice]:
-    entries = _own_configs(allocation.config or (), written, driver)
+    entries = _own_configs(allocation.config, written, driver) if allocation.config else ()
     devices: list[AllocatedDevice] = []
     for index, result in enumerate(allocation.results or ()):
         if result.driver != driver:
             continue
         if problem := find_device_name_problem(result.request, result.pool, result.device, result.share_id):
             raise ClaimError(f"claim {ref}: status.allocation.devices.results[{index}].{problem}")
-        configs, explicit = _choose_configs(entries, result.request)
+        configs, explicit = _choose_configs(entries, result.request) if entries else ((), ())
         devices.append(
             AllocatedDevice(
                 request=result.request,

@@ -53,11 +53,12 @@ class ClaimFiles:
         spec = build_spec(self._driver, record.claim.uid, record.prepared)
         if spec.content is not None:
             self.cdi.write(record.claim.uid, spec.content)
-        self.write_metadata(record)
+        if record.metadata is not None:
+            self.write_metadata(record)
         return record, self._build_devices(record, spec)
 
     def write_metadata(self, record: Record) -> None:
-        """Write the claim's metadata files, if it has any."""
+        """Write the claim's metadata files."""
         self.metadata.write(build_metadata_files(record, self.metadata.paths))
 
     async def mend(self, record: Record) -> tuple[tuple[ContainerDevice, ...], bool]:
@@ -68,7 +69,8 @@ class ClaimFiles:
         record = replace(record, prepared=await resolve(record.prepared, root=self._host_root))
         spec = build_spec(self._driver, record.claim.uid, record.prepared)
         is_restored = spec.content is not None and self.cdi.ensure(record.claim.uid, spec.content)
-        is_restored = self.metadata.ensure(build_metadata_files(record, self.metadata.paths)) or is_restored
+        if record.metadata is not None:
+            is_restored = self.metadata.ensure(build_metadata_files(record, self.metadata.paths)) or is_restored
         if is_restored:
             _log.warning("a CDI or metadata file of the claim was missing or changed, and was restored")
         return self._build_devices(record, spec), is_restored

@@ -84,7 +84,8 @@ def decide_prepare(
     if isinstance(asked, PydraError):
         # No answer of the API server: what was prepared stays valid, since a claim that is in use cannot change.
         return ReuseRecord(usable) if usable is not None and is_unanswered(asked) else Refuse(asked)
-    asked = index.adopt_capacity_names(asked)
+    if [device for device in asked.devices if device.consumed_capacity]:
+        asked = index.adopt_capacity_names(asked)
     if usable is not None and has_same_devices(usable.claim, asked) and usable.claim.pod == asked.pod:
         return ReuseRecord(usable)
     if in_use := index.find_conflict(asked):

@@ -106,7 +106,8 @@ class DeviceIndex:
         """
         uid = claim.uid
         consumption = {**recorded, **self.find_consumption(claim)}
-        self.release(uid)
+        if uid in self._holders:
+            self.release(uid)
         self._holders[uid] = Holder(
             uid=uid, name=str(claim), devices=claim.devices, consumption=consumption, left_over=left_over
         )
@@ -136,7 +137,7 @@ class DeviceIndex:
                 if uid != claim.uid and not all(_may_share(use, device) for use in uses):
                     return _refuse(device, self._holders[uid])
         for device in claim.devices:
-            if short := self._find_short_capacity(device, claim):
+            if device.consumed_capacity and (short := self._find_short_capacity(device, claim)):
                 return short
         if not (consumption := self.find_consumption(claim)):
             return None

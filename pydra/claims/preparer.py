@@ -316,7 +316,8 @@ class ClaimPreparer:
             async with self._store:
                 await self._store.write(record)
             work.ended["completed"] = self._clock()
-            self._renew_if_changed(record)
+            if record.metadata is not None:
+                self._renew_if_changed(record)
         except PydraError as error:
             # Answered before it is undone, which may take a whole deadline again: the kubelet waits for 45 s only.
             work.answer.set_result(error)
