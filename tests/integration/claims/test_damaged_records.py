@@ -10,23 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pydra import (
-    Claim,
-    ClaimError,
-    DeviceInUse,
-)
+from pydra import Claim, ClaimError, DeviceInUse
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claims.gc import GarbageCounts
-from pydra.errors import (
-    CheckpointError,
-    PydraError,
-)
+from pydra.errors import CheckpointError, PydraError
 from tests.integration.claims.node import NOTHING, POOL, SILENT, Node
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty"])

@@ -15,11 +15,6 @@ from pydra.claims.device_use import PublishedPool
 from tests.integration.claims.node import DRIVER, POOL, Node, ref
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
-
-
 async def test_a_device_that_is_not_published_is_refused(node: Node) -> None:
     node.api.allocate("a", "gpu-7")
     node.published = {"gpu-0"}

@@ -40,11 +40,6 @@ from pydra.errors import (
 from tests.integration.claims.node import DRIVER, NO_API, NOTHING, POOL, SILENT, Node, ref
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
-
-
 class Gate:
     """Holds a backend's call until it is opened."""
 

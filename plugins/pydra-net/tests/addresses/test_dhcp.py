@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from dhcp_server import ADDRESS, ROUTES, SERVER, DhcpServer, advertise
 from namespaces import find_problem, make_node
-from net_agent import NetAgent, build_sandbox, build_settings
+from net_agent import NetAgent, build_container, build_sandbox, build_settings
 from pydra import Inventory
 from pydra_net.claim_config import NetworkConfig
 from pydra_net.dhcp.client import Client, Identity
@@ -25,7 +25,7 @@ from pydra_net.kernel import Namespace
 from pydra_net.network_types import FOREVER, Address, Reading
 from pydra_net.simulation.kernel import HOST, SimulatedPackets
 from pydra_net.simulation.machine import MACHINE_TYPES
-from pydra_nri import Container, PodSandbox
+from pydra_nri import PodSandbox
 from pydra_nri.simulation.runtime import OperationFailed
 from simulated_node import SimulatedNode
 
@@ -37,10 +37,6 @@ CONFIG = (msgspec.convert({"interface": {"name": "net1", "dhcp": True}, "routes"
 @pytest.fixture
 def node(tmp_path: Path) -> SimulatedNode:
     return SimulatedNode(MACHINE_TYPES["server"], tmp_path)
-
-
-def container(sandbox: PodSandbox) -> Container:
-    return Container(id=f"{sandbox.id}-main", name="main", pod_sandbox_id=sandbox.id)
 
 
 async def lease_address(node: SimulatedNode, server: DhcpServer) -> PodSandbox:
@@ -72,7 +68,7 @@ async def test_an_interface_has_the_address_and_routes_of_the_server_until_it_is
     async with node.run() as agent:
         await agent.prepare("claim", ETH1, pod="trainer", configs=CONFIG)
         await agent.runtime.run_pod(sandbox)
-        await agent.runtime.create_container(container(sandbox))
+        await agent.runtime.create_container(build_container(sandbox))
         assert read_pod(node, sandbox) == ([f"{ADDRESS}/24"], ["10.8.0.0/16", "10.9.0.0/16"]), "no default route"
         assert read_status(await agent.backend.discover()) == ("NetworkDeviceReady", (f"{ADDRESS}/24",))
         await agent.unprepare("claim")
@@ -91,14 +87,14 @@ async def test_no_container_starts_before_a_server_has_answered(node: SimulatedN
         await agent.prepare("claim", ETH1, pod="trainer", configs=CONFIG)
         await agent.runtime.run_pod(sandbox)
         with pytest.raises(OperationFailed, match=r"no address, by DHCP or SLAAC, for eth1 "):
-            await agent.runtime.create_container(container(sandbox))
+            await agent.runtime.create_container(build_container(sandbox))
         assert read_status(await agent.backend.discover()) == ("WaitingForAddress", ())
         assert "closed dra.net" not in agent.runtime.log
         server.silent = False
         async with asyncio.timeout(30):
             while read_status(await agent.backend.discover())[0] == "WaitingForAddress":
                 await agent.backend.wait_changed()
-        await agent.runtime.create_container(container(sandbox))
+        await agent.runtime.create_container(build_container(sandbox))
         assert read_status(await agent.backend.discover())[0] == "NetworkDeviceReady"
 
 
@@ -116,7 +112,7 @@ async def test_after_a_restart_the_address_is_asked_for_again_and_replaced_if_it
             ready = ("NetworkDeviceReady", (f"{address}/24",))
             async with asyncio.timeout(30):
                 while read_status(await agent.backend.discover()) != ready or len(server.log) < len(kinds):
-                    await agent.runtime.create_container(container(sandbox))
+                    await agent.runtime.create_container(build_container(sandbox))
             assert read_pod(node, sandbox)[0] == [f"{address}/24"]
             assert [kind for kind, _ in server.log] == kinds
 
@@ -179,7 +175,7 @@ async def test_a_renewed_lease_replaces_the_routes_of_the_last_one_in_the_kernel
         async with server.serve(node.switch.path, "switch0"), agent.runtime.serve(settings.nri_socket), agent.run():
             await agent.prepare("claim", "nic0", pod="trainer", configs=CONFIG)
             await agent.runtime.run_pod(sandbox)
-            await agent.runtime.create_container(container(sandbox))
+            await agent.runtime.create_container(build_container(sandbox))
             found = pod.describe("net1")
             assert f"{ADDRESS}/24" in found
             assert "10.8.0.0/16 via 10.0.0.8" in found
@@ -223,7 +219,7 @@ async def test_an_address_that_somebody_else_has_is_declined_in_the_kernels_name
                 while (DECLINE, "0.0.0.0") not in server.log:  # noqa: ASYNC110 - in the kernel
                     await asyncio.sleep(0.01)
             with pytest.raises(OperationFailed, match=f"gives it {ADDRESS}, which {its_mac} has already"):
-                await agent.runtime.create_container(container(sandbox))
+                await agent.runtime.create_container(build_container(sandbox))
             assert ADDRESS not in pod.describe("net1")
             await agent.unprepare("claim")
 

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from namespaces import TestNode, find_problem, make_node
-from net_agent import build_sandbox
+from net_agent import build_container, build_sandbox
 from pydra_dev.kubelet.observations import Step
 from pydra_dev.node import EmbeddedNode, run_node
 from pydra_net import DEVICE_CLASSES as CLASSES
 from pydra_net import DRIVER
-from pydra_nri import Container, PodSandbox
+from pydra_nri import PodSandbox
 from pydra_nri.simulation.runtime import FakeRuntime
 from tests.integration.agent.node_user import NodeUser
 from tests.integration.agent.process import Agent, run_agent
@@ -56,7 +56,7 @@ class Node(NodeUser):
         await self.wait_running("trainer")
         sandbox = build_sandbox("trainer", self.network.begin_pod("trainer").path, uid=created["metadata"]["uid"])
         await self.runtime.run_pod(sandbox)
-        await self.runtime.create_container(Container(id="main", name="main", pod_sandbox_id=sandbox.id))
+        await self.runtime.create_container(build_container(sandbox))
         return sandbox
 
 

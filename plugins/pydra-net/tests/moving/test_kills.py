@@ -9,10 +9,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from net_agent import build_container
 from pydra import ClaimError
 from pydra_net.kernel import KernelRefused
 from pydra_net.simulation.machine import MACHINE_TYPES
-from pydra_nri import Container
 from pydra_nri.simulation.runtime import OperationFailed
 from simulated_node import Killed, SimulatedNode
 
@@ -92,10 +92,6 @@ async def test_a_pod_that_goes_on_has_its_interfaces_wherever_the_backend_was_ki
                 break
         node.kill_at = -1
         async with node.run() as agent:
-            await agent.runtime.create_container(build_container(sandbox.id))
+            await agent.runtime.create_container(build_container(sandbox))
             assert node.names_in(sandbox) == ["dummy0", "eth1", "eth2"]
     assert place > 5
-
-
-def build_container(sandbox: str) -> Container:
-    return Container(id="main", name="main", pod_sandbox_id=sandbox)

@@ -14,14 +14,14 @@ import pytest
 from msgspec.structs import replace
 
 from namespaces import TestNamespace, TestNode, find_problem, make_node
-from net_agent import NetAgent, build_sandbox, build_settings
+from net_agent import NetAgent, build_container, build_sandbox, build_settings
 from pydra import ClaimError, UndoLater
 from pydra_net.claim_config import InterfaceConfig, NeighborConfig, NetworkConfig, RouteConfig, RuleConfig
 from pydra_net.doctor_claim_interfaces import examine_node
 from pydra_net.netlink.events import LinkEvents
 from pydra_net.netlink.kernel import NetlinkKernel
 from pydra_net.netlink.namespaces import OpenNamespace
-from pydra_nri import Container, PodSandbox
+from pydra_nri import PodSandbox
 from pydra_nri.simulation.runtime import OperationFailed
 
 _PROBLEM = find_problem()
@@ -44,10 +44,6 @@ def build_agent(node: TestNode) -> NetAgent:
 async def serve(agent: NetAgent) -> AsyncIterator[None]:
     async with agent.runtime.serve(agent.settings.nri_socket), agent.run():
         yield
-
-
-def build_container(sandbox: PodSandbox) -> Container:
-    return Container(id=f"{sandbox.id}-main", name="main", pod_sandbox_id=sandbox.id)
 
 
 async def test_an_interface_goes_into_the_pod_with_its_configuration_and_comes_back_as_it_was(node: TestNode) -> None:

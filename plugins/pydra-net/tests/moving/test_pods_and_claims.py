@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from net_agent import build_sandbox
+from net_agent import build_container, build_sandbox
 from pydra import UndoLater, UnknownDevice
 from pydra_net.doctor_claim_interfaces import examine_interfaces
 from pydra_net.kernel import KernelRefused, Namespace
@@ -19,7 +19,6 @@ from pydra_net.network_change_types import SetLink
 from pydra_net.network_types import Link, Reading
 from pydra_net.simulation.kernel import HOST, SimulatedKernel
 from pydra_net.simulation.machine import MACHINE_TYPES
-from pydra_nri import Container
 from pydra_nri.simulation.runtime import OperationFailed
 from simulated_node import SimulatedNode
 
@@ -188,7 +187,7 @@ async def test_no_namespace_is_kept_for_a_claim_that_ended_before_its_pod(tmp_pa
 async def test_a_container_does_not_begin_without_an_interface_that_could_not_be_put_back(node: SimulatedNode) -> None:
     """It cannot be configured in the pod, and the network manager has made another of its name on the node."""
     sandbox = node.begin_pod("trainer")
-    container = Container(id="trainer-main", name="main", pod_sandbox_id=sandbox.id)
+    container = build_container(sandbox)
     node.agent.runtime.pods[sandbox.id] = sandbox  # it began while the backend did not run
 
     def step(what: str) -> None:
@@ -371,7 +370,7 @@ async def test_an_interface_follows_its_pod_into_a_sandbox_that_began_while_the_
         async with runtime.serve(socket), asyncio.timeout(30):
             while node.names_in(second) != ["eth1"]:  # noqa: ASYNC110 - in the kernel
                 await asyncio.sleep(0.01)
-            await runtime.create_container(Container(id="main", pod_sandbox_id=second.id))
+            await runtime.create_container(build_container(second))
             assert node.kernel.list_open() == [HOST, second.network_namespace]
             await agent.unprepare("claim")
 

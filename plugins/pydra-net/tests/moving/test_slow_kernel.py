@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from net_agent import build_container
 from pydra_net.kernel import KernelRefused
 from pydra_net.simulation.machine import MACHINE_TYPES
-from pydra_nri import Container
 from pydra_nri.simulation.runtime import OperationFailed
 from simulated_node import SimulatedNode
 
@@ -23,9 +23,7 @@ async def test_the_interface_is_moved_while_the_runtime_goes_on_to_the_first_con
         works = node.kernel.step
         node.kernel.step = lambda what: (goes_on.wait(), works(what))[1]
         await agent.runtime.run_pod(sandbox)
-        container = asyncio.create_task(
-            agent.runtime.create_container(Container(id="main", name="main", pod_sandbox_id=sandbox.id))
-        )
+        container = asyncio.create_task(agent.runtime.create_container(build_container(sandbox)))
         goes_on.set()
         await container
         assert node.names_in(sandbox) == ["eth1"]

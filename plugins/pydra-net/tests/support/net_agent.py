@@ -62,7 +62,7 @@ class NetAgent:
     async def start(self, pod: PodSandbox) -> None:
         """The pod begins, with a container."""
         await self.runtime.run_pod(pod)
-        await self.runtime.create_container(Container(id=f"{pod.id}-main", name="main", pod_sandbox_id=pod.id))
+        await self.runtime.create_container(build_container(pod))
 
     async def prepare(
         self,
@@ -147,3 +147,8 @@ def build_sandbox(pod: str, path: str, *, number: int = 1, uid: str = "") -> Pod
         pid=4711,
         linux=LinuxPodSandbox(namespaces=namespaces),
     )
+
+
+def build_container(sandbox: PodSandbox) -> Container:
+    """The pod's only container."""
+    return Container(id=f"{sandbox.id}-main", name="main", pod_sandbox_id=sandbox.id)
