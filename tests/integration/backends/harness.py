@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from pydra.backends.discovery import BackendSource
 from pydra.backends.supervisor import BackendSupervisor
@@ -31,8 +32,16 @@ ENVIRON = {
 SOURCE = BackendSource(name="faulty", target="faulty:", distribution="pydra-faulty", version="1.0")
 
 TIMEOUTS = ProcessTimeouts(
-    ping_interval=0.05, ping_timeout=0.6, cancel_timeout=0.3, stack_dump_timeout=1.0, kill_timeout=5.0, exit_timeout=5.0
+    ping_interval=0.05,
+    ping_timeout=30.0,
+    cancel_timeout=30.0,
+    stack_dump_timeout=1.0,
+    kill_timeout=5.0,
+    exit_timeout=5.0,
 )
+"""A process that only waits for its turn on a busy machine is not taken for one that hangs."""
+SHORT_TIMEOUTS = replace(TIMEOUTS, ping_timeout=0.6, cancel_timeout=0.2)
+"""For processes that hang."""
 DEADLINES = CallDeadlines(connect=60.0, discover=30.0)
 
 

@@ -30,10 +30,10 @@ AGENT = """
 import anyio, json, pathlib
 from pydra.errors import BackendTimeout, ClaimError
 from pydra.settings import ProcessRights
-from tests.integration.backends.harness import claim, supervised
+from tests.integration.backends.harness import SHORT_TIMEOUTS, claim, supervised
 RIGHTS = ProcessRights(run_as_user=65532, run_as_group=65533, supplemental_groups=(44, 109))
 async def main():
-    async with supervised(rights=RIGHTS) as backend:
+    async with supervised(rights=RIGHTS, timeouts=SHORT_TIMEOUTS) as backend:
         await backend.wait_ready()
         pid = backend.statistics().pid
         status = pathlib.Path(f"/proc/{pid}/status").read_text()

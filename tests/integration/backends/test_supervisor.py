@@ -22,7 +22,7 @@ from pydra.backends.supervisor_events import (
     BackendState,
     Trouble,
 )
-from pydra.backends.timeouts import CallDeadlines, ProcessTimeouts, RestartPolicy
+from pydra.backends.timeouts import CallDeadlines, RestartPolicy
 from pydra.backends.wire import Method
 from pydra.claim import OpaqueConfig
 from pydra.devices import Capacity, Device, Inventory, Sample
@@ -37,15 +37,15 @@ from pydra.errors import (
     InvalidConfig,
     TerminalError,
 )
-from tests.integration.backends.harness import ENVIRON, SOURCE, claim, find_troubles, supervised, until
-
-LONG_TIMEOUTS = ProcessTimeouts(
-    ping_interval=0.05,
-    ping_timeout=30.0,
-    cancel_timeout=0.2,
-    stack_dump_timeout=1.0,
-    kill_timeout=5.0,
-    exit_timeout=5.0,
+from tests.integration.backends.harness import (
+    ENVIRON,
+    SHORT_TIMEOUTS,
+    SOURCE,
+    TIMEOUTS,
+    claim,
+    find_troubles,
+    supervised,
+    until,
 )
 
 
@@ -132,7 +132,7 @@ ENDS: list[tuple[str, type[Exception], str, str]] = [
 
 async def test_each_end_of_the_process_is_diagnosed_and_repaired() -> None:
     events: list[BackendEvent] = []
-    async with supervised(events=events) as backend:
+    async with supervised(timeouts=SHORT_TIMEOUTS, events=events) as backend:
         await backend.wait_ready()
         for device, error, text, how in ENDS:
             events.clear()
@@ -178,12 +178,12 @@ WHERE = {
 
 async def test_a_call_that_cannot_be_cancelled_costs_the_process() -> None:
     events: list[BackendEvent] = []
-    async with supervised(seconds=0.3, timeouts=LONG_TIMEOUTS, events=events) as backend:
+    async with supervised(timeouts=replace(TIMEOUTS, cancel_timeout=0.2), events=events) as backend:
         await backend.wait_ready()
         for device, where in WHERE.items():
             events.clear()
             with pytest.raises(BackendTimeout) as caught:
-                await backend.prepare(claim(device, device))
+                await backend.prepare(claim(device, device), until=anyio.current_time() + 0.3)
             assert f"it was waiting in {where}" in str(caught.value)
             assert "faulty.py" in caught.value.details, device
             await until(lambda: backend.statistics().state is BackendState.READY)
@@ -194,7 +194,7 @@ async def test_a_call_that_cannot_be_cancelled_costs_the_process() -> None:
 async def test_a_call_that_could_not_be_cancelled_because_another_blocked_the_loop_is_not_at_fault() -> None:
     once = RestartPolicy(first=0.01, cap=0.05, crashes=1)
     errors: dict[str, Exception] = {}
-    async with supervised(timeouts=replace(LONG_TIMEOUTS, ping_timeout=1.0), restarts=once) as backend:
+    async with supervised(timeouts=replace(TIMEOUTS, cancel_timeout=0.2, ping_timeout=1.0), restarts=once) as backend:
         await backend.wait_ready()
 
         async def prepare(device: str, uid: str, seconds: float) -> None:
@@ -248,7 +248,7 @@ async def _survive(backend: Any, uid: str) -> None:
 
 
 async def test_claims_that_crashed_once_and_now_hang_do_not_keep_others_waiting(tmp_path: Path) -> None:
-    async with supervised(tmp_path, timeouts=LONG_TIMEOUTS) as backend:
+    async with supervised(tmp_path) as backend:
         for uid in ("a", "b"):
             with pytest.raises(BackendDied):
                 await backend.prepare(claim("segfault-twice-then-hang", uid))
@@ -262,7 +262,7 @@ async def test_claims_that_crashed_once_and_now_hang_do_not_keep_others_waiting(
 
 
 async def test_a_suspect_is_tried_without_wait_changed_beside_it(tmp_path: Path) -> None:
-    async with supervised(tmp_path, timeouts=LONG_TIMEOUTS) as backend:
+    async with supervised(tmp_path) as backend:
         await backend.discover()
         with pytest.raises(BackendDied):
             await backend.prepare(claim("exit-beside-hints"))
@@ -274,7 +274,7 @@ async def test_a_suspect_is_tried_without_wait_changed_beside_it(tmp_path: Path)
 async def test_wait_changed_that_blocks_the_event_loop_fails_and_the_call_beside_it_does_not(tmp_path: Path) -> None:
     (tmp_path / "hints").write_text("hang-loop")
     events: list[BackendEvent] = []
-    async with supervised(tmp_path, events=events) as backend:
+    async with supervised(tmp_path, timeouts=SHORT_TIMEOUTS, events=events) as backend:
         await backend.discover()
         await until(lambda: any(one.method is Method.WAIT_CHANGED for one in backend.statistics().in_flight))
         assert await backend.prepare(claim("ok"))
@@ -285,13 +285,13 @@ async def test_wait_changed_that_blocks_the_event_loop_fails_and_the_call_beside
 
 
 async def test_a_process_that_only_lost_its_connection_is_not_reported_as_killed() -> None:
-    async with supervised(timeouts=LONG_TIMEOUTS) as backend:
+    async with supervised() as backend:
         with pytest.raises(BackendDied, match="its process closed its connection"):
             await backend.prepare(claim("close-all"))
 
 
 async def test_programs_that_a_process_has_started_end_with_it_and_daemons_go_on(tmp_path: Path) -> None:
-    async with supervised(tmp_path, timeouts=LONG_TIMEOUTS) as backend:
+    async with supervised(tmp_path) as backend:
         with pytest.raises(BackendDied):
             await backend.prepare(claim("run-programs-and-segfault"))
         daemon = int((tmp_path / "daemon").read_text())
@@ -312,7 +312,7 @@ def _runs(pid: int) -> bool:
 async def test_a_slow_call_is_reported_while_it_runs_with_its_place_and_status(tmp_path: Path) -> None:
     (tmp_path / "discover").write_text("hang-in-thread")
     events: list[BackendEvent] = []
-    timeouts = replace(LONG_TIMEOUTS, slow_call=0.1, ping_interval=0.05)
+    timeouts = replace(TIMEOUTS, slow_call=0.1)
     async with supervised(tmp_path, timeouts=timeouts, events=events) as backend, anyio.create_task_group() as tasks:
         tasks.start_soon(backend.discover)
         await until(lambda: bool(find_troubles(events, Trouble.SLOW)))
@@ -326,14 +326,14 @@ async def test_a_slow_call_is_reported_while_it_runs_with_its_place_and_status(t
 
 
 async def test_places_of_a_slow_call_that_nobody_requested_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    async with supervised(timeouts=LONG_TIMEOUTS) as backend:
+    async with supervised() as backend:
         await backend.prepare(claim("flood-places"))
     assert "has been running for" not in caplog.text
 
 
 async def test_a_slow_prepare_is_logged_and_is_no_event_of_the_node(caplog: pytest.LogCaptureFixture) -> None:
     events: list[BackendEvent] = []
-    timeouts = replace(LONG_TIMEOUTS, slow_call=0.1, ping_interval=0.05)
+    timeouts = replace(TIMEOUTS, slow_call=0.1)
     async with supervised(timeouts=timeouts, events=events) as backend, anyio.create_task_group() as tasks:
         tasks.start_soon(backend.prepare, claim("hang"))
         await until(lambda: "prepare has been running for" in caplog.text)
@@ -386,7 +386,7 @@ async def test_a_bystander_of_a_call_that_wedged_is_called_again(tmp_path: Path)
         results["slow"] = await backend.prepare(claim("very-slow"))
 
     deadlines = CallDeadlines(connect=60.0, discover=0.3)
-    async with supervised(tmp_path, deadlines=deadlines, timeouts=LONG_TIMEOUTS) as backend:
+    async with supervised(tmp_path, deadlines=deadlines, timeouts=replace(TIMEOUTS, cancel_timeout=0.2)) as backend:
         await backend.wait_ready()
         async with anyio.create_task_group() as callers:
             callers.start_soon(prepare, backend)
@@ -504,7 +504,7 @@ async def test_violations_that_a_process_reports_at_any_length_are_cut() -> None
 
 
 async def test_the_place_of_a_slow_call_is_cut(caplog: pytest.LogCaptureFixture) -> None:
-    async with supervised(timeouts=replace(LONG_TIMEOUTS, slow_call=0.1)) as backend:
+    async with supervised(timeouts=replace(TIMEOUTS, slow_call=0.1)) as backend:
         await backend.prepare(claim("wait-at-length"))
     (slow,) = (one.getMessage() for one in caplog.records if "has been running for" in one.getMessage())
     assert len(slow) < 500_000
