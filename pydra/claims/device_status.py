@@ -9,6 +9,7 @@ Source: KEP-4817.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -18,10 +19,11 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
+from pydra.backoff import find_pause
 from pydra.checkpoint.record import Record, Stage
 from pydra.claim import ClaimRef, PreparedDevice
 from pydra.devices import ClaimDeviceStatus, Condition, DeviceHealth, DeviceStatus, HealthStatus, NetworkData
-from pydra.errors import KubeError, NotFound
+from pydra.errors import KubeError, NotFound, Unavailable
 from pydra.inventory.api_rules import CONDITIONS
 from pydra.kube.api_resources import RESOURCE_CLAIMS, JsonObject
 from pydra.message_text import cut
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 FIRST_SECONDS = 1.0
 CAP_SECONDS = 300.0
+OUTAGE_CAP_SECONDS = 5.0
+"""Of pauses while the API server does not answer. A refusal lasts until an admin acts."""
 _RIGHTS = (
     "the agent needs `patch` of resourceclaims/status and, from Kubernetes 1.36, `associated-node:patch` of "
     "resourceclaims/driver, which the chart gives with settings.deviceStatus"
@@ -177,6 +181,13 @@ def build_network(data: NetworkData | None) -> JsonObject:
     return {name: value for name, value in fields.items() if value}
 
 
+def choose_pause(error: KubeError, failures: int) -> float:
+    """Return the seconds to wait after `failures` rounds in a row (at least 1), the last of them with `error`."""
+    if isinstance(error, Unavailable):
+        return max(error.retry_after, find_pause(failures, first=FIRST_SECONDS, cap=OUTAGE_CAP_SECONDS))
+    return find_pause(failures, first=FIRST_SECONDS, cap=CAP_SECONDS)
+
+
 class DeviceStatusWriter:
     """Writes the statuses of one driver's claims."""
 
@@ -211,31 +222,28 @@ class DeviceStatusWriter:
 
     async def run(self) -> None:
         """Write until cancelled."""
-        pause = FIRST_SECONDS
+        failures = 0
         while True:
             self._woken = anyio.Event()
-            if await self._write_changes():
-                pause = FIRST_SECONDS
+            errors = await self._write_changes()
+            failures = failures + 1 if errors else 0
+            with anyio.move_on_after(min((choose_pause(one, failures) for one in errors), default=math.inf)):
                 await self._woken.wait()
-            else:
-                with anyio.move_on_after(pause):
-                    await self._woken.wait()
-                pause = min(pause * 2, CAP_SECONDS)
 
-    async def _write_changes(self) -> bool:
-        """Return whether everything is written."""
+    async def _write_changes(self) -> list[KubeError]:
+        """Return why something is not written."""
         if self._health is None:
-            return True
+            return []
         wanted = collect_statuses(self._store.records, self._statuses, self._health, boot_id=self._boot_id)
         ended = {uid: ClaimStatuses(ref=one.ref) for uid, one in self._written.items() if uid not in wanted}
-        done = True
+        errors = []
         for uid, one in {**wanted, **ended}.items():
             if self._written.get(uid) == one:
                 continue
             try:
                 await self._write(one)
             except KubeError as error:
-                done = False
+                errors.append(error)
                 text = f"{error}; {_RIGHTS}" if error.status == HTTPStatus.FORBIDDEN else str(error)
                 _log.warning("the status of claim %s is not written: %s", one.ref, text)
                 self._report(StatusWritten(driver=self._driver, ref=one.ref, problem=text))
@@ -245,7 +253,7 @@ class DeviceStatusWriter:
             else:
                 del self._written[uid]
             self._report(StatusWritten(driver=self._driver, ref=one.ref))
-        return done
+        return errors
 
     async def _write(self, wanted: ClaimStatuses) -> None:
         ref = wanted.ref
