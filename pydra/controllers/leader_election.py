@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 import anyio
 import msgspec
 
-from pydra.errors import Conflict, KubeError, NotFound
+from pydra.errors import KubeError, NotFound
 from pydra.kube.api_resources import JsonObject, Resource
 from pydra.kube.client import KubeClient
 
@@ -128,8 +128,6 @@ class LeaderElection:
         """Write the Lease if this instance may; whether it holds it now."""
         try:
             holds = await self._take()
-        except Conflict:
-            holds = False  # another instance was faster
         except KubeError as error:
             self.problem = f"the Lease {self._namespace}/{self._name} cannot be written: {error}"
             log.warning("%s", self.problem)

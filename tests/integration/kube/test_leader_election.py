@@ -33,3 +33,18 @@ async def test_a_lease_is_seen_when_its_answer_arrives_however_long_ago_it_was_a
                 await anyio.sleep(0.01)
             tasks.cancel_scope.cancel()
     assert not election.is_leader()
+
+
+async def test_conflicts_are_reported_since_each_write_may_be_refused_so() -> None:
+    async def answer(target: str, writer: asyncio.StreamWriter) -> None:
+        status, reason = ("404 Not Found", "NotFound") if target.endswith("/one") else ("409 Conflict", "AlreadyExists")
+        refusal = {"kind": "Status", "reason": reason, "details": {"name": "one"}}
+        writer.write(reply(json.dumps(refusal).encode(), status=status, headers="Connection: close\r\n"))
+
+    async with serve_raw(answer) as url, open_raw_client(url) as client:
+        election = LeaderElection(client, namespace="n", name="one", identity="me", times=TIMES)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(election.acquire)
+            while "409 AlreadyExists" not in election.problem:
+                await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
