@@ -256,12 +256,9 @@ class KubeClient:
         grace_period: int | None = None,
     ) -> None:
         """Delete the object if it still has the given uid and resource version (otherwise Conflict)."""
-        options: JsonObject = {"kind": "DeleteOptions", "apiVersion": "v1"}
+        options: JsonObject = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": grace_period}
         preconditions = {"uid": uid, "resourceVersion": resource_version}
-        if given := {key: value for key, value in preconditions.items() if value}:
-            options["preconditions"] = given
-        if grace_period is not None:
-            options["gracePeriodSeconds"] = grace_period
+        options["preconditions"] = {key: value for key, value in preconditions.items() if value}
         path = build_path(resource, namespace=namespace, name=name)
         await self._request("delete", resource, path, decode=decode_document, body=options)
 
@@ -501,8 +498,7 @@ class KubeClient:
                     response.close()
                 last = True
             status = response.status
-            if self._problem and status != 401:
-                self._problem = ""
+            self._problem = ""
             return response
         finally:
             self._report(
@@ -550,8 +546,7 @@ def _build_timeout(seconds: float, silent: float | None = None) -> aiohttp.Clien
 
 
 def _add_query(path: str, query: Mapping[str, str]) -> str:
-    given = {key: value for key, value in query.items() if value}
-    return f"{path}?{urlencode(given)}" if given else path
+    return f"{path}?{urlencode({key: value for key, value in query.items() if value})}"
 
 
 async def _read_on(content: aiohttp.StreamReader, begun: bytes) -> bytes:

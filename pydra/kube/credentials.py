@@ -144,7 +144,7 @@ class Credentials:
         Never raises: the old credentials may still be valid, which the server's answer shows.
         """
         async with self._renewing:
-            is_refused = refused is not None and refused is self.access
+            is_refused = refused is self.access
             if is_refused or self.clock() >= self.fresh_until:
                 try:
                     await self._read(refused=is_refused)
@@ -173,7 +173,7 @@ class Credentials:
         if server.startswith("https://"):
             files = (loaded.ca_file, loaded.cert_file, loaded.key_file)
             content = (loaded.verify, *map(_read_file, files))
-            if context is True or content != self._tls_content:
+            if content != self._tls_content:
                 context = _build_ssl_context(loaded, strict=self._verify_x509_strict)
         headers = {"Authorization": loaded.authorization} if loaded.authorization else {}
         access = Access(headers=headers, ssl=context, server_hostname=loaded.server_hostname, proxy=proxy)
@@ -236,9 +236,7 @@ def find_proxy(server: str, environ: Mapping[str, str]) -> str | None:
         return environ.get(name.upper()) or environ.get(name, "")
 
     proxy = read(f"{url.scheme}_proxy").strip()
-    if not proxy or _is_direct(
-        url.hostname or "", url.port or (443 if url.scheme == "https" else 80), read("no_proxy")
-    ):
+    if not proxy or _is_direct(url.hostname or "", url.port or 443, read("no_proxy")):
         return None
     return proxy if "://" in proxy else f"http://{proxy}"
 
@@ -308,7 +306,7 @@ class _KubeconfigLoader:
         module = import_kubeconfig_loader()
         found: Any = SimpleNamespace(host="", api_key={})
         try:
-            if self._loader is None or content != self._content:
+            if content != self._content:
                 self._loader, self._content = _build_loader(module, parts, self._deadline), content
             elif refused:
                 self._loader.plugin_until = 0.0  # revoked, or the clocks of this machine and the server's differ
