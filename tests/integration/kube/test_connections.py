@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 
@@ -22,6 +24,7 @@ class Server:
         self.together = 1
         self.opened = 0
         self.open = 0
+        self.port = 0
         self._arrived = 0
         self._changed = asyncio.Condition()
 
@@ -61,8 +64,8 @@ async def connect(burst_idle: float) -> AsyncIterator[tuple[Server, KubeClient]]
     server = Server()
     listening = await asyncio.start_server(server.handle, "127.0.0.1")
     try:
-        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-        async with open_raw_client(url, burst_idle=burst_idle) as client:
+        server.port = listening.sockets[0].getsockname()[1]
+        async with open_raw_client(f"http://127.0.0.1:{server.port}", burst_idle=burst_idle) as client:
             yield server, client
     finally:
         listening.close()
@@ -87,3 +90,11 @@ async def test_requests_one_after_the_other_share_a_connection_also_after_a_burs
         await server.get_together(client, BURST)
         await server.get_together(client, 1)
         assert server.opened == BURST, "the next burst soon after opens none"
+
+
+async def test_the_kernel_asks_within_half_a_minute_whether_a_silent_server_is_still_there() -> None:
+    async with connect(burst_idle=0.05) as (server, client):
+        await server.get_together(client, 1)
+        sockets = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+        [(timer, left)] = [one[5].split(":") for one in sockets if one[2].endswith(f":{server.port:04X}")]
+        assert (timer, int(left, 16) <= 30 * os.sysconf("SC_CLK_TCK")) == ("02", True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import itertools
 import json
+import os
 import ssl
 import sys
 import tempfile
@@ -66,6 +68,13 @@ async def test_a_pod_uses_its_service_account_and_its_rotated_token(tmp_path: Pa
                 await client.get(NAMESPACES, "default")
 
 
+async def test_the_service_of_the_api_server_may_have_an_ipv6_address(tmp_path: Path, authority: Authority) -> None:
+    (tmp_path / "token").write_text("x")
+    async with serve_api(tls=authority.context, host="::1") as server:
+        environ = {"KUBERNETES_SERVICE_HOST": "::1", "KUBERNETES_SERVICE_PORT": server.url.rpartition(":")[2]}
+        assert await read(await load_credentials(environ=environ, service_account=str(tmp_path))) == "default"
+
+
 async def test_the_api_server_must_speak_tls_1_2_or_newer(tmp_path: Path, authority: Authority) -> None:
     (tmp_path / "token").write_text("x")
     async with serve_api(tls=authority.context) as server:
@@ -85,9 +94,11 @@ async def test_a_token_is_read_again_every_minute(tmp_path: Path, authority: Aut
         (tmp_path / "token").write_text("second")
         async with KubeClient(credentials) as client:
             await client.get(NAMESPACES, "default")
-            before, now[0] = credentials.access.headers["Authorization"], now[0] + 61
+            before, now[0] = credentials.access, now[0] + 61
             await client.get(NAMESPACES, "default")
-        assert (before, credentials.access.headers["Authorization"]) == ("Bearer first", "Bearer second")
+        assert before.headers["Authorization"] == "Bearer first"
+        assert credentials.access.headers["Authorization"] == "Bearer second"
+        assert credentials.access.ssl is before.ssl, "connections stay open"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +236,8 @@ async def test_files_that_a_kubeconfig_names_are_beside_it_whichever_has_the_clu
         users = write_kubeconfig(tmp_path / "users" / "config", server.url, user)
         clusters = tmp_path / "clusters"
         write_kubeconfig(clusters, server.url, {}, **{"certificate-authority": "ca.crt"})
-        clusters.write_text(yaml.safe_dump(yaml.safe_load(clusters.read_text()) | {"users": []}))
+        others = {"users": [], "current-context": ""}
+        clusters.write_text(yaml.safe_dump(yaml.safe_load(clusters.read_text()) | others))
         assert await read(await load_credentials(environ={"KUBECONFIG": f"{clusters}:{users}"})) == "default"
 
 
@@ -304,19 +316,21 @@ async def test_a_program_for_the_token_may_be_named_by_its_path_from_the_kubecon
     api_version = "client.authentication.k8s.io/v1"
     program = tmp_path / "bin" / "make-token"
     program.parent.mkdir()
-    answer = f'{{"apiVersion": "{api_version}", "kind": "ExecCredential", "status": {{"token": "made"}}}}'
-    program.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    program.write_text('#!/bin/sh\necho "$ANSWER"\n')
     program.chmod(0o755)
-    user: dict[str, object] = {"exec": {"apiVersion": api_version, "command": "./bin/make-token"}}
+    answer = f'{{"apiVersion": "{api_version}", "kind": "ExecCredential", "status": {{"token": "made"}}}}'
+    plugin = {"apiVersion": api_version, "command": "./bin/make-token", "env": [{"name": "ANSWER", "value": answer}]}
+    user: dict[str, object] = {"exec": plugin}
     async with serve_api(token="made") as server:
         path = write_kubeconfig(tmp_path / "config", server.url, user)
         assert await read(await load_credentials(environ={}, kubeconfig=path)) == "default"
 
 
 async def test_a_token_of_a_program_that_is_refused_is_made_again_however_long_it_should_last(tmp_path: Path) -> None:
-    made = tmp_path / "made"
+    made, runs = tmp_path / "made", tmp_path / "runs"
+    script = f"echo >> {runs}; cat {made}"
     user: dict[str, object] = {
-        "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "cat", "args": [str(made)]}
+        "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", script]}
     }
 
     def make(token: str) -> None:
@@ -326,14 +340,53 @@ async def test_a_token_of_a_program_that_is_refused_is_made_again_however_long_i
 
     make("first")
     async with serve_api(token="first") as server:
-        credentials = await load_credentials(
-            environ={}, kubeconfig=write_kubeconfig(tmp_path / "config", server.url, user)
-        )
+        path = write_kubeconfig(tmp_path / "config", server.url, user)
+        credentials = await load_credentials(environ={}, kubeconfig=path, clock=itertools.count(step=61.0).__next__)
         assert await read(credentials) == "default"
         make("second")
         assert await read(credentials) == "default", "the first is still in use"
         server.token = "second"
-        assert await read(credentials) == "default", "this node's clock may be behind the server's"
+        async with KubeClient(credentials) as client:  # this node's clock may be behind the server's
+            await asyncio.gather(*(client.get(NAMESPACES, "default") for _ in range(9)))
+        assert runs.read_text() == "\n\n", "once for all requests that were refused"
+
+
+async def test_a_request_ends_though_a_program_makes_ever_new_tokens_that_are_refused(tmp_path: Path) -> None:
+    answer = '{"apiVersion": "v1", "status": {"token": "\'$$\'"}}'
+    plugin = {"apiVersion": "v1", "command": "sh", "args": ["-c", f"echo '{answer}'"]}
+    async with serve_api(token="another") as server:
+        path = write_kubeconfig(tmp_path / "config", server.url, {"exec": plugin})
+        with pytest.raises(KubeError, match="401 Unauthorized"):
+            await read(await load_credentials(environ={}, kubeconfig=path))
+
+
+async def test_a_program_may_give_a_certificate_which_is_replaced_when_it_expires(
+    tmp_path: Path, authority: Authority
+) -> None:
+    made, now = tmp_path / "made", 0.0
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "cat", "args": [str(made)]}
+
+    def make(issuer: Authority) -> None:
+        pem = issuer.client.read_text()
+        status = {"clientCertificateData": pem, "clientKeyData": pem, "expirationTimestamp": "2000-01-01T00:00:00Z"}
+        made.write_text(json.dumps({**plugin, "status": status}))
+
+    def count_files() -> int:
+        return sum("pydra-" in os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd"))
+
+    make(Authority(tmp_path / "outdated"))
+    authority.require_clients()
+    async with serve_api(tls=authority.context) as server:
+        cluster = {"certificate-authority": str(authority.ca)}
+        path = write_kubeconfig(tmp_path / "config", server.url, {"exec": plugin}, **cluster)
+        credentials = await load_credentials(environ={}, kubeconfig=path, clock=lambda: now)
+        with pytest.raises(Unavailable):
+            await read(credentials)
+        before = count_files()
+        make(authority)
+        now = 3600.0
+        assert await read(credentials) == "default"
+        assert count_files() == before > 0, "those of the former certificate are closed"
 
 
 @pytest.mark.parametrize("rest", ["wait", "exit 0"], ids=["itself", "a child that holds its output open"])
@@ -413,11 +466,16 @@ def _of_one_context(cluster: str, user: str = "{}") -> str:
     )
 
 
+def _of_program(plugin: str) -> str:
+    return _of_one_context("{server: 'https://x'}", f"{{exec: {{{plugin}}}}}")
+
+
 UNUSABLE = {
     "no such file": (None, "there is no file"),
     "empty": ("", "not a usable kubeconfig"),
     "not YAML": ("{", "while parsing"),
     "a list": ("[]", "not a usable kubeconfig"),
+    "no current context": (_of_one_context("{server: 'https://x'}").partition("current")[0], "key current-context"),
     "no context": ("clusters: []\ncontexts: []\nusers: []\ncurrent-context: absent", "absent"),
     "no server": (
         "clusters: [{name: c, cluster: {}}]\ncontexts: [{name: x, context: {cluster: c}}]\nusers: []\n"
@@ -448,6 +506,28 @@ UNUSABLE = {
     "a certificate that is none": (
         _of_one_context("{server: 'https://x'}", "{client-certificate-data: aGVsbG8=, client-key-data: aGVsbG8=}"),
         "the client certificate in the kubeconfig with the key in the kubeconfig cannot be used: it is not PEM",
+    ),
+    "an authority that is none": (
+        _of_one_context("{server: 'https://x', certificate-authority-data: aGVsbG8=}"),
+        "the CA in the kubeconfig is not a usable certificate",
+    ),
+    "a program of no version": (_of_program("command: echo"), "exec: apiVersion is missing"),
+    "a program that is not there": (_of_program("apiVersion: v1, command: /absent"), "No such file"),
+    "a program that fails": (
+        _of_program("apiVersion: v1, command: sh, args: [-c, 'echo log in first >&2; exit 3']"),
+        "exec: sh ended with 3: log in first",
+    ),
+    "a program of another version": (
+        _of_program("""apiVersion: v1, command: echo, args: ['{"apiVersion": "v2"}']"""),
+        "exec: echo answered in v2, not v1",
+    ),
+    "a program that answers something else": (
+        _of_program("apiVersion: v1, command: echo, args: ['[]']"),
+        "exec: echo did not answer with an ExecCredential that has a status",
+    ),
+    "a program that gives nothing": (
+        _of_program("""apiVersion: v1, command: echo, args: ['{"apiVersion": "v1", "status": {}}']"""),
+        "exec: the plugin gave neither a token nor a certificate with its key",
     ),
 }
 

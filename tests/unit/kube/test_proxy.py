@@ -44,6 +44,7 @@ def test_the_variable_of_the_servers_scheme_names_its_proxy(
         ("https://10.96.0.1", "*", True),
         ("https://10.96.0.1", "", False),
         ("https://10.96.0.1", ",,", False),
+        ("https://10.96.0.1", "example.com:https,10.96.0.1", True),
         ("https://10.96.0.1", "6.0.1", False),
         ("https://10.96.0.1:6443", "10.96.0.1:443", False),
         ("https://10.96.0.1:443", "10.96.0.1:443", True),
