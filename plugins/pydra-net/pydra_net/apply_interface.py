@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from pydra import ClaimError, LeftBehind, UndoLater
 from pydra_net.find_interface import find, locating
 from pydra_net.interface_diff import plan_changes, plan_rest
-from pydra_net.interface_state import find_state_before
+from pydra_net.interface_state import InterfaceState, find_state_before
 from pydra_net.kernel import Kernel, KernelRefused, Namespace
 from pydra_net.network_change_types import DetachPrograms, KeepNames, Mark, Operation, RemoveLink, SetLink
 from pydra_net.network_types import Link, Programs, Reading
@@ -22,12 +23,27 @@ def configure(kernel: Kernel, step: InterfaceStep, pod: Namespace, link: Link, r
     """Make it as it should be in the pod. Raises AttachFailed."""
     marks = (Mark(index=link.index, name=step.mark),) if step.mark and step.mark not in link.alternative_names else ()
     plan = plan_rest if link.up else plan_changes
-    refused = list(map(str, kernel.apply(pod, (*marks, *plan(step.target, link, reading)))))
+    changes = (*marks, *plan(step.target, link, reading))
+    refused = list(map(str, _change(kernel, pod, link.index, changes, step.target)))
     if refused and link.up:
         _log.warning("%s (%s) in its pod: %s", step.name, step.device, "; ".join(refused))
     elif refused:
         kernel.apply(pod, (SetLink(index=link.index, up=False),))  # the next attempt configures all of it again
         raise AttachFailed(f"{step.name} ({step.device}) cannot be configured in the pod: {'; '.join(refused)}")
+
+
+def _change(
+    kernel: Kernel, where: Namespace, index: int, changes: Sequence[Operation], wanted: InterfaceState
+) -> Sequence[KernelRefused]:
+    """Make changes after which the link is as wanted, and return what was refused."""
+    refused = kernel.apply(where, changes)
+    if any(one.code == errno.EADDRNOTAVAIL and str(one).startswith("set mac") for one in refused):
+        # igbvf: a virtual function takes the address that its card has for it only when it is switched off.
+        kernel.apply(where, (SetLink(index=index, up=True),))
+        reading = kernel.read(where)
+        if link := reading.find(index):
+            return kernel.apply(where, plan_changes(wanted, link, reading))
+    return refused
 
 
 class Mover(StepApplier[GiveInterface]):
@@ -107,7 +123,7 @@ class Mover(StepApplier[GiveInterface]):
                 "that one"
             )
         changes = (*_plan_names(step, link), *plan_changes(wanted, link, reading))
-        refused = list(self._kernel.apply(self._host, changes))
+        refused = list(_change(self._kernel, self._host, link.index, changes, wanted))
         if refused and self._kernel.read_link(self._host, link.index) is None:
             raise UndoLater(f"{name} ({step.device}) vanished when it had been moved back")
         if wanted.master and not reading.find_name(wanted.master):

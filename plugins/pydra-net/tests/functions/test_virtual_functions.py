@@ -28,6 +28,7 @@ FUNCTION, OTHER = "pci-0000-50-02-1", "pci-0000-50-02-0"
 NEW = VirtualFunctionState(
     mac="00:00:00:00:00:00", vlan=0, qos=0, min_rate=0, max_rate=0, spoof_check=True, trust=False, link_state=0
 )
+SWITCHED_OFF = ["set up True", "set up False"]
 
 
 def make_node(root: Path, *, count: int = 2, **settings: str) -> SimulatedNode:
@@ -152,6 +153,30 @@ async def test_a_claim_stays_held_while_the_card_does_not_take_back_what_it_took
         node.kernel.step = lambda _: None
         await node.agent.unprepare("claim")
         assert node.is_as_before()
+
+
+async def test_a_function_that_takes_an_address_only_when_it_is_switched_off_gets_it_in_the_pod_and_back(
+    tmp_path: Path,
+) -> None:
+    """As igbvf, which asks its card only then which address it has, and refuses it before."""
+    node = make_node(tmp_path)
+    sandbox = node.begin_pod("trainer")
+    switched: list[str] = []
+
+    def refuse(what: str) -> None:
+        if what.startswith("set up"):
+            switched.append(what)
+        if what.startswith("set mac") and what != f"set mac {NEW.mac}" and switched[-2:] != SWITCHED_OFF:
+            raise KernelRefused(os.strerror(errno.EADDRNOTAVAIL), errno.EADDRNOTAVAIL)
+
+    async with node.run() as agent:
+        await prepare(node, FUNCTION, name="net1", hardwareAddr="02:00:00:00:00:aa")
+        node.kernel.step = refuse
+        await agent.start(sandbox)
+        assert node.names_in(sandbox) == ["net1"]
+        switched.clear()
+        await agent.unprepare("claim")
+    assert node.is_as_before()
 
 
 @pytest.mark.parametrize(
