@@ -19,9 +19,16 @@ _log = logging.getLogger(__name__)
 class RdmaMover(StepApplier[GiveRdma]):
     """Moves the RDMA devices of one node. What all namespaces have stays where it is."""
 
-    def __init__(self, kernel: Kernel, host: Namespace, has_function: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        host: Namespace,
+        has_function: Callable[[str], bool],
+        list_nodes: Callable[[str], Sequence[str]],
+    ) -> None:
         super().__init__(kernel, host)
         self._has_function = has_function
+        self._list_nodes = list_nodes
 
     def mark(self, step: GiveRdma, pods: Sequence[Namespace]) -> None:
         """Check that it is there: its name, which the kernel gives once, is its mark. Raises ClaimError."""
@@ -42,6 +49,12 @@ class RdmaMover(StepApplier[GiveRdma]):
                 ) from error
         elif not self.is_in(step, pod):
             raise AttachFailed(f"the RDMA device {step.name} ({step.device}) is not on the node any more")
+        # A device that is moved gets the lowest number that is free, and containers have the nodes of before.
+        if not set(step.nodes) <= set(nodes := self._list_nodes(step.name)):
+            raise AttachFailed(
+                f"the kernel gave the RDMA device {step.name} ({step.device}) other device nodes when it was moved: "
+                f"{', '.join(nodes)} instead of {', '.join(step.nodes)}; delete the pod"
+            )
 
     def take_back(self, step: GiveRdma, pods: Sequence[Namespace]) -> None:
         """Move it back, wherever it is. Raises UndoLater: it cannot be found now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 from pydra import HeldClaim, held_claims
@@ -19,6 +20,7 @@ from pydra_net.kernel import Kernel
 from pydra_net.move_pod_interfaces import PodInterfaces
 from pydra_net.network_types import Link
 from pydra_net.nri_handlers import PodHandlers
+from pydra_net.rdma_devices import list_nodes
 from pydra_net.settings import Settings
 from pydra_net.step_appliers import StepApplier
 from pydra_net.steps import ConfigureFunction, GiveInterface, GiveRdma, ShareInterface
@@ -59,7 +61,7 @@ async def open_backend(
         appliers: Mapping[type, StepApplier[Any]] = {
             GiveInterface: Mover(kernel, host, reader.has_device),
             ShareInterface: Sharer(kernel, host),
-            GiveRdma: RdmaMover(kernel, host, reader.has_function),
+            GiveRdma: RdmaMover(kernel, host, reader.has_function, partial(list_nodes, tree)),
             ConfigureFunction: FunctionConfigurer(kernel, host, reader.read_virtual_function),
         }
         interfaces = PodInterfaces(kernel, appliers, held)

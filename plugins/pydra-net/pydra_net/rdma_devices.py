@@ -27,7 +27,7 @@ def find_rdma(
         own = tree.names(function_path(tree, address, "infiniband")) if address else ()
         for one in reading.rdma:
             if one.name in own[:1] or (not own and link.index in one.links):
-                yield name, OfferedRdma(device=one, pci_address=address, nodes=_list_nodes(tree, one.name))
+                yield name, OfferedRdma(device=one, pci_address=address, nodes=list_nodes(tree, one.name))
                 break
 
 
@@ -47,14 +47,15 @@ def find_lone_rdma(tree: Tree, reading: Reading) -> Iterator[tuple[str, OfferedR
     for one in reading.rdma:
         places = _PCI.findall(tree.link(tree.sys(f"class/infiniband/{one.name}")))
         if places and places[-1] not in taken and not read_attribute(tree, places[-1], "class").startswith(_ETHERNET):
-            nodes = _list_nodes(tree, one.name)
+            nodes = list_nodes(tree, one.name)
             yield (
                 name_function(places[-1]),
                 OfferedRdma(device=one, pci_address=places[-1], nodes=nodes, alone=True),
             )
 
 
-def _list_nodes(tree: Tree, name: str) -> tuple[str, ...]:
+def list_nodes(tree: Tree, name: str) -> tuple[str, ...]:
+    """The device nodes of an RDMA device. The kernel can give it others when it is moved."""
     return tuple(f"/dev/infiniband/{one}" for one in sorted(_list_names(tree, name)))
 
 

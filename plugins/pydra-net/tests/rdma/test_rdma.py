@@ -77,7 +77,7 @@ async def test_a_claim_ends_although_an_rdma_device_that_all_namespaces_have_is_
 def test_an_rdma_device_is_found_in_a_pod_beside_one_whose_namespace_has_ended(tmp_path: Path) -> None:
     node = SimulatedNode(EXCLUSIVE_MODE, tmp_path)
     pod = node.kernel.open(node.begin_pod("trainer").network_namespace)
-    mover = RdmaMover(node.kernel, node.kernel.open(HOST), lambda _: True)
+    mover = RdmaMover(node.kernel, node.kernel.open(HOST), lambda _: True, lambda _: ())
     step = GiveRdma(device=ALONE, name="mlx5_5", moves=True)
     mover.give(step, pod)
     mover.mark(step, [SimulatedNamespace(node.kernel, "/pods/ended"), pod])
@@ -97,6 +97,27 @@ async def test_a_pod_does_not_start_without_the_rdma_device_that_the_kernel_does
         with pytest.raises(OperationFailed, match=r"mlx5_1 .* cannot be moved into the pod: .*set netns shared"):
             await agent.start(sandbox)
         assert node.names_in(sandbox) == [], "the interface is back, too"
+        await agent.unprepare("claim")
+    assert node.is_as_before()
+
+
+async def test_no_container_starts_with_the_device_nodes_of_another_rdma_device(tmp_path: Path) -> None:
+    """The kernel gives a device that is moved the lowest number that is free."""
+    node = SimulatedNode(EXCLUSIVE_MODE, tmp_path)
+    sandbox = node.begin_pod("trainer")
+    verbs = tmp_path / "sys/class/infiniband_verbs"
+
+    def renumber(what: str) -> None:
+        if what == "move RDMA":
+            (verbs / "uverbs0").rename(verbs / "uverbs7")
+            node.kernel.step = lambda _: None
+
+    async with node.run() as agent:
+        await agent.prepare("claim", INTERFACE, pod="trainer")
+        node.kernel.step = renumber
+        with pytest.raises(OperationFailed, match=r"mlx5_1 .* other device nodes .*uverbs7 instead .*delete the pod"):
+            await agent.start(sandbox)
+        assert node.names_in(sandbox) == []
         await agent.unprepare("claim")
     assert node.is_as_before()
 
