@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 
@@ -29,6 +30,8 @@ class RdmaMover(StepApplier[GiveRdma]):
         super().__init__(kernel, host)
         self._has_function = has_function
         self._list_nodes = list_nodes
+        self._moving = threading.Lock()
+        """Two devices that are moved at once can get each other's device nodes."""
 
     def mark(self, step: GiveRdma, pods: Sequence[Namespace]) -> None:
         """Check that it is there: its name, which the kernel gives once, is its mark. Raises ClaimError."""
@@ -41,7 +44,8 @@ class RdmaMover(StepApplier[GiveRdma]):
             self._bring_back(step, others)
         if device := self._find(step, self._host):
             try:
-                self._kernel.move_rdma(self._host, device.index, pod)
+                with self._moving:
+                    self._kernel.move_rdma(self._host, device.index, pod)
             except KernelRefused as error:
                 raise AttachFailed(
                     f"the RDMA device {step.name} ({step.device}) cannot be moved into the pod: {error}; if its "
@@ -83,6 +87,7 @@ class RdmaMover(StepApplier[GiveRdma]):
 
     def _move_back(self, step: GiveRdma, device: RdmaDevice, pod: Namespace) -> None:
         try:
-            self._kernel.move_rdma(pod, device.index, self._host)
+            with self._moving:
+                self._kernel.move_rdma(pod, device.index, self._host)
         except KernelRefused as error:
             raise UndoLater(f"the RDMA device {step.name} ({step.device}) cannot be moved back: {error}") from error

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -98,6 +101,28 @@ async def test_a_pod_does_not_start_without_the_rdma_device_that_the_kernel_does
             await agent.start(sandbox)
         assert node.names_in(sandbox) == [], "the interface is back, too"
         await agent.unprepare("claim")
+    assert node.is_as_before()
+
+
+async def test_two_rdma_devices_are_not_moved_at_once(tmp_path: Path) -> None:
+    """The kernel could give each the device nodes of the other."""
+    node = SimulatedNode(EXCLUSIVE_MODE, tmp_path)
+    both = threading.Barrier(2)
+    met: list[str] = []
+
+    def meet(what: str) -> None:
+        if what == "move RDMA":
+            with suppress(threading.BrokenBarrierError):
+                both.wait(timeout=0.2)
+                met.append(what)
+
+    async with node.run() as agent:
+        for pod, device in (("first", INTERFACE), ("second", ALONE)):
+            await agent.prepare(pod, device, pod=pod)
+        node.kernel.step = meet
+        await asyncio.gather(*(agent.start(node.begin_pod(pod)) for pod in ("first", "second")))
+        await asyncio.gather(*(agent.unprepare(pod) for pod in ("first", "second")))
+    assert met == []
     assert node.is_as_before()
 
 
