@@ -4,6 +4,9 @@
     apt-get download linux-image-6.1.0-56-amd64 && dpkg-deb -x linux-image-*.deb kernel
     hack/vm.py --kernel kernel -- .venv/bin/pytest -q plugins/pydra-net
 
+Debian's kernels from 7 on are in three packages, linux-base-, linux-binary- and linux-modules-VERSION: unpack all of
+them there.
+
 The machine has this machine's files, read-only below a layer in its memory, so the command has the same paths; what it
 writes is lost. It has two network cards with virtual functions (igb), connected with each other, and no other network.
 Needs QEMU 8 or newer, kmod, a static busybox, and /dev/kvm: with `--accel tcg` it works without, and tests need minutes
@@ -30,7 +33,7 @@ mount -t proc none /proc
 mount -t devtmpfs none /dev
 exec >/dev/console 2>&1
 hostname vm
-for module in {modules}; do insmod /modules/$module; done
+for module in {names}; do insmod /modules/$module; done
 mkdir -p /below /layer
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=1048576,cache=loose,ro files /below
 mount -t tmpfs none /layer
@@ -43,7 +46,7 @@ mount -t devtmpfs none dev
 mkdir -p dev/pts dev/shm
 mount -t devpts none dev/pts
 mkdir -p lib/modules/{version}
-mount --bind /below{tree}/lib/modules/{version} lib/modules/{version}
+mount --bind /below{modules} lib/modules/{version}
 for place in dev/shm tmp run; do mount -t tmpfs none $place; done
 mount -t 9p -o trans=virtio,version=9p2000.L status mnt
 exec switch_root . /bin/sh -c {command}
@@ -62,15 +65,16 @@ def main() -> int:
     if busybox is None:
         parser.error("found no busybox; install busybox-static")
     tree = arguments.kernel.resolve()
-    (modules,) = (tree / "lib/modules").iterdir()
-    subprocess.run(["depmod", "-b", tree, modules.name], check=True)
+    modules = next(place for root in ("lib", "usr/lib") for place in tree.glob(f"{root}/modules/*"))
+    subprocess.run(["depmod", "-b", modules.parents[2], modules.name], check=True)
+    kernel = next(one for one in (modules / "vmlinuz", tree / f"boot/vmlinuz-{modules.name}") if one.exists())
     with tempfile.TemporaryDirectory() as place:
         image, status = Path(place, "initramfs"), Path(place, "status")
         status.mkdir()
-        image.write_bytes(_build_image(tree, modules.name, Path(busybox), arguments.command))
+        image.write_bytes(_build_image(modules, Path(busybox), arguments.command))
         try:
             subprocess.run(
-                _build_command(tree / f"boot/vmlinuz-{modules.name}", image, status, arguments.accel),
+                _build_command(kernel, image, status, arguments.accel),
                 check=True,
                 timeout=arguments.timeout,
                 stdin=subprocess.DEVNULL,
@@ -102,22 +106,30 @@ def _build_command(kernel: Path, image: Path, status: Path, accel: str) -> list[
     ]
 
 
-def _build_image(tree: Path, version: str, busybox: Path, command: list[str]) -> bytes:
+def _build_image(modules: Path, busybox: Path, command: list[str]) -> bytes:
     """The first file system: what is needed to reach the others."""
-    found: dict[str, Path] = {}
+    found: dict[str, bytes] = {}
     for name in BOOT_MODULES:
-        shown = ["modprobe", "--dirname", str(tree), "--set-version", version, "--show-depends", name]
+        shown = ["modprobe", "-d", str(modules.parents[2]), "--set-version", modules.name, "--show-depends", name]
         lines = subprocess.run(shown, check=True, capture_output=True, text=True).stdout.splitlines()
         paths = (Path(line.split()[1]) for line in lines if line.startswith("insmod"))
-        found.update((path.name, path) for path in paths)
+        found.update((path.name, _read_module(path)) for path in paths)
     inner = f"cd {shlex.quote(os.getcwd())}; PATH={shlex.quote(os.environ['PATH'])} {shlex.join(command)}"
     inner += f"; echo $? >/mnt/rc; exec {busybox} poweroff -f"
-    init = INIT.format(modules=" ".join(found), tree=tree, version=version, command=shlex.quote(inner))
+    init = INIT.format(names=" ".join(found), modules=modules, version=modules.name, command=shlex.quote(inner))
     files = {"init": init.encode(), "bin/busybox": busybox.read_bytes()}
-    files |= {f"modules/{name}": path.read_bytes() for name, path in found.items()}
+    files |= {f"modules/{name}": content for name, content in found.items()}
     entries = [_build_entry(name, 0o040755, b"") for name in ("bin", "dev", "modules", "proc")]
     entries += [_build_entry(name, 0o100755, content) for name, content in files.items()]
     return b"".join((*entries, _build_entry("TRAILER!!!", 0, b"")))
+
+
+def _read_module(path: Path) -> bytes:
+    """Its content, which the busybox of the first file system can only load as it is."""
+    program = {".xz": "xz", ".zst": "zstd"}.get(path.suffix)
+    if program is None:
+        return path.read_bytes()
+    return subprocess.run([program, "-dc", path], check=True, capture_output=True).stdout
 
 
 def _build_entry(name: str, mode: int, content: bytes) -> bytes:
