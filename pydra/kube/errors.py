@@ -126,7 +126,7 @@ def build_error(doing: str, status: int, answer: Status, *, retry_after: str = "
     return kind(text, status=status, cause=answer.reason)
 
 
-def build_unanswered(doing: str, server: str, error: BaseException, *, seconds: float, trust: str = "") -> KubeError:
+def build_unanswered(doing: str, server: str, error: BaseException, *, seconds: float, trust: str) -> KubeError:
     """Build the error for a request without a usable answer: refused, reset, timed out, TLS failed, undecodable.
 
     `seconds` is its deadline; `trust` names the certificate files that were used, for a TLS error.
@@ -139,7 +139,7 @@ def build_unanswered(doing: str, server: str, error: BaseException, *, seconds: 
         if not isinstance(error, NotJson):
             text = f"the answer of {server} is too large: {error}"
     elif (tls := find_tls_error(error)) is not None:
-        text = f"TLS with {server} failed: {tls}{f' ({trust})' if trust else ''}"
+        text = f"TLS with {server} failed: {tls} ({trust})"
         cause = "TLS"
     elif isinstance(error, TimeoutError) and not error.errno:  # with an errno, TCP gave the connection up
         text = f"timed out after {seconds:g} s waiting for {server}"
@@ -184,4 +184,4 @@ def _explain(error: BaseException) -> str:
     inner: Any = getattr(error, "os_error", error)
     if isinstance(inner, OSError) and inner.errno:
         return os.strerror(inner.errno) if inner.errno > 0 else str(inner.strerror)
-    return str(error) or type(error).__name__
+    return str(inner) or type(inner).__name__

@@ -172,7 +172,7 @@ class Informer:
                 self._take(event)
 
     def _take(self, event: WatchEvent) -> None:
-        self._position = (event.object.get("metadata") or {}).get("resourceVersion") or self._position
+        self._position = event.object["metadata"].get("resourceVersion") or self._position
         self.resource_version = max(self.resource_version, parse_resource_version(self._position))
         if event.type is WatchEventType.BOOKMARK:
             return
@@ -203,10 +203,10 @@ def diff(before: Mapping[Key, JsonObject], after: Mapping[Key, JsonObject]) -> I
 
 
 def _uid(body: JsonObject) -> str:
-    return str((body.get("metadata") or {}).get("uid", ""))
+    return str(body["metadata"].get("uid", ""))
 
 
 def _slim(body: JsonObject) -> JsonObject:
     """Return the object without its managedFields, which are as large as the object itself and not used."""
-    (body.get("metadata") or {}).pop("managedFields", None)
+    body["metadata"].pop("managedFields", None)
     return body

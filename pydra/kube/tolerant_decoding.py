@@ -26,7 +26,7 @@ _ESCAPES = re.compile(
 )
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _NAMES = {
-    key: re.compile(rb'"metadata"\s*:\s*\{[^{}]*?"%s"\s*:\s*"([^"\\]*)"' % key) for key in (b"namespace", b"name")
+    key: re.compile(rb'"metadata"\s*:\s*\{[^{}]*?"%s"\s*:\s*"([^"\\]+)"' % key) for key in (b"namespace", b"name")
 }
 
 
@@ -270,8 +270,7 @@ def _find_name(item: object) -> str:
     """Find namespace and name of an object that cannot be decoded, for a message; empty if there are none."""
     if not isinstance(item, bytes):
         return ""
-    parts = [found[1].decode(errors="replace") for pattern in _NAMES.values() if (found := pattern.search(item))]
-    return "/".join(part for part in parts if part)
+    return "/".join(found[1].decode(errors="replace") for pattern in _NAMES.values() if (found := pattern.search(item)))
 
 
 class LineTooLong(ValueError):
@@ -307,8 +306,7 @@ class LineSplitter:
         self._size += len(part)
         if self._size > self._limit:
             raise LineTooLong(f"a line of more than {self._limit} bytes")
-        if part:
-            self._parts.append(part)
+        self._parts.append(part)
 
     def _take(self) -> bytes:
         line = b"".join(self._parts)

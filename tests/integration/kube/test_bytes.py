@@ -91,7 +91,9 @@ EVENTS = {
 
 
 @pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
-async def test_a_watch_goes_on_past_an_event_that_cannot_be_read(event: bytes) -> None:
+async def test_a_watch_goes_on_past_an_event_that_cannot_be_read(
+    event: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     good = b'{"type":"ADDED","object":%s}' % make_object("good")
     stream = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + event + b"\n" + good + b"\n"
     async with serve_raw(stream) as url, open_raw_client(url) as client:
@@ -99,6 +101,8 @@ async def test_a_watch_goes_on_past_an_event_that_cannot_be_read(event: bytes) -
         found = await anext(watch)
         await watch.aclose()
     assert (found.type, found.object["metadata"]["name"]) == (WatchEventType.ADDED, "good")
+    name = "ns/bad" if event == EVENTS["nested too deep"] else "ns/a" if b'"a"' in event else "an event"
+    assert f"left out {name} (" in caplog.text
 
 
 FOREIGN = {
@@ -109,6 +113,7 @@ FOREIGN = {
     "a 403 of wrong types": reply(b'{"message":5,"reason":[],"code":"x"}', status="403 Forbidden"),
     "an error event of wrong types": reply(b'{"type":"ERROR","object":{"code":"x","message":null}}\n'),
     "items of another type": reply(b'{"items":{"a":1},"metadata":{}}'),
+    "a list nested too deep": reply(b'{"metadata":{"continue":%s}}' % DEEP),
     "metadata of another type": reply(b'{"items":[],"metadata":null}'),
     "nothing": reply(b""),
     "a number": reply(b"5\n"),
@@ -137,6 +142,12 @@ async def test_whatever_answers_in_place_of_the_api_is_an_error_of_the_request(a
                     pass
         except KubeError as error:
             str(error).encode()
+
+
+async def test_a_page_in_place_of_a_watch_ends_it() -> None:
+    async with serve_raw(reply(b"<p>\n" * 9)) as url, open_raw_client(url) as client:
+        with pytest.raises(Unavailable, match="is there a proxy"):
+            await anext(client.watch(RESOURCE_CLAIMS, resource_version="1"))
 
 
 async def test_an_informer_outlives_a_gateway_and_an_unreadable_slice() -> None:

@@ -144,6 +144,13 @@ async def test_a_server_with_another_authority_is_not_trusted_and_the_error_name
             await read(credentials)
 
 
+async def test_a_server_that_speaks_no_tls_is_told_from_one_that_is_away(tmp_path: Path) -> None:
+    async with serve_api() as server:
+        path = write_kubeconfig(tmp_path / "config", server.url.replace("http:", "https:"), {})
+        with pytest.raises(Unavailable, match=r"TLS with .* failed: (wrong version number|record layer failure)"):
+            await read(await load_credentials(environ={}, kubeconfig=path))
+
+
 async def test_a_rotated_authority_is_followed(tmp_path: Path, authority: Authority) -> None:
     """Old connections are cut, as by a restart of the API server with a certificate of another authority."""
     (tmp_path / "token").write_text("x")

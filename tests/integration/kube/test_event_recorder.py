@@ -61,16 +61,24 @@ async def test_an_event_that_was_refused_is_created_when_it_is_repeated() -> Non
     recorder = EventRecorder(cast("Any", desk), controller="test", instance="n", report=written.append, clock=times.pop)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(recorder.run)
-        for refusal, now in ((desk.refusal, 0.0), (None, 60.0), (NotFound("expired"), 120.0), (None, 180.0)):
+        for refusal, now in (
+            (desk.refusal, 0.0),
+            (None, 60.0),
+            (desk.refusal, 90.0),
+            (None, 105.0),
+            (NotFound("expired"), 120.0),
+            (None, 180.0),
+        ):
             desk.refusal, times[:] = refusal, [now]
             recorder.record(request())
             with anyio.fail_after(30):
                 while times:
                     await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
-    assert written == ["failed", "ok", "gone", "ok"]
-    assert [body.get("note") for body in desk.created] == ["SIGSEGV", "SIGSEGV"], (
-        "no series of an Event that is not there"
+    recorder.record(request())
+    assert written == ["failed", "ok", "failed", "ok", "gone", "ok", "dropped"]
+    assert [body.get("note") for body in desk.created] == ["SIGSEGV", None, "SIGSEGV"], (
+        "a series of the Event that is there, and of no other"
     )
 
 

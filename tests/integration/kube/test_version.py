@@ -24,6 +24,15 @@ async def test_an_older_cluster_is_refused_with_what_is_needed() -> None:
             await check_server(client)
 
 
+@pytest.mark.parametrize(("version", "is_warned"), [("1.37.9", False), ("1.38.0", True)])
+async def test_a_cluster_newer_than_any_that_was_tried_is_served_with_a_warning(
+    version: str, is_warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_api(version=version) as api, open_client(api) as client:
+        await check_server(client)
+    assert ("is newer than 1.37" in caplog.text) is is_warned
+
+
 @pytest.mark.parametrize("version", ["1.36.2", "1.37.0", "1.38.0"])
 async def test_an_object_that_does_not_exist_is_not_taken_for_an_api_that_is_not_served(version: str) -> None:
     gone = Resource(group="gone.example.com", version="v1", plural="things", kind="Thing", namespaced=True)
@@ -44,6 +53,7 @@ async def test_an_object_that_does_not_exist_is_not_taken_for_an_api_that_is_not
             "only v1beta2, v1beta1, which pydra does not speak",
             id="beta versions only",
         ),
+        pytest.param('{"versions": 1}', "nor any other version of it", id="versions of another shape"),
         pytest.param('{"versions": [null, 1]}', "nor any other version of it", id="another shape"),
         pytest.param("", "nor any other version of it", id="nothing of it"),
     ],

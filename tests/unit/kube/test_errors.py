@@ -153,11 +153,24 @@ def test_the_time_that_a_server_asks_for_is_kept(header: str, seconds: float) ->
     assert error.retry_after == seconds
 
 
-def test_no_answer_says_so() -> None:
-    timeout = build_unanswered("read x", "https://api", TimeoutError(), seconds=10)
-    assert str(timeout) == "cannot read x: timed out after 10 s waiting for https://api"
-    reset = build_unanswered("read x", "https://api", ConnectionResetError(104, "Connection reset by peer"), seconds=10)
-    assert str(reset) == "cannot read x: no answer from https://api: Connection reset by peer"
-    lost = build_unanswered("read x", "https://api", TimeoutError(110, "Connection timed out"), seconds=10)
-    assert str(lost) == "cannot read x: no answer from https://api: Connection timed out"
-    assert (timeout.status, reset.cause) == (0, "ConnectionResetError")
+UNANSWERED = {
+    "a deadline": (TimeoutError(), "timed out after 10 s waiting for https://api"),
+    "a reset": (
+        ConnectionResetError(104, "Connection reset by peer"),
+        "no answer from https://api: Connection reset by peer",
+    ),
+    "a reset without words": (ConnectionResetError(), "no answer from https://api: ConnectionResetError"),
+    "silence": (TimeoutError(110, "Connection timed out"), "no answer from https://api: Connection timed out"),
+    "a name that nobody knows": (OSError(-2, "Name not known"), "no answer from https://api: Name not known"),
+    "a server that hangs up": (aiohttp.ServerDisconnectedError(), "no answer from https://api: Server disconnected"),
+    "an alert": (
+        aiohttp.ClientOSError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert (_ssl.c:2580)"),
+        "TLS with https://api failed: tlsv13 alert certificate required (CA file ca.crt)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("error", "words"), UNANSWERED.values(), ids=UNANSWERED)
+def test_no_answer_says_so(error: BaseException, words: str) -> None:
+    found = build_unanswered("read x", "https://api", error, seconds=10, trust="CA file ca.crt")
+    assert (str(found), found.status) == (f"cannot read x: {words}", 0)
