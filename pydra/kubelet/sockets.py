@@ -57,8 +57,6 @@ def plan_socket_paths(driver: str, *, registry_directory: str, plugin_directory:
             if not path.startswith("/")
         ),
     ]
-    if problems:
-        raise SettingsError(problems)
     registration = _first_that_fits(registry_directory, _registration_names(driver, pod_uid))
     service = _first_that_fits(plugin_directory, _service_names(driver, pod_uid))
     for directory, path in ((registry_directory, registration), (plugin_directory, service)):
