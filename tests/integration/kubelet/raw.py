@@ -12,6 +12,7 @@ from anyio.abc import UNIXSocketStream
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import DataReceived, Event, ResponseReceived, StreamReset, TrailersReceived
+from h2.settings import SettingCodes
 from hyperframe.frame import Frame, GoAwayFrame
 
 from tests.integration.kubelet.fakes import DEADLINE
@@ -56,6 +57,16 @@ class RawClient:
             self._h2.send_data(stream_id, body, end_stream=end)
         await self.flush()
         return stream_id
+
+    async def change_setting(self, code: SettingCodes, value: int) -> None:
+        """Send another value of a setting."""
+        self._h2.update_settings({code: value})
+        await self.flush()
+
+    async def open_windows(self) -> None:
+        """Let the server send as much as it wants."""
+        self._h2.increment_flow_control_window(2**30)
+        await self.change_setting(SettingCodes.INITIAL_WINDOW_SIZE, 2**30)
 
     async def send_rest(self, stream_id: int, body: bytes) -> None:
         """Send what is left of a request."""

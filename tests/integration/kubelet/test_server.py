@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,12 +12,13 @@ import anyio
 import pytest
 from grpclib import Status
 from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
 from hyperframe.frame import PingFrame
 
 from pydra.kubelet import pb
 from pydra.kubelet.grpc_server import GrpcServer, Method
 from pydra.kubelet.sockets import bind_socket
-from tests.integration.kubelet.fakes import Failed, Kubelet, claim, grpcio_kubelet, prepare, wait_until
+from tests.integration.kubelet.fakes import DEADLINE, Failed, Kubelet, claim, grpcio_kubelet, prepare, wait_until
 from tests.integration.kubelet.raw import RawClient, frame, raw_client
 
 PREPARE = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources"
@@ -124,6 +127,35 @@ async def test_a_large_answer_waits_for_the_clients_window(root: Path) -> None:
         assert await client.message(await client.send(PREPARE, frame(b""))) == answer
 
 
+async def test_a_client_that_reads_nothing_holds_up_the_answers(root: Path) -> None:
+    made = 0
+
+    async def answer_endlessly(_: bytes) -> AsyncGenerator[bytes, None]:
+        nonlocal made
+        for made in range(1, 21):  # noqa: B007
+            yield bytes(2**18)
+            await anyio.lowlevel.checkpoint()
+
+    async with raw_serving(root) as (client, server, _):
+        server.methods = {PREPARE: Method(stream=answer_endlessly)}
+        await client.open_windows()
+        stream_id = await client.send(PREPARE, frame(b""))
+        await wait_until(lambda: made)
+        for _ in range(1000):
+            await anyio.lowlevel.checkpoint()
+        assert made < 20
+        assert (await client.status(stream_id))["grpc-status"] == "0"
+    assert made == 20
+
+
+async def test_a_client_may_keep_no_table_of_headers(root: Path) -> None:
+    async with raw_serving(root) as (client, _, node):
+        node.gate.set()
+        assert await answered(client)
+        await client.change_setting(SettingCodes.HEADER_TABLE_SIZE, 0)
+        assert await answered(client)
+
+
 async def test_a_request_without_a_path_is_a_protocol_error(root: Path) -> None:
     async with raw_serving(root) as (client, _, node):
         stream_id = await client.send("", frame(REQUEST), without=":path", end=False)
@@ -173,6 +205,23 @@ async def test_a_drain_finishes_the_call_in_flight_and_sends_new_ones_elsewhere(
         assert pb.NodePrepareResourcesResponse.parse(await client.body(first)).claims.keys() == {"uid-1"}
         await client.wait_end()
     assert (cut_off, node.cancelled) == ([0], 0)
+
+
+async def test_a_drain_sends_a_client_elsewhere_that_has_just_connected(root: Path) -> None:
+    async with raw_serving(root) as (client, server, node), anyio.create_task_group() as group:
+        await client.send(PREPARE, frame(REQUEST))
+        await wait_until(lambda: node.started == 1)
+        with socket.socket(socket.AF_UNIX) as late:
+            late.connect(str(root / "dra.sock"))
+            late.setblocking(False)
+            group.start_soon(server.drain, 60)
+            received = b""
+            with anyio.fail_after(DEADLINE):
+                while chunk := await asyncio.get_running_loop().sock_recv(late, 4096):
+                    received += chunk
+        assert b"\0\0\x08\x07\0\0\0\0\0" in received, "GOAWAY"
+        node.gate.set()
+    assert node.cancelled == 0
 
 
 async def test_a_drain_waits_for_a_request_that_is_still_arriving(root: Path) -> None:
