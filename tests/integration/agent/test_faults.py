@@ -122,6 +122,18 @@ async def test_what_is_measured_counts_the_claims_that_another_instance_has_prep
                 await agent.wait_metric(r"^pydra_counting_held 1.0$")
 
 
+async def test_what_cannot_be_measured_any_more_is_gone_and_hints_of_nothing_are_told(tmp_path: Path) -> None:
+    sensor = tmp_path / "sensor"
+    sensor.write_text("36.6")
+    flags = ("--backend", "hasty:", "--driver", "hasty:=hasty.example.com", "--measure-period", "0.1")
+    async with run_node(lambda step: None) as node, run_agent(node, *flags, environ={"SENSOR": str(sensor)}) as agent:
+        await agent.wait_metric(r"^pydra_hasty_warmth 36.6$")
+        sensor.unlink()
+        await agent.wait_log(lambda text: "measurements cannot be read" in text)
+        await agent.wait_log(lambda text: "wait_changed has returned 20 times within" in text)
+        await agent.wait_metric(r"\A(?s:(?!.*pydra_hasty_warmth).)")
+
+
 async def test_hints_that_kill_the_process_are_not_held_against_a_claim() -> None:
     async with staged({"do": "segfault", "call": "wait_changed", "count": 6}) as scene:
         await scene.start(OTHER)

@@ -86,18 +86,23 @@ async def test_partitions_of_a_cluster_without_their_gate_are_not_published_and_
             assert await agent.stop() == 0
 
 
-async def test_a_backend_whose_import_fails_is_reported_by_its_module_and_reason_and_stops_no_other() -> None:
+async def test_a_backend_that_cannot_be_imported_or_has_no_name_is_reported_and_stops_no_other() -> None:
     async with (
         run_node(lambda step: None) as node,
-        run_agent(node, "--backend", "needy:", "--backend", "worded:") as agent,
+        run_agent(node, "--backend", "needy:", "--backend", "hasty:", "--backend", "worded:") as agent,
     ):
-        reason, note = await wait_event(node, "Node", node.settings.node_name)
-        assert reason == "BackendContract"
+        _, note = await wait_event(node, "Node", node.settings.node_name, "BackendContract")
         words = "needy cannot be loaded: ModuleNotFoundError: No module named 'vendor_sdk_of_nobody'"
         assert words in note
         assert "backends/needy.py:5" in note
         assert "it needs the module vendor_sdk_of_nobody: install what provides it" in note
-        assert words in await agent.wait_ready(503)
+        nameless = "backend hasty has no driver name of its own"
+        _, told = await wait_event(node, "Node", node.settings.node_name, "BackendNotServed")
+        assert told.startswith(nameless)
+        assert "--driver hasty:=NAME" in told
+        unready = await agent.wait_ready(503)
+        assert words in unready
+        assert nameless in unready
         await agent.wait_log(lambda text: words in text and "is published" in text)
         assert "Traceback" not in agent.log.read_text(), "which `pydra check`, and the log at debug, are for"
         assert await agent.stop() == 0
