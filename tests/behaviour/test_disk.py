@@ -131,6 +131,7 @@ def damaged() -> Iterator[tuple[Node, dict[str, tuple[str, Claim]], Claim]]:
         agent = node.serve("--sweep-period", "0.1")
         for _, victim in victims.values():
             agent.wait_log(victim.uid)
+        wait_for(lambda: len(node.api.events()) >= len(DAMAGE), "an Event of each damaged record")
         node.wait_lookups_of(other, 3)
         yield node, victims, other
 
@@ -141,6 +142,8 @@ def test_damage_to_the_record_of_a_prepared_claim_is_reported_and_never_undoes_i
 ) -> None:
     node, victims, _ = damaged
     device, victim = victims[what]
+    [event] = [one for one in node.api.events() if victim.uid in one["note"]]
+    assert event["reason"] == "CheckpointSetAside"
     assert node.cdi_files(victim), "its containers may start again"
     assert node.board.steps(victim) == ["prepare", "prepared"], "what cannot be read is not undone"
     assert device in node.kubelet.refusal(node.api.create_claim(device)), "its device is held"

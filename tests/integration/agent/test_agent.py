@@ -108,9 +108,10 @@ async def test_a_hangup_rereads_the_log_level_and_names_what_needs_a_restart() -
             assert agent.lines() == []
             config.write_text("backends: [sim]\nlogLevel: info\nsweepPeriod: 60\n")
             agent.process.send_signal(signal.SIGHUP)
-            await agent.wait_log(lambda text: "settings read again; need a restart: sweep_period" in text)
+            told = "settings read again; need a restart: sweep_period"
+            await agent.wait_log(lambda text: told in text.splitlines())
             agent.process.send_signal(signal.SIGHUP)
-            await agent.wait_log(lambda text: text.count("need a restart: sweep_period") == 2)
+            await agent.wait_log(lambda text: text.splitlines().count(told) == 2)
             for count, wrong in enumerate(("logLevel: shout", "backends: 5", 'logFile: "/a\\0b"', "a: 2026-13-45"), 1):
                 config.write_text(f"{wrong}\n")
                 agent.process.send_signal(signal.SIGHUP)
