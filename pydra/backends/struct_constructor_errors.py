@@ -58,9 +58,7 @@ def _read_source(trace: TracebackType) -> str:
     """Return the text of the expression that was evaluated; empty without a source."""
     code = trace.tb_frame.f_code
     first, last, begin, end = next(islice(code.co_positions(), trace.tb_lasti // 2, None), (None,) * 4)
-    if first is None or last is None or begin is None or end is None:
-        return ""
-    lines = [line.encode() for line in linecache.getlines(code.co_filename)[first - 1 : last]]
+    lines = [line.encode() for line in linecache.getlines(code.co_filename)[(first or 1) - 1 : last]]
     if not lines:
         return ""
     lines[-1] = lines[-1][:end]  # first the end: both may be of one line

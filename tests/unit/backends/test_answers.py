@@ -43,6 +43,15 @@ def test_an_answer_of_countless_objects_is_refused_before_they_take_memory(empty
     assert said.endswith("discover returned more than 500,000 lists and objects")
 
 
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [(b"\xa1\xff", "codec can't decode byte"), (b"\x91" * 5000 + b"\xc0", "recursion")],
+    ids=["text that is not UTF-8", "nested too deep"],
+)
+def test_a_result_that_cannot_be_decoded_is_the_backends_fault(body: bytes, problem: str) -> None:
+    assert problem in refused("read_result", body)
+
+
 @pytest.mark.parametrize("has_steps", [True, False])
 def test_a_plan_that_no_record_could_hold_is_refused_before_it_is_read(has_steps: bool) -> None:
     data = msgspec.msgpack.encode([None] * 3 * MAX_STATE)

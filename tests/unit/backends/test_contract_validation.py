@@ -20,6 +20,7 @@ from pydra.backends.contract_validation import (
     find_answer_type_violations,
     find_coroutine_violations,
     find_inheritance_violations,
+    find_json_violations,
     find_methods,
     find_misspelt,
     find_object_violations,
@@ -83,6 +84,11 @@ def test_states_that_would_burden_the_checkpoint_are_refused() -> None:
     prepared = [A.prepared(state="x" * MAX_STATE), B.prepared(), SHARE.prepared()]
     (violation,) = find_prepared_violations(CLAIM, prepared)
     assert f"the limit is {MAX_STATE}" in violation
+
+
+def test_a_plan_that_would_burden_the_checkpoint_is_refused() -> None:
+    (violation,) = find_json_violations(Method.PLAN, "x" * MAX_STATE)
+    assert f"plan returned {MAX_STATE + 2} bytes of JSON, the limit is {MAX_STATE}" in violation
 
 
 def test_a_state_of_countless_values_is_refused_without_a_look_at_each() -> None:
@@ -256,6 +262,19 @@ def backend(**changes: Any) -> Any:
     return SimpleNamespace(**{name: part for name, part in (parts | changes).items() if part is not ...})
 
 
+async def with_step(step: Any, result: Any, claim: Any, /) -> None: ...
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"): ...
+
+
+class Twin(msgspec.Struct, frozen=True, tag="step"): ...
+
+
+def with_steps(types: Any) -> Any:
+    return backend(STEP_TYPES=types, plan=with_prepared, apply=with_step, undo=with_step)
+
+
 class Callable:
     async def __call__(self) -> None: ...
 
@@ -319,6 +338,13 @@ def test_names_are_compared_without_reading_properties(live: object) -> None:
                 "DEVICE_CLASSES['a.b'] has no field extendedResource; rename it to extendedResourceName",
             ],
         ),
+        (backend(ONE_POD="yes"), ["ONE_POD is of type str; it must be True or False"]),
+        (backend(apply=with_step), ["apply needs STEP_TYPES, which is missing or empty"]),
+        (with_steps({"a": Step}), ["STEP_TYPES is of type dict; it must be a list or tuple"]),
+        (with_steps([dict]), ["STEP_TYPES[0] is <class 'dict'>; it must be a msgspec Struct"]),
+        (with_steps([Config]), ['Config must be frozen and have a string tag: `frozen=True, tag="make-it"`']),
+        (with_steps([Step, Twin]), ["STEP_TYPES cannot be decoded into"]),
+        (backend(DEVICE_CLASSES=["a.b"]), ["DEVICE_CLASSES is of type list; it must map names to DeviceClass specs"]),
         (backend(DEVICE_CLASSES={"a.b": 1}), ["DEVICE_CLASSES['a.b'] is of type int; it must be a mapping"]),
         (backend(DEVICE_CLASSES={"a.b": {"n": {1}}}), ["DEVICE_CLASSES['a.b'].n is of type set, which is not JSON"]),
         (SimpleNamespace(connect=nothing), ["connect is a coroutine or generator; put @contextlib"]),

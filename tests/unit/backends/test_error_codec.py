@@ -203,6 +203,8 @@ def call_wrongly(kind: str) -> object:
             return Device()  # type: ignore[call-arg]
         case "unnamed":
             return [Device("gpu-0") for _ in (1,)]  # type: ignore[call-arg]
+        case "without source":
+            return eval("Device()")
         case "own":
             return Own()  # type: ignore[call-arg]
         case "function":
@@ -221,6 +223,7 @@ def call_wrongly(kind: str) -> object:
         ),
         ("missing", "Device needs a value for 'name'; its fields are name, attributes, "),
         ("unnamed", "Device takes fewer arguments without a name: write Device(name=...); its fields are name, "),
+        ("without source", "TypeError: Missing required argument 'name'"),
         ("own", "Own needs a value for 'ratio'; its fields are ratio"),
         ("function", "TypeError: ContainerEdits.with_env() missing 1 required positional argument: 'value'"),
         ("somebody else's", "TypeError: Missing required argument 'name'"),

@@ -49,6 +49,7 @@ STEP_TYPES = (Load, Keyed, Method)
     [
         (Plan(steps=[Load("a"), Load("b"), Keyed(key="a", holds=("card-0",))]), ""),
         (None, "plan returned None (is `return` missing?), not a pydra.Plan"),
+        (Plan(steps=(Load(one) for one in "ab")), "plan: steps is of type generator, not a list or tuple"),  # type: ignore[arg-type]
         (Plan(steps=["load"]), "steps[0] is of type str, which STEP_TYPES does not have"),
         (
             Plan(steps=[Load("a"), Load("a")]),

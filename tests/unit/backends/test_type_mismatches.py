@@ -223,3 +223,19 @@ def test_thousands_of_values_take_no_call_each() -> None:
     finally:
         sys.setprofile(None)
     assert calls < 500
+
+
+class Nothing(msgspec.Struct, frozen=True):
+    """An object without fields."""
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "problem"),
+    [
+        ({"strategy": "MPS"}, TimeSlicing, '$.strategy: found "MPS", allowed: "TimeSlicing"'),
+        ({"a": 1}, Nothing, "$.a: unknown field, allowed: no fields"),
+    ],
+    ids=["another tag", "no fields"],
+)
+def test_an_object_of_one_type_alone_is_compared_with_it(value: Any, wanted: Any, problem: str) -> None:
+    assert find_mismatches(value, wanted) == (problem,)
