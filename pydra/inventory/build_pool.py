@@ -108,9 +108,9 @@ def _taint(device: Device, own: Sequence[Taint], problems: list[str]) -> Device:
 
 
 def _build_health(pool: str, device: str, snapshot: Snapshot) -> DeviceHealth:
-    state, build = snapshot.health_states.get(device), partial(DeviceHealth, pool=pool, device=device)
-    if snapshot.unavailable or state is None:
-        return build(status=HealthStatus.UNKNOWN, message=snapshot.unavailable or "not yet reported")
+    state, build = snapshot.health_states[device], partial(DeviceHealth, pool=pool, device=device)
+    if snapshot.unavailable:
+        return build(status=HealthStatus.UNKNOWN, message=snapshot.unavailable)
     reported, cause = state.reported, state.cause
     if reported.status is HealthStatus.UNKNOWN:
         return build(status=HealthStatus.UNKNOWN, message=reported.message or reported.reason)

@@ -64,7 +64,7 @@ def read_near_nodes(sysfs: Path) -> Mapping[int, tuple[int, ...]]:
     A node whose distances cannot be read is not in it.
     """
     directory = sysfs / "devices/system/node"
-    numbers = sorted(int(path.name[4:]) for path in directory.glob("node[0-9]*") if path.name[4:].isdigit())
+    numbers = sorted(int(path.name[4:]) for path in directory.glob("node[0-9]*"))
     sockets = {number: _read_socket(sysfs, number) for number in numbers}
     near: dict[int, tuple[int, ...]] = {}
     for number in numbers:

@@ -89,6 +89,7 @@ GOOD = {
     ),
     "a policy with values": capacity("80Gi", default="10Gi", valid_values=("10Gi", "20480Mi", "80Gi")),
     "a policy with a range": capacity("80Gi", default="2Gi", valid_range=limits("1Gi", "80Gi", "1Gi")),
+    "a policy with steps without an end": capacity(9, default=3, valid_range=limits(1, step=2)),
     "a policy with an open range": capacity(8, default=2, valid_range=limits(1)),
     "a policy with only a default": capacity(8, default=2),
     "a share of the node's CPUs": using(capacity="slots"),
@@ -236,6 +237,8 @@ def test_all_faults_of_a_device_are_said_at_once() -> None:
 def test_a_counter_set_against_the_rules_is_named_its_fault(counters: dict[str, int | str], problem: str) -> None:
     [said] = check_counter_set(CounterSet(name="gpu", counters=counters))
     assert problem in said
+    name, said = check_counter_set(CounterSet(name="Gpu", counters=counters))
+    assert (name, problem in said) == ("name 'Gpu' must be a DNS label", True)
 
 
 def test_names_have_their_lengths() -> None:

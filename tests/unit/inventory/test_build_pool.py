@@ -263,9 +263,10 @@ def test_a_key_that_no_taint_can_have_does_not_hide_the_illness() -> None:
     )
 
 
-def test_a_quarantined_device_is_tainted_beside_its_own_taints() -> None:
+def test_a_quarantined_device_is_tainted_beside_its_own_taints_with_other_keys() -> None:
     own = Taint(key="example.com/lab", effect=TaintEffect.NONE)
-    snapshot = observe(Snapshot(), inventory(gpu(taints=(own,))), now=0, policy=POLICY)
+    same = Taint(key="gpu.example.com/quarantined", value="by-the-backend")
+    snapshot = observe(Snapshot(), inventory(gpu(taints=(same, own))), now=0, policy=POLICY)
     published = publish(snapshot, gpu_0="signal 11!")
     assert published.pool.devices[0].taints == (Taint(key="gpu.example.com/quarantined", value="signal-11"), own)
 

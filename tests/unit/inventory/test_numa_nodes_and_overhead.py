@@ -18,7 +18,8 @@ def write_sysfs(path: Path, distances: dict[int, str], sockets: dict[int, int]) 
     for node, text in distances.items():
         directory = path / f"devices/system/node/node{node}"
         directory.mkdir(parents=True)
-        (directory / "distance").write_text(f"{text}\n")
+        if text:
+            (directory / "distance").write_text(f"{text}\n")
         (directory / "cpulist").write_text(f"{2 * node}-{2 * node + 1}\n" if node in sockets else "\n")
         topology = path / f"devices/system/cpu/cpu{2 * node}/topology"
         topology.mkdir(parents=True)

@@ -26,6 +26,7 @@ def network(**fields: object) -> DeviceStatus:
         (DeviceStatus(data={"nan": float("nan")}), "status.data.nan is nan, which JSON does not have"),
         (network(ips=("192.0.2.5/24",) * 10_000), "10000 addresses; at most 16 are allowed"),
         (network(ips=("192.0.2.5/24",) * 2), "192.0.2.5/24 is there twice"),
+        (network(ips=("eth0/24",)), "'eth0/24' is not an address with a prefix length"),
         (network(ips=("192.0.2.5",)), "'192.0.2.5' is not an address with a prefix length"),
         (network(ips=("2001:DB8::1/64",)), "is not an address with a prefix length"),
         (network(interface_name="n" * 300), "interface_name has more than 256 bytes"),
