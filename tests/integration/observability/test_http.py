@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import resource
 import socket
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 
 import aiohttp
 import anyio
@@ -113,6 +115,28 @@ async def test_a_connection_whose_first_request_does_not_arrive_is_closed_and_ot
             await wait_ended(*await open_plain(port, HALF))
             await wait_ended(*await open_plain(port))
         await close(writer)
+
+
+async def test_connections_wait_while_no_descriptor_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    limits, loop = resource.getrlimit(resource.RLIMIT_NOFILE), asyncio.get_running_loop()
+    async with serve(Limits()) as port:
+        with socket.socket() as client, ExitStack() as descriptors:
+            client.setblocking(False)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, limits[1]))
+            descriptors.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+            with suppress(OSError):
+                while True:
+                    descriptors.callback(os.close, os.dup(client.fileno()))
+            await loop.sock_connect(client, ("127.0.0.1", port))
+            await loop.sock_sendall(client, ASK)
+            with anyio.fail_after(30):
+                while "a connection cannot be accepted: Too many open files" not in caplog.text:
+                    await anyio.sleep(0.01)
+                for _ in range(100):
+                    await anyio.lowlevel.checkpoint()
+                descriptors.close()
+                assert b" 200 " in await loop.sock_recv(client, 4096)
+    assert len(caplog.records) == 1, "not at each turn of the loop"
 
 
 async def test_a_request_that_stays_half_sent_after_an_answer_ends_its_connection() -> None:
