@@ -86,7 +86,6 @@ def settings_schema(settings_type: type[Any]) -> dict[str, Any]:
     names = {field.encode_name: _camel(field.name) for field in _fields(settings_type)}
     own["properties"] = {names[key]: value for key, value in own.get("properties", {}).items()}
     own["additionalProperties"] = False
-    own.pop("required", None)  # every setting has a default
     return {**own, **({"$defs": definitions} if definitions else {})}
 
 

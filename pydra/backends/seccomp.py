@@ -157,7 +157,7 @@ def read_profile(named: SeccompProfile) -> Profile:
         return msgspec.json.decode(text, type=Profile)
     except OSError as error:
         raise SettingsError([f"seccompProfile: {path} cannot be read: {error.strerror}"]) from error
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SettingsError([f"seccompProfile: {path} is not a seccomp profile of the OCI format: {error}"]) from error
 
 

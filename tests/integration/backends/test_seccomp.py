@@ -111,6 +111,7 @@ def test_a_profile_that_allows_too_little_is_named_as_the_reason(tmp_path: Path)
     [
         pytest.param(b"{", "Input data was truncated", id="not JSON"),
         pytest.param(b"\xff", "is not a seccomp profile", id="not text"),
+        pytest.param(b'{"\xff":1}', "is not a seccomp profile", id="a key that is not UTF-8"),
         pytest.param(b"{}", "missing required field `defaultAction`", id="empty"),
         pytest.param(_profile("NOTIFY"), "Invalid enum value 'SCMP_ACT_NOTIFY'", id="an action that needs a listener"),
         pytest.param(

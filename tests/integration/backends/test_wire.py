@@ -9,6 +9,8 @@ import threading
 
 import anyio
 import anyio.lowlevel
+import msgspec
+import pytest
 
 from pydra.backends.child.calls import CallServer, CallThreads
 from pydra.backends.child.claim_values import BackendTypes
@@ -19,11 +21,13 @@ from pydra.backends.wire import (
     Cancel,
     Channel,
     Failure,
+    LogLine,
     Method,
     Pong,
     Reply,
     ToAgent,
     Waiting,
+    WireError,
     build_frame,
     parse_to_agent,
 )
@@ -66,6 +70,34 @@ async def test_of_a_flood_of_messages_a_bounded_number_is_handled_at_once_and_no
     with anyio.fail_after(30):
         while len(handled) < FRAMES_PER_PERIOD + 10:
             await anyio.sleep(0.001)
+    theirs.close()
+    channel.close()
+    await channel.wait_closed()
+
+
+@pytest.mark.parametrize(
+    ("frame", "problem"),
+    [
+        (
+            bytes(build_frame(LogLine(level=20, logger="x", message="cafe"))).replace(b"cafe", b"caf\xe9"),
+            "can't decode",
+        ),
+        (bytes(build_frame(Reply(id=1, result=msgspec.Raw(b"\x91" * 5000 + b"\xc0")))), "recursion"),
+    ],
+    ids=["text that is not UTF-8", "nested too deep"],
+)
+async def test_what_cannot_be_decoded_ends_the_connection(frame: bytes, problem: str) -> None:
+    ends: list[WireError | None] = []
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    channel: Channel[ToAgent] = Channel(parse_to_agent, lambda message: None, ends.append)
+    await channel.open(ours)
+    theirs.sendall(frame)
+    with anyio.fail_after(30):
+        while not ends:
+            await anyio.sleep(0.001)
+    assert "bytes is not a message: " in str(ends[0])
+    assert problem in str(ends[0])
     theirs.close()
     channel.close()
     await channel.wait_closed()

@@ -271,6 +271,10 @@ class Step(msgspec.Struct, frozen=True, tag="step"): ...
 class Twin(msgspec.Struct, frozen=True, tag="step"): ...
 
 
+class Undecided(msgspec.Struct):
+    one: Step | Twin
+
+
 def with_steps(types: Any) -> Any:
     return backend(STEP_TYPES=types, plan=with_prepared, apply=with_step, undo=with_step)
 
@@ -330,6 +334,7 @@ def test_names_are_compared_without_reading_properties(live: object) -> None:
         (backend(CONFIG_TYPES=[]), ["CONFIG_TYPES is of type list"]),
         (backend(CONFIG_TYPES={"K": dict}), ["CONFIG_TYPES has the key 'K'", "CONFIG_TYPES['K'] is not a msgspec"]),
         (backend(CONFIG_TYPES={"g/v1/K": Unresolvable}), ["cannot be decoded into: name 'Nowhere' is not defined"]),
+        (backend(CONFIG_TYPES={"g/v1/K": Undecided}), ["cannot be decoded into: "]),
         (backend(DEVICE_CLASSES={"UP": {"n": 1}}), ["DEVICE_CLASSES has the key 'UP'"]),
         (
             backend(DEVICE_CLASSES={"a.b": {"selector": [], "extendedResource": "a.b/c", "later": 1}}),

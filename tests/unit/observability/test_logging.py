@@ -85,6 +85,8 @@ def test_logs_go_to_a_file_and_find_it_again_after_rotation(root: logging.Logger
     root.info("first")
     file.rename(tmp_path / "agent.log.1")
     configure_logs(level=LogLevel.WARNING, form=LogFormat.AUTO, file=str(file))
+    open_files = [os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")]
+    assert f"{tmp_path}/agent.log.1" not in open_files
     root.info("not severe enough")
     root.warning("second")
     assert [json.loads(line)["message"] for line in file.read_text().splitlines()] == ["second"]
