@@ -38,10 +38,16 @@ class Publishing:
         self.client = client
         self.scratch = scratch
         self.events = Recorder()
+        self.watching = anyio.CancelScope()
         selector = slice_selector(scratch.driver, scratch.node)
         self.reflector = Informer(client, RESOURCE_SLICES, field_selector=selector)
         self._through = through
         self.reconciler = self.another(self.events, **options)
+
+    async def watch(self) -> None:
+        """Show the reconciler what changes until `watching` is cancelled."""
+        with self.watching:
+            await self.reflector.run()
 
     def another(self, report: Recorder, *, started: float = 100.0, **timing: Any) -> SliceReconciler:
         """A further reconciler of the same slices."""
@@ -113,7 +119,7 @@ async def publishing(api: ApiHandle, **options: Any) -> AsyncIterator[Publishing
         await client.create(NODES, {"metadata": {"name": scratch.node}})
         try:
             publishing = Publishing(api, client, scratch, **options)
-            tasks.start_soon(publishing.reflector.run)
+            tasks.start_soon(publishing.watch)
             tasks.start_soon(publishing.reconciler.run)
             yield publishing
             tasks.cancel_scope.cancel()

@@ -125,6 +125,18 @@ async def test_a_growing_pool_is_a_new_generation_everywhere(api_server: ApiHand
         assert pools == [(2, 128), (2, 128), (2, 44)]
 
 
+async def test_slices_are_made_again_though_the_watch_has_not_shown_yet_that_they_were_deleted(
+    api_server: ApiHandle,
+) -> None:
+    async with publishing(api_server) as it:
+        await it.publish(*gpus(200))
+        it.watching.cancel()
+        for _ in range(2):  # the second time it has not shown the creation, either
+            await it.publish(*gpus(1))
+            await it.publish(*gpus(200))
+        assert len(await it.slices()) == 2
+
+
 async def test_an_empty_pool_leaves_one_slice(api_server: ApiHandle) -> None:
     async with publishing(api_server) as it:
         await it.publish(*gpus(200))
