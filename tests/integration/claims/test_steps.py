@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -112,10 +114,16 @@ async def test_a_step_that_is_refused_when_its_claim_is_prepared_again_stays_don
         assert node.traces() == NOTHING
 
 
-async def test_what_cannot_be_undone_now_lets_the_pod_end_and_is_undone_later(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_full", [False, True], ids=["", "and the disk is full"])
+async def test_what_cannot_be_undone_now_lets_the_pod_end_and_is_undone_later(is_full: bool, tmp_path: Path) -> None:
+    def refuse_bytes(effect: str) -> None:
+        if is_full and effect == "records: write":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     node = two_claims(tmp_path)
     async with node.running() as agent:
         await agent.prepare("a")
+        node.step = refuse_bytes
         mend = fail(agent, UndoLater("the GPU is lost"), at="take slot-0", operation="undo")
         assert await agent.unprepare("a") == [None]
         assert node.traces()["records"] == ["a.left-1.undo"]
@@ -123,8 +131,10 @@ async def test_what_cannot_be_undone_now_lets_the_pod_end_and_is_undone_later(tm
         node.api.allocate("c", "gpu-0")
         (refused,) = await agent.prepare("c")
         assert isinstance(refused, DeviceInUse)
-        assert "that claim has ended, and what was done for it cannot be undone yet: step take slot-0" in str(refused)
+        why = "it could not be undone when the claim ended" if is_full else "step take slot-0"
+        assert f"that claim has ended, and what was done for it cannot be undone yet: {why}" in str(refused)
         mend()
+    is_full = False
     async with node.running() as agent:
         tries = 0
 
