@@ -110,9 +110,8 @@ class OutputLog:
 
     def close(self) -> None:
         """Log the rest."""
-        if self._partial:
-            self._pass(self._partial)
-            self._partial = b""
+        self._pass(self._partial)
+        self._partial = b""
         self._limit.flush()
 
     def tail(self) -> str:

@@ -50,10 +50,14 @@ def test_lines_are_the_same_however_the_output_is_cut(chunks: list[bytes]) -> No
     assert one.tail() == many.tail()
 
 
-def test_what_is_not_utf8_is_shown_escaped() -> None:
+def test_what_is_not_utf8_is_shown_escaped_and_what_lacks_a_newline_at_the_end() -> None:
     lines: list[str] = []
-    build_log(lines).feed(b"temp \xff\x00 ok\n")
-    assert lines == ["temp \\xff\x00 ok"]
+    log = build_log(lines)
+    log.feed(b"temp \xff\x00 ok\nlast ")
+    log.feed(b"words")
+    for _ in range(2):
+        log.close()
+    assert lines == ["temp \\xff\x00 ok", "last words"]
 
 
 def test_lines_beyond_the_limit_are_dropped_and_counted() -> None:
