@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tracemalloc
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -110,12 +111,14 @@ class Transport(asyncio.ReadTransport):
     def __init__(self) -> None:
         super().__init__()
         self.paused = 0
+        self.resumed: Callable[[], None] = lambda: None
 
     def pause_reading(self) -> None:
         self.paused += 1
 
     def resume_reading(self) -> None:
         self.paused -= 1
+        self.resumed()
 
     def is_closing(self) -> bool:
         return False
@@ -134,6 +137,10 @@ def test_a_stream_without_end_is_read_a_bounded_number_of_times_in_each_period(s
         assert reads <= 128
         assert reads * size <= READ_PER_PERIOD
         assert len(lines) <= LINES_AT_ONCE
+        loop.call_later(30.0, loop.stop)
+        transport.resumed = loop.stop
+        loop.run_forever()
+        assert transport.paused == 0, "what it writes from now on is read in the next period"
     finally:
         loop.close()
 
