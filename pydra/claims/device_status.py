@@ -1,9 +1,11 @@
 """Writes what a backend says of claims' devices, and their health, into `status.devices` of the ResourceClaims.
 
 Level-triggered: records and the last discover say what is wanted; what was written is known by claim. A write that
-fails is repeated until it succeeds, or the claim has ended. Each driver applies its own entries, so those of other
-drivers stay. Nothing is written before the first discover: conditions that an earlier agent wrote keep their time.
-Source: KEP-4817.
+fails is repeated until it succeeds, or the claim has ended. Entries of other drivers stay. Nothing is written before
+the first discover: conditions that an earlier agent wrote keep their time. Source: KEP-4817.
+
+A merge patch of the version that was read writes them, and not server-side apply: that sorts the keys of the
+allocation's parameters, too, and the API server (1.36) refuses this as a change of the allocation.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -23,7 +26,7 @@ from pydra.backoff import find_pause
 from pydra.checkpoint.record import Record, Stage
 from pydra.claim import ClaimRef, PreparedDevice
 from pydra.devices import ClaimDeviceStatus, Condition, DeviceHealth, DeviceStatus, HealthStatus, NetworkData
-from pydra.errors import KubeError, NotFound, Unavailable
+from pydra.errors import Conflict, KubeError, NotFound, Unavailable
 from pydra.inventory.api_rules import CONDITIONS
 from pydra.kube.api_resources import RESOURCE_CLAIMS, JsonObject
 from pydra.message_text import cut
@@ -41,6 +44,11 @@ _RIGHTS = (
     "the agent needs `patch` of resourceclaims/status and, from Kubernetes 1.36, `associated-node:patch` of "
     "resourceclaims/driver, which the chart gives with settings.deviceStatus"
 )
+_SPACES = (
+    "the API server refuses to change the status of a claim whose parameters were written with spaces, as Python's "
+    "json.dumps does without separators=(',', ':'); create the claim, or its template, without them or with kubectl"
+)
+_ATTEMPTS = 5
 _STATUSES = {True: "True", False: "False", None: "Unknown"}
 _HEALTHY = "Healthy"
 _HEALTH: Mapping[HealthStatus, tuple[bool | None, str]] = {
@@ -133,6 +141,14 @@ def _add_health(status: DeviceStatus, health: DeviceHealth | None) -> DeviceStat
     message = cut(health.message, _MESSAGE) if health else _GONE
     healthy = Condition(type=_HEALTHY, status=value, reason=reason, message=message)
     return replace(status, conditions=(*status.conditions, healthy))
+
+
+def _explain(error: KubeError) -> str:
+    if error.status == HTTPStatus.FORBIDDEN:
+        return f"{error}; {_RIGHTS}"
+    if error.status == HTTPStatus.UNPROCESSABLE_ENTITY and "status.allocation" in str(error):
+        return f"{_SPACES}: {error}"
+    return str(error)
 
 
 def build_entries(claim: JsonObject, driver: str, entries: Sequence[_Entry], *, now: str) -> list[JsonObject]:
@@ -244,7 +260,7 @@ class DeviceStatusWriter:
                 await self._write(one)
             except KubeError as error:
                 errors.append(error)
-                text = f"{error}; {_RIGHTS}" if error.status == HTTPStatus.FORBIDDEN else str(error)
+                text = _explain(error)
                 _log.warning("the status of claim %s is not written: %s", one.ref, text)
                 self._report(StatusWritten(driver=self._driver, ref=one.ref, problem=text))
                 continue
@@ -256,21 +272,28 @@ class DeviceStatusWriter:
         return errors
 
     async def _write(self, wanted: ClaimStatuses) -> None:
+        """Write the entries; again at once if somebody else has written the claim since it was read."""
+        for _ in range(_ATTEMPTS - 1):
+            with suppress(Conflict):
+                return await self._write_once(wanted)
+        return await self._write_once(wanted)
+
+    async def _write_once(self, wanted: ClaimStatuses) -> None:
         ref = wanted.ref
         try:
             claim = await self._client.get(RESOURCE_CLAIMS, ref.name, namespace=ref.namespace)
             if claim["metadata"]["uid"] != ref.uid:
                 return  # another claim of the same name: ours has ended
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            entries = build_entries(claim, self._driver, wanted.entries, now=now)
-            body = {
-                "metadata": {"name": ref.name, "namespace": ref.namespace, "uid": ref.uid},
-                "status": {"devices": entries},
-            }
-            manager = f"pydra-agent/{self._driver}"
-            await self._client.apply(
-                RESOURCE_CLAIMS, ref.name, body, manager=manager, namespace=ref.namespace, subresource="status"
-            )
+            ours = build_entries(claim, self._driver, wanted.entries, now=now)
+            before = (claim.get("status") or {}).get("devices") or []
+            devices = [*(one for one in before if one["driver"] != self._driver), *ours]
+            if devices != before:
+                body = {
+                    "metadata": {"resourceVersion": claim["metadata"]["resourceVersion"]},
+                    "status": {"devices": devices},
+                }
+                await self._client.patch(RESOURCE_CLAIMS, ref.name, body, namespace=ref.namespace, subresource="status")
         except NotFound as error:
             if not error.is_of_object:
                 raise

@@ -137,15 +137,37 @@ def test_other_drivers_entries_stay(quiet: Node) -> None:
     assert left["data"] == {"by": "them"}
 
 
-def test_a_status_that_is_refused_is_reported_on_the_claim_and_written_later(quiet: Node, quiet_agent: Agent) -> None:
+IMMUTABLE = '{"message": "ResourceClaim \\"c\\" is invalid: status.allocation: Invalid value: {}: field is immutable"}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "advice"),
+    [
+        (403, None, "the chart gives with settings.deviceStatus"),
+        (422, IMMUTABLE, "whose parameters were written with spaces"),
+    ],
+)
+def test_a_status_that_is_refused_is_reported_on_the_claim_and_written_later(
+    quiet: Node, quiet_agent: Agent, status: int, body: str | None, advice: str
+) -> None:
+    failed = f'pydra_claim_statuses_total{{driver="{DRIVER}",result="failed"}}'
+    before = quiet_agent.metric(failed)
     claim = quiet.api.create_claim(quiet.board.device())
-    quiet.api_fault(verb="patch", resource="resourceclaims", name=claim.name, status=403, times=1)
+    quiet.api_fault(verb="patch", resource="resourceclaims", name=claim.name, status=status, body=body, times=1)
     quiet.kubelet.prepare_one(claim)
     wait_written(quiet, claim)
     events = wait_for(lambda: quiet.api.events(claim), "the Event")
     (event,) = [one for one in events if one["reason"] == "DeviceStatusNotWritten"]
-    assert "the chart gives with settings.deviceStatus" in event["note"]
-    assert quiet_agent.metric(f'pydra_claim_statuses_total{{driver="{DRIVER}",result="failed"}}') == 1
+    assert advice in event["note"]
+    assert quiet_agent.metric(failed) == before + 1
+
+
+def test_a_status_is_written_at_once_although_others_write_the_claim_meanwhile(quiet: Node, quiet_agent: Agent) -> None:
+    claim = quiet.api.create_claim(quiet.board.device())
+    quiet.api_fault(verb="patch", resource="resourceclaims", name=claim.name, status=409, times=3)
+    quiet.kubelet.prepare_one(claim)
+    wait_written(quiet, claim)
+    assert "DeviceStatusNotWritten" not in [one["reason"] for one in quiet.api.events(claim)]
 
 
 def test_a_claim_of_the_same_name_gets_no_status_of_the_one_before(node: Node) -> None:
