@@ -45,6 +45,8 @@ REPORT = "{ env | grep ^SIM_; ls /dev/sim; } | sort >/dev/termination-log"
 """A script that ends with what it found in the container as its last word."""
 
 STAY = "sleep 1000"
+PING: JsonObject = {"securityContext": {"capabilities": {"add": ["NET_RAW"]}}}
+"""Lets a container use `ping`. CRI-O gives none this capability by itself."""
 PATIENCE = 200.0
 """The kubelet tries a failed prepare again after 60 to 90 seconds, and a second try can meet the same trouble."""
 
@@ -117,7 +119,9 @@ class Cluster:
             "restartPolicy": "Never",
             "hostNetwork": host_network,
             "terminationGracePeriodSeconds": 1,
-            "containers": [_container(key, script, uses) for key, uses in containers.items()],
+            "containers": [
+                _container(key, script, uses) | ({} if host_network else PING) for key, uses in containers.items()
+            ],
             "resourceClaims": [{"name": key, **entry} for key, entry in entries.items()],
         }
         return await self.create(PODS, {"metadata": {"name": name}, "spec": spec})
