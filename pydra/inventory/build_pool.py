@@ -67,8 +67,8 @@ def build_pool(
     devices: list[Device] = []
     for device in valid.devices:
         own: list[Taint] = []
-        state = snapshot.health_states.get(device.name)
-        if state is not None and state.unhealthy and policy.effect is not None:
+        state = snapshot.health_states[device.name]
+        if state.unhealthy and policy.effect is not None:
             own.append(_build_health_taint(state.cause, driver, policy.effect))
         if snapshot.stale and policy.stale_effect is not None:
             own.append(Taint(key=stale_key(driver), effect=policy.stale_effect))
