@@ -49,6 +49,7 @@ _SPACES = (
     "json.dumps does without separators=(',', ':'); create the claim, or its template, without them or with kubectl"
 )
 _ATTEMPTS = 5
+"""Writes in a row that others may be faster than."""
 _STATUSES = {True: "True", False: "False", None: "Unknown"}
 _HEALTHY = "Healthy"
 _HEALTH: Mapping[HealthStatus, tuple[bool | None, str]] = {
@@ -151,8 +152,8 @@ def _explain(error: KubeError) -> str:
     return str(error)
 
 
-def build_entries(claim: JsonObject, driver: str, entries: Sequence[_Entry], *, now: str) -> list[JsonObject]:
-    """Return the driver's entries of `status.devices` for the claim as it is now.
+def build_devices(claim: JsonObject, driver: str, entries: Sequence[_Entry], *, now: str) -> list[JsonObject]:
+    """Return `status.devices` for the claim as it is now: other drivers' entries as they are, then the driver's.
 
     A condition keeps the time of its last transition as long as its status is the same. Devices that are not in the
     claim's allocation are left out; the API server would refuse them.
@@ -160,8 +161,9 @@ def build_entries(claim: JsonObject, driver: str, entries: Sequence[_Entry], *, 
     status = claim.get("status") or {}
     results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
     allocated = {_identify(one) for one in results if one.get("driver") == driver}
-    before = {_identify(one): one for one in status.get("devices") or () if one.get("driver") == driver}
-    built = []
+    present = status.get("devices") or ()
+    before = {_identify(one): one for one in present if one.get("driver") == driver}
+    built = [one for one in present if one.get("driver") != driver]
     for device, wanted in entries:
         entry: JsonObject = {"driver": driver, "pool": device.pool, "device": device.device}
         if device.share_id:
@@ -285,10 +287,8 @@ class DeviceStatusWriter:
             if claim["metadata"]["uid"] != ref.uid:
                 return  # another claim of the same name: ours has ended
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            ours = build_entries(claim, self._driver, wanted.entries, now=now)
-            before = (claim.get("status") or {}).get("devices") or []
-            devices = [*(one for one in before if one["driver"] != self._driver), *ours]
-            if devices != before:
+            devices = build_devices(claim, self._driver, wanted.entries, now=now)
+            if devices != ((claim.get("status") or {}).get("devices") or []):
                 body = {
                     "metadata": {"resourceVersion": claim["metadata"]["resourceVersion"]},
                     "status": {"devices": devices},

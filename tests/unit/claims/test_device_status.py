@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pydra.checkpoint.record import Record, Stage
 from pydra.claim import AllocatedDevice, Claim, PreparedDevice
-from pydra.claims.device_status import build_entries, choose_pause, collect_statuses
+from pydra.claims.device_status import build_devices, choose_pause, collect_statuses
 from pydra.devices import Condition, DeviceStatus
 from pydra.errors import KubeError, Unavailable
 from pydra.inventory.api_rules import CONDITIONS
@@ -59,8 +59,8 @@ def test_shares_are_told_apart_and_devices_that_are_not_allocated_left_out() -> 
         (replace(DEVICE, share_id="two"), status),
         (replace(DEVICE, device="e"), status),
     ]
-    assert build_entries(claim, "drv", entries, now="") == [{**mine, "shareID": "one", "data": {"a": 1}}]
-    assert build_entries({"status": {}}, "drv", entries, now="") == []
+    assert build_devices(claim, "drv", entries, now="") == [{**mine, "shareID": "one", "data": {"a": 1}}]
+    assert build_devices({"status": {}}, "drv", entries, now="") == []
 
 
 @pytest.mark.parametrize(
