@@ -33,6 +33,7 @@ from hpack import Encoder, NeverIndexedHeaderTuple
 from hyperframe.frame import GoAwayFrame
 
 from pydra.kubelet.sockets import BACKLOG
+from pydra.message_text import cut
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ _STREAM_WINDOW = MAX_MESSAGE + _PREFIX + 1
 _CONNECTION_WINDOW = 16 * 1024 * 1024
 _WINDOW_UPDATE = 1024 * 1024
 _ACCEPTING_TURNS = 3
+_MAX_TEXT = 4096
 
 
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
@@ -398,7 +400,7 @@ class Connection(H2Protocol, AbstractHandler):
         self.connection.flush()
 
     def _fail(self, call: Call, status: Status, text: str) -> None:
-        encoded = quote(text, safe=_SAFE, errors="replace").encode()
+        encoded = quote(cut(text, _MAX_TEXT), safe=_SAFE, errors="replace").encode()
         self._end(call, ((b"grpc-status", b"%d" % status.value), (b"grpc-message", encoded)))
 
     def _end(self, call: Call, trailers: Headers) -> None:

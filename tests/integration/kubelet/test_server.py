@@ -116,6 +116,17 @@ async def test_a_bug_in_a_service_is_the_error_of_its_call_alone(root: Path) -> 
         assert await answered(client)
 
 
+async def test_the_text_of_an_error_is_no_longer_than_a_client_takes_in_headers(root: Path) -> None:
+    async def fail(_: bytes) -> bytes:
+        raise ValueError("a bug " * 100_000)
+
+    async with raw_serving(root) as (client, server, _):
+        server.methods = {**server.methods, "/x.Y/Fail": Method(unary=fail)}
+        headers = await client.status(await client.send("/x.Y/Fail", frame(b"")))
+        assert headers["grpc-message"].startswith("internal error in pydra: ValueError: a bug a bug")
+        assert len(headers["grpc-message"]) < 20_000
+
+
 async def test_a_large_answer_waits_for_the_clients_window(root: Path) -> None:
     answer = bytes(range(256)) * 4096
 
